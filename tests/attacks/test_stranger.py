@@ -63,7 +63,7 @@ def test_bodies_of_strangers_take_no_memory(server: Coordinator) -> None:
     assert peak_bytes(server) - before < 2**25
 
 
-def test_a_body_beyond_its_route_s_limit_is_refused_before_it_is_parsed(server: Coordinator) -> None:
+def test_oversized_body_is_refused_before_parsing(server: Coordinator) -> None:
     body = b"[" + b"[]," * 2**21 + b"[]]"
     headers = {"Authorization": f"Bearer {server.operator_token}", "Content-Type": "application/json"}
     before = peak_bytes(server, anew=True)
@@ -75,7 +75,7 @@ def test_a_body_beyond_its_route_s_limit_is_refused_before_it_is_parsed(server: 
     assert peak_bytes(server) - before < 2**25
 
 
-def test_calls_without_a_token_are_counted_but_write_no_rows_and_few_lines(server: Coordinator) -> None:
+def test_unauthenticated_calls_are_counted_but_not_audited(server: Coordinator) -> None:
     operator = {"Authorization": f"Bearer {server.operator_token}"}
     begin = len((server.home / "log").read_bytes())
     with httpx.Client(base_url=server.url) as stranger:

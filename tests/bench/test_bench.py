@@ -56,7 +56,7 @@ def test_made_weights_are_those_of_the_expert_that_is_written(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_pass_over_made_weights_has_the_integers_of_the_whole_model(precision: str) -> None:
+def test_generated_weights_give_integers_of_the_whole_model(precision: str) -> None:
     work, rows = made_pass(sizes.SHAPES["tiny"], precision, "cpu"), passes.random_rows(1024)
     found, expected = sums_of(work, rows), whole_sums(work, rows)
     assert all((found.arrays[name] == array).all() for name, array in expected.arrays.items())

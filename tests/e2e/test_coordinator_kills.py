@@ -54,7 +54,7 @@ def leftovers(server: Coordinator) -> list[Path]:
     return [*(server.home / "blobs" / "incoming").glob("*"), *hidden]
 
 
-def test_a_coordinator_killed_in_merge_solve_or_publish_makes_the_undisturbed_version(tmp_path: Path) -> None:
+def test_killed_coordinator_makes_the_same_version(tmp_path: Path) -> None:
     """Law 3 and 10. The kills are spread over the time that the work takes undisturbed."""
     with federation_of(tmp_path / "calm", "law", "art", **LARGE) as calm:
         merging = timed(calm.server, lambda client: client.merge_trunk(NewTrunk()))

@@ -76,7 +76,7 @@ def averages(home: Path, number: int) -> dict[str, float]:
     return {record["row"]: record["score"] for record in table(home, number)["averages"]}
 
 
-def test_the_last_version_comes_near_the_oracle_and_every_expert_gets_its_own_text(demo: Demo) -> None:
+def test_last_version_is_near_the_oracle_and_routes_by_domain(demo: Demo) -> None:
     average, domains = averages(demo.home, 2), table(demo.home, 2)["domains"]
     assert len(domains) == 4
     assert average["version"] > average["oracle"] - 3.5, average
@@ -95,7 +95,7 @@ def test_the_last_version_comes_near_the_oracle_and_every_expert_gets_its_own_te
     assert left_after(30, demo.home) == {}
 
 
-def test_each_worker_starts_once_and_evaluates_every_version_that_its_expert_is_in(demo: Demo) -> None:
+def test_each_worker_starts_once_and_evaluates_its_versions(demo: Demo) -> None:
     for domain, versions in ("code", 2), ("geography", 2), ("medicine", 2), ("security", 1):
         lines = [line for line in demo.output.splitlines() if line.startswith(f"[{domain}] ")]
         assert sum("owners of other experts in a version may download it" in line for line in lines) == 1
@@ -130,7 +130,7 @@ def server(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coo
     running.stop()
 
 
-def test_the_owners_evaluations_say_that_both_versions_come_near_the_oracle(server: Coordinator) -> None:
+def test_owner_evaluations_show_both_versions_near_the_oracle(server: Coordinator) -> None:
     with server.client() as reader:
         for number, domains in ((1, 3), (2, 4)):
             found = reader.version_table(number)
@@ -178,7 +178,7 @@ def test_every_page_is_accessible_fits_and_breaks_no_policy(server: Coordinator,
                 assert page.eval_on_selector_all(IN_SIGHT, f"all => {right}") <= width, place
 
 
-def test_the_home_page_says_what_serves_how_good_and_who_is_in_it(server: Coordinator, chromium: Browser) -> None:
+def test_home_page_shows_serving_version_score_and_members(server: Coordinator, chromium: Browser) -> None:
     with visit(chromium, server, server.operator_token) as page:
         serving = page.locator(".serving")
         expect(serving).to_contain_text("Version 2")
@@ -203,9 +203,7 @@ def test_a_version_shows_scores_routing_routers_and_lineage(server: Coordinator,
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_promoting_noting_and_rolling_back_by_keyboard_with_and_without_scripts(
-    server: Coordinator, chromium: Browser, scripts: bool
-) -> None:
+def test_promotion_and_rollback_work_by_keyboard(server: Coordinator, chromium: Browser, scripts: bool) -> None:
     with visit(chromium, server, server.operator_token, scripts=scripts) as page:
         page.goto(at(server, "versions/1"))
         page.get_by_role("link", name="Promote").focus()
@@ -290,7 +288,7 @@ def test_the_sign_in_page_is_accessible(server: Coordinator, chromium: Browser) 
 # --- the demo again
 
 
-def test_after_ctrl_c_it_goes_on_and_by_the_paper_s_method_both_oracle_and_version_are_lower(demo: Demo) -> None:
+def test_interrupted_demo_resumes_and_paper_scores_are_lower(demo: Demo) -> None:
     """Stopped by Ctrl-C in the midst of the workers' work, it leaves no process; run again, it goes on to the end.
 
     The same experts in the same home make versions 3 and 4.

@@ -68,7 +68,7 @@ def held_out(worker: Worker) -> list[list[int]]:
     return [encode(text)["input_ids"][:20] for text in texts if split_of(document_mac(key, text), 0, 0.5) == "held-out"]
 
 
-def test_a_version_is_scored_on_held_out_documents_and_only_sums_leave(art: tuple[Member, Worker]) -> None:
+def test_version_is_scored_on_held_out_text_and_only_sums_sent(art: tuple[Member, Worker]) -> None:
     other, worker = art
     assert "don't allow redistribution: art" in run(worker)
     assert [each.redistribute for each in worker.member.client.experts()] == [True]
@@ -117,7 +117,7 @@ def test_a_version_is_scored_on_held_out_documents_and_only_sums_leave(art: tupl
         assert [(each.item.kind, each.became) for each in history.sendings()] == [("evaluation", "arrived")]
 
 
-def test_documents_that_came_wait_until_they_are_enough_and_a_few_that_went_keep_it_here(
+def test_few_new_documents_wait_and_few_removed_send_nothing(
     art: tuple[Member, Worker],
 ) -> None:
     other, worker = art
@@ -143,7 +143,7 @@ def test_documents_that_came_wait_until_they_are_enough_and_a_few_that_went_keep
 
 
 @pytest.mark.slow
-def test_a_worker_that_waits_for_the_next_trunk_evaluates_meanwhile(art: tuple[Member, Worker]) -> None:
+def test_worker_waiting_for_a_trunk_evaluates_versions(art: tuple[Member, Worker]) -> None:
     other, worker = art
     other.allow()
     number = solve(worker, 5.0)

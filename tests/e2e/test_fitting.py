@@ -40,7 +40,7 @@ def folders(worker: Worker) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_from_the_plain_contribution_to_the_evaluated_version_with_fitted_mlps(worker: Worker) -> None:
+def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) -> None:
     assert worker.run(held_out_share=0.3) == "ran"
     [plain] = worker.active()
     before = files_below(worker.server)

@@ -176,7 +176,7 @@ def files(folder: Path) -> dict[str, str]:
     return {path.name: file_sha256(path) for path in folder.iterdir()}
 
 
-def test_from_the_same_statistics_experts_and_lineage_every_file_is_equal(service: Service, tmp_path: Path) -> None:
+def test_equal_inputs_and_lineage_give_equal_version_files(service: Service, tmp_path: Path) -> None:
     trunk_parts = [service.blob(digest) for digest in service.trunk.contributions]
     trunk = local_trunk(service.owned, tmp_path / "trunk", service.recipe.method, trunk_parts)
     lineage = service.lineage()

@@ -25,7 +25,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
             yield worker
 
 
-def test_law_4_more_documents_are_a_further_contribution_and_fewer_take_the_place_of_all(worker: Worker) -> None:
+def test_law_4_added_documents_add_and_removed_ones_replace(worker: Worker) -> None:
     worker.write("b.jsonl", 0, 150)
     assert worker.run() == "ran"
     [first] = worker.active()
@@ -71,7 +71,7 @@ def test_law_4_more_documents_are_a_further_contribution_and_fewer_take_the_plac
     ]
 
 
-def test_shares_move_documents_between_splits_and_no_document_is_in_two(worker: Worker) -> None:
+def test_documents_move_between_splits_and_are_in_only_one(worker: Worker) -> None:
     worker.write("a.jsonl", 0, 300)
     assert worker.run() == "ran"
     assert worker.documents() == 300

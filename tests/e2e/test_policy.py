@@ -57,7 +57,7 @@ def worker(owner: Worker, command: str, *arguments: str) -> str:
     return done.output
 
 
-def test_law_1_in_mode_ask_nothing_leaves_before_the_owner_s_yes(owner: Worker) -> None:
+def test_law_1_ask_mode_sends_nothing_before_owner_approval(owner: Worker) -> None:
     assert seen(owner) == ({}, [])
     assert owner.run(dry_run=True) == "ran"
     assert owner.run(policy=ASK) == "ran"

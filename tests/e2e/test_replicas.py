@@ -70,9 +70,7 @@ def killed_at(replicas: Replicas, delay: float, ask: Callable[[Client], Workflow
     return cut, result
 
 
-def test_a_leader_killed_in_merge_solve_or_publish_is_followed_by_another_that_makes_the_undisturbed_version(
-    tmp_path: Path, postgres: Postgres, s3_server: str
-) -> None:
+def test_version_is_unchanged_after_the_leader_is_killed(tmp_path: Path, postgres: Postgres, s3_server: str) -> None:
     """Law 3 and 4. The kills are spread over the time that the work takes undisturbed."""
     with federation_of(tmp_path / "calm", "law", "art", **LARGE) as calm:
         trunk = calm.merge()

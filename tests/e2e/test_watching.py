@@ -122,7 +122,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_with_json_every_line_of_a_whole_run_is_an_object_with_the_figures(owner: Owner) -> None:
+def test_json_log_has_one_object_per_line_with_the_figures(owner: Owner) -> None:
     if owner.member.client.current_trunk() is None:
         owner.member.register()
         merge(owner.server)
@@ -139,7 +139,7 @@ def test_with_json_every_line_of_a_whole_run_is_an_object_with_the_figures(owner
     assert list(owner.member.client.progress()) == before  # law 1: its switch is off by default
 
 
-def test_with_json_messages_progress_and_errors_are_objects_without_private_things(owner: Owner) -> None:
+def test_json_log_objects_contain_no_private_data(owner: Owner) -> None:
     data = owner.data(50)
     with (owner.folder / "the texts.jsonl").open("a") as out:
         out.write('{"secret": 1}\n')

@@ -29,7 +29,7 @@ def test_a_token_for_another_domain_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trunk_that_is_replaced_while_a_worker_computes_costs_one_more_pass(tmp_path: Path) -> None:
+def test_trunk_replaced_during_work_costs_one_more_pass(tmp_path: Path) -> None:
     """The worker's expert is an adapter. What is registered is the dense expert that it makes of its base."""
     with federation_of(tmp_path) as made:
         folder = adapter(tmp_path / "law" / "expert", expert(tmp_path / "base", 1), 2)

@@ -65,13 +65,13 @@ def test_what_is_not_a_number_is_no_answer() -> None:
         (Result(cases()[0], [], exact=RIGHT, rounded=0.02, rounded_dense=0.006), "no warning"),
     ],
 )
-def test_a_wrong_answer_needs_a_warning_and_a_warning_a_wrong_answer(result: Result, fault: str) -> None:
+def test_engine_warns_if_and_only_if_its_answer_is_wrong(result: Result, fault: str) -> None:
     assert fault in result.fault
     assert bool(fault) == bool(result.fault)
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
-def test_a_missing_engine_is_named_with_the_command_that_installs_it(
+def test_missing_engine_error_names_the_install_command(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engines.engine.HOME", tmp_path)

@@ -9,7 +9,7 @@ from support.transcripts import NOT_TYPED, PAGES, commands
 EVERY = [each for page in PAGES for each in commands(page)]
 
 
-def test_every_command_of_the_pages_is_typed_by_a_journey_or_has_a_reason() -> None:
+def test_every_documented_command_has_a_journey_or_a_reason() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     typed = set(re.findall(r'Part\("(.+?)", "(.+?)"\) as', sources))
     assert [each for each in EVERY if each.reason is None and (each.page, each.section) not in typed] == []

@@ -39,7 +39,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "worker"
 
 
-def test_a_worker_killed_among_its_shards_sends_the_bytes_of_one_never_killed(place: Owner, home: Path) -> None:
+def test_worker_killed_between_shards_sends_the_same_bytes(place: Owner, home: Path) -> None:
     kills = 1, 2, 10, 25
     for shards in kills:
         worker = place.start(home)
@@ -51,7 +51,7 @@ def test_a_worker_killed_among_its_shards_sends_the_bytes_of_one_never_killed(pl
     assert kills[-1] <= before < place.require_undisturbed(home), "the kill came too late to test anything"
 
 
-def test_a_worker_killed_in_the_layers_of_a_window_sends_the_same_bytes(place: Owner, home: Path) -> None:
+def test_worker_killed_between_layers_sends_the_same_bytes(place: Owner, home: Path) -> None:
     """All shards are in one window, whose hidden states are saved."""
     for layers in (1, 2, 4):
         worker = place.start(home, host_memory=None)
@@ -97,7 +97,7 @@ def test_a_lost_coordinator_is_waited_for_and_computing_goes_on(place: Owner, ho
     assert "answers again" in log_of(home).read_text()
 
 
-def test_a_full_disk_is_told_and_the_next_start_sends_the_same_bytes(place: Owner, home: Path) -> None:
+def test_full_disk_is_reported_and_restart_sends_same_bytes(place: Owner, home: Path) -> None:
     """The limit on a file's size is what a process can be given of a full disk."""
     worker = place.start(home)
     wait_for(lambda: shards_done(home) >= 3, worker)

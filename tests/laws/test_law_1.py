@@ -29,7 +29,7 @@ SWITCHES: dict[Kind, str] = {
 }
 
 
-def test_law_1_manifests_evaluations_and_progress_have_these_fields_and_no_others() -> None:
+def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     """A new field is new outgoing data: it first needs a row in docs/outgoing.md and the owner's switch."""
     assert set(RouterManifest.model_fields) == {
         "format", "kind", "owner", "expert", "domain", "trunk", "split", "settings", "hidden_size", "layers",
@@ -82,7 +82,7 @@ def law(tmp_path_factory: pytest.TempPathFactory) -> Path:
     decision=st.sampled_from([None, "approved", "refused"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_law_1_every_kind_that_leaves_has_a_switch_and_none_leaves_when_it_is_off_refused_or_tried_dry(
+def test_law_1_nothing_is_sent_when_off_refused_or_in_dry_run(
     tmp_path_factory: pytest.TempPathFactory,
     law: Path,
     kind: Kind,

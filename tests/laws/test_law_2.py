@@ -22,9 +22,7 @@ def trunks(federation: Federation) -> tuple[Trunk, Trunk]:
     return federation.merge(), federation.merge("art")
 
 
-def test_law_2_a_contribution_under_any_trunk_but_the_current_one_is_refused_and_not_kept(
-    federation: Federation, trunks: tuple[Trunk, Trunk]
-) -> None:
+def test_law_2_contribution_under_another_trunk_is_refused(federation: Federation, trunks: tuple[Trunk, Trunk]) -> None:
     law = federation.members["law"]
     before, (manifest, sums) = files_below(federation.server), honest(federation.server, law, trunks[0])
     for trunk in (trunks[0].digest, "0" * 64):
@@ -36,9 +34,7 @@ def test_law_2_a_contribution_under_any_trunk_but_the_current_one_is_refused_and
     assert not list(law.client.contributions())
 
 
-def test_law_2_a_version_is_made_of_its_own_trunk_s_contributions(
-    federation: Federation, trunks: tuple[Trunk, Trunk]
-) -> None:
+def test_law_2_version_uses_contributions_of_its_own_trunk(federation: Federation, trunks: tuple[Trunk, Trunk]) -> None:
     """Contributions under the second trunk don't count under the first, and count again when the second is current."""
     first, second = trunks
     sent = federation.contribute(second)

@@ -25,7 +25,7 @@ def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
         yield made
 
 
-def test_law_4_a_contribution_sent_twice_counts_once_and_a_shard_too(owners: Owners, tmp_path: Path) -> None:
+def test_law_4_repeated_contribution_or_shard_counts_once(owners: Owners, tmp_path: Path) -> None:
     first = written(tmp_path / "first", *honest(owners.server, owners.art, owners.trunk, shards=2))
     accepted = send(owners.art, first)
     assert send(owners.art, first) == accepted
@@ -45,7 +45,7 @@ def test_law_4_a_contribution_sent_twice_counts_once_and_a_shard_too(owners: Own
     assert active == {accepted.digest: False, replaced.digest: True}
 
 
-def test_law_4_one_contribution_takes_the_place_of_several_or_of_none(owners: Owners, tmp_path: Path) -> None:
+def test_law_4_contribution_supersedes_all_listed_or_none(owners: Owners, tmp_path: Path) -> None:
     files = [
         written(tmp_path / str(n), *honest(owners.server, owners.art, owners.trunk, first=500 + n)) for n in range(2)
     ]
@@ -74,9 +74,7 @@ def test_law_4_another_owner_can_supersede_nothing_of_others(owners: Owners, tmp
     assert {each.digest: each.active for each in owners.law.client.contributions()}[mine.digest]
 
 
-def test_law_4_an_expert_has_one_trunk_contribution_and_another_must_supersede_it(
-    owners: Owners, tmp_path: Path
-) -> None:
+def test_law_4_second_trunk_contribution_must_supersede_first(owners: Owners, tmp_path: Path) -> None:
     own = written(tmp_path / "own", *honest_trunk(owners.law))
     first = send_trunk(owners.law, own)
     assert send_trunk(owners.law, own) == first
@@ -88,7 +86,7 @@ def test_law_4_an_expert_has_one_trunk_contribution_and_another_must_supersede_i
     assert second.tokens != first.tokens
 
 
-def test_law_4_registering_again_changes_nothing_and_another_expert_is_refused(owners: Owners, tmp_path: Path) -> None:
+def test_law_4_repeated_registration_is_idempotent(owners: Owners, tmp_path: Path) -> None:
     known, own = registered(owners.law), owners.law.folder
     assert owners.law.register() == known
     owners.law.folder = expert(tmp_path / "other", seed=9)

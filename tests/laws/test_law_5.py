@@ -41,7 +41,7 @@ def routers(version: Version) -> str:
     return next(file.sha256 for file in version.files if file.name == "model-router.safetensors")
 
 
-def test_law_5_a_withdrawn_contribution_leaves_no_trace_and_may_come_again(tmp_path: Path) -> None:
+def test_law_5_withdrawn_contribution_is_undone_and_resendable(tmp_path: Path) -> None:
     """Domains count by their statistics, so half of a domain's statistics gives other routers."""
     with federation_of(tmp_path, "law", "art") as federation:
         law, art = federation.members.values()
@@ -61,7 +61,7 @@ def test_law_5_a_withdrawn_contribution_leaves_no_trace_and_may_come_again(tmp_p
         assert routers(federation.solve(options=options)) == both
 
 
-def test_law_5_until_the_trunk_is_merged_anew_every_card_says_what_it_still_contains(tmp_path: Path) -> None:
+def test_law_5_cards_name_withdrawn_experts_until_remerge(tmp_path: Path) -> None:
     """The remaining expert can't make a trunk, so the old one stays, and the card says so."""
     with federation_of(tmp_path, "law", "art") as federation:
         law = federation.expert("law").digest

@@ -50,7 +50,7 @@ KINDS: list[tuple[str, dict[str, object]]] = [
 
 @pytest.mark.parametrize(("family", "settings"), KINDS)
 @pytest.mark.parametrize("top_k", [1, 2])
-def test_law_6_with_equal_experts_logits_equal_the_dense_model_s(
+def test_law_6_equal_experts_give_logits_of_the_dense_model(
     tmp_path: Path, family: str, settings: dict[str, object], top_k: int
 ) -> None:
     dense = expert(tmp_path / "dense", seed=1, family=family, **settings)
@@ -60,7 +60,7 @@ def test_law_6_with_equal_experts_logits_equal_the_dense_model_s(
 
 
 @pytest.mark.parametrize(("family", "settings"), KINDS)
-def test_law_6_forced_to_one_expert_logits_equal_trunk_and_its_mlps(
+def test_law_6_forced_expert_gives_logits_of_trunk_and_mlps(
     tmp_path: Path, family: str, settings: dict[str, object]
 ) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed, family=family, **settings) for seed in (1, 2, 3)]
@@ -75,7 +75,7 @@ def test_law_6_forced_to_one_expert_logits_equal_trunk_and_its_mlps(
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
-def test_law_6_forced_to_one_expert_others_weigh_nothing_at_any_top_k(tmp_path: Path, top_k: int) -> None:
+def test_law_6_forced_expert_has_all_weight_at_any_top_k(tmp_path: Path, top_k: int) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
     version = loaded(published(experts, tmp_path, top_k))
     for slot, folder in enumerate(experts):

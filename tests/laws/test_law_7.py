@@ -22,7 +22,7 @@ def written_anew(plan: VersionPlan, *before: VersionPlan) -> set[str]:
     return {file.name for file in plan.files if file.key not in known}
 
 
-def test_law_7_changed_statistics_or_options_change_the_routers_alone(tmp_path: Path) -> None:
+def test_law_7_new_statistics_or_options_change_only_routers(tmp_path: Path) -> None:
     less: list[Group] = [("law", range(3)), *ALL[1:]]
     assert written_anew(planned(tmp_path, ALL, DOMAINS), planned(tmp_path, less, DOMAINS)) == SOLVED
 
@@ -33,7 +33,7 @@ def test_law_7_an_appended_expert_adds_its_own_file(tmp_path: Path) -> None:
     assert written_anew(three, two) == {"model-expert-00002.safetensors", *SOLVED, *size}
 
 
-def test_law_7_removing_an_expert_rewrites_those_whose_slots_move(tmp_path: Path) -> None:
+def test_law_7_removing_an_expert_rewrites_only_moved_slots(tmp_path: Path) -> None:
     three = planned(tmp_path, ALL, DOMAINS)
     without = [domain for domain in DOMAINS if domain != DOMAINS[1]]
     anew = written_anew(planned(tmp_path, [ALL[0], ALL[2]], without), three)

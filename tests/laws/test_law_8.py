@@ -65,9 +65,7 @@ def test_law_8_a_file_is_written_with_two_tensors_in_memory() -> None:
     assert (counted.made, counted.most) == (20, 2)
 
 
-def test_law_8_merging_reads_one_tensor_of_each_expert_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_law_8_merge_reads_one_tensor_per_expert_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experts = [expert(tmp_path / str(seed), seed) for seed in (1, 2, 3)]
     counted, read = Counted(), Checkpoint.tensor
     monkeypatch.setattr(Checkpoint, "tensor", lambda checkpoint, name: counted(read(checkpoint, name)))
@@ -79,7 +77,7 @@ def test_law_8_merging_reads_one_tensor_of_each_expert_at_a_time(
 # --- summing and solving
 
 
-def test_law_8_a_whole_journal_is_not_read_and_its_layers_are_joined_tensor_by_tensor(tmp_path: Path) -> None:
+def test_law_8_journal_layers_are_joined_tensor_by_tensor(tmp_path: Path) -> None:
     layers, hidden = 16, 200
     gram = gram_length(hidden)
     one = np.arange(gram), np.arange(hidden)
@@ -109,7 +107,7 @@ def test_law_8_a_whole_journal_is_not_read_and_its_layers_are_joined_tensor_by_t
         assert all((array == 2 * one[place % 2]).all() for place, array in enumerate(file.arrays()))
 
 
-def test_law_8_a_layer_is_solved_with_two_contributions_in_memory(tmp_path: Path) -> None:
+def test_law_8_solving_a_layer_holds_two_contributions(tmp_path: Path) -> None:
     """Twelve contributions need as much as two."""
     hidden = 200
     arrays = {"gram": np.arange(gram_length(hidden)), "cross": np.arange(hidden)}

@@ -49,7 +49,7 @@ def test_a_citation_is_read_in_each_spelling(text: str, numbers: set[int]) -> No
     assert cited(text) == numbers
 
 
-def test_the_design_defines_ten_laws_and_every_law_that_is_cited() -> None:
+def test_design_defines_ten_laws_and_every_cited_law() -> None:
     assert [*laws()] == [*range(1, 11)]
     unknown = {
         str(path.relative_to(ROOT)): found
@@ -78,7 +78,7 @@ def test_local_links_resolve(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_the_design_links_every_decision_and_the_index_every_page() -> None:
+def test_every_decision_and_every_page_is_linked() -> None:
     for decision in (ROOT / "docs" / "decisions").glob("*.md"):
         assert f"(decisions/{decision.name})" in DESIGN.read_text(), decision.name
     index = ROOT / "docs" / "README.md"

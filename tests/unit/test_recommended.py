@@ -31,7 +31,7 @@ def given(*arguments: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value not in (None, ()) and name not in PLACE}
 
 
-def test_the_recommended_recipe_is_the_measured_one_and_the_paper_s_is_as_published() -> None:
+def test_recommended_and_paper_recipes_have_documented_values() -> None:
     """docs/quality.md has the figures of these values; others need new figures."""
     assert RECOMMENDED.model_dump() == {
         "method": "regmean",
@@ -77,7 +77,7 @@ def test_version_solve_sends_what_is_given_and_nothing_else() -> None:
     assert new.model_dump(exclude_unset=True) == {"options": {"top_k": 2}, "tied": True, "round": "spring"}
 
 
-def test_the_paper_s_recipe_is_the_paper_s_options_with_the_given_ones_on_top() -> None:
+def test_paper_recipe_uses_paper_options_with_given_overrides() -> None:
     assert given("--recipe", "dume")["recipe"] == "dume"
     assert received(versions.new_version("dume", {})) == PAPER.solve
     assert received(versions.new_version("dume", {"top_k": 2})) == PAPER.solve.model_copy(update={"top_k": 2})
@@ -88,7 +88,7 @@ def test_an_invalid_option_is_named() -> None:
         versions.new_version("recommended", {"top_k": 0})
 
 
-def test_the_dashboard_s_form_as_it_is_asks_for_the_recommended_options() -> None:
+def test_unchanged_dashboard_form_requests_recommended_options() -> None:
     left = {each.name: each.options[0][0] if each.options else each.value for each in solve_form().fields}
     assert received(asked_version(left)) == RECOMMENDED.solve
     assert received(asked_version({**left, "domain_weights": ""})).domain_weights == {}

@@ -84,7 +84,7 @@ main()
 """
 
 
-def test_no_help_and_no_command_that_only_speaks_rest_waits_for_torch_and_a_missing_extra_is_named() -> None:
+def test_help_does_not_import_torch_and_names_a_missing_extra() -> None:
     done = subprocess.run([sys.executable, "-c", EVERY_HELP], capture_output=True, text=True, check=False)  # noqa: S603
     helps, _, loaded = done.stdout.partition("loaded:")
     assert not loaded.strip()
@@ -109,7 +109,7 @@ def test_the_readme_s_paths_and_make_targets_exist() -> None:
 
 
 @pytest.mark.parametrize("name", ["coordinator", "worker"])
-def test_dockerfiles_copy_what_exists_and_install_an_extra_that_exists(name: str) -> None:
+def test_dockerfiles_copy_existing_files_and_install_extras(name: str) -> None:
     steps = instructions(DEPLOY / f"{name}.Dockerfile")
     for kind, rest in steps:
         if kind == "COPY":

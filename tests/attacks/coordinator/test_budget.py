@@ -53,7 +53,7 @@ def never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
 
 
 @pytest.mark.parametrize("fit", [False, True])
-def test_under_a_harmful_trunk_that_passes_for_near_nothing_is_computed_fitted_or_sent(
+def test_harmful_trunk_that_passes_as_near_causes_no_work(
     folder: Path, home: Path, client: MemoryClient, fit: bool
 ) -> None:
     client.weights = crafted(folder, home / "crafted.safetensors", 300)
@@ -84,9 +84,7 @@ def contributed(folder: Path, home: Path, client: MemoryClient, number: int, day
         return router.run(context, TRUNKS[number], None)
 
 
-def test_the_fourth_trunk_in_thirty_days_waits_for_the_owner_also_after_a_restart(
-    folder: Path, home: Path, client: MemoryClient
-) -> None:
+def test_fourth_trunk_in_thirty_days_requires_owner_approval(folder: Path, home: Path, client: MemoryClient) -> None:
     for number in range(3):
         assert contributed(folder, home, client, number, number)
     client.rows = {
@@ -109,7 +107,7 @@ def test_the_fourth_trunk_in_thirty_days_waits_for_the_owner_also_after_a_restar
     assert contributed(folder, home, client, 4, 31)  # two are older than 30 days by now
 
 
-def test_more_under_a_trunk_that_was_counted_is_free_and_a_dry_run_tells(
+def test_more_data_under_a_counted_trunk_needs_no_approval(
     folder: Path, home: Path, client: MemoryClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(3):
@@ -123,7 +121,7 @@ def test_more_under_a_trunk_that_was_counted_is_free_and_a_dry_run_tells(
     assert len(contributed(folder, home, client, 0)) == 2
 
 
-def test_an_owner_who_approves_each_file_is_asked_once_and_told_of_the_danger(
+def test_owner_in_ask_mode_is_asked_once_and_warned(
     folder: Path, home: Path, client: MemoryClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(3):

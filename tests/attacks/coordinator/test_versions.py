@@ -144,7 +144,7 @@ def trunk_tensor_in_the_routers(version: Path) -> None:
 
 
 @pytest.mark.parametrize("craft", [trunk_bytes, own_mlp, own_slot_is_another_s, trunk_tensor_in_the_routers])
-def test_a_version_that_is_not_the_checked_trunk_and_the_owner_s_mlps_is_not_evaluated(
+def test_altered_version_is_not_evaluated(
     folder: Path, tmp_path: Path, client: Hostile, craft: Callable[[Path], None]
 ) -> None:
     craft(client.folder)
@@ -152,9 +152,7 @@ def test_a_version_that_is_not_the_checked_trunk_and_the_owner_s_mlps_is_not_eva
     assert client.came == []
 
 
-def test_files_of_the_coordinator_s_have_no_say_beside_those_that_were_looked_at(
-    folder: Path, tmp_path: Path, client: Hostile
-) -> None:
+def test_unverified_files_of_the_coordinator_have_no_effect(folder: Path, tmp_path: Path, client: Hostile) -> None:
     """A config with another activation, and a second set of weights, which transformers would prefer."""
     [honest], _ = evaluated(folder, tmp_path, client)
     config = json.loads((client.folder / "config.json").read_text())
@@ -170,9 +168,7 @@ def test_files_of_the_coordinator_s_have_no_say_beside_those_that_were_looked_at
     assert len(client.came) == 2
 
 
-def test_a_version_under_a_trunk_that_is_refused_is_not_evaluated(
-    folder: Path, tmp_path: Path, client: Hostile
-) -> None:
+def test_version_of_a_refused_trunk_is_not_evaluated(folder: Path, tmp_path: Path, client: Hostile) -> None:
     found = evaluated(folder, tmp_path, client, max_stray=0.001)
     assert found == ([], Obstacle.TRUNK_STRAYS)
     shutil.copy(client.weights, crafted := tmp_path / "crafted.safetensors")

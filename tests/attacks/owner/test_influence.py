@@ -73,7 +73,7 @@ def of_art(features: Tensor) -> Tensor:
 ATTACKS = {"spike": spiked, "text like others'": victims, "text of one other": of_art}
 
 
-def test_unusual_influence_is_told_with_its_owner_and_honest_owners_are_not_named(federation: Federation) -> None:
+def test_unusual_influence_warning_names_only_its_owner(federation: Federation) -> None:
     trunk, operator = federation.trunk(), federation.operator
     sent = contribute(federation, trunk, "eve", text_of("eve"))
     measured = operator.version_influence(federation.solve().number)
@@ -99,7 +99,7 @@ def assert_told(federation: Federation, version: Version, warnings: list[str]) -
     assert f"Version {version.number}: {warnings[0]}" in home
 
 
-def test_bad_reports_of_one_owner_do_not_block_a_promotion_that_the_operator_wants(federation: Federation) -> None:
+def test_bad_reports_of_one_owner_can_be_overridden(federation: Federation) -> None:
     operator, eve = federation.operator, federation.members["eve"].client
     champion, version = (federation.solve(options={"ridge_lambda": value}).number for value in (3.0, 4.0))
     assert operator.promote("champion", champion).warnings == [

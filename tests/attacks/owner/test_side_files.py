@@ -49,7 +49,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield made
 
 
-def test_a_field_of_its_own_in_the_first_config_shuts_nobody_out(federation: Federation) -> None:
+def test_extra_field_in_the_first_config_refuses_no_expert(federation: Federation) -> None:
     assert [federation.expert(domain).state for domain in federation.members] == [ExpertState.READY] * 2
 
 
@@ -67,7 +67,7 @@ def test_only_what_decoding_needs_is_published(federation: Federation) -> None:
     assert GenerationConfig.from_pretrained(federation.version(1)).num_beams in (None, 1)
 
 
-def test_the_card_says_whose_chat_template_is_published_and_who_has_another(federation: Federation) -> None:
+def test_card_names_source_of_chat_template_and_who_differs(federation: Federation) -> None:
     card = (federation.version(1) / "README.md").read_text()
     digest = sha256(TEMPLATE.encode()).hexdigest()
     told = f"The chat template is that of hostile, SHA-256 `{digest}`. Others have another one, or none: law."

@@ -83,7 +83,7 @@ def test_sums_that_give_no_router_are_refused(
     assert refused(federation.members["law"], written(tmp_path / "file", manifest, sums)) == f"layers.{layer}.cross"
 
 
-def test_tokens_that_leave_no_room_for_the_others_are_refused_with_the_owner_who_has_most(
+def test_excessive_token_count_is_refused_naming_top_owner(
     federation: Federation, laws: tuple[RouterManifest, ShardSums], tmp_path: Path
 ) -> None:
     manifest, sums = laws

@@ -52,7 +52,7 @@ def test_one_token_of_text_takes_no_rows_of_the_others(tmp_path: Path) -> None:
     assert float(found.max()) < 0.7, "of the row of its token, too"
 
 
-def test_text_that_is_spread_evenly_over_the_vocabulary_takes_no_rows_of_the_others(tmp_path: Path) -> None:
+def test_evenly_spread_text_does_not_dominate_rows_of_others(tmp_path: Path) -> None:
     """Of rows that others use seldom it had nearly all."""
     often, seldom = [[token] * 40 for token in range(60)], torch.arange(60, VOCAB).reshape(-1, 40).tolist()
     found, use = shares(tmp_path, EVENLY_SPREAD, [*often, *seldom])
@@ -69,7 +69,7 @@ def noised(tensor: Tensor) -> Tensor:
     [(QUERY, lambda tensor: 10 * tensor), (EMBEDDING, noised), (DOWN, lambda tensor: -2 * tensor)],
     ids=["scaled attention", "noised embedding", "one far tensor"],
 )
-def test_weights_far_from_all_others_are_refused_by_tensor_and_owner(
+def test_outlier_weights_are_refused_naming_tensor_and_owner(
     federation: Federation, tmp_path: Path, name: str, change: Callable[[Tensor], Tensor]
 ) -> None:
     folder = expert(tmp_path / "expert", seed=7)
@@ -84,7 +84,7 @@ def test_weights_far_from_all_others_are_refused_by_tensor_and_owner(
     assert "expert_max_distance" in (made.problem.todo or "")
 
 
-def test_a_hostile_first_expert_is_named_to_the_second_which_comes_in_once_it_is_withdrawn(tmp_path: Path) -> None:
+def test_hostile_first_expert_is_named_and_can_be_withdrawn(tmp_path: Path) -> None:
     with federation_of(tmp_path) as made:
         folder = expert(tmp_path / "hostile", seed=1)
         tensors = load_file(folder / "model.safetensors")

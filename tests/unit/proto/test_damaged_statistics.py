@@ -66,7 +66,7 @@ def refused(path: Path, data: bytes) -> StatisticsFileError:
 
 @settings(max_examples=300, deadline=None)
 @given(place=st.integers(0, HEADER - 1), value=st.integers(0, 255))
-def test_any_changed_header_byte_is_refused_or_means_what_it_says(
+def test_changed_header_byte_is_refused_or_round_trips(
     tmp_path_factory: pytest.TempPathFactory, place: int, value: int
 ) -> None:
     path = tmp_path_factory.mktemp("changed") / "file"

@@ -37,7 +37,7 @@ def evaluation(number: int, *, active: bool = True, **sent: Any) -> Evaluation:
     )
 
 
-def test_the_table_is_100_times_the_dense_perplexity_over_the_version_s() -> None:
+def test_score_is_100_times_dense_over_version_perplexity() -> None:
     """e^2 over e^2.5 is 60.653 %; 4 over 2 is 200 %; their mean is 130.327 %."""
     dense, version = ({"nll": 4 * math.log(perplexity), "tokens": 4} for perplexity in (4, 2))
     art = evaluation(2, domain="art", dense=dense, version=version, oracle=dense, documents=1, routed=[[0, 4], [1, 3]])
@@ -82,7 +82,7 @@ def test_sums_that_no_honest_pass_gives_are_no_evaluation(change: dict[str, Any]
         NewEvaluation.model_validate(SENT | change)
 
 
-def test_an_evaluation_is_named_by_its_canonical_json_whatever_the_way() -> None:
+def test_evaluation_digest_is_that_of_its_canonical_json() -> None:
     sent = NewEvaluation.model_validate(SENT)
     written = canonical_json(sent.model_dump(mode="json"))
     assert sha256_hex(written) == sent.digest == NewEvaluation.model_validate_json(written).digest

@@ -69,7 +69,7 @@ def test_these_bytes_are_signed() -> None:
     assert is_signed(FOREIGN, rotated.encode(), ROTATION.new_signature)
 
 
-def test_a_fingerprint_is_the_key_s_sha_256_and_is_read_in_groups() -> None:
+def test_fingerprint_is_sha_256_of_the_key_shown_in_groups() -> None:
     assert fingerprint(PUBLIC) == sha256_hex(bytes.fromhex(PUBLIC))
     assert in_groups("0123456789ab") == "0123 4567 89ab"
 
@@ -171,7 +171,7 @@ def test_a_rotation_is_forged_unless_both_keys_signed_all_of_it(field: str, valu
         {"public_key": None, "signature": None},
     ],
 )
-def test_a_contribution_s_signature_holds_for_its_owner_digest_and_key_only(change: dict[str, Any]) -> None:
+def test_signature_is_valid_only_for_its_own_contribution(change: dict[str, Any]) -> None:
     signed = ContributionSignature(
         kind="router",
         digest=DIGEST,

@@ -12,7 +12,7 @@ from moerge.files import atomic_file
 from moerge_workers.loop import full_disk_told
 
 
-def test_a_full_database_is_a_full_disk_and_other_trouble_is_not(tmp_path: Path) -> None:
+def test_only_a_full_database_is_reported_as_a_full_disk(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "small.sqlite")) as database:
         database.execute("PRAGMA max_page_count = 4")
         with pytest.raises(MoergeError, match="the disk is full") as caught, full_disk_told(tmp_path):
@@ -22,7 +22,7 @@ def test_a_full_database_is_a_full_disk_and_other_trouble_is_not(tmp_path: Path)
             database.execute("SELECT 1 FROM nothing")
 
 
-def test_a_file_for_which_there_is_no_room_is_named_and_not_left_half(tmp_path: Path) -> None:
+def test_file_without_disk_space_is_named_and_removed(tmp_path: Path) -> None:
     """Linux keeps /dev/full for this: what is written to it meets a full disk."""
     path = tmp_path / "file"
     with (

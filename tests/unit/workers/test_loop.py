@@ -37,7 +37,7 @@ def test_law_1_an_expert_that_stays_ends_the_run(folder: Path, home: Path, clien
     assert client.uploaded == []
 
 
-def test_a_dry_run_shows_every_stage_sends_nothing_and_needs_no_trunk(
+def test_dry_run_shows_every_stage_and_sends_nothing(
     folder: Path, home: Path, client: MemoryClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with context_of(folder, home, client, dry_run=True, trunk_contribution=True) as context:
@@ -62,7 +62,7 @@ def test_a_dry_run_shows_every_stage_sends_nothing_and_needs_no_trunk(
         ({"held_out_share": 0.999}, "no document has a token that counts"),
     ],
 )
-def test_data_of_no_use_ends_the_worker_before_the_expert_leaves(
+def test_unusable_data_ends_worker_before_sending_the_expert(
     folder: Path, home: Path, client: MemoryClient, given: dict[str, Any], told: str, dry_run: bool
 ) -> None:
     client.current = None
@@ -135,7 +135,7 @@ class _Harmful(MemoryClient):
         return came
 
 
-def test_after_a_trunk_that_is_refused_the_worker_goes_on_with_the_next(folder: Path, home: Path) -> None:
+def test_worker_continues_with_next_trunk_after_a_refused_one(folder: Path, home: Path) -> None:
     client = _Harmful(folder / DENSE_TRUNK_FILE)
     policy = {"min_documents": 5, "min_tokens": 1, "max_stray": 1000}
     with context_of(folder, home, client, once=False, policy=policy) as context, pytest.raises(_EndedError):
@@ -143,7 +143,7 @@ def test_after_a_trunk_that_is_refused_the_worker_goes_on_with_the_next(folder: 
     assert [row.trunk for row in client.rows.values()] == ["8" * 64]
 
 
-def test_once_a_trunk_that_is_refused_ends_it_and_the_coordinator_may_know_why(folder: Path, home: Path) -> None:
+def test_once_ends_at_refused_trunk_and_reports_the_obstacle(folder: Path, home: Path) -> None:
     client = _Harmful(folder / DENSE_TRUNK_FILE)
     for most, obstacle in (1000.0, Obstacle.TRUNK_HARMS), (0.6, Obstacle.TRUNK_STRAYS):
         client.current = trunk()
@@ -169,7 +169,7 @@ class _Withdrawing(MemoryClient):
     waited = False
 
 
-def test_after_a_contribution_it_waits_for_the_next_trunk_and_hears_that_it_was_withdrawn(
+def test_waiting_worker_ends_when_its_expert_is_withdrawn(
     folder: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = _Withdrawing(folder / DENSE_TRUNK_FILE)
@@ -199,7 +199,7 @@ class _Retraining(MemoryClient):
         return super().contribute(new)
 
 
-def test_an_expert_that_was_trained_again_contributes_nothing_under_its_old_name(folder: Path, home: Path) -> None:
+def test_retrained_expert_does_not_contribute_as_the_old_one(folder: Path, home: Path) -> None:
     own = shutil.copytree(folder / "expert", folder / "retrained")
     client = _Retraining(folder / DENSE_TRUNK_FILE)
     with (
@@ -220,7 +220,7 @@ class _Replaced(MemoryClient):
         return super().contribute(new)
 
 
-def test_law_2_a_trunk_that_is_replaced_meanwhile_is_left_for_the_next(folder: Path, home: Path) -> None:
+def test_law_2_replaced_trunk_is_abandoned_for_the_next(folder: Path, home: Path) -> None:
     client = _Replaced(folder / DENSE_TRUNK_FILE)
     with context_of(folder, home, client) as context:
         run_stages(context)

@@ -26,7 +26,7 @@ def read(home: Path, **given: Any) -> Settings:
     return read_settings({"home": home, **given})
 
 
-def test_the_command_line_goes_before_the_file_and_the_token_has_a_file_of_its_own(home: Path) -> None:
+def test_command_line_overrides_file_and_token_has_own_file(home: Path) -> None:
     write(home, "tuning_share = 0.1\nslots = 3\n[statistics]\ncontext = 128\nprecision = 'bfloat16'\n")
     settings = read(home, slots=2, context=64)
     assert (settings.tuning_share, settings.slots, settings.home) == (0.1, 2, home)

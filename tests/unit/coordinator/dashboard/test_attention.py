@@ -47,7 +47,7 @@ def test_a_refused_solve_is_forgotten_once_a_later_one_succeeds() -> None:
     assert len(needs(None, [], None, [], [], [trunk, workflow("version-a-1", "failed")])) == 1
 
 
-def test_a_champion_with_a_withdrawn_expert_is_replaced_by_a_version_without_it() -> None:
+def test_champion_with_withdrawn_expert_needs_a_clean_version() -> None:
     champion, same, clean = version(1, "a"), version(2, "a"), version(3)
     assert [each.todo for each in needs(champion, [clean, same, champion], None, [], [], [])] == ["promote version 3"]
     found = [each.todo for each in needs(champion, [same, champion], None, [], [], [])]
@@ -55,7 +55,7 @@ def test_a_champion_with_a_withdrawn_expert_is_replaced_by_a_version_without_it(
 
 
 @pytest.mark.parametrize("kind", ["expert", "contribution"])
-def test_refused_files_are_their_owner_s_and_work_that_broke_off_the_operator_s(kind: str) -> None:
+def test_operator_sees_internal_failures_but_not_refused_files(kind: str) -> None:
     assert needs(None, [], None, [], [], [workflow(f"{kind}-a-1", "failed")]) == []
     broken = workflow(f"{kind}-a-1", "failed", ProblemType.INTERNAL)
     assert [each.place for each in needs(None, [], None, [], [], [broken])] == ["/workflows"]

@@ -32,7 +32,7 @@ def test_lines_end_at_a_gap_and_dots_are_not_joined() -> None:
     assert len(list(picture.iter(f"{SVG}circle"))) == 5
 
 
-def test_heat_has_a_cell_for_each_value_with_its_colour_and_words() -> None:
+def test_heatmap_has_a_coloured_and_labelled_cell_per_value() -> None:
     cells = list(drawn(heat("t", ["law", "art"], [[0.0, 0.55], [1.0, 0.45]])).iter(f"{SVG}rect"))
     assert [cell.attrib["class"] for cell in cells] == ["cell q0", "cell q5", "cell q9", "cell q4"]
     assert cells[1].findtext(f"{SVG}title") == "law, layer 1: 55.0 %"

@@ -32,9 +32,7 @@ def back(session: Session, version: int) -> int:
     return aliases.roll_back(session, CHAMPION, Rollback(version=version), "operator, token 1").version
 
 
-def test_an_alias_goes_forward_and_back_and_a_repeated_call_changes_nothing(
-    session: Session, versions: list[VersionRow]
-) -> None:
+def test_alias_is_promoted_and_rolled_back_idempotently(session: Session, versions: list[VersionRow]) -> None:
     assert [promote(session, number) for number in (1, 2, 2, 3)] == [1, 2, 2, 3]
     assert [back(session, 3), back(session, 3), back(session, 2)] == [2, 2, 1]
     with pytest.raises(RefusedError, match="no earlier version"):
@@ -86,9 +84,7 @@ def evaluate(session: Session, version: VersionRow, domain: str, points: float) 
     evaluations.evaluate(session, f"{domain}-owner", version.number, new)
 
 
-def test_champion_moves_only_to_versions_on_which_no_evaluated_domain_falls(
-    session: Session, versions: list[VersionRow]
-) -> None:
+def test_champion_promotion_is_refused_if_a_domain_score_drops(session: Session, versions: list[VersionRow]) -> None:
     first, second, third = versions
     for version, law, art in ((first, 99.0, 98.0), (second, 98.5, 99.0), (third, 95.0, 99.5)):
         evaluate(session, version, "law", law)
@@ -102,9 +98,7 @@ def test_champion_moves_only_to_versions_on_which_no_evaluated_domain_falls(
     assert promote(session, 3, most_fall=4.0) == 3
 
 
-def test_a_refused_promotion_is_overridden_with_a_reason_which_the_history_keeps(
-    session: Session, versions: list[VersionRow]
-) -> None:
+def test_override_reason_of_a_refused_promotion_is_recorded(session: Session, versions: list[VersionRow]) -> None:
     for version, points in zip(versions, (99.0, 90.0, 95.0), strict=True):
         evaluate(session, version, "law", points)
     promote(session, 1, override="nothing was refused")
@@ -116,9 +110,7 @@ def test_a_refused_promotion_is_overridden_with_a_reason_which_the_history_keeps
     assert [move.override for move in moves] == [None, "law changed its text", None]
 
 
-def test_domains_without_an_evaluation_of_both_versions_are_told_and_hold_nothing_up(
-    session: Session, versions: list[VersionRow]
-) -> None:
+def test_domains_without_both_evaluations_only_cause_warnings(session: Session, versions: list[VersionRow]) -> None:
     evaluate(session, versions[0], "law", 99.0)
     evaluate(session, versions[1], "art", 10.0)
     moved = [aliases.promote(session, CHAMPION, Move(version=number), "operator", 2.0) for number in (1, 2)]
@@ -126,9 +118,7 @@ def test_domains_without_an_evaluation_of_both_versions_are_told_and_hold_nothin
     assert [each.warnings for each in moved] == [[first], [first, second]]
 
 
-def test_domains_that_consumers_lose_are_told_unless_they_were_withdrawn(
-    session: Session, versions: list[VersionRow]
-) -> None:
+def test_lost_domains_cause_a_warning_unless_withdrawn(session: Session, versions: list[VersionRow]) -> None:
     law, art = session.scalars(select(ExpertRow).order_by(ExpertRow.number))
     number = add_version(session, experts=[art.digest]).number
 

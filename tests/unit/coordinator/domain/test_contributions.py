@@ -121,7 +121,7 @@ def test_law_4_superseding_is_one_swap(law: Law) -> None:
     assert (law.claimed(), law.active()) == (before, [third.digest]), "what is refused did nothing"
 
 
-def test_a_contribution_of_the_domain_s_other_expert_must_be_superseded(law: Law) -> None:
+def test_contribution_of_the_other_expert_must_be_superseded(law: Law) -> None:
     plain = law.send(law.file(0))
     with law.ports.database.transaction("test") as session:
         law.expert = add_expert(session, "law", fitted=(law.expert.digest, law.trunk.digest))
@@ -217,7 +217,7 @@ def test_sums_of_other_sizes_than_the_trunk_s_are_refused(law: Law, field: str, 
     assert caught.value.where == f"manifest.{field}"
 
 
-def test_what_a_contribution_rests_on_is_looked_at_again_when_it_is_accepted(law: Law) -> None:
+def test_acceptance_rechecks_the_trunk_and_the_signature(law: Law) -> None:
     """Between the check, which may take minutes, and the acceptance anything may have happened."""
     new = NewContribution(sha256=law.file(0))
     assert law.check(new.sha256).warnings == []
@@ -238,7 +238,7 @@ def test_what_a_contribution_rests_on_is_looked_at_again_when_it_is_accepted(law
     assert law.active() == []
 
 
-def test_a_withdrawn_expert_s_sums_are_refused_though_they_were_checked_before(law: Law) -> None:
+def test_sums_of_expert_withdrawn_after_check_are_refused(law: Law) -> None:
     new = NewContribution(sha256=law.file(0))
     law.check(new.sha256)
     with law.ports.database.transaction("test") as session:

@@ -76,7 +76,7 @@ def test_a_version_that_is_not_served_is_not_evaluated(session: Session, law: Ex
     assert evaluate(session, sums(law)) == first, "it came before"
 
 
-def test_the_same_again_changes_nothing_and_a_later_one_takes_its_place(
+def test_repeated_evaluation_is_idempotent_and_newer_replaces(
     session: Session, law: ExpertRow, version: VersionRow
 ) -> None:
     first = evaluate(session, sums(law))

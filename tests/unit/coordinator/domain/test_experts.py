@@ -97,7 +97,7 @@ def joining(ports: Ports, models: Callable[..., Path], tmp_path: Path) -> Joinin
     return Joining(Ports(settings, ports.database, ports.blobs, ports.folders, ports.uploads), models)
 
 
-def test_an_uploaded_expert_is_received_and_the_same_again_changes_nothing(joining: Joining) -> None:
+def test_uploaded_expert_registration_is_idempotent(joining: Joining) -> None:
     files = joining.uploaded("law-owner", joining.models(1))
     made = joining.register("law", files)
     assert (made.digest, made.number, made.owner) == (expert_digest(files), 1, "law-owner")
@@ -106,7 +106,7 @@ def test_an_uploaded_expert_is_received_and_the_same_again_changes_nothing(joini
     assert joining.register("law", files) == made
 
 
-def test_files_have_an_expert_s_names_and_were_uploaded_by_its_owner(joining: Joining) -> None:
+def test_invalid_file_names_and_files_of_others_are_refused(joining: Joining) -> None:
     files = joining.uploaded("art-owner", joining.models(1))
     assert joining.refusal("law", files) == (ProblemType.NOT_READY, "files.config.json")
     outside = "../config.json", "a/b.safetensors", ".x.safetensors", "", "x\0.safetensors", "x" * 201
@@ -134,7 +134,7 @@ def test_a_domain_has_one_expert_and_an_expert_one_domain(joining: Joining) -> N
     assert (again.number, again.withdrawn) == (law.number, None), "the same one comes again"
 
 
-def test_a_refused_expert_makes_room_and_is_tried_again_once_its_files_are_there(joining: Joining) -> None:
+def test_refused_expert_can_be_registered_again_after_upload(joining: Joining) -> None:
     first = joining.register("law", joining.uploaded("law-owner", joining.models(1)))
     with joining.ports.database.transaction("test") as session:
         experts.refuse(session, first.digest, FOUND)
@@ -161,7 +161,7 @@ def test_a_refused_expert_makes_room_and_is_tried_again_once_its_files_are_there
     assert (again.state, again.problem) == (ExpertState.RECEIVED, None), "what was wrong may be mended there"
 
 
-def test_redistribution_is_as_its_owner_last_said_and_a_fitted_one_follows(joining: Joining) -> None:
+def test_fitted_expert_follows_redistribution_of_its_expert(joining: Joining) -> None:
     law = joining.join("law", 1)
     with joining.ports.database.transaction("test") as session:
         trunk = add_trunk(session, [experts.find(session, law.digest)])
@@ -187,7 +187,7 @@ def test_an_operator_has_experts_fetched_for_their_owners(joining: Joining) -> N
     assert joining.refusal("law", files, Role.OPERATOR)[0] is ProblemType.FORBIDDEN, "it uploads nothing"
 
 
-def test_a_fitted_expert_is_of_the_domain_s_ready_expert_and_of_a_trunk_in_use(joining: Joining) -> None:
+def test_fitted_expert_requires_ready_expert_and_active_trunk(joining: Joining) -> None:
     law, art = joining.join("law", 1), joining.join("art", 2)
     files = joining.uploaded("law-owner", joining.models(3))
     with joining.ports.database.transaction("test") as session:
@@ -218,7 +218,7 @@ def test_a_fitted_expert_is_of_the_domain_s_ready_expert_and_of_a_trunk_in_use(j
     assert joining.refusal("law", other, fitted=late) == (ProblemType.NOT_READY, "fitted.expert"), "not ready yet"
 
 
-def test_an_expert_unlike_the_others_is_refused_and_only_its_own_files_are_forgotten(joining: Joining) -> None:
+def test_incompatible_expert_is_refused_and_its_files_deleted(joining: Joining) -> None:
     tax = joining.join("tax", 1)
     unlike = joining.models(2, rms_norm_eps=1e-3)
     files = joining.uploaded("two", unlike)
@@ -231,7 +231,7 @@ def test_an_expert_unlike_the_others_is_refused_and_only_its_own_files_are_forgo
     assert list(joining.ports.folders.experts.glob(".*")) == []
 
 
-def test_experts_that_are_fetched_still_fitted_or_refused_are_no_measure_for_others(joining: Joining) -> None:
+def test_unready_or_fitted_experts_are_not_used_as_reference(joining: Joining) -> None:
     with joining.ports.database.transaction("test") as session:
         for domain, change in (
             ("one", {"family": "", "state": ExpertState.RECEIVED}),
@@ -291,7 +291,7 @@ def test_a_file_that_was_discarded_meanwhile_must_come_again(joining: Joining) -
     assert caught.value.where == f"files.{entries[0].name}"
 
 
-def test_an_expert_withdrawn_while_its_weights_were_read_stays_so(session: Session) -> None:
+def test_expert_withdrawn_during_validation_stays_withdrawn(session: Session) -> None:
     row = add_expert(session, "law", state=ExpertState.RECEIVED)
     withdraw_expert(session, row, serve=True)
     assert experts.accept(session, row.digest, [])
@@ -302,7 +302,7 @@ def test_an_expert_withdrawn_while_its_weights_were_read_stays_so(session: Sessi
     assert (refused.state, refused.problem) == (ExpertState.REFUSED, FOUND)
 
 
-def test_weights_are_compared_with_the_oldest_experts_of_three_other_owners(session: Session) -> None:
+def test_weights_are_compared_with_oldest_of_three_owners(session: Session) -> None:
     owners.add(session, "many", ["a", "b", "c"])
     rows = {domain: add_expert(session, domain) for domain in ("a", "b", "x", "y", "z", "w")}
     trunk = add_trunk(session, [rows["x"]])
@@ -323,7 +323,7 @@ def test_weights_are_compared_with_the_oldest_experts_of_three_other_owners(sess
     assert experts.accept(session, new.digest, [rows["a"].digest])
 
 
-def test_the_reference_is_the_oldest_of_those_with_the_longest_vocabulary(joining: Joining) -> None:
+def test_reference_is_the_oldest_with_the_longest_vocabulary(joining: Joining) -> None:
     digests = []
     for seed, vocab in ((1, 300), (2, 304), (3, 304)):
         entries = entries_of(joining, "law-owner", joining.models(seed, vocab_size=vocab))

@@ -38,7 +38,7 @@ def refusal(session: Session, owner: str, signature: str | None) -> RefusedError
     return caught.value
 
 
-def test_an_owner_with_a_key_signs_its_own_name_and_the_contribution(session: Session, key: Ed25519PrivateKey) -> None:
+def test_signature_must_match_owner_key_and_contribution(session: Session, key: Ed25519PrivateKey) -> None:
     assert signed(session, "firm", sign_contribution(key, "firm", DIGEST)) == fingerprint(public_key_of(key))
     assert "it is missing" in refusal(session, "firm", None).what
     for other in (
@@ -56,7 +56,7 @@ def test_an_owner_without_a_key_signs_nothing(session: Session, key: Ed25519Priv
     assert "moerge owner approve" in refusal(session, "plain", sign_contribution(key, "plain", DIGEST)).todo
 
 
-def test_a_rotated_key_signs_no_more_and_a_revoked_owner_nothing(
+def test_rotated_key_and_revoked_owner_signatures_are_refused(
     session: Session, key: Ed25519PrivateKey, clock: Clock
 ) -> None:
     new = Ed25519PrivateKey.generate()
@@ -69,7 +69,7 @@ def test_a_rotated_key_signs_no_more_and_a_revoked_owner_nothing(
         assert "ask the operator for the reason" in refusal(session, "firm", signature).todo
 
 
-def test_a_rotation_needs_both_keys_and_the_active_one_as_the_old(session: Session, key: Ed25519PrivateKey) -> None:
+def test_rotation_requires_both_signatures_and_the_active_key(session: Session, key: Ed25519PrivateKey) -> None:
     new, stranger = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     owners.add(session, "other", ["art"])
     owner_keys.add_key(session, "other", public_key_of(stranger), "public_key")
@@ -91,7 +91,7 @@ def test_a_rotation_needs_both_keys_and_the_active_one_as_the_old(session: Sessi
         owner_keys.rotate(session, Rotation.make(new, key, "firm"))
 
 
-def test_signatures_are_told_in_the_order_of_their_contributions(session: Session, key: Ed25519PrivateKey) -> None:
+def test_signatures_are_listed_in_contribution_order(session: Session, key: Ed25519PrivateKey) -> None:
     """The signature stays checkable after its key was revoked; what nobody signed says so."""
     law, art = add_expert(session, "law"), add_expert(session, "art")
     trunk, name = add_trunk(session, [law, art]), fingerprint(public_key_of(key))

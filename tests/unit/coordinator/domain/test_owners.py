@@ -23,7 +23,7 @@ def request_of(key: Ed25519PrivateKey) -> JoinRequest:
     return JoinRequest.make(key, "firm", ["law"], START)
 
 
-def test_a_domain_has_one_owner_and_the_same_owner_again_changes_nothing(session: Session) -> None:
+def test_domain_has_one_owner_and_adding_is_idempotent(session: Session) -> None:
     firm = owners.add(session, "firm", ["law", "tax"])
     assert owners.add(session, "firm", ["tax", "law"]) == firm
     with pytest.raises(RefusedError, match="already has other domains"):
@@ -42,7 +42,7 @@ def test_an_identity_speaks_for_its_own_domains(session: Session) -> None:
         owners.own_name(owners.identity(session, Role.OPERATOR, None))
 
 
-def test_an_approved_owner_has_the_key_of_its_request_and_a_token(session: Session, key: Ed25519PrivateKey) -> None:
+def test_approved_owner_gets_the_requested_key_and_a_token(session: Session, key: Ed25519PrivateKey) -> None:
     request = request_of(key)
     approved = owners.approve(session, "firm", Approval(request=request))
     assert [each.public_key for each in approved.owner.keys] == [request.public_key]
@@ -56,7 +56,7 @@ def test_an_approved_owner_has_the_key_of_its_request_and_a_token(session: Sessi
         assert caught.value.where == where
 
 
-def test_approving_again_gives_another_token_and_changes_nothing_else(session: Session, key: Ed25519PrivateKey) -> None:
+def test_repeated_approval_issues_only_a_new_token(session: Session, key: Ed25519PrivateKey) -> None:
     first, second = (owners.approve(session, "firm", Approval(request=request_of(key))) for _ in range(2))
     assert first.owner == second.owner
     assert first.token.secret != second.token.secret
@@ -76,7 +76,7 @@ def test_one_key_is_not_two_owners_and_a_domain_not_either(session: Session, key
     assert session.scalars(select(OwnerRow.name)).all() == ["firm"]
 
 
-def test_another_key_needs_the_operator_s_word_and_revokes_the_first(session: Session, key: Ed25519PrivateKey) -> None:
+def test_key_replacement_requires_operator_and_revokes_old_key(session: Session, key: Ed25519PrivateKey) -> None:
     owners.approve(session, "firm", Approval(request=request_of(key)))
     again = request_of(Ed25519PrivateKey.generate())
     with pytest.raises(RefusedError, match="with another key"):

@@ -38,7 +38,7 @@ def state(session: Session) -> tuple[RoundState, list[str]]:
     return asked.state, asked.contributed
 
 
-def test_a_round_is_complete_with_everybody_s_statistics_under_its_trunk(
+def test_round_is_complete_with_statistics_of_every_owner(
     session: Session, experts: dict[str, ExpertRow], trunk: TrunkRow
 ) -> None:
     opened(session)
@@ -78,9 +78,7 @@ def test_at_its_deadline_a_round_ends_with_enough_or_too_few(
     assert state(session)[0] is RoundState.OPEN
 
 
-def test_the_same_round_again_changes_nothing_and_another_of_its_name_is_refused(
-    session: Session, trunk: TrunkRow
-) -> None:
+def test_repeated_round_is_idempotent_and_changed_one_refused(session: Session, trunk: TrunkRow) -> None:
     assert opened(session) == opened(session)
     with pytest.raises(RefusedError, match="a different round 'first' already exists"):
         opened(session, minimum=1)
@@ -98,7 +96,7 @@ def test_impossible_rounds_are_refused(session: Session, experts: dict[str, Expe
         rounds.ended(session, "second", "trunk")
 
 
-def test_an_owner_sees_itself_in_a_round_and_no_round_without_it(session: Session, trunk: TrunkRow) -> None:
+def test_owner_sees_only_its_own_part_of_a_round(session: Session, trunk: TrunkRow) -> None:
     asked = opened(session)
     own = rounds.own_part(asked, ["art"])
     assert own is not None

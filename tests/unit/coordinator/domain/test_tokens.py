@@ -35,7 +35,7 @@ def test_a_token_that_would_have_ended_already_is_refused(session: Session, seco
     assert caught.value.where == "expires"
 
 
-def test_a_revoked_token_ends_at_once_and_revoking_again_changes_nothing(session: Session, clock: Clock) -> None:
+def test_revoked_token_is_invalid_and_revocation_is_idempotent(session: Session, clock: Clock) -> None:
     token = make_token(session, READER)
     first = revoke_token(session, token.id)
     assert how_ended(session, token.id) == "the token was revoked on 2030-01-01 00:00 UTC"
@@ -43,9 +43,7 @@ def test_a_revoked_token_ends_at_once_and_revoking_again_changes_nothing(session
     assert revoke_token(session, token.id) == first
 
 
-def test_a_rotated_token_ends_at_once_and_its_successor_is_valid_as_long_as_it_was_at_first(
-    session: Session, clock: Clock
-) -> None:
+def test_rotated_token_is_replaced_with_the_original_lifetime(session: Session, clock: Clock) -> None:
     old = make_token(session, READER.model_copy(update={"expires": START + timedelta(days=30)}))
     clock.later(days=20)
     new = rotate_token(session, old.id, RotateToken())
@@ -54,9 +52,7 @@ def test_a_rotated_token_ends_at_once_and_its_successor_is_valid_as_long_as_it_w
     assert new.secret != old.secret
 
 
-def test_an_overlap_leaves_the_old_token_valid_for_a_while_but_never_longer_than_it_was(
-    session: Session, clock: Clock
-) -> None:
+def test_rotation_overlap_never_extends_the_old_token(session: Session, clock: Clock) -> None:
     old = make_token(session, READER)
     short = make_token(session, READER.model_copy(update={"expires": START + timedelta(seconds=10)}))
     for token in (old, short):

@@ -83,7 +83,7 @@ def test_newcomers_are_expected_to_reach_the_members_who_fall() -> None:
     assert found.merge.experts == [digest("law"), digest("art"), digest("code")]
 
 
-def test_two_newcomers_and_a_trunk_that_has_more_experts_than_the_version() -> None:
+def test_estimate_for_two_new_experts_and_a_larger_trunk() -> None:
     """M = 85, N = 55, half of 30 points; four experts in the trunk, so 15 x 2 / (3 x 6)."""
     four = trunk("law", "art", "music", "film")
     given = version(1, four, law=(80, 80), art=(90, 90), code=(50, 50), med=(60, 60))
@@ -96,7 +96,7 @@ def test_from_a_trunk_of_one_half_of_it_is_expected() -> None:
     assert (found.fall, found.expected) == (10, 10)  # half of 40 points, halved
 
 
-def test_members_above_their_dense_experts_are_expected_to_fall_no_further() -> None:
+def test_estimated_fall_is_zero_for_members_above_dense_score() -> None:
     found = advice(TWO, version(1, TWO, law=(104, 104), art=(100, 102), code=(97, 100)))
     assert (found.fall, found.expected) == (0, 1)
 
@@ -110,7 +110,7 @@ def test_members_above_their_dense_experts_are_expected_to_fall_no_further() -> 
         (60.0, {"retired": NOW}, False),
     ],
 )
-def test_it_is_recommended_from_one_point_on_and_of_the_current_trunk(
+def test_current_trunk_remerge_is_recommended_from_one_point(
     code: float, change: dict[str, Any], recommended: bool
 ) -> None:
     two = TWO.model_copy(update=change)
@@ -118,7 +118,7 @@ def test_it_is_recommended_from_one_point_on_and_of_the_current_trunk(
     assert found.recommended == recommended
 
 
-def test_without_a_domain_s_oracle_nothing_is_expected_and_it_says_whose() -> None:
+def test_missing_oracle_gives_no_estimate_and_names_the_domain() -> None:
     found = advice(TWO, version(1, TWO, "art", "code", law=(90, 92)))
     assert (found.expected, found.recommended, found.missing) == (None, False, ["art", "code"])
     without = trunk("music")
@@ -133,7 +133,7 @@ def test_an_oracle_counts_from_any_version_of_the_trunk() -> None:
     assert advice(TWO, version(4, TWO, "law", art=(80, 88), code=(60, 63)), elsewhere).missing == ["law"]
 
 
-def test_without_newcomers_or_of_a_base_there_is_nothing_to_merge_anew() -> None:
+def test_no_remerge_is_shown_without_new_experts_or_for_a_base() -> None:
     assert shown(TWO, SECOND, version(3, TWO, law=(90, 92))).remerge is None
     assert shown(TWO, FIRST, SECOND, gone="code").remerge is None
     base = trunk("law", method="base", options=TrunkOptions(base=digest("law")))
@@ -153,7 +153,7 @@ def test_what_came_of_a_remerge_stands_beside_what_was_expected() -> None:
     assert shown(old, FIRST, SECOND, after, kin=[old, THREE]).remerge == found.before
 
 
-def test_until_it_is_evaluated_a_remerge_gained_nothing_that_is_known() -> None:
+def test_remerge_gain_is_unknown_before_evaluation() -> None:
     old = TWO.model_copy(update={"current": False})
     for last, number in ((version(3, THREE, "code", law=(86, 90), art=(84, 86)), 3), (FIRST, None)):
         found = shown(THREE, FIRST, SECOND, last, kin=[old, THREE]).before
@@ -161,14 +161,14 @@ def test_until_it_is_evaluated_a_remerge_gained_nothing_that_is_known() -> None:
         assert (found.after, found.real) == (number, None)
 
 
-def test_whoever_went_back_after_a_remerge_is_told_what_came_and_not_to_try_again() -> None:
+def test_remerge_is_not_recommended_again_after_rollback() -> None:
     new = THREE.model_copy(update={"current": False})
     found = advice(TWO, FIRST, SECOND, version(3, new, **LATER), kin=[TWO, new])
     assert found.real == pytest.approx(86 - 230.5 / 3)
     assert not found.recommended
 
 
-def test_a_trunk_with_other_experts_or_no_newcomer_of_the_one_before_took_nobody_s_place() -> None:
+def test_unrelated_trunk_replaces_no_previous_trunk() -> None:
     other = trunk("law", "music")
     assert shown(other, FIRST, SECOND, kin=[TWO, other]).before is None
     assert shown(THREE, FIRST, version(2, THREE, **LATER), kin=[TWO, THREE]).before is None

@@ -90,9 +90,7 @@ def test_options_are_checked_before_anything_is_merged(session: Session, law: Ex
     assert asked(session, experts=[law.digest], method="regmean-fitted").revision == 3, "its formula was changed twice"
 
 
-def test_a_remerge_leaves_out_what_is_withdrawn_and_takes_in_a_newcomer(
-    session: Session, law: ExpertRow, art: ExpertRow
-) -> None:
+def test_remerge_omits_withdrawn_experts_and_adds_a_new_one(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     options = TrunkOptions(weights={"law": 2.0, "art": 1.0})
     add_trunk(session, [law, art], method="weighted", options=options)
     assert trunks.remerge(session) is None, "nothing is withdrawn, and nobody comes"
@@ -108,9 +106,7 @@ def test_a_remerge_leaves_out_what_is_withdrawn_and_takes_in_a_newcomer(
     assert trunks.remerge(session) is None, "nothing is left"
 
 
-def test_a_solved_trunk_is_remerged_from_those_that_have_contributed(
-    session: Session, law: ExpertRow, art: ExpertRow
-) -> None:
+def test_solved_trunk_is_remerged_from_contributed_experts(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     sent = [add_contribution(session, each, None) for each in (law, art)]
     trunk = add_trunk(session, [law, art], method="regmean", contributions=[each.digest for each in sent])
     code = add_expert(session, "code")

@@ -72,7 +72,7 @@ def store(ports: Ports, tmp_path: Path) -> Store:
     return Store(uploads, ports, tmp_path)
 
 
-def test_an_owner_holds_no_more_bytes_than_it_may_and_the_same_content_counts_once(store: Store) -> None:
+def test_owner_quota_is_enforced_and_counts_equal_content_once(store: Store) -> None:
     store.send(b"a" * 400)
     store.send(b"a" * 400)
     assert store.uploads.open("firm", announced(b"a" * 400, b"a" * 200, b"a" * 200)).missing == []
@@ -172,7 +172,7 @@ def test_an_upload_of_other_content_is_removed(store: Store, pieces: tuple[bytes
         store.uploads.commit("firm", upload.id)
 
 
-def test_what_is_left_for_long_is_swept_and_what_is_used_or_fresh_stays(store: Store, clock: Clock) -> None:
+def test_sweep_removes_only_old_unused_uploads(store: Store, clock: Clock) -> None:
     used = store.send(b"used")
     with store.ports.database.transaction("test") as session:
         add_expert(session, "law", files=[file_of("used")])

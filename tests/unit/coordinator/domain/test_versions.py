@@ -31,7 +31,7 @@ def asked(session: Session, **new: object) -> Lineage:
     return versions.lineage_of(session, NewVersion.model_validate(new))
 
 
-def test_those_that_contributed_are_in_a_version_in_order_of_arrival(
+def test_version_lists_contributors_in_registration_order(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
     with pytest.raises(RefusedError, match="no expert has contributed yet"):
@@ -47,7 +47,7 @@ def test_those_that_contributed_are_in_a_version_in_order_of_arrival(
     assert len(tuned.contributions) == 3
 
 
-def test_a_version_without_an_expert_of_its_trunk_is_made_only_if_that_is_asked(
+def test_version_without_a_trunk_expert_requires_partial(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
     code, _ = (add_expert(session, domain) for domain in ("code", "film"))  # newcomers; film isn't missing
@@ -81,7 +81,7 @@ def test_an_older_trunk_waits_for_its_own_experts(
     assert asked(session, trunk=trunk.digest).domains == ["law", "art"]
 
 
-def test_a_fitted_expert_that_contributed_stands_in_the_place_of_the_trained_one(
+def test_contributed_fitted_expert_replaces_the_trained_one(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
     add_contribution(session, art, trunk)
@@ -119,7 +119,7 @@ def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: 
         asked(session, trunk=trunk.digest)
 
 
-def test_a_lineage_has_one_number_and_a_retired_version_s_is_not_used_again(
+def test_lineage_has_one_number_and_retired_one_is_not_reused(
     session: Session, law: ExpertRow, trunk: TrunkRow
 ) -> None:
     add_contribution(session, law, trunk)
@@ -135,7 +135,7 @@ def test_a_lineage_has_one_number_and_a_retired_version_s_is_not_used_again(
         versions.find_served(session, 1)
 
 
-def test_an_owner_has_the_files_of_versions_with_its_expert_if_all_others_allow_it(
+def test_owner_gets_version_files_if_all_others_allow_it(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
     for expert in (law, art):
@@ -154,7 +154,7 @@ def test_an_owner_has_the_files_of_versions_with_its_expert_if_all_others_allow_
         versions.require_shared(session, "art-owner", row)
 
 
-def test_an_owner_whose_fitted_expert_is_in_a_version_has_its_files(
+def test_owner_of_a_fitted_expert_gets_the_version_files(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
     fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))

@@ -52,16 +52,14 @@ def test_law_5_a_withdrawn_expert_is_in_no_later_version(
         withdrawal.require_told(session, row.lineage)
 
 
-def test_a_fitted_expert_goes_with_the_one_that_it_is_fitted_from(
-    session: Session, law: ExpertRow, trunk: TrunkRow
-) -> None:
+def test_fitted_expert_is_withdrawn_with_its_source_expert(session: Session, law: ExpertRow, trunk: TrunkRow) -> None:
     fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
     part = add_contribution(session, fitted, trunk)
     withdrawal.withdraw_expert(session, law, serve=True)
     assert (fitted.state, part.active) == (ExpertState.WITHDRAWN, False)
 
 
-def test_purging_takes_along_fitted_experts_that_hold_the_parameters_too(
+def test_purge_covers_fitted_experts_that_hold_the_parameters(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
     """Art's is fitted to the trunk with law in it."""
@@ -84,9 +82,7 @@ def test_purging_takes_along_fitted_experts_that_hold_the_parameters_too(
     assert needed(session).isdisjoint(file.sha256 for each in (law, laws, arts) for file in each.files)
 
 
-def test_withdrawing_a_fitted_expert_lets_the_trained_one_contribute_again(
-    session: Session, law: ExpertRow, trunk: TrunkRow
-) -> None:
+def test_withdrawn_fitted_expert_allows_trained_contribution(session: Session, law: ExpertRow, trunk: TrunkRow) -> None:
     [plain] = session.scalars(select(ContributionRow).where(ContributionRow.expert == law.digest))
     plain.active = False  # superseded
     fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
@@ -96,9 +92,7 @@ def test_withdrawing_a_fitted_expert_lets_the_trained_one_contribute_again(
     assert (law.state, trunk.retired) == (ExpertState.READY, None)
 
 
-def test_a_trunk_solved_from_a_withdrawn_contribution_is_retired(
-    session: Session, law: ExpertRow, art: ExpertRow
-) -> None:
+def test_trunk_with_a_withdrawn_contribution_is_retired(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     sent = [add_contribution(session, each, None) for each in (law, art)]
     solved = add_trunk(session, [law, art], method="regmean", contributions=[each.digest for each in sent])
     withdrawal.withdraw_contribution(session, sent[0])
@@ -111,7 +105,7 @@ def test_a_refused_expert_is_nowhere_to_be_withdrawn_from(session: Session, law:
         withdrawal.withdraw_expert(session, law, serve=True)
 
 
-def test_purging_waits_for_the_remerge_and_leaves_what_others_need(
+def test_purge_requires_a_remerge_and_keeps_shared_files(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
     shared, own = file_of("config", "config.json"), file_of("only law's")

@@ -54,7 +54,7 @@ def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -
     assert needed(session) & {part.digest for part in parts} == {parts[0].digest}
 
 
-def test_derived_files_are_forgotten_with_the_last_version_that_has_them(session: Session) -> None:
+def test_derived_files_are_dropped_with_their_last_version(session: Session) -> None:
     law = add_expert(session, "law")
     add_contribution(session, law, add_trunk(session, [law]))
     for number, words in enumerate((("trunk", "one"), ("trunk", "two")), 1):

@@ -51,7 +51,7 @@ def test_nothing_is_null_and_words_are_the_enum_s(session: Session) -> None:
         session.get(ExpertRow, 1)
 
 
-def test_a_row_is_created_when_the_clock_says_unless_it_says_itself(session: Session, clock: Clock) -> None:
+def test_row_creation_time_defaults_to_the_clock(session: Session, clock: Clock) -> None:
     clock.later(hours=1)
     law = add_expert(session, "law")
     clock.later(hours=1)

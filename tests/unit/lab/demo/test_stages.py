@@ -8,7 +8,7 @@ from rich.console import Console
 from moerge_lab.demo.stages import STAGES, Stages
 
 
-def test_stages_are_told_first_and_after_ctrl_c_a_rerun_says_which_are_done(tmp_path: Path) -> None:
+def test_stages_are_listed_first_and_rerun_marks_finished_ones(tmp_path: Path) -> None:
     def run(*, trained: bool) -> tuple[Stages, io.StringIO]:
         shown = io.StringIO()
         return Stages(tmp_path / "home", "recommended", Console(file=shown, width=80), trained=trained), shown
@@ -39,7 +39,7 @@ def test_stages_are_told_first_and_after_ctrl_c_a_rerun_says_which_are_done(tmp_
     assert "Stopped" not in shown.getvalue()
 
 
-def test_a_command_is_one_line_to_copy_dim_and_cut_on_a_terminal(tmp_path: Path) -> None:
+def test_command_is_one_line_and_dimmed_on_a_terminal(tmp_path: Path) -> None:
     words = ("worker", "run", "--data", tmp_path / "[a] b.jsonl", "--home", Path.cwd() / "home", "x" * 80)
     shown = io.StringIO()
     Stages(tmp_path, "dume", Console(file=shown, width=60), trained=False).command(*words)

@@ -89,7 +89,7 @@ class Multiplied(nn.Module):
         (1, 1.0),
     ],
 )
-def test_outputs_are_summed_with_the_softmax_of_the_largest_logits(k: int, expected: float) -> None:
+def test_outputs_are_weighted_by_softmax_of_the_largest_logits(k: int, expected: float) -> None:
     block = Experts([Multiplied(1.0), Multiplied(10.0), Multiplied(100.0)], 2, k, adapters=False)
     block.router.weight.data = torch.log(torch.tensor(2.0)) * torch.tensor([[2.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
     torch.testing.assert_close(block.mixed(torch.tensor([[[1.0, 3.0]]])), torch.tensor([[[expected, 3 * expected]]]))

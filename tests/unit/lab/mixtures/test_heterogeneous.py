@@ -79,7 +79,7 @@ def test_one_expert_has_all_of_the_weight() -> None:
     torch.testing.assert_close(logits(by_hand(1), torch.tensor([[0, 1]])), expected)
 
 
-def test_while_training_an_expert_without_weight_has_gradients_of_zero() -> None:
+def test_unweighted_expert_has_zero_gradients_in_training() -> None:
     """Optimizers keep no state for parameters without gradients, so checkpoints would lack it."""
     model, ids = by_hand(1), torch.tensor([[0, 1]])
     model.train()
@@ -96,7 +96,7 @@ def test_a_projector_is_a_two_layer_mlp() -> None:
     torch.testing.assert_close(projector(x), expected[None])
 
 
-def test_embeddings_are_padded_and_averaged_over_the_members_with_the_token() -> None:
+def test_embeddings_are_padded_and_averaged_over_members() -> None:
     wide, narrow = torch.tensor([[2.0, 2.0], [4.0, 4.0]]), torch.tensor([[6.0], [8.0]])
     rows = [torch.tensor([0, 1]), torch.tensor([1, -1])]
     torch.testing.assert_close(averaged([wide, narrow], rows, 2), torch.tensor([[5.0, 1.0], [4.0, 4.0]]))
@@ -147,7 +147,7 @@ def test_it_is_saved_loaded_and_generates_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", ["k=3", "k=3,skip=1", "k=3,frozen=1", "k=4,frozen=1,skip=1,seed=1"])
-def test_training_moves_all_or_leaves_the_members_layers_bit_for_bit(tmp_path: Path, options: str) -> None:
+def test_training_changes_all_layers_or_only_added_if_frozen(tmp_path: Path, options: str) -> None:
     every = fleet(tmp_path)
     other = replace(every.domains[1], expert=folders(tmp_path)["b"])
     on = replace(every, domains=[every.domains[0], other, every.domains[2]])

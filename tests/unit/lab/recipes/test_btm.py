@@ -65,7 +65,7 @@ def padded(*rows: list[int]) -> Rows:
 
 @pytest.mark.parametrize("window", [0, 1, 3, 100])
 @pytest.mark.parametrize("prior", [[1 / 3, 1 / 3, 1 / 3], [0.7, 0.1, 0.2]])
-def test_next_tokens_are_mixed_by_the_posterior_of_what_was_read(
+def test_next_tokens_are_mixed_by_the_posterior_of_the_prefix(
     experts: list[Dense], models: list[PreTrainedModel], prior: list[float], window: int
 ) -> None:
     found = Ensemble(experts, torch.tensor(prior), window).losses(padded(SHORT, LONG))
@@ -73,7 +73,7 @@ def test_next_tokens_are_mixed_by_the_posterior_of_what_was_read(
         torch.testing.assert_close(each[: len(ids) - 1], by_hand(models, prior, ids, window), rtol=1e-5, atol=1e-6)
 
 
-def test_evidence_of_a_long_text_neither_overflows_nor_loses_a_short_window(
+def test_long_text_evidence_stays_finite_and_window_accurate(
     experts: list[Dense], models: list[PreTrainedModel]
 ) -> None:
     ids = torch.randint(0, 256, (250,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -84,9 +84,7 @@ def test_evidence_of_a_long_text_neither_overflows_nor_loses_a_short_window(
         torch.testing.assert_close(found, last, rtol=1e-5, atol=1e-5)
 
 
-def test_the_cached_prior_is_the_mean_posterior_of_whole_documents(
-    experts: list[Dense], models: list[PreTrainedModel]
-) -> None:
+def test_cached_prior_is_the_mean_posterior_of_documents(experts: list[Dense], models: list[PreTrainedModel]) -> None:
     wanted = torch.zeros(3, dtype=torch.float64)
     for document in (SHORT, LONG):
         logs = [sum(map(log, told(model, document))) for model in models]

@@ -41,7 +41,7 @@ def test_the_experts_are_themselves(tmp_path: Path) -> None:
         assert all(torch.equal(tensor, expected[name]) for name, tensor in state(model).items())
 
 
-def test_averages_are_of_every_parameter_and_weights_are_the_domains_tokens(tmp_path: Path) -> None:
+def test_averages_cover_all_parameters_and_weight_by_tokens(tmp_path: Path) -> None:
     """The texts have 320, 280 and 240 tokens."""
     on = fleet(tmp_path)
     experts = [folder_state(domain.expert) for domain in on.domains]
@@ -74,7 +74,7 @@ def test_ties_trims_elects_and_adds_a_third(tmp_path: Path, part: str) -> None:
 
 
 @pytest.mark.parametrize("part", [QUERY, DOWN])
-def test_dare_drops_a_fifth_of_each_task_vector_and_rescales_the_rest(tmp_path: Path, part: str) -> None:
+def test_dare_drops_a_fifth_of_task_vectors_and_rescales_rest(tmp_path: Path, part: str) -> None:
     on, name = fleet(tmp_path), f"model.layers.1.{part}"
     base, vectors = task_vectors(on, name)
     found = state(only("dare", on))[name] - base

@@ -31,7 +31,7 @@ def test_a_row_s_feature_is_the_mean_of_its_embeddings() -> None:
     assert found.tolist() == [[0.5, 1.0], [4.0, 4.0], [0.5, 1.0]]
 
 
-def test_with_a_window_a_router_is_fitted_to_stretches_as_long_as_it_reads() -> None:
+def test_windowed_router_is_fitted_to_stretches_of_its_window() -> None:
     texts, targets = [[1, 2, 3, 4, 5, 6, 7], [8, 9]], torch.tensor([1, 0])
     whole, same = stretches(texts, targets, 0)
     assert (whole, same.tolist()) == (texts, [1, 0])
@@ -67,7 +67,7 @@ def told(folder: Path, ids: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 50])
-def test_a_token_is_predicted_by_the_expert_of_the_mean_embedding_before_it(folders: list[Path], window: int) -> None:
+def test_router_selects_expert_by_mean_embedding_of_the_prefix(folders: list[Path], window: int) -> None:
     table = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
     router = torch.randn(4, 2, generator=torch.Generator().manual_seed(1))
     model = PrefixRouted([Dense(folder, "cpu", {}) for folder in folders], table, router, window)

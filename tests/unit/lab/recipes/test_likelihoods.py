@@ -76,7 +76,7 @@ SHORT_WINDOWS = ["btm:window=2", "expert-routing:window=1", "expert-routing-trai
 
 
 @pytest.mark.parametrize("name", [*UNMARKED, *SHORT_WINDOWS])
-def test_no_prediction_of_a_recipe_without_a_mark_depends_on_what_comes_later(tmp_path: Path, name: str) -> None:
+def test_predictions_do_not_depend_on_later_tokens(tmp_path: Path, name: str) -> None:
     """Neither on what follows the predicted token, nor on that token: the chances of all that it can be sum to 1."""
     on = fleet(tmp_path)
     on = replace(on, domains=on.domains[1:])  # the first has no other text

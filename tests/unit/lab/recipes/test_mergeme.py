@@ -50,7 +50,7 @@ def test_weights_are_the_softmax_of_the_k_largest_scores() -> None:
     torch.testing.assert_close(top_softmax(torch.zeros(1, 2), k=5), torch.full((1, 2), 0.5))
 
 
-def test_an_expert_s_confidence_is_one_over_the_perplexity_of_a_row_s_real_tokens(
+def test_confidence_is_inverse_perplexity_of_unpadded_tokens(
     folders: list[Path], models: list[PreTrainedModel]
 ) -> None:
     dense = [Dense(folder, "cpu", {}) for folder in folders]
@@ -71,7 +71,7 @@ def gradient(base: PreTrainedModel, ids: list[int]) -> dict[str, Tensor]:
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
 
-def test_an_expert_a_step_down_a_text_s_gradient_has_cosine_one_with_it(folders: list[Path]) -> None:
+def test_alignment_with_own_gradient_step_has_cosine_one(folders: list[Path]) -> None:
     base = expert_model(DenseFiles(folders[0]))
     steps = {ids[0]: gradient(base, ids) for ids in (SHORT, LONG)}
     experts = []
@@ -161,7 +161,7 @@ def test_a_base_model_that_is_missing_is_asked_for(folders: list[Path], tmp_path
         next(BY_NAME["mergeme-task-vector"].build(fleet(folders, tmp_path), {"k": 2}))
 
 
-def test_what_can_t_be_a_base_model_or_a_number_of_experts_is_named(folders: list[Path], tmp_path: Path) -> None:
+def test_invalid_base_model_and_expert_count_are_refused(folders: list[Path], tmp_path: Path) -> None:
     wide = expert(tmp_path / "wide", 3, num_hidden_layers=1, intermediate_size=64)
     with pytest.raises(MoergeError, match=r"\[64, 32\], an expert's \[48, 32\]"):
         next(BY_NAME["mergeme-task-vector"].build(fleet(folders, tmp_path, wide), {"k": 2}))

@@ -37,9 +37,7 @@ def blocks(weights: Tensor, levels: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "levels"), [("Q8_0", 127), ("Q4_0", 8)])
-def test_matrices_are_rounded_by_blocks_of_32_and_routers_and_norms_are_not(
-    tmp_path: Path, dtype: Dtype, levels: int
-) -> None:
+def test_only_matrices_are_rounded_in_blocks_of_32(tmp_path: Path, dtype: Dtype, levels: int) -> None:
     on = replace(fleet(tmp_path, 2, **WIDE), dtype=dtype)
     model = only("dume", on)
     assert isinstance(model, Routed)
@@ -89,7 +87,7 @@ def moved(spec: str, on: Fleet, dtype: Dtype) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "Q8_0"])
-def test_low_precision_costs_a_solved_trunk_no_more_than_an_averaged_one(tmp_path: Path, dtype: Dtype) -> None:
+def test_low_precision_harms_solved_trunk_no_more_than_average(tmp_path: Path, dtype: Dtype) -> None:
     on = fleet(tmp_path, **WIDE)
     average = moved("dume", on, dtype)
     assert average > 0

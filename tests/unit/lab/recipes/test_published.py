@@ -71,7 +71,7 @@ def test_dume_solves_the_paper_s_ridge_regression(
         torch.testing.assert_close(found[layer], expected, atol=2e-3, rtol=0)
 
 
-def test_behind_a_trunk_that_is_kept_an_expert_that_joins_is_solved_for_as_all_are(tmp_path: Path) -> None:
+def test_expert_joining_a_kept_trunk_is_solved_like_all_others(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     recipe, options, _ = parse("dume")
     assert recipe.parts is not None
@@ -99,7 +99,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path, spec: str, said:
         only(spec, fleet(tmp_path))
 
 
-def test_out_of_distribution_statistics_are_those_of_the_other_text(tmp_path: Path) -> None:
+def test_out_of_distribution_statistics_use_the_other_text(tmp_path: Path) -> None:
     whole = fleet(tmp_path)
     on = Fleet([*whole.domains[1:]], whole.base, 0, whole.work)  # the first has no other text
     found = weights(only("dume-ood", on))
@@ -129,7 +129,7 @@ def test_random_routers_are_standard_normal_and_the_seed_s(tmp_path: Path) -> No
     assert not torch.equal(torch.stack(weights(only("random", other))), found)
 
 
-def test_dume_under_task_vectors_that_are_all_kept_and_averaged_is_dume(tmp_path: Path) -> None:
+def test_dume_with_full_averaged_task_vectors_equals_dume(tmp_path: Path) -> None:
     """base + 1/3 of three task vectors is the mean; DARE of which nothing falls."""
     on = fleet(tmp_path)
     with torch.inference_mode():
@@ -140,7 +140,7 @@ def test_dume_under_task_vectors_that_are_all_kept_and_averaged_is_dume(tmp_path
     assert not torch.allclose(ties, expected, atol=1e-2)
 
 
-def test_a_regmean_trunk_is_the_least_squares_fit_on_the_experts_own_inputs(tmp_path: Path) -> None:
+def test_regmean_trunk_is_least_squares_fit_on_expert_inputs(tmp_path: Path) -> None:
     on, module = fleet(tmp_path), "model.layers.1.self_attn.q_proj"
     model = only("regmean", on)
     assert isinstance(model, Loaded)
@@ -178,7 +178,7 @@ def test_counts_of_rare_tokens_are_withheld_unless_asked_for(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("spec", "experts"), [("averaging", 1), ("random", 1), ("dume:k=2", 2), ("oracle", 1)])
-def test_active_parameters_are_those_that_a_token_is_multiplied_by(tmp_path: Path, spec: str, experts: int) -> None:
+def test_active_parameters_are_those_multiplied_per_token(tmp_path: Path, spec: str, experts: int) -> None:
     """Per layer: four attention matrices, two norms, k MLPs, and routers; then a norm and a head. No embedding."""
     hidden, mlp, layers = 32, 3 * 32 * 48, SMALL["num_hidden_layers"]
     per_layer = 2 * hidden * hidden + 2 * hidden * hidden // 2 + 2 * hidden + experts * mlp

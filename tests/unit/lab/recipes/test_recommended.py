@@ -34,7 +34,7 @@ def features(on: Fleet, layer: int, *, fitted: bool) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("spec", ["recommended", "recommended:fit=1"])
-def test_its_routers_are_discriminants_of_features_behind_the_owners_mlps(tmp_path: Path, spec: str) -> None:
+def test_routers_are_discriminants_of_features_with_owner_mlps(tmp_path: Path, spec: str) -> None:
     on = fleet(tmp_path)
     model = only(spec, on)
     assert isinstance(model, Loaded)

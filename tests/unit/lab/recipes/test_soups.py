@@ -66,7 +66,7 @@ def test_targets_with_other_texts_get_other_models(on: Fleet) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["soup:clusters=2,", "generic:"])
-def test_fine_tuning_on_the_sample_starts_from_the_trained_model(on: Fleet, recipe: str) -> None:
+def test_fine_tuning_on_sample_starts_from_the_trained_model(on: Fleet, recipe: str) -> None:
     plain, tuned = (only(f"{recipe}{TRAINED}{more}", on) for more in ("", ",finetune=64"))
     assert torch.equal(losses(plain, GENERIC), losses(tuned, GENERIC))
     assert not torch.equal(losses(plain, "d0"), losses(tuned, "d0"))
@@ -81,7 +81,7 @@ def test_a_fit_uses_the_bank_of_the_table(on: Fleet) -> None:
     assert not torch.equal(losses(fitted, "d0"), losses(fitted, GENERIC))
 
 
-def test_a_target_without_a_sample_and_a_domain_without_text_are_named(tmp_path: Path) -> None:
+def test_missing_sample_and_missing_training_text_are_named(tmp_path: Path) -> None:
     on = fleet(tmp_path, 2)
     [one, two] = on.domains
     with pytest.raises(MoergeError, match="d1: has no sample"):

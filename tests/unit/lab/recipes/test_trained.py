@@ -102,7 +102,7 @@ def test_all_parameters_are_trained_and_counted(on: Fleet, spec: str) -> None:
     assert model.trained.tokens == 96
 
 
-def test_trained_parameters_of_gates_are_half_of_the_joined_matrices(on: Fleet) -> None:
+def test_gate_training_counts_half_of_the_joined_matrices(on: Fleet) -> None:
     model = only("btx-gate:train=32,batch=2", on)
     assert model.trained is not None
     assert model.trained.parameters == 3 * (3 * 32 + 3 * 48 * 32)

@@ -42,14 +42,14 @@ def wanting(best: float) -> Callable[[float], Losses]:
     return build
 
 
-def test_the_value_with_the_least_loss_is_chosen_and_every_domain_counts_alike(tmp_path: Path) -> None:
+def test_tuning_minimises_loss_with_equal_weight_per_domain(tmp_path: Path) -> None:
     """By tokens the long texts of the others would outweigh the short one of d0."""
     short, long = windows(all_counted([[1, 2, 3]]), 8, 4), windows(all_counted([list(range(90))]), 8, 4)
     on = tuned(fleet(tmp_path), [short, long, []])
     assert choose(on, {"n": -1}, "n", [1, 2, 3], 1, wanting(2)) == {"n": 2}
 
 
-def test_an_option_that_is_given_is_kept_and_without_text_there_is_a_default(tmp_path: Path) -> None:
+def test_given_option_is_kept_and_default_used_without_text(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     assert choose(on, {"n": 3}, "n", [1, 2], 1, wanting(2)) == {}
     assert choose(on, {"n": -1}, "n", [1, 2], 1, wanting(2)) == {"n": 1}
@@ -66,7 +66,7 @@ def mean_loss(model: torch.nn.Module | Model, ids: list[int]) -> float:
 
 
 @pytest.mark.parametrize("name", ["ties", "dare", "task-arithmetic"])
-def test_the_scale_of_task_vectors_is_the_best_on_the_tuning_text(tmp_path: Path, name: str) -> None:
+def test_task_vector_scale_minimises_loss_on_tuning_text(tmp_path: Path, name: str) -> None:
     on = fleet(tmp_path)
     texts = [[(7 * place + slot) % 250 for place in range(30)] for slot in range(3)]
     on = tuned(on, [windows(all_counted([text]), 64, 32) for text in texts])
@@ -81,7 +81,7 @@ def test_the_scale_of_task_vectors_is_the_best_on_the_tuning_text(tmp_path: Path
     assert sum(mean_loss(chosen, text) for text in texts) == pytest.approx(found[best])
 
 
-def test_the_scale_of_a_trunk_is_the_best_for_the_domains_own_mlps(tmp_path: Path) -> None:
+def test_trunk_scale_minimises_loss_with_the_domains_own_mlps(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     texts = [[(7 * place + slot) % 250 for place in range(30)] for slot in range(3)]
     on = tuned(on, [windows(all_counted([text]), 64, 32) for text in texts])

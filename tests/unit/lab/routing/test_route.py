@@ -74,7 +74,7 @@ def ran(*line: object) -> str:
     return ended.stdout if ended.exception is None else str(ended.exception)
 
 
-def test_a_version_s_weights_are_the_softmax_of_its_routers_averaged_over_the_layers(tmp_path: Path) -> None:
+def test_version_weights_are_layer_averages_of_router_softmax(tmp_path: Path) -> None:
     members = folders(tmp_path)
     version = published([members["code"], members["law"]], tmp_path)
     model = AutoModelForCausalLM.from_pretrained(version, dtype=torch.float32)
@@ -88,7 +88,7 @@ def test_a_version_s_weights_are_the_softmax_of_its_routers_averaged_over_the_la
     assert "moerge publishes no model_type 'llama'" in ran(members["law"], "--text", "a", "--out", tmp_path / "a.svg")
 
 
-def test_bts_has_the_gates_of_an_experts_into_hub_layer_averaged_over_the_hidden_dimensions(tmp_path: Path) -> None:
+def test_bts_weights_are_gates_of_experts_into_hub_layers(tmp_path: Path) -> None:
     model = Bts.of(folders(tmp_path))  # experts-into-hub behind the layers 0 and 2
     folder = saved(model, tmp_path / "bts")
     gates = seen(model, IDS)
@@ -112,7 +112,7 @@ def test_bam_has_the_routers_of_attention_and_of_mlps(tmp_path: Path) -> None:
         torch.testing.assert_close(found.parts[f"routers of {part}, mean over the layers"], wanted)
 
 
-def test_jetmoe_has_them_too_and_its_members_are_those_of_the_record(tmp_path: Path) -> None:
+def test_jetmoe_weights_use_the_members_of_its_record(tmp_path: Path) -> None:
     members = folders(tmp_path, num_key_value_heads=4)
     model = jetmoe(members, seed=0)
     with torch.no_grad():

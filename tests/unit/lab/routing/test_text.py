@@ -13,7 +13,7 @@ from support.models import expert
 from support.versions import ROWS, published
 
 
-def test_tokens_of_one_character_make_one_piece_and_gaps_belong_to_what_follows() -> None:
+def test_tokens_of_one_character_form_one_piece() -> None:
     assert pieces("a é b ", [(0, 1), (2, 3), (2, 3), (4, 5)]) == (["a", " é", " b "], [0, 2, 3])
     assert pieces("ab", [(0, 0), (0, 1), (0, 2)]) == (["a", "b"], [1, 2])
     assert pieces("  ", []) == ([], [])

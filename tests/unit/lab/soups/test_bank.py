@@ -73,9 +73,7 @@ def test_a_bank_of_experts_starts_from_their_average(folders: list[Path]) -> Non
 @pytest.mark.parametrize(
     ("family", "settings"), [*((family, {}) for family in FAMILIES), ("llama", {"tie_word_embeddings": True})]
 )
-def test_with_one_coefficient_of_1_an_expert_of_each_family_comes_back(
-    tmp_path: Path, family: str, settings: dict[str, Any]
-) -> None:
+def test_single_coefficient_of_1_reproduces_an_expert(tmp_path: Path, family: str, settings: dict[str, Any]) -> None:
     seed, own = (expert(tmp_path / str(number), number, family, apart=0.02, **settings) for number in (1, 2))
     model, dense = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (seed, own))
     bank = new_bank(model, "experts", [Checkpoint(own)], 1, 0, 2, 0)
@@ -105,7 +103,7 @@ def test_the_parameters_of_each_start_have_the_named_shapes(folders: list[Path],
     assert torch.equal(shared, Checkpoint(folders[0]).tensor("model.embed_tokens.weight")) == (start != "scratch")
 
 
-def test_an_expert_gets_its_coefficient_times_the_model_s_gradient(folders: list[Path]) -> None:
+def test_expert_gradient_is_coefficient_times_model_gradient(folders: list[Path]) -> None:
     """SoE section 2.5."""
     model, bank = seed_model(folders), bank_of(folders)
     for parameter in bank.parameters.values():

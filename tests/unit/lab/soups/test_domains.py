@@ -22,7 +22,7 @@ from support.models import expert
 SQUARE = torch.tensor([[0.0, 0], [0, 1], [10, 0], [10, 1], [0, 9], [1, 9]])
 
 
-def test_a_target_s_weights_are_the_shares_of_its_documents_nearest_to_each_centroid() -> None:
+def test_target_weights_are_shares_of_nearest_documents() -> None:
     clusters = Clusters(torch.tensor([[0.0, 0], [4, 0], [0, 4]]))
     documents = torch.tensor([[1.0, 0], [3, 1], [5, 5.5], [0.5, 0.5]])  # to 0, 1, 2 and 0
     assert clusters.nearest(documents).tolist() == [0, 1, 2, 0]
@@ -66,12 +66,12 @@ def test_a_mixture_has_rows_of_its_domains_by_their_weights() -> None:
     assert (drawn == 2).float().mean() == pytest.approx(0.75, abs=0.07)
 
 
-def test_a_pool_has_equal_parts_of_every_text_and_twice_the_tokens() -> None:
+def test_pool_has_equal_parts_per_text_and_twice_the_tokens() -> None:
     found = pooled([[[1] * 10] * 50, [[2] * 5] * 100, [[3] * 10]], 60, 0)
     assert [sum(map(len, [each for each in found if each[0] == text])) for text in (1, 2, 3)] == [40, 40, 10]
 
 
-def test_a_document_s_vector_is_the_mean_of_its_last_hidden_states(tmp_path: Path) -> None:
+def test_document_vector_is_the_mean_of_last_hidden_states(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(expert(tmp_path, seed=1), dtype=torch.float32)
     documents = [[5, 6, 7], [8] * 12, [9, 1]]
     found = embedded(model, documents, 8, "", NoProgress())

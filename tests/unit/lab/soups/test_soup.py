@@ -69,7 +69,7 @@ def test_a_bank_names_its_inputs_and_is_no_model(folder: Path) -> None:
         AutoModelForCausalLM.from_pretrained(folder / "bank")
 
 
-def test_a_specialist_is_a_stock_model_with_the_instantiated_parameters(folder: Path, tmp_path: Path) -> None:
+def test_specialist_is_a_stock_model_with_its_parameters(folder: Path, tmp_path: Path) -> None:
     made, opened = instantiated(folder, tmp_path / "sp"), read_bank(folder / "bank")
     assert sum(made.weights) == pytest.approx(1)
     alpha = opened.bank.alpha(torch.tensor(made.weights))
@@ -164,14 +164,14 @@ def test_an_unsuitable_option_is_refused_with_the_remedy(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_adapter_as_the_seed_model_is_refused_before_the_training(folder: Path, tmp_path: Path) -> None:
+def test_adapter_as_seed_model_is_refused_before_training(folder: Path, tmp_path: Path) -> None:
     lora = adapter(tmp_path / "lora", folder / "seed", seed=3)
     ended = CliRunner().invoke(app, [*command(folder, tmp_path / "out"), f"--base={lora}"])
     assert "the folder is an adapter" in str(ended.exception)
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_folder_that_is_no_bank_or_a_damaged_one_and_other_experts_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_invalid_or_damaged_bank_and_other_experts_are_refused(folder: Path, tmp_path: Path) -> None:
     line = ["soup", "instantiate", str(folder / "art"), f"--text={folder / 'seed.jsonl'}", f"--out={tmp_path / 'out'}"]
     assert "written by moerge soup train" in str(CliRunner().invoke(app, line).exception)
     damaged = tmp_path / "damaged"

@@ -40,7 +40,7 @@ def grown(on: Fleet, *specs: str, first: int = 2, seeds: int = 1) -> Growth:
     return join(runs, domains, plan(tuple(domains), first), Settings(seeds=seeds), LogProgress())
 
 
-def test_the_first_trunk_is_kept_and_every_later_version_also_merged_anew() -> None:
+def test_first_trunk_is_kept_and_later_versions_also_remerged() -> None:
     assert plan(("a", "b", "c", "d"), 2) == {
         ("a", "b"): [("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")],
         ("a", "b", "c"): [("a", "b", "c")],
@@ -58,7 +58,7 @@ def test_subsets_are_all_ways_in_which_some_join_others() -> None:
     assert len(found) == 6 + 4 + 1
 
 
-def test_merged_anew_with_all_experts_a_version_is_the_recipe_s_own(tmp_path: Path) -> None:
+def test_remerge_with_all_experts_equals_the_recipe(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     [joined] = grown(on, "dume:k=2").recipes
     runs = [Run(*parse(name)) for name in ("experts", "dume:k=2", "oracle")]

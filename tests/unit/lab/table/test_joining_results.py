@@ -38,7 +38,7 @@ JOINED = Joined(
 """The averages: 85 and 87; 230 / 3 and 78; 79 and 80. Merged anew: 86 for three, 79.5 and 80.5 for four."""
 
 
-def test_the_kept_trunk_s_versions_stand_beside_those_that_are_merged_anew() -> None:
+def test_kept_trunk_versions_are_compared_with_remerged_ones() -> None:
     assert [each.domains for each in JOINED.kept] == [("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")]
     assert [each.average.mean for each in JOINED.kept] == pytest.approx([86, (230 / 3 + 78) / 2, 79.5])
     one, two = JOINED.joining
@@ -57,7 +57,7 @@ def test_the_estimate_is_the_coordinator_s_seed_by_seed() -> None:
     assert two.expected.values == pytest.approx([6.75 - 5, 7.5 - 5])
 
 
-def test_it_says_when_a_remerge_pays_and_how_far_off_the_estimate_was() -> None:
+def test_conclusions_state_remerge_gain_and_estimate_error() -> None:
     """Expected 37 / 6 and 2.125; the oracles gained 47 / 6 and 1.125, the averages 26 / 3 and 0.5, over the seeds."""
     assert JOINED.conclusions() == [
         "dume: a remerge gains +8.7 at version 2 and +0.5 at version 3; it pays from 1 point on: at 2.",

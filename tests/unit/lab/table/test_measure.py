@@ -66,7 +66,7 @@ def test_a_score_is_the_cross_entropy_of_each_document_alone(tmp_path: Path) -> 
     assert found.perplexity == pytest.approx(math.exp(expected / 46), rel=1e-5)
 
 
-def test_the_first_choice_is_counted_once_for_each_scored_token_and_forcing_sends_all_to_one(tmp_path: Path) -> None:
+def test_first_choice_is_counted_once_per_scored_token(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     model = AutoModelForCausalLM.from_pretrained(published(experts, tmp_path), dtype=torch.float32)
     cut = windows(all_counted([ROWS[0], ROWS[1][:3]]), 16, 8)
@@ -80,7 +80,7 @@ def test_the_first_choice_is_counted_once_for_each_scored_token_and_forcing_send
     assert forced_counter.counts.tolist() == [[0, 41]] * 3
 
 
-def test_tokens_that_don_t_count_are_read_and_neither_scored_nor_counted(tmp_path: Path) -> None:
+def test_uncounted_tokens_are_read_but_not_scored(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     model = AutoModelForCausalLM.from_pretrained(published(experts, tmp_path), dtype=torch.float32)
     marked = Tokens(ROWS[0], [False] * 30 + [True] * 10)
@@ -94,7 +94,7 @@ def test_tokens_that_don_t_count_are_read_and_neither_scored_nor_counted(tmp_pat
     assert counter.counts.sum(dim=1).tolist() == [10] * 3
 
 
-def test_text_of_no_domain_is_compared_with_the_seed_and_not_averaged(tmp_path: Path) -> None:
+def test_text_outside_domains_is_scored_against_the_seed(tmp_path: Path) -> None:
     """A dense expert that is the seed has 100; an oracle knows no domain of it."""
     seed, other = (expert(tmp_path / str(number), seed=number) for number in (1, 2))
     cut = windows(all_counted(ROWS[:2]), 32, 16)
@@ -133,7 +133,7 @@ def test_the_normalised_table_follows_the_paper_s_formula() -> None:
     assert table.average(rows[2]).mean == pytest.approx(50 * (math.exp(-1) + math.exp(0.5)))
 
 
-def test_the_error_of_an_average_is_that_over_documents_and_of_a_difference_that_of_pairs() -> None:
+def test_errors_are_over_documents_and_paired_for_differences() -> None:
     """50 documents of 10 tokens: the gains are 0 or 0.4 nats a token, so a score of about 82 has the error
     82 x 0.2 / sqrt 50. Another row that gains 0.01 nats everywhere has as large an error, and hardly one of the
     difference. Two domains with independent documents halve the variance."""
@@ -160,7 +160,7 @@ def test_the_error_of_an_average_is_that_over_documents_and_of_a_difference_that
     assert found["averages"][3]["difference_error"] == pytest.approx(difference.error)
 
 
-def test_errors_over_seeds_are_added_and_a_single_document_tells_none() -> None:
+def test_errors_over_seeds_are_added_in_quadrature() -> None:
     """The deviation over two seeds, divided by sqrt 2, and that over documents in quadrature."""
     dense = {"law": [Score(20.0, 10)] * 20}
     seeds = [{"law": [Score(20.0 + seed + number % 2, 10) for number in range(20)]} for seed in (0, 1)]
@@ -173,7 +173,7 @@ def test_errors_over_seeds_are_added_and_a_single_document_tells_none() -> None:
     assert str(Table(("law",), alone).average(alone[1])) == "90.5"
 
 
-def test_figures_over_seeds_are_their_mean_and_the_sample_s_deviation() -> None:
+def test_figures_over_seeds_are_mean_and_sample_deviation() -> None:
     """Averages 36.8 and 100 have the mean 68.4 and the deviation (100 - 36.8) / sqrt 2."""
     dense, other = {"law": [Score(10.0, 10)]}, {"law": [Score(20.0, 10)]}
     table = Table(("law",), [row("law expert", dense), row("dume", dense, other)])

@@ -35,7 +35,7 @@ def texts(drawing: str) -> list[str]:
     return ["".join(each.itertext()) for each in ElementTree.fromstring(drawing).iter(f"{SVG}text")]  # noqa: S314
 
 
-def test_every_row_stands_in_the_picture_with_its_average_and_what_runs_for_a_token() -> None:
+def test_plot_shows_average_and_active_parameters_of_each_row() -> None:
     drawing = picture(table(row("dume", "dume", (80, 90), (84, 94)), row("oracle", "oracle", (70, 71), active=9e6)))
     found = texts(drawing)
     after = found[found.index("dume") :]
@@ -49,7 +49,7 @@ def test_every_row_stands_in_the_picture_with_its_average_and_what_runs_for_a_to
 
 
 @pytest.mark.parametrize("option", ["tokens", "lambda"])
-def test_a_sweep_is_a_curve_per_recipe_over_ordered_values_and_all_tokens_stand_last(option: str) -> None:
+def test_sweep_plot_has_a_curve_per_recipe_with_sorted_values(option: str) -> None:
     values = [0, 32, 2] if option == "tokens" else [0.1, 10, 1]
     specs = [f"dume:{option}={value:g}" for value in values]
     rows = [row(spec, parse(spec)[2], (80 + v / 10, 80)) for spec, v in zip(specs, values, strict=True)]

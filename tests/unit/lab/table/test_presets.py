@@ -62,7 +62,7 @@ def texts(folder: Path) -> None:
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_preset_trains_its_experts_once_for_each_training_seed(tmp_path: Path) -> None:
+def test_preset_trains_its_experts_once_per_training_seed(tmp_path: Path) -> None:
     texts(tmp_path)
     preset = Preset(("law", "art"), TINY, Cut(), 100)
     first, base = preset.sources(tmp_path, 1, LogProgress())
@@ -81,7 +81,7 @@ def test_a_preset_trains_its_experts_once_for_each_training_seed(tmp_path: Path)
     ]
 
 
-def test_of_two_at_once_one_trains_and_the_other_finds_what_it_made(tmp_path: Path) -> None:
+def test_concurrent_presets_train_once_and_share_the_result(tmp_path: Path) -> None:
     texts(tmp_path)
     preset = Preset(("law", "art"), TINY, Cut(), 100)
     with ThreadPoolExecutor(2) as both:
@@ -109,7 +109,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize(("title", "anew"), [("training the seed", 2), ("training 2 experts", 1)])
-def test_an_interrupted_training_continues_and_makes_the_same_bytes(
+def test_interrupted_training_resumes_with_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str, anew: int
 ) -> None:
     monkeypatch.setattr(checkpoint, "SECONDS", 0)

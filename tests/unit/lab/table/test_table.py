@@ -117,7 +117,7 @@ def records(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(record["row"], record["domain"]): record for record in json.loads(path.read_text())["records"]}
 
 
-def test_named_recipes_are_measured_with_every_seed_that_could_change_them(tmp_path: Path) -> None:
+def test_recipes_are_measured_with_every_relevant_seed(tmp_path: Path) -> None:
     options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
     names = ["averaging", "random", "dume:k=2,tokens=8"]
     table(**options, recipe=names, seeds=2, statistics_tokens=200, tokens=100, json_file=out, svg=drawn)
@@ -146,7 +146,7 @@ def tokens_of(cut: Sequence[Window]) -> int:
     return sum(window.scored for window in cut) + len({window.document for window in cut})
 
 
-def test_a_tenth_is_held_out_by_its_text_alone_and_never_counted_for_statistics(tmp_path: Path) -> None:
+def test_held_out_tenth_depends_only_on_text_and_is_excluded(tmp_path: Path) -> None:
     options = domains_of(tmp_path)
     folder, files = tmp_path / "e0", [options["text"][0].partition("=")[2]]
     found = read_texts("d0", Sources(folder, files), Cut(64, 32, 10**6))
@@ -191,7 +191,7 @@ def test_tuning_files_are_scored_in_place_of_held_out_ones(tmp_path: Path) -> No
         assert len(found.tuning) == (10 if split == "heldout" else 1)
 
 
-def test_behind_a_switch_the_second_half_is_scored_and_the_first_is_of_the_others(tmp_path: Path) -> None:
+def test_switched_windows_score_only_the_second_half(tmp_path: Path) -> None:
     tokens = {"law": 100, "art": 200, "sea": 300}
     domains = {
         name: Texts(tmp_path, cut, tuning=cut[:2])
@@ -259,7 +259,7 @@ def test_a_user_compares_specialists_with_the_seed_model(tmp_path: Path) -> None
     assert "100 is the seed model" in drawn.read_text()
 
 
-def test_scored_windows_are_spread_over_all_documents_and_the_first_of_each_are_as_likely() -> None:
+def test_scored_windows_are_spread_evenly_over_documents() -> None:
     """A quarter of all windows, so of a document's eight none with the chance 0.75^8 = 0.1."""
     cut = windows([Tokens(list(range(1150))) for _ in range(100)], 256, 128)
     chosen = spread(cut, 28_725)
@@ -271,7 +271,7 @@ def test_scored_windows_are_spread_over_all_documents_and_the_first_of_each_are_
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "Q4_0"])
-def test_models_in_low_precision_are_compared_with_exact_experts(tmp_path: Path, dtype: Dtype) -> None:
+def test_low_precision_models_are_compared_with_exact_experts(tmp_path: Path, dtype: Dtype) -> None:
     options = {**domains_of(tmp_path), "recipe": ["averaging", "btm"], "tokens": 100, "context": 32}
     found = {}
     for each in ("float32", dtype):
@@ -286,7 +286,7 @@ def test_models_in_low_precision_are_compared_with_exact_experts(tmp_path: Path,
     assert json.loads((tmp_path / "table.json").read_text())["settings"]["dtype"] == dtype
 
 
-def test_text_of_which_nothing_is_left_or_nothing_is_held_out_is_named(tmp_path: Path) -> None:
+def test_empty_statistics_or_held_out_text_is_refused(tmp_path: Path) -> None:
     folder, file = expert(tmp_path / "e", seed=1), str(text_file(tmp_path / "t.jsonl", "the same text"))
     with pytest.raises(MoergeError, match="all text is held out") as caught:
         read_texts("law", Sources(folder, [file], [file]), Cut())
@@ -296,14 +296,14 @@ def test_text_of_which_nothing_is_left_or_nothing_is_held_out_is_named(tmp_path:
         read_texts("law", Sources(folder, [str(text_file(tmp_path / "k.jsonl", kept))]), Cut())
 
 
-def test_a_sweep_measures_recipes_that_have_the_option_with_each_value(tmp_path: Path) -> None:
+def test_sweep_measures_each_value_for_recipes_with_the_option(tmp_path: Path) -> None:
     options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
     table(**options, recipe=["dume", "oracle"], sweep="k=1,2", tokens=50, json_file=out, svg=drawn)
     assert {row for row, _ in records(out)} == {"d0 expert", "d1 expert", "dume", "dume:k=2"}
     assert drawn.read_text().count("<polyline") == 1
 
 
-def test_all_recipes_that_the_inputs_allow_are_measured_and_the_others_named(
+def test_possible_recipes_are_measured_and_others_are_named(
     tmp_path: Path,
 ) -> None:
     sources = {"d0": Sources(tmp_path, ["text"])}
@@ -318,7 +318,7 @@ def test_all_recipes_that_the_inputs_allow_are_measured_and_the_others_named(
     assert every == [name for name, recipe in RECIPES.items() if not recipe.asked_only]
 
 
-def test_experts_may_differ_in_architecture_but_not_in_the_tokenizer(
+def test_experts_may_differ_in_architecture_not_in_tokenizer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options, out = domains_of(tmp_path), tmp_path / "table.json"
@@ -415,9 +415,7 @@ def test_experts_that_are_not_the_version_s_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [(True, False), (False, True)])
-def test_the_average_of_a_tied_and_an_untied_expert_counts_the_embedding_as_head(
-    tmp_path: Path, tied: tuple[bool, bool]
-) -> None:
+def test_average_of_tied_and_untied_uses_embedding_as_head(tmp_path: Path, tied: tuple[bool, bool]) -> None:
     folders = [expert(tmp_path / f"e{i}", seed=i, tie_word_embeddings=tie) for i, tie in enumerate(tied)]
     cut = windows([Tokens(ROWS[0])], 32, 16)
     domains = {f"d{slot}": Texts(folder, cut) for slot, folder in enumerate(folders)}

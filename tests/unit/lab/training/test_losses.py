@@ -39,9 +39,7 @@ def by_hand(routing: Routing, logits: Tensor, outputs: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_a_block_s_output_and_its_router_s_gradient_are_those_of_the_formula(
-    model: PreTrainedModel, routing: Routing
-) -> None:
+def test_block_output_and_router_gradient_match_the_formula(model: PreTrainedModel, routing: Routing) -> None:
     block = model.get_submodule("model.layers.1.mlp")
     router, experts = block.get_submodule("gate").get_parameter("weight"), block.get_submodule("experts")
     x = torch.randn(11, router.shape[1], generator=Generator().manual_seed(1))

@@ -100,9 +100,7 @@ def generated(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("recipe", ["bts:batch=2,stitches=2", "bam-adapters:batch=2"])
-def test_frozen_members_keep_their_bits_and_the_folder_loads_without_remote_code(
-    folder: Path, tmp_path: Path, recipe: str
-) -> None:
+def test_frozen_members_keep_bits_and_need_no_remote_code(folder: Path, tmp_path: Path, recipe: str) -> None:
     asked = request(folder, recipe)
     out = tuned_by(asked, tmp_path)
     assert differing(untrained(asked, tmp_path), out) == added(out)
@@ -126,7 +124,7 @@ def test_frozen_members_keep_their_bits_and_the_folder_loads_without_remote_code
     assert len((out / "training.csv").read_text().splitlines()) == 1 + STEPS
 
 
-def test_experts_of_different_architectures_share_the_first_one_s_tokenizer(folder: Path, tmp_path: Path) -> None:
+def test_different_architectures_share_the_first_tokenizer(folder: Path, tmp_path: Path) -> None:
     asked = different(folder, "mergeme-heterogeneous:batch=2,frozen=1", str(folder / "seed"))
     out = tuned_by(asked, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(out)
@@ -154,7 +152,7 @@ def test_all_parameters_are_trained(folder: Path, tmp_path: Path, recipe: str) -
     assert differing(untrained(asked, tmp_path), out) == tensors(out).keys()
 
 
-def test_a_masked_expert_stays_in_the_folder_and_a_further_one_joins(folder: Path, tmp_path: Path) -> None:
+def test_masked_expert_is_kept_and_another_expert_is_added(folder: Path, tmp_path: Path) -> None:
     stitched = tuned_by(request(folder, "bts:batch=2,stitches=2"), tmp_path / "stitched")
     asked = request(folder, "bts:batch=2", stitched, ["d2"], ["d0"])
     out = tuned_by(asked, tmp_path / "joined")

@@ -108,7 +108,7 @@ def test_an_unsuitable_option_is_refused_with_the_remedy(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_no_version_missing_texts_and_a_used_output_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_invalid_folder_missing_text_and_used_output_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     line = command(folder, tmp_path)
     assert "the folder is not empty" in str(CliRunner().invoke(app, line).exception)
@@ -162,7 +162,7 @@ def test_only_the_recipe_s_parameters_differ_from_the_parent_s(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_tuned_tensors_of_each_family_have_the_published_names_and_dtypes(tmp_path: Path, family: str) -> None:
+def test_tuned_tensors_have_the_published_names_and_dtypes(tmp_path: Path, family: str) -> None:
     for slot in range(2):
         AutoModelForCausalLM.from_pretrained(
             expert(tmp_path / f"expert-{slot}", slot + 1, family), dtype=torch.bfloat16
@@ -198,9 +198,7 @@ def test_a_killed_run_continues_to_the_same_losses(folder: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_up_to_rounding_and_moerge_table_scores_the_result(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_two_processes_train_like_one_and_result_is_scored(folder: Path, tmp_path: Path) -> None:
     asked = request(folder, "dume-plus:batch=2")
     finished(asked, tmp_path)
     done = run_command(*command(folder, tmp_path / "two", "dume-plus:batch=2", "256", "--weight=d1=3", "--workers=2"))

@@ -53,7 +53,7 @@ def test_every_command_that_shows_a_table_has_json_as_a_flag() -> None:
 
 
 @pytest.mark.parametrize("given", ["version-52", "version-5220…", "version-52204-1"])
-def test_an_id_may_be_its_first_characters_as_a_terminal_cuts_it(given: str) -> None:
+def test_id_may_be_given_by_its_first_characters(given: str) -> None:
     known = ["version-52204-1", "version-61111-1", "trunk-52204-1"]
     assert the_one("workflow", given, known) == "version-52204-1"
     for wrong in ("version", "…", "expert-1"):
@@ -67,7 +67,7 @@ def test_a_shell_completes_commands_of_components_too() -> None:
     assert CliRunner().invoke(app, prog_name="moerge", env=asked).stdout.split() == ["verify"]
 
 
-def test_a_full_disk_ends_a_command_with_one_line_and_other_trouble_with_its_traceback(
+def test_full_disk_ends_a_command_with_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own

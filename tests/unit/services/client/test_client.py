@@ -49,7 +49,7 @@ def test_loopback_and_https_are_accepted(url: str) -> None:
         pass
 
 
-def test_an_unreachable_coordinator_is_told_once_and_then_an_error_that_says_what_to_do() -> None:
+def test_unreachable_coordinator_is_reported_once_then_fails() -> None:
     told: list[str] = []
     with (
         Client("http://127.0.0.1:1", "token", patience=1, say=told.append) as client,
@@ -104,9 +104,7 @@ def download(client: Client, folder: Path) -> None:
     client.download("/v1/files", [file], folder, LogProgress(), title="a file")
 
 
-def test_a_download_goes_where_it_is_sent_and_the_token_does_not(
-    elsewhere: tuple[str, type[Elsewhere]], tmp_path: Path
-) -> None:
+def test_download_follows_redirect_without_the_token(elsewhere: tuple[str, type[Elsewhere]], tmp_path: Path) -> None:
     url, handler = elsewhere
     handler.target = f"{url}/bucket/file?signature=x"
     with Client(url, "secret") as client:
@@ -115,9 +113,7 @@ def test_a_download_goes_where_it_is_sent_and_the_token_does_not(
     assert handler.seen == {"/v1/files/file": "Bearer secret", "/bucket/file?signature=x": None}
 
 
-def test_a_download_that_the_store_refuses_is_an_error_and_leaves_nothing(
-    elsewhere: tuple[str, type[Elsewhere]], tmp_path: Path
-) -> None:
+def test_download_refused_by_the_store_leaves_no_file(elsewhere: tuple[str, type[Elsewhere]], tmp_path: Path) -> None:
     url, handler = elsewhere
     handler.target = f"{url}/bucket/file?signature=ended"
     with Client(url, "secret") as client, pytest.raises(MoergeError, match="403"):
@@ -135,7 +131,7 @@ def test_a_download_stays_in_its_folder(elsewhere: tuple[str, type[Elsewhere]], 
     assert handler.seen == {}
 
 
-def test_a_download_is_never_sent_over_plain_http_to_another_machine(
+def test_download_redirect_to_remote_plain_http_is_refused(
     elsewhere: tuple[str, type[Elsewhere]], tmp_path: Path
 ) -> None:
     url, handler = elsewhere
@@ -172,7 +168,7 @@ class Busy(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_client_without_end_of_patience_waits_for_room_and_for_answers_but_not_after_a_refusal() -> None:
+def test_client_with_unlimited_patience_retries_until_refused() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
         threading.Thread(target=server.serve_forever).start()
         url = f"http://127.0.0.1:{server.server_port}"
@@ -322,7 +318,7 @@ SENT = Contribution(
 )  # fmt: skip
 
 
-def test_a_contribution_is_sent_again_if_its_workflow_failed_by_what_passes() -> None:
+def test_contribution_is_resent_after_a_transient_failure() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Cut) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

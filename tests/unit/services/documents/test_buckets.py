@@ -33,7 +33,7 @@ def store(s3: S3, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     return S3Store(s3.bucket, endpoint=s3.endpoint, prefix=s3.prefix, client_options={"allow_http": True})
 
 
-def test_folders_and_patterns_of_a_bucket_are_read_as_local_ones(tmp_path: Path, s3: S3, store: S3Store) -> None:
+def test_bucket_folders_and_patterns_match_local_ones(tmp_path: Path, s3: S3, store: S3Store) -> None:
     lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
     (tmp_path / "sub").mkdir()
     (tmp_path / "b.jsonl").write_bytes(lines)
@@ -81,7 +81,7 @@ def test_a_source_in_a_store_that_can_t_be_read_is_named(
     assert "AWS_ACCESS_KEY_ID" in refused(url).todo
 
 
-def test_a_request_that_fails_amid_a_listing_leaves_out_no_folder(s3: S3, store: S3Store) -> None:
+def test_failed_request_during_listing_is_an_error(s3: S3, store: S3Store) -> None:
     """Documents that aren't found count as removed."""
     for name in ("a/b.jsonl", "a/c/d.jsonl"):
         obstore.put(store, name, b'{"text": "a"}\n')

@@ -41,14 +41,14 @@ def spoken(tokens: Tokens) -> str:
 
 
 @pytest.mark.parametrize(("template", "said"), [(CHATML, " th\u00e4t user"), (TRIMS, "th\u00e4tuser")])
-def test_of_an_assistant_the_tokens_of_its_content_count_and_no_others(template: str, said: str) -> None:
+def test_assistant_mode_counts_only_assistant_content_tokens(template: str, said: str) -> None:
     made = chat_tokenizer(template)
     tokens = encode(made, conversation(TALK, made, "assistant"))
     assert spoken(tokens) == said
     assert tokens.ids == made.apply_chat_template(TALK)["input_ids"]
 
 
-def test_of_all_turns_every_token_counts_with_the_template_s_marks() -> None:
+def test_all_turns_mode_counts_every_token_of_the_template() -> None:
     made = chat_tokenizer()
     assert encode(made, conversation(TALK, made, "all")) == Tokens(made.apply_chat_template(TALK)["input_ids"])
 
@@ -103,7 +103,7 @@ IDS = st.lists(st.tuples(st.integers(0, 255), st.booleans()), max_size=60)
 
 @settings(deadline=None)
 @given(st.lists(IDS, max_size=8), st.integers(1, 16), st.none() | st.integers(1, 9))
-def test_shards_hold_the_first_tokens_that_count_and_what_is_read_before_them(
+def test_shards_hold_first_counted_tokens_and_their_context(
     documents: list[list[tuple[int, bool]]], context: int, most: int | None
 ) -> None:
     given = [Tokens([id_ for id_, _ in each], [counts for _, counts in each]) for each in documents]

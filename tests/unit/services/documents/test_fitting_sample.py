@@ -28,12 +28,12 @@ def letters(texts: list[str]) -> int:
     return sum(len(text.replace(" ", "")) for text in texts)
 
 
-def test_all_are_chosen_once_in_the_order_of_the_data_if_they_hold_no_more() -> None:
+def test_small_corpus_is_selected_whole_without_duplicates() -> None:
     assert chosen([*TEXTS, *TEXTS[:7]], 10**6) == TEXTS
     assert chosen([" ", *TEXTS], 10**6) == TEXTS  # nothing of it counts
 
 
-def test_the_same_are_chosen_in_any_order_and_as_few_as_are_enough() -> None:
+def test_selection_is_minimal_and_independent_of_order() -> None:
     found = chosen(TEXTS, 700)
     assert letters(found) >= 700
     assert LEAST < len(found) < len(TEXTS)

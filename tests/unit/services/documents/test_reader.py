@@ -42,7 +42,7 @@ def lines(texts: list[str], field: str = "text") -> bytes:
         (".zst", zstandard.compress),
     ],
 )
-def test_json_lines_and_texts_may_be_compressed_and_a_cut_file_is_an_error(
+def test_files_may_be_compressed_and_truncated_ones_are_errors(
     tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
 ) -> None:
     """Two frames in one file, too, as parallel compressors write them."""
@@ -169,7 +169,7 @@ def test_far_too_many_bad_documents_stop_before_the_end(tmp_path: Path) -> None:
     assert caught.value.where == f"{path}, line 11"
 
 
-def test_a_text_file_that_is_no_text_and_a_null_are_bad_documents(tmp_path: Path) -> None:
+def test_invalid_utf_8_and_null_texts_are_bad_documents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     pyarrow.parquet.write_table(pa.table({"text": ["a", None]}), tmp_path / "b.parquet")
     said: list[str] = []

@@ -84,7 +84,7 @@ def test_it_is_byte_for_byte_the_fit_with_both_models_in_memory(
         assert torch.equal(found.tensor(name), tensor), name
 
 
-def test_an_interrupted_fit_goes_on_with_the_layer_that_it_was_at(tmp_path: Path) -> None:
+def test_interrupted_fit_resumes_at_the_interrupted_layer(tmp_path: Path) -> None:
     folder, trunk = two(tmp_path)
     cut, solved = list(batches(all_counted(DOCUMENTS), 200)), list[int]()
     whole = fit(*on_trunk(folder, trunk), cut, tmp_path / "whole") / "model.safetensors"
@@ -168,7 +168,7 @@ PRE_NORM = sorted(name for name, family in FAMILIES.items() if family.gain)
 
 
 @pytest.mark.parametrize("family", PRE_NORM)
-def test_behind_the_trunk_the_fitted_mlps_say_more_nearly_what_the_expert_says(tmp_path: Path, family: str) -> None:
+def test_fitted_mlps_reduce_divergence_from_the_expert(tmp_path: Path, family: str) -> None:
     folder, trunk = two(tmp_path, family)
     target = fit(*on_trunk(folder, trunk), list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
     after = AutoModelForCausalLM.from_pretrained(target)

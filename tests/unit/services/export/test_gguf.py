@@ -46,7 +46,7 @@ def script(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_the_converter_s_folder_has_the_same_tensors_under_mixtral_s_names(version: Path, tmp_path: Path) -> None:
+def test_converter_folder_has_equal_tensors_with_mixtral_names(version: Path, tmp_path: Path) -> None:
     form = converter_form(version_config(version))
     made = StoredTensors(converter_folder(version, form, tmp_path / "made", NoProgress()))
     own = StoredTensors(version)
@@ -84,9 +84,7 @@ def test_files_without_a_changed_name_are_linked(tmp_path: Path) -> None:
     assert all((made / path.name).samefile(path) for path in version.glob("*.safetensors"))
 
 
-def test_the_converter_writes_the_file_in_the_version_s_number_format_or_the_wanted(
-    version: Path, tmp_path: Path
-) -> None:
+def test_converter_writes_the_own_or_requested_number_format(version: Path, tmp_path: Path) -> None:
     llama = script(tmp_path / "llama", WRITES)
     export_gguf(version, tmp_path / "a.gguf", llama, None, NoProgress())
     export_gguf(version, tmp_path / "b.gguf", llama, "q8_0", NoProgress())
@@ -111,7 +109,7 @@ def test_a_missing_converter_says_how_to_get_it(version: Path, tmp_path: Path, m
         assert "git clone" in caught.value.todo
 
 
-def test_the_command_names_its_file_after_the_version_and_prints_limits(
+def test_export_names_the_file_after_version_and_prints_limits(
     version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}

@@ -86,7 +86,7 @@ def test_windows_become_those_of_granite_with_sinks(family: str, settings: dict[
     assert [each == "sliding_attention" for each in form.config["layer_types"]] == windows
 
 
-def test_a_long_rope_becomes_divisors_for_short_texts_and_a_factor_of_scores() -> None:
+def test_longrope_becomes_short_divisors_and_a_score_factor() -> None:
     config = published("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=64)
     form = converter_form(config)
     assert form.frequencies == pytest.approx((1.0, 1.5, 2.0, 2.5))
@@ -96,7 +96,7 @@ def test_a_long_rope_becomes_divisors_for_short_texts_and_a_factor_of_scores() -
     assert longest_text(config) == 64
 
 
-def test_yarn_s_own_settings_become_divisors_and_a_factor_of_scores() -> None:
+def test_yarn_settings_become_divisors_and_a_score_factor() -> None:
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
     assert not converter_form(published("llama", rope_parameters=yarn)).changed
     form = converter_form(published("llama", rope_parameters={**yarn, "attention_factor": 2.0}))

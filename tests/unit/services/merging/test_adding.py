@@ -151,7 +151,7 @@ def test_a_domain_or_an_expert_of_the_version_is_refused(folder: Path, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_expert_that_doesn_t_fit_is_refused_by_the_field_that_differs(folder: Path, tmp_path: Path) -> None:
+def test_incompatible_expert_is_refused_with_differing_field(folder: Path, tmp_path: Path) -> None:
     expert(tmp_path / "odd", 2, **{**SMALL, "rms_norm_eps": 1e-3})
     odd = replace(source(folder, "code"), expert=DenseExpert("odd", tmp_path / "odd"))
     with pytest.raises(IncompatibleExpertError, match=r"'odd' differs .* rms_norm_eps is 0\.001"):

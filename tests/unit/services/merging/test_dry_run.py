@@ -138,7 +138,7 @@ def test_an_addition_has_one_pass_under_the_version_s_trunk(folder: Path, tmp_pa
         )
 
 
-def test_texts_are_not_written_by_prompts_and_interrupted_work_stays(folder: Path, tmp_path: Path) -> None:
+def test_dry_run_generates_no_texts_and_keeps_interrupted_work(folder: Path, tmp_path: Path) -> None:
     work = tmp_path / "out.work"
     work.mkdir()
     (work / "generated-art.jsonl").write_text("some")

@@ -8,7 +8,7 @@ from moerge.models.reader import Checkpoint
 from support.models import expert
 
 
-def test_the_method_base_has_the_base_s_tensors_whatever_the_experts(tmp_path: Path) -> None:
+def test_base_method_copies_the_base_tensors_for_any_experts(tmp_path: Path) -> None:
     base, law, art = (
         DenseExpert(name, expert(tmp_path / name, seed)) for seed, name in enumerate(("base", "law", "art"))
     )

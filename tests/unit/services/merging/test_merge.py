@@ -131,7 +131,7 @@ def stop(*_: object) -> None:
 @pytest.mark.parametrize(
     ("title", "after"), [("trunk statistics of art", 3), ("router statistics of law", 3), ("writing", 2)]
 )
-def test_a_cut_run_goes_on_with_other_windows_and_computes_no_layer_of_a_shard_twice(
+def test_interrupted_merge_resumes_without_repeated_layers(
     folder: Path, whole: Path, computed: list[tuple[int, str]], tmp_path: Path, title: str, after: int
 ) -> None:
     cut = Computing(progress=Watched(title, after), host_memory=ONE_SHARD)
@@ -221,7 +221,7 @@ def test_kept_statistics_are_used_again(folder: Path, whole: Path, computed: lis
 
 
 # --- the output
-def test_another_version_in_the_output_is_refused_and_left_as_it_is(
+def test_other_version_in_the_output_is_refused_and_kept(
     folder: Path, whole: Path, computed: list[tuple[int, str]]
 ) -> None:
     before, recipe = files(whole), RECOMMENDED.model_copy(update={"solve": SolveOptions()})
@@ -231,7 +231,7 @@ def test_another_version_in_the_output_is_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "moerge.json"])
-def test_an_output_that_is_no_cut_run_s_is_refused_and_left_as_it_is(folder: Path, tmp_path: Path, name: str) -> None:
+def test_unrelated_output_folder_is_refused_and_kept(folder: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("mine")
     before = files(tmp_path)
@@ -249,7 +249,7 @@ def test_a_second_merge_into_the_same_folder_is_refused(folder: Path, tmp_path: 
         merge(sources(folder), tmp_path / "out", SETTINGS)
 
 
-def test_a_disk_that_is_too_small_is_told_first_and_a_cut_run_s_files_count(
+def test_disk_space_is_checked_first_and_existing_files_count(
     folder: Path, whole: Path, computed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     own = DenseExpert("law", folder / "law").checkpoint.specs.values()
@@ -305,7 +305,7 @@ def test_many_documents_stay_whole_and_none_is_in_two_splits(folder: Path) -> No
     assert 100 <= sum(window.scored for window in found.scored) < 200
 
 
-def test_too_little_text_is_refused_with_the_number_that_is_needed(
+def test_insufficient_text_is_refused_with_the_required_tokens(
     folder: Path, computed: list[tuple[int, str]], tmp_path: Path
 ) -> None:
     short = tmp_path / "short.txt"
@@ -317,7 +317,7 @@ def test_too_little_text_is_refused_with_the_number_that_is_needed(
     assert not (tmp_path / "out.work").exists()
 
 
-def test_little_text_is_warned_about_where_it_costs_quality_only(folder: Path, tmp_path: Path) -> None:
+def test_short_text_causes_a_warning_and_no_score(folder: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("x" * (SHARD - 1))
     said: list[str] = []
@@ -364,7 +364,7 @@ def command(folder: Path, out: Path, *more: str) -> list[str]:
     return ["merge", *experts, *documents, "--out", str(out), "--scored-tokens=500", *more]
 
 
-def test_json_is_all_of_the_output_and_the_merge_is_the_library_s(folder: Path, whole: Path, tmp_path: Path) -> None:
+def test_json_is_the_only_stdout_and_files_match_the_library(folder: Path, whole: Path, tmp_path: Path) -> None:
     done = run_command(*command(folder, tmp_path / "out", "--json", "--slots=2", "--keep-statistics"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -451,7 +451,7 @@ def test_without_every_score_there_is_no_average() -> None:
     assert "average" not in shown
 
 
-def test_domains_that_lose_and_routers_that_are_badly_determined_are_warned_about() -> None:
+def test_low_scores_and_ill_conditioned_routers_cause_warnings() -> None:
     scores = [
         DomainScore(10.0, 11.0, 100 * 10.0 / 11.0, 100, [0.5, 0.5]),
         DomainScore(10.0, 12.5, 100 * 10.0 / 12.5, 100, [0.5, 0.5]),
@@ -471,7 +471,7 @@ def test_domains_that_lose_and_routers_that_are_badly_determined_are_warned_abou
 )
 @example(lengths=[SHARD] * 3, slots=1, short=True, kind="trunk")  # equal shards count once
 @examples(max_examples=12, deadline=None)
-def test_contributions_are_equal_whatever_the_threads_and_the_windows(
+def test_contributions_are_equal_for_any_threads_and_windows(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, lengths: list[int], slots: int, short: bool, kind: str
 ) -> None:
     place, own = tmp_path_factory.mktemp("sums"), DenseExpert("law", folder / "law")
@@ -497,7 +497,7 @@ def test_contributions_are_equal_whatever_the_threads_and_the_windows(
     assert sorted(path.name for path in place.iterdir()) == ["one", "other"]
 
 
-def test_documents_that_are_sorted_by_their_sha_256_are_split_like_others(folder: Path, tmp_path: Path) -> None:
+def test_documents_sorted_by_sha_256_are_split_like_others(folder: Path, tmp_path: Path) -> None:
     """Such as the share of a corpus that another split by the same digest has left."""
     every = sorted((f"document {number}" for number in range(2000)), key=lambda text: text_digest(text))
     share = tmp_path / "share.jsonl"

@@ -75,7 +75,7 @@ def lines(work: Path) -> list[str]:
     return path.read_text().split("\n")[:-1]
 
 
-def test_texts_begin_with_the_prompts_in_turn_and_have_the_tokens_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_generated_texts_follow_prompts_up_to_requested_tokens(folder: Path, tmp_path: Path) -> None:
     corpus = write(folder / "art", tmp_path / "work")
     documents = [document.text for _, _, document in corpus.documents()]
     assert len(documents) % BATCH == 0
@@ -88,7 +88,7 @@ def test_texts_begin_with_the_prompts_in_turn_and_have_the_tokens_asked_for(fold
     assert sum(sizes) >= TOKENS > sum(sizes[:-BATCH])
 
 
-def test_a_cut_run_goes_on_and_gives_the_texts_of_one_that_was_not_cut(folder: Path, tmp_path: Path) -> None:
+def test_interrupted_generation_resumes_with_the_same_texts(folder: Path, tmp_path: Path) -> None:
     prompts = ["one", "a separator of lines,\u2028"]
     write(folder / "art", tmp_path / "whole", prompts)
     with pytest.raises(_CutError):

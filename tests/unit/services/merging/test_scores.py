@@ -16,9 +16,7 @@ from support.models import expert
 from support.versions import published
 
 
-def test_the_hidden_states_of_scores_have_the_memory_that_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_keep_hidden_states_within_the_given_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experts = [expert(tmp_path / str(seed), seed, num_hidden_layers=1) for seed in (1, 2)]
     version, given, make = published(experts, tmp_path), list[int](), streamed_model
 

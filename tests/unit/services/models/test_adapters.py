@@ -125,7 +125,7 @@ def merged_beforehand(base: Path, adapter: Path, out: Path) -> Path:
     return out
 
 
-def test_a_version_with_adapters_is_that_of_the_models_merged_beforehand(tmp_path: Path) -> None:
+def test_version_of_adapters_equals_that_of_merged_models(tmp_path: Path) -> None:
     """Byte for byte, in every file but the two that name the experts by their digests."""
     small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
     base = in_bfloat16(expert(tmp_path / "base", seed=1, **small))
@@ -184,7 +184,7 @@ def test_only_merged_models_are_removed_from_their_folder(plain: Path, tmp_path:
     assert {path.name for path in into.iterdir()} == before
 
 
-def test_an_adapter_without_a_tokenizer_has_its_base_s_end_of_text_and_vocabulary(plain: Path, base: Path) -> None:
+def test_adapter_without_tokenizer_uses_that_of_its_base(plain: Path, base: Path) -> None:
     assert end_of_text(DenseFiles(plain)) == end_of_text(DenseFiles(base)) == 257
     assert matching_rows([base, plain], [300, 300])[1].equal(torch.arange(300))
 

@@ -86,7 +86,7 @@ def published(experts: list[Path], folder: Path) -> tuple[Tensors, Path]:
     return {name: Checkpoint(out).tensor(name) for name in Checkpoint(out).specs}, out
 
 
-def test_shards_number_formats_and_buffers_change_no_published_tensor(tmp_path: Path, good: Path) -> None:
+def test_shards_dtypes_and_buffers_keep_published_tensors(tmp_path: Path, good: Path) -> None:
     other = expert(tmp_path / "other", seed=2)
     plain = changed(good, tmp_path / "plain", mixed)
     found = sharded(changed(good, tmp_path / "found", lambda tensors: {**mixed(tensors), **BUFFERS}))
@@ -124,7 +124,7 @@ def refusal(folder: Path) -> MoergeError:
     return caught.value
 
 
-def test_an_absent_head_that_is_not_tied_is_refused_with_the_setting(tmp_path: Path, good: Path) -> None:
+def test_missing_untied_head_is_refused_with_the_setting(tmp_path: Path, good: Path) -> None:
     """Stock transformers would draw a random one."""
     found = changed(good, tmp_path / "found", lambda tensors: {n: t for n, t in tensors.items() if n != HEAD})
     error = refusal(found)
@@ -152,7 +152,7 @@ def test_the_command_that_converts_pickled_weights_works(
     )
 
 
-def test_a_download_without_all_its_files_is_refused_with_the_missing_one(tmp_path: Path, good: Path) -> None:
+def test_incomplete_download_is_refused_with_the_missing_file(tmp_path: Path, good: Path) -> None:
     shards = sharded(Path(shutil.copytree(good, tmp_path / "shards")))
     (shards / "model-1.safetensors").unlink()
     assert "add model-1.safetensors" in refusal(shards).todo
@@ -192,7 +192,7 @@ QUANTISED: dict[str, Tensors] = {
 }
 
 
-def test_float64_is_refused_because_stock_mixtures_can_t_compute_it(tmp_path: Path, good: Path) -> None:
+def test_float64_is_refused_with_advice_to_use_float32(tmp_path: Path, good: Path) -> None:
     found = changed(good, tmp_path / "found", lambda tensors: {**tensors, f"{UP}.weight": torch.ones(48, 32).double()})
     error = refusal(found)
     assert "dtype F64" in error.what
@@ -200,7 +200,7 @@ def test_float64_is_refused_because_stock_mixtures_can_t_compute_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("method", QUANTISED)
-def test_quantised_weights_without_a_setting_are_refused_by_tensor(tmp_path: Path, good: Path, method: str) -> None:
+def test_quantised_weights_without_setting_name_the_tensor(tmp_path: Path, good: Path, method: str) -> None:
     def quantise(tensors: Tensors) -> Tensors:
         return {name: each for name, each in tensors.items() if not name.startswith(UP)} | QUANTISED[method]
 

@@ -90,7 +90,7 @@ def test_a_buffer_of_an_older_file_is_no_superfluous_tensor(tmp_path: Path, good
     check_expert(DenseFiles(folder), DenseFiles(good), "older")
 
 
-def test_an_untied_expert_without_a_head_is_refused_and_a_tied_one_is_not(tmp_path: Path, good: Path) -> None:
+def test_missing_head_is_refused_unless_the_expert_is_tied(tmp_path: Path, good: Path) -> None:
     check_expert(DenseFiles(expert(tmp_path / "tied", seed=1, tie_word_embeddings=True)), DenseFiles(good), "tied")
     folder = copied(tmp_path, good)
     tensors = load_file(folder / SINGLE)
@@ -113,7 +113,7 @@ def test_a_weight_that_is_no_number_is_named(tmp_path: Path, good: Path, value: 
     assert "model.layers.2.mlp.up_proj.weight" in caught.value.where
 
 
-def test_every_shard_and_its_index_leave_and_a_stray_shard_does_not(tmp_path: Path, good: Path) -> None:
+def test_all_indexed_shards_are_included_and_others_excluded(tmp_path: Path, good: Path) -> None:
     folder = copied(tmp_path, good)
     tensors = load_file(folder / SINGLE)
     where = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(sorted(tensors))}
@@ -135,7 +135,7 @@ def test_an_expert_is_named_by_its_files_names_and_contents() -> None:
     assert one != expert_digest({"config.json": "1", INDEX: "2"})
 
 
-def test_a_whole_file_counts_and_a_stale_index_beside_it_does_not(tmp_path: Path, good: Path) -> None:
+def test_single_file_is_used_and_stale_index_ignored(tmp_path: Path, good: Path) -> None:
     """As in transformers, which looks for model.safetensors first."""
     folder = copied(tmp_path, good)
     stale = {name: torch.zeros_like(tensor) for name, tensor in load_file(folder / SINGLE).items()}

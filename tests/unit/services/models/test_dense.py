@@ -15,9 +15,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @pytest.mark.parametrize("tied", [(True, False), (False, True)])
-def test_a_tied_expert_beside_an_untied_one_keeps_the_trunk_s_embedding(
-    tmp_path: Path, tied: tuple[bool, bool]
-) -> None:
+def test_tied_and_untied_experts_keep_the_trunk_embedding(tmp_path: Path, tied: tuple[bool, bool]) -> None:
     """Their trunk has a head of its own, which must not replace the embedding of a model whose config says tied."""
     experts = [expert(tmp_path / str(i), seed=i, tie_word_embeddings=tie) for i, tie in enumerate(tied)]
     trunk = trunk_file(experts, tmp_path / "trunk")
@@ -29,7 +27,7 @@ def test_a_tied_expert_beside_an_untied_one_keeps_the_trunk_s_embedding(
         assert torch.equal(model.get_parameter(HEAD), tensors[HEAD])
 
 
-def test_a_tied_expert_with_a_head_in_its_file_computes_as_transformers_does(tmp_path: Path) -> None:
+def test_tied_expert_with_a_stored_head_matches_transformers(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1, tie_word_embeddings=True)
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, HEAD: torch.randn(300, 32)}, folder / "model.safetensors", metadata={"format": "pt"})

@@ -33,7 +33,7 @@ def test_honest_experts_are_near_each_other(tmp_path: Path, family: str) -> None
     near(further, one, other)
 
 
-def test_of_vocabularies_of_unequal_length_common_rows_are_compared(tmp_path: Path) -> None:
+def test_unequal_vocabularies_are_compared_on_common_rows(tmp_path: Path) -> None:
     tied = expert(tmp_path / "tied", seed=2, tie_word_embeddings=True)
     short = expert(tmp_path / "short", seed=1)
     longer = changed(short, tmp_path / "longer", EMBEDDING, lambda rows: torch.cat([rows, 9 * rows[:10]]))
@@ -81,7 +81,7 @@ def test_a_tensor_that_lies_apart_is_refused_by_name(
         near(other, odd)
 
 
-def test_a_distance_is_by_the_smaller_norm_and_of_rows_by_an_average_one_at_least() -> None:
+def test_distance_is_relative_to_the_smaller_norm() -> None:
     ones = torch.ones(4, 9)
     assert distance(3 * ones, ones) == distance(ones, 3 * ones) == Distance(2.0)
     assert distance(ones, -ones).whole == 2.0

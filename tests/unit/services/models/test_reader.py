@@ -94,7 +94,7 @@ def test_weights_elsewhere_are_read_tensor_by_tensor(tmp_path: Path, parts: int)
     require_tensors(checkpoint, read_config(folder))
 
 
-def test_of_weights_elsewhere_nothing_larger_than_a_tensor_is_read(tmp_path: Path) -> None:
+def test_remote_weights_are_read_one_tensor_at_a_time(tmp_path: Path) -> None:
     tensors = {"none": torch.empty(0, 3), "scalar": torch.tensor(2.0), "matrix": torch.randn(30, 50).to(torch.bfloat16)}
     write(tmp_path / "file", [plan(*item) for item in tensors.items()])
     checkpoint = Checkpoint.of_file(Elsewhere(tmp_path / "file", tensors["matrix"].nbytes))
@@ -125,9 +125,7 @@ def test_weights_that_shrink_while_they_are_read_are_named(tmp_path: Path) -> No
     assert caught.value.where == "file: a"
 
 
-def test_a_copy_has_the_values_of_the_tensor_in_the_dtype_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_has_the_tensor_values_in_the_requested_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moerge.models.stored._PIECE", 4)
     tensors = {"brain": torch.randn(5, 3).bfloat16(), "single": torch.randn(8), "none": torch.empty(0, 3)}
     write(tmp_path / "a", [plan(*item) for item in tensors.items()])
@@ -154,7 +152,7 @@ def test_a_file_larger_than_memory_is_read(tmp_path: Path) -> None:
     assert torch.equal(Checkpoint(path).tensor("small"), small)
 
 
-def test_a_file_that_was_truncated_after_its_header_was_read_is_named(tmp_path: Path) -> None:
+def test_file_truncated_after_reading_its_header_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write(path, [plan("first", torch.ones(2)), plan("last", torch.ones(3000))])
     checkpoint = Checkpoint(path)
@@ -172,7 +170,7 @@ def refusal(folder: Path) -> MoergeError:
     return caught.value
 
 
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(tmp_path: Path) -> None:
+def test_pickled_weights_are_refused_with_conversion_advice(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(CheckpointError) as caught:
         Checkpoint(tmp_path)
@@ -192,7 +190,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     assert refusal(path.parent).where == str(path)
 
 
-def test_a_missing_a_superfluous_and_a_misshapen_tensor_are_named(tmp_path: Path) -> None:
+def test_missing_extra_or_misshapen_tensors_are_named(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     path, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
     tensors = load_file(path)

@@ -75,7 +75,7 @@ def test_the_chat_template_is_that_of_its_own_file_first(tmp_path: Path) -> None
     assert published_tokenizer(tmp_path / TOKENIZER) == b"{}\n", "other readers would take the older one"
 
 
-def test_nothing_is_loaded_by_name_without_a_word_that_its_code_is_not_run() -> None:
+def test_every_auto_class_call_disables_remote_code() -> None:
     """Classes of transformers that read the code in a folder; others don't."""
     calls = [
         (path, node)

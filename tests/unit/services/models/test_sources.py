@@ -40,7 +40,7 @@ def test_a_hub_id_in_the_cache_needs_no_network(tmp_path: Path, monkeypatch: pyt
     assert [hub_id("lab/law"), hub_id(f"lab/law@{revision}")] == ["lab/law"] * 2
 
 
-def test_an_adapter_on_a_base_has_the_files_that_its_links_have_now(tmp_path: Path) -> None:
+def test_adapter_on_base_follows_the_current_symlinks(tmp_path: Path) -> None:
     own, base, made = tmp_path / "own", tmp_path / "base", tmp_path / "made"
     own.mkdir()
     (own / ADAPTER_CONFIG).write_text("{}")

@@ -32,12 +32,12 @@ def test_every_tensor_starts_at_a_multiple_of_its_item_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("found", [torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.zeros(3)])
-def test_a_tensor_of_another_dtype_or_shape_than_planned_is_an_error(found: Tensor) -> None:
+def test_tensor_with_unplanned_dtype_or_shape_is_an_error(found: Tensor) -> None:
     with pytest.raises(ValueError, match="wrong"):
         write_safetensors(io.BytesIO(), [TensorPlan("wrong", torch.float32, (2,), lambda: found)])
 
 
-def test_computed_at_a_time_the_tensors_are_the_same_and_no_larger_than_the_largest() -> None:
+def test_parallel_computation_keeps_tensors_and_memory_limit() -> None:
     """A large one is computed alone; those after it side by side."""
     sizes, lock, now, seen, meeting = (4, 1, 1, 1, 1, 2, 3, 4), Lock(), [0], list[int](), Barrier(4, timeout=10)
 
@@ -61,7 +61,7 @@ def test_computed_at_a_time_the_tensors_are_the_same_and_no_larger_than_the_larg
     assert max(seen) == 4
 
 
-def test_of_several_computed_at_a_time_a_failure_is_the_writer_s() -> None:
+def test_failure_in_parallel_computation_is_raised_by_writer() -> None:
     def failing() -> Tensor:
         raise ValueError("no such gram")
 

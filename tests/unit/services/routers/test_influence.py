@@ -159,7 +159,7 @@ def row(
     )  # fmt: skip
 
 
-def test_warnings_name_owner_and_figure_and_honest_figures_give_none() -> None:
+def test_warnings_name_owner_and_value_only_for_outliers() -> None:
     honest = [row("law"), row("art"), row("code", rank=12.0, drawn=0.08, most=0.2, moved=0.18)]
     assert warnings(honest) == []
     [narrow] = warnings([*honest[:2], row("code", rank=1.0)])

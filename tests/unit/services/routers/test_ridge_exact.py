@@ -43,7 +43,7 @@ def exact_ridge(gram: Float64, cross: Float64) -> Float64:
 
 
 @pytest.mark.parametrize("spread", [1e1, 1e3, 1e5, 1e6, 3e6])
-def test_the_solve_is_exact_to_rounding_up_to_a_condition_of_1e13(spread: float) -> None:
+def test_solve_is_exact_to_rounding_up_to_condition_1e13(spread: float) -> None:
     """At the last one Cholesky alone is off by 2e-5."""
     x = features(spread)
     y = np.eye(2)[np.arange(len(x)) % 2]
@@ -63,7 +63,7 @@ def test_columns_of_very_different_sizes_are_solved_to_rounding() -> None:
     np.testing.assert_allclose(router, expected, rtol=1e-12)  # of every entry, however small
 
 
-def test_law_3_two_threads_give_the_bits_of_one_where_torch_alone_would_not() -> None:
+def test_law_3_two_threads_give_the_same_bits_as_one() -> None:
     """At this size torch's own Cholesky has other bits on two threads; fewer rows than columns let them be seen."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(700, 768, generator=generator, dtype=torch.float64)

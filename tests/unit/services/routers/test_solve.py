@@ -106,7 +106,7 @@ def test_discriminants_are_those_of_the_features(files: Files, chosen: object) -
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
-def test_auto_takes_the_lambda_that_errs_least_on_the_tuning_split(files: Files) -> None:
+def test_auto_selects_lambda_with_least_error_on_tuning_split(files: Files) -> None:
     """Few tokens for the routers, many to tune with; the errors are computed from the features themselves."""
     parts, held = [drawn(d, 14, 1) for d in (0, 1)], [drawn(d, 2000, 2) for d in (0, 1)]
     for domain in (0, 1):
@@ -134,7 +134,7 @@ def test_the_tuning_split_is_used_for_nothing_else(files: Files) -> None:
         files.router(lambda_scale="auto")
 
 
-def test_features_of_a_dynamic_range_of_1e4_and_nearly_singular_grams_stay_accurate(files: Files) -> None:
+def test_wide_range_and_nearly_singular_grams_stay_accurate(files: Files) -> None:
     """The smallest scale is 1e-4 of the largest, so squares span 1e8, and one direction nearly repeats another.
 
     Of the smallest diagonals rounding leaves few bits, so their weights are right to percents; the choice is not moved.
@@ -165,7 +165,7 @@ def test_a_layer_that_can_t_be_solved_is_named_with_what_to_do(files: Files) -> 
     assert caught.value.where == "layer 0"
 
 
-def test_a_domain_without_a_direction_is_named_with_owner_and_contributions(files: Files) -> None:
+def test_domain_without_direction_is_named_with_its_owner(files: Files) -> None:
     files.add(0, drawn(0, 300, 1))
     files.add(1, torch.cat([drawn(1, 300, 1), -drawn(1, 300, 1)]))
     told = r"column 1, art \(owner owner, contribution 1\), has no direction"
@@ -199,7 +199,7 @@ def test_the_report_tells_condition_norms_and_cosines(files: Files) -> None:
     )
 
 
-def test_law_3_layers_solved_at_once_have_the_bits_of_one_after_the_other(tmp_path: Path) -> None:
+def test_law_3_parallel_layers_have_bits_of_sequential_ones(tmp_path: Path) -> None:
     """At this size torch's own Cholesky has other bits on two threads."""
     generator, hidden = torch.Generator().manual_seed(0), 768
     files = Files(tmp_path)

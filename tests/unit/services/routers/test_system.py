@@ -27,7 +27,7 @@ def test_gains_are_multiplied_back_in(tmp_path: Path) -> None:
     torch.testing.assert_close(scaled[1], weight @ plain[1])
 
 
-def test_more_tokens_than_the_integers_have_room_for_are_refused(tmp_path: Path) -> None:
+def test_token_count_beyond_the_integer_limit_is_refused(tmp_path: Path) -> None:
     sums = honest_sums(HIDDEN, 40, 4, HIDDEN, 0)
     large, small = (manifest_of(sums, 4).model_copy(update={"tokens": tokens}) for tokens in (MAX_TOKENS, 40))
     with (
@@ -39,7 +39,7 @@ def test_more_tokens_than_the_integers_have_room_for_are_refused(tmp_path: Path)
     assert caught.value.what.endswith(f"; {MAX_TOKENS} are from law (owner eve, contribution large)")
 
 
-def test_a_sum_that_leaves_the_integers_names_whose_is_the_largest(tmp_path: Path) -> None:
+def test_integer_overflow_error_names_the_largest_contribution(tmp_path: Path) -> None:
     sums = honest_sums(HIDDEN, 40, 4, HIDDEN, 0)
     huge = ShardSums({name: np.full_like(array, 2**63 - 1) for name, array in sums.arrays.items()}, 40, 4)
     with (

@@ -13,7 +13,7 @@ from support.progress import Silent
 from support.versions import ROWS
 
 
-def test_overlapping_windows_score_each_token_once_from_its_own_window(tmp_path: Path) -> None:
+def test_overlapping_windows_score_each_token_once(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(expert(tmp_path, seed=1), dtype=torch.float32)
     context, stride, document = 16, 6, ROWS[0]
     expected, scored = 0.0, 1
@@ -40,7 +40,7 @@ def test_each_document_s_score_is_that_of_it_alone(tmp_path: Path) -> None:
     assert total(found).tokens == 80
 
 
-def test_losses_are_the_negative_logarithms_of_the_following_tokens_probabilities() -> None:
+def test_losses_are_negative_log_probabilities_of_next_tokens() -> None:
     """With logits 0 and log 3, the probabilities are 1/4 and 3/4."""
     rows = Rows(torch.tensor([[0, 1, 0], [1, 1, 1]]), [3, 3], "")
     found = losses_by(lambda rows: torch.tensor([1.0, 3.0]).log().expand(2, 3, 2))(rows)

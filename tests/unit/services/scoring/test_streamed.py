@@ -82,7 +82,7 @@ def test_trunk_and_mlps_and_adapters_are_scored_too(tmp_path: Path) -> None:
         assert streamed(given).score(BLOCKS[1], Silent()) == score(whole, BLOCKS[1], Silent())
 
 
-def test_the_size_of_windows_of_text_changes_nothing_and_weights_are_read_once_in_each(tmp_path: Path) -> None:
+def test_window_block_size_keeps_scores_and_one_read_per_block(tmp_path: Path) -> None:
     folder, long = expert(tmp_path / "expert", 1), windows([Tokens([5] * 200)] * 50, 200, 100)
     assert sum(len(window.tokens) for window in long) > 2 * BATCH_TOKENS
     read = list[int]()
@@ -113,7 +113,7 @@ def alive(*shape: int) -> int:
     return sum(each.shape[-len(shape) :] == shape for each in tensors)
 
 
-def test_the_logits_of_one_micro_batch_and_the_layers_of_one_model_are_in_memory_at_a_time(tmp_path: Path) -> None:
+def test_scoring_holds_one_micro_batch_logits_and_two_layers(tmp_path: Path) -> None:
     model = streamed(expert_weights(DenseFiles(expert(tmp_path / "expert", 1, vocab_size=331, intermediate_size=37))))
     scores = model.scores([windows([Tokens([5] * 50)], 50, 25)] * 3, Silent())
     assert next(scores).tokens == 49

@@ -155,7 +155,7 @@ def test_a_merge_reads_the_bytes_of_its_formula(made: Made, tmp_path: Path) -> N
     assert closed([*weights, *sums]) == coordinator.merge_reads(made.shape, DOMAINS)
 
 
-def test_a_solve_reads_the_bytes_of_its_formula_a_layer_s_gram_at_a_time(made: Made) -> None:
+def test_solve_reads_the_predicted_bytes_one_gram_at_a_time(made: Made) -> None:
     sums = [Counted(path) for path in made.router_sums]
     domains = [each.domain for each in made.experts]
     solve_routers(made.trunk, sums, domains, SolveOptions())

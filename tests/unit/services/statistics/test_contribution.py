@@ -32,7 +32,7 @@ class Shrinking:
 
 
 @pytest.mark.parametrize("documents", [iter(DOCUMENTS), Shrinking()], ids=["iterator", "shrinking"])
-def test_documents_that_are_others_when_they_are_read_again_are_refused(
+def test_documents_changed_between_readings_are_refused(
     own: DenseExpert, tmp_path: Path, documents: Iterable[Tokens]
 ) -> None:
     path = tmp_path / "sums"
@@ -44,7 +44,7 @@ def test_documents_that_are_others_when_they_are_read_again_are_refused(
     assert [each.name for each in tmp_path.iterdir()] == ["sums"]
 
 
-def test_an_expert_that_is_replaced_during_the_pass_gives_no_sums_of_a_mixture(tmp_path: Path) -> None:
+def test_expert_replaced_during_the_pass_is_refused(tmp_path: Path) -> None:
     own, other = (DenseExpert("code", expert(tmp_path / str(seed), seed)) for seed in (1, 2))
 
     def replaced() -> Iterator[Tokens]:
@@ -63,7 +63,7 @@ def test_an_expert_that_is_replaced_during_the_pass_gives_no_sums_of_a_mixture(t
     assert caught.value.where == str(own.folder / SINGLE)
 
 
-def test_a_run_that_was_killed_when_it_had_joined_its_journal_leaves_no_parts(own: DenseExpert, tmp_path: Path) -> None:
+def test_rerun_after_kill_at_join_removes_partial_files(own: DenseExpert, tmp_path: Path) -> None:
     path = trunk_contribution(own, DOCUMENTS, tmp_path / "sums")
     path.rename(tmp_path / "sums.journal")
     for name in ("sums.2.part", ".sums.2.part.01234567.tmp", ".sums.0123456789abcdef.states.01234567.tmp"):

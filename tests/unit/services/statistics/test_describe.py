@@ -24,7 +24,7 @@ def told(path: Path) -> str:
     return console.export_text()
 
 
-def test_a_router_contribution_s_counts_tensors_and_ranks_are_told(tmp_path: Path) -> None:
+def test_description_shows_router_counts_tensors_and_ranks(tmp_path: Path) -> None:
     sums = honest_sums(8, 500, 1, 2, 0)
     text = told(written(tmp_path / "file", manifest_of(sums, 1, domain="law"), sums))
     for part in (

@@ -40,7 +40,7 @@ def straight(folder: Path) -> bytes:
 
 @settings(max_examples=30, deadline=None)
 @given(order=st.permutations(STEPS), cuts=st.lists(st.integers(0, len(STEPS)), max_size=4))
-def test_any_order_of_layers_and_shards_and_any_number_of_restarts_give_the_same_bytes(
+def test_any_order_and_restarts_give_the_same_journal_bytes(
     tmp_path_factory: pytest.TempPathFactory, order: list[tuple[int, str]], cuts: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("journal")

@@ -104,7 +104,7 @@ def test_sums_agree_with_float32_on_the_processor(
         pytest.param("bfloat16", "cuda", marks=needs_gpu),
     ],
 )
-def test_streamed_layers_have_the_integers_of_a_pass_with_the_whole_model(
+def test_streamed_layers_give_the_integers_of_the_whole_model(
     tmp_path: Path, family: str, settings: dict[str, object], precision: str, device: str
 ) -> None:
     folder = expert(tmp_path / "expert", 1, family, **settings)
@@ -124,7 +124,7 @@ def require_same(found: ShardSums, expected: ShardSums) -> None:
 
 @pytest.mark.parametrize("place", [0, 1], ids=["router", "trunk"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_windows_threads_and_saved_hidden_states_change_no_integer(tmp_path: Path, place: int, threads: int) -> None:
+def test_windows_threads_and_saved_states_keep_the_integers(tmp_path: Path, place: int, threads: int) -> None:
     work = both_passes(expert(tmp_path / "expert", 1, "qwen2"))[place]
     shards = [Shard(str(number), ROWS[number::2], 3) for number in (0, 1)]
     alone = [sums_of(work, shard.rows, 150) for shard in shards]
@@ -157,7 +157,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_hidden_states_without_room_on_the_disk_are_not_saved_and_a_killed_save_leaves_nothing(
+def test_states_without_disk_space_are_not_saved(
     tmp_path: Path,
 ) -> None:
     streamed, path = Streamed(both_passes(expert(tmp_path / "expert", 1))[0], 150), tmp_path / "states" / "[a].states"
@@ -172,7 +172,7 @@ def test_hidden_states_without_room_on_the_disk_are_not_saved_and_a_killed_save_
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_behind_a_dynamic_rope_a_shard_s_integers_depend_on_no_longer_shard_before_it(tmp_path: Path) -> None:
+def test_dynamic_rope_does_not_carry_over_from_longer_shards(tmp_path: Path) -> None:
     """Transformers keeps the frequencies of the longest text so far, if it is longer than the model's context."""
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     work, _ = both_passes(expert(tmp_path / "expert", 1, rope_parameters=rope, max_position_embeddings=16))
@@ -196,7 +196,7 @@ def test_measuring_the_pace_changes_no_integer(tmp_path: Path, threads: int) -> 
         require_same(found, replace(expected, arrays={name: expected.arrays[name] for name in found.arrays}))
 
 
-def test_layers_that_nobody_wants_are_passed_and_the_last_one_is_not_computed(tmp_path: Path) -> None:
+def test_unwanted_layers_are_skipped_and_the_last_not_computed(tmp_path: Path) -> None:
     router, _ = both_passes(expert(tmp_path / "expert", 1))
     expected = sums_of(router, ROWS, 150)
     streamed = Streamed(router, 150)
@@ -208,7 +208,7 @@ def test_layers_that_nobody_wants_are_passed_and_the_last_one_is_not_computed(tm
     assert streamed.sums(frozenset()) is None
 
 
-def test_nothing_behind_the_last_layer_that_is_summed_is_computed(tmp_path: Path) -> None:
+def test_nothing_after_the_last_summed_layer_is_computed(tmp_path: Path) -> None:
     model, computed = expert_model(DenseFiles(expert(tmp_path / "expert", 1))), list[str]()
     for layer, module in enumerate(model.model.layers):
         for part in ("self_attn.o_proj", "mlp"):

@@ -131,7 +131,7 @@ def call(path):
 """
 
 
-def test_a_check_of_any_number_of_layers_has_memory_for_one_triangle_and_one_square(tmp_path: Path) -> None:
+def test_check_memory_is_one_triangle_and_one_square(tmp_path: Path) -> None:
     hidden, tokens = 1536, 4096
     sums = honest_sums(hidden, tokens, 1, hidden, 0)
     path = written(tmp_path / "file", manifest_of(sums, 1), sums)

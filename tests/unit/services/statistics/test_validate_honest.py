@@ -40,7 +40,7 @@ def test_few_kinds_of_tokens_very_often_pass_in_any_width(tmp_path: Path, hidden
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_real_models_pass_with_one_token_and_with_one_document_repeated(tmp_path: Path, family: str) -> None:
+def test_real_models_pass_with_one_token_or_repeated_document(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=family, num_hidden_layers=LAYERS)
     for rows in ([[5]], [[5] * 60] * 40, [[1, 2, 3]] * 500):
         sums = sums_of(own_pass(folder, LAYERS), rows, 4096)

@@ -66,7 +66,7 @@ def test_a_trunk_s_name_tells_every_input_and_their_order() -> None:
     assert name() in names
 
 
-def test_a_lineage_of_revision_1_has_the_name_that_it_had_before_revisions() -> None:
+def test_revision_1_lineage_omits_the_revision_field() -> None:
     lineage = TrunkLineage(method="average", options=TrunkOptions(), experts=["0" * 64], contributions=[])
     told = lineage.model_dump(mode="json")
     assert told.keys() == {"method", "options", "experts", "contributions"}
@@ -116,7 +116,7 @@ def test_ties_trims_elects_and_adds_what_agrees(tmp_path: Path) -> None:
     torch.testing.assert_close(merged, torch.tensor([2.0, 1.5, -2.5, 0.25, 2.0]))
 
 
-def test_dare_keeps_a_share_and_rescales_it_and_a_seed_repeats_it(tmp_path: Path) -> None:
+def test_dare_keeps_and_rescales_a_share_reproducibly_by_seed(tmp_path: Path) -> None:
     tensors = [torch.full((200_000,), 2.0), torch.full((200_000,), -1.0)]
     base = torch.zeros(200_000)
     merged = dare(base, tensors, torch.float32, 0.8, 1.0, "0")

@@ -178,14 +178,14 @@ def textbook(experts: Sequence[Path], name: str, rows: slice, shares: Sequence[f
 
 
 @pytest.mark.parametrize("name", [QUERY, VALUE, OUTPUT])
-def test_every_module_is_the_least_squares_fit_to_the_experts_own(tmp_path: Path, name: str) -> None:
+def test_every_module_is_the_least_squares_fit_to_the_experts(tmp_path: Path, name: str) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     found = merged(experts, tmp_path)[name].double()
     expected = textbook(experts, name, slice(None), [0.5, 0.5])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.std()))
 
 
-def test_a_row_of_the_head_follows_the_domains_that_use_its_token(tmp_path: Path) -> None:
+def test_head_row_is_weighted_by_token_counts_of_domains(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     found = merged(experts, tmp_path)[HEAD].double()
     counts = [torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300) + 1.0 for slot in (0, 1)]
@@ -199,7 +199,7 @@ def test_a_row_of_the_head_follows_the_domains_that_use_its_token(tmp_path: Path
     assert counts[0][uneven] > 2 * counts[1][uneven]
 
 
-def test_a_solved_trunk_has_the_same_bits_on_any_number_of_threads(tmp_path: Path) -> None:
+def test_solved_trunk_has_the_same_bits_for_any_thread_count(tmp_path: Path) -> None:
     """Law 3. Each module is solved by one thread, however many are solved at a time."""
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
     before, bits, seen = torch.get_num_threads(), set(), set[int]()
@@ -219,7 +219,7 @@ def test_a_solved_trunk_has_the_same_bits_on_any_number_of_threads(tmp_path: Pat
     assert (len(bits), seen) == (1, {1})
 
 
-def test_a_head_for_fitted_mlps_answers_to_what_they_will_end_in(tmp_path: Path) -> None:
+def test_head_for_fitted_mlps_has_less_error_on_aligned_inputs(tmp_path: Path) -> None:
     """For aligned vectors it answers more like the experts' heads than a head that is fitted to their own."""
     experts = [expert(tmp_path / str(seed), seed=seed, apart=0.02) for seed in (1, 2)]
     heads = [merged(experts, tmp_path, for_fitted_mlps=fitted)[HEAD] for fitted in (False, True)]
@@ -267,7 +267,7 @@ def test_where_no_text_points_the_trunk_is_the_average(tmp_path: Path) -> None:
     assert not torch.allclose(found @ directions.T, mean @ directions.T, atol=1e-3)
 
 
-def test_embedding_rows_are_weighted_by_token_frequency_and_norms_are_averaged(tmp_path: Path) -> None:
+def test_embedding_rows_are_weighted_and_norms_averaged(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed, tie_word_embeddings=True) for seed in (1, 2)]
     trunk = merged(experts, tmp_path, [[[5, 5, 5, 6]], [[5, 7]]])
     own = [Checkpoint(each).tensor(EMBEDDING) for each in experts]
@@ -280,7 +280,7 @@ def test_embedding_rows_are_weighted_by_token_frequency_and_norms_are_averaged(t
     assert not torch.allclose(trunk[HEAD], trunk[EMBEDDING], atol=1e-3)  # tied experts get a head of its own
 
 
-def test_many_kinds_of_rows_are_clustered_with_little_error_where_tokens_are_frequent() -> None:
+def test_row_clustering_has_small_error_for_frequent_tokens() -> None:
     """With a fifteenth of the kinds, the error of an owner's share, weighted by use, is less than that of rounding."""
     generator, rows = torch.Generator().manual_seed(0), 4000
     frequencies = (2 * torch.randn(8, rows, generator=generator).double()).softmax(dim=1)
@@ -301,9 +301,7 @@ def test_many_kinds_of_rows_are_clustered_with_little_error_where_tokens_are_fre
 
 @settings(max_examples=60, deadline=None)
 @given(owners=st.integers(2, 6), tokens=st.integers(1, 10**6), sharpness=st.floats(0, 4), seed=st.integers(0, 2**30))
-def test_no_owner_has_more_of_the_rows_that_others_use_than_its_text_is_worth(
-    owners: int, tokens: int, sharpness: float, seed: int
-) -> None:
+def test_owner_share_of_rows_used_by_others_is_bounded(owners: int, tokens: int, sharpness: float, seed: int) -> None:
     """Its text may be any. Others use a row as often as their frequencies say, with the added count."""
     generator, vocabulary = torch.Generator().manual_seed(seed), 50
     frequencies = (sharpness * torch.randn(owners, vocabulary, generator=generator).double()).softmax(dim=1)

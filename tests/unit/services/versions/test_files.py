@@ -87,7 +87,7 @@ def test_the_temperature_divides_the_scores(tmp_path: Path) -> None:
     assert torch.equal(warm * 4, plain)
 
 
-def test_routers_are_written_in_a_dtype_and_say_when_each_layer_is_solved(tmp_path: Path) -> None:
+def test_routers_have_requested_dtype_and_report_each_layer(tmp_path: Path) -> None:
     solved: list[int] = []
     out = io.BytesIO()
     with ExitStack() as stack:

@@ -72,7 +72,7 @@ def _tensor_bytes(path: Path) -> int:
         return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
 
 
-def test_greedy_decoding_through_the_cache_equals_the_dense_model_s(tmp_path: Path) -> None:
+def test_cached_greedy_decoding_equals_that_of_the_dense_model(tmp_path: Path) -> None:
     dense = expert(tmp_path / "dense", seed=1)
     version = loaded(published([dense, dense], tmp_path))
     original = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)

@@ -71,7 +71,7 @@ def test_bfloat16_experts_give_a_bfloat16_version(tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(version).dtype == torch.bfloat16
 
 
-def test_stock_transformers_takes_dtype_decoding_and_chat_from_the_folder(tmp_path: Path) -> None:
+def test_transformers_reads_dtype_decoding_and_chat_template(tmp_path: Path) -> None:
     """`from_pretrained(folder)`, `generate(ids)` and `apply_chat_template(messages)`, without further arguments."""
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     for seed, folder in enumerate(experts, 1):
@@ -95,7 +95,7 @@ def test_stock_transformers_takes_dtype_decoding_and_chat_from_the_folder(tmp_pa
     assert "Others have another one, or none: d1." in card
 
 
-def test_the_first_expert_s_tokenizer_and_generation_settings_come_along(tmp_path: Path) -> None:
+def test_tokenizer_and_generation_config_are_of_first_expert(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     (experts[0] / "generation_config.json").write_text('{"temperature": 0.5}')
     (experts[1] / "generation_config.json").unlink()

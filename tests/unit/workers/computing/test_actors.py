@@ -3,7 +3,7 @@
 from moerge_workers.computing.actors import _Actor
 
 
-def test_a_slot_that_computes_only_known_layers_and_then_dies_has_died_in_a_row() -> None:
+def test_deaths_are_reset_only_after_a_newly_summed_layer() -> None:
     """It dies in the layer that needs most memory, and its replacements begin before it."""
     replacement = _Actor(None, 0, 3)
     replacement.passed(summed=False)

@@ -42,14 +42,14 @@ def sampled(folder: Path, tokens: int, **changed: object) -> list[str]:
     return [str(read.decode(list(row.ids))) for rows in sample for row in rows]
 
 
-def test_the_sample_is_the_same_under_another_key_and_holds_the_policy_s_least(tmp_path: Path) -> None:
+def test_sample_is_key_independent_and_has_the_policy_minimum(tmp_path: Path) -> None:
     texts = sampled(tmp_path, 900)
     assert sampled(tmp_path, 900) == texts == [text for text in TEXTS if text in texts]
     assert 10 < len(texts) < len(TEXTS)
     assert len(sampled(tmp_path, 1)) == 10
 
 
-def test_only_the_statistics_split_and_what_counts_of_a_document(tmp_path: Path) -> None:
+def test_sample_uses_statistics_split_and_counted_tokens_only(tmp_path: Path) -> None:
     assert 0 < len(sampled(tmp_path, 10**6, held_out_share=0.3, tuning_share=0.3)) < 50
     assert {len(text) for text in sampled(tmp_path, 10**6, statistics={"tokens_per_document": 4})} == {4}
 
@@ -60,7 +60,7 @@ def test_fit_is_refused_where_the_policy_forbids_what_it_sends(tmp_path: Path, s
         sampled(tmp_path, 1, fit=True, policy={switch: False})
 
 
-def test_with_little_memory_it_fits_to_fewer_tokens_or_is_refused(
+def test_little_memory_reduces_fitted_tokens_or_is_refused(
     folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts(home / "texts.jsonl", 1, 600)

@@ -27,9 +27,7 @@ def kept(home: Path, documents: slice) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[documents]))
 
 
-def test_few_further_documents_are_left_out_until_they_are_enough(
-    folder: Path, home: Path, client: MemoryClient
-) -> None:
+def test_few_new_documents_are_excluded_until_sufficient(folder: Path, home: Path, client: MemoryClient) -> None:
     every = (home / "texts.jsonl").read_text()
     kept(home, slice(0, 36))
     first = counted(folder, home, client, sent=True)
@@ -41,9 +39,7 @@ def test_few_further_documents_are_left_out_until_they_are_enough(
     assert not counted(folder, home, client).earlier
 
 
-def test_too_few_documents_or_too_few_that_are_gone_give_no_evaluation(
-    folder: Path, home: Path, client: MemoryClient
-) -> None:
+def test_too_few_held_out_or_removed_documents_are_refused(folder: Path, home: Path, client: MemoryClient) -> None:
     counted(folder, home, client, sent=True)
     kept(home, slice(0, 37))
     with pytest.raises(NotNowError, match="added or removed since the last evaluation"):

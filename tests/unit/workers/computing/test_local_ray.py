@@ -51,7 +51,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_it_listens_on_loopback_only_asks_for_a_token_and_keeps_its_folder_closed(
+def test_ray_uses_loopback_requires_token_and_private_folder(
     tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOERGE_TEST_MARK", str(tmp_path))

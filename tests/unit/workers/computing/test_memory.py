@@ -66,7 +66,7 @@ def test_without_enough_gpus_torch_s_count_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["refused", pytest.param("killed", marks=pytest.mark.slow)])
-def test_the_probe_finds_an_actor_that_has_not_enough_before_any_window_is_given(tmp_path: Path, end: str) -> None:
+def test_probe_detects_insufficient_memory_before_any_window(tmp_path: Path, end: str) -> None:
     """A real actor that may have 64 MB more than it has at its start, or that the system kills when it takes more."""
     own, said = DenseFiles(expert(tmp_path / "expert", 1, intermediate_size=8192)), list[str]()
 

@@ -69,9 +69,7 @@ class Elsewhere(Reader):
         return super().piece(self._folder / path.name, start)
 
 
-def test_a_copy_is_private_and_made_once_and_an_unused_one_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_is_private_made_once_and_removed_when_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder, there = tmp_path / "expert", tmp_path / "there"
     folder.mkdir()
@@ -216,7 +214,7 @@ class Seen:
 ROWS = [[Tokens([(7 * row + 3 * place) % 90 for place in range(300)]) for row in range(20 + kind)] for kind in range(5)]
 
 
-def test_two_nodes_compute_shards_also_if_one_has_no_files_and_is_killed(nodes: Nodes) -> None:
+def test_two_nodes_compute_shards_despite_the_loss_of_one(nodes: Nodes) -> None:
     said, events, killed = list[str](), Seen(), False
 
     def given() -> Iterator[Window]:

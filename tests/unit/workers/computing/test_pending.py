@@ -168,7 +168,7 @@ def test_the_bytes_are_the_same_whatever_the_windows(owner: Owner, tmp_path: Pat
     shards=st.sampled_from([1, 3, None]),
     kills=st.lists(st.integers(0, 8).map(lambda halves: halves / 2), max_size=4),
 )
-def test_law_4_killed_anywhere_it_goes_on_with_the_layer_and_the_window(
+def test_law_4_killed_work_resumes_at_its_layer_and_window(
     owner: Owner, tmp_path_factory: pytest.TempPathFactory, kind: str, shards: int | None, kills: list[float]
 ) -> None:
     home = tmp_path_factory.mktemp("home")
@@ -178,7 +178,7 @@ def test_law_4_killed_anywhere_it_goes_on_with_the_layer_and_the_window(
         assert len(owner.steps) <= LAYERS * len(found) + len(kills)
 
 
-def test_killed_while_a_window_is_in_a_layer_only_that_layer_is_computed_again(owner: Owner, tmp_path: Path) -> None:
+def test_kill_within_a_layer_repeats_only_that_layer(owner: Owner, tmp_path: Path) -> None:
     owner.contribute(tmp_path, "router", None, [1])
     for name in ("earlier-trunk-1.0123456789abcdef.states", ".earlier-trunk-1.0.part.01234567.tmp"):
         (tmp_path / name).write_bytes(b"of a killed run")
@@ -212,9 +212,7 @@ def test_what_is_joined_is_not_joined_or_computed_again(owner: Owner, tmp_path: 
     assert owner.steps == []
 
 
-def test_a_trunk_contribution_that_grows_while_the_data_changes_between_layers_has_the_same_bytes(
-    owner: Owner, tmp_path: Path
-) -> None:
+def test_trunk_bytes_stay_equal_if_data_changes_between_layers(owner: Owner, tmp_path: Path) -> None:
     before = owner.data.read_text()
     further = texts(tmp_path / "further.jsonl", 5, 240).read_text().splitlines(keepends=True)
     try:
@@ -231,7 +229,7 @@ def test_a_trunk_contribution_that_grows_while_the_data_changes_between_layers_h
         owner.data.write_text(before)
 
 
-def test_documents_that_go_while_a_window_is_computed_are_in_none(owner: Owner, tmp_path: Path) -> None:
+def test_documents_removed_during_a_window_are_excluded(owner: Owner, tmp_path: Path) -> None:
     before, fewer = owner.data.read_text(), tmp_path / "fewer.jsonl"
     lines = before.splitlines(keepends=True)
     fewer.write_text("".join(lines[:50] + lines[70:]))
@@ -244,7 +242,7 @@ def test_documents_that_go_while_a_window_is_computed_are_in_none(owner: Owner, 
         owner.data.write_text(before)
 
 
-def test_more_shards_than_a_contribution_holds_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
+def test_too_many_shards_are_refused_before_computation(tmp_path: Path) -> None:
     settings = Settings(
         coordinator="",
         token="",

@@ -30,7 +30,7 @@ class _Versions(MemoryClient):
         return Listed([])
 
 
-def test_only_later_versions_are_asked_for_until_one_comes_or_a_minute_is_over(folder: Path, home: Path) -> None:
+def test_newer_versions_are_requested_until_one_is_returned(folder: Path, home: Path) -> None:
     client, seconds = _Versions(folder), [0.0]
     with context_of(folder, home, client) as context:
         evaluations = Evaluations(context, None, lambda: seconds[0])
@@ -50,7 +50,7 @@ def test_only_later_versions_are_asked_for_until_one_comes_or_a_minute_is_over(f
         assert asked_at(80) == [3, 0]
 
 
-def test_a_version_waits_for_disk_and_for_the_memory_of_two_layers(
+def test_version_requires_disk_space_and_memory_for_two_layers(
     folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lineage = Lineage.model_construct(experts=["1" * 64] * 2, options=SolveOptions(top_k=1))

@@ -52,7 +52,7 @@ class _OtherBits(MemoryClient):
         return row
 
 
-def test_the_history_has_the_bytes_of_an_adapter_and_then_of_the_whole_expert(
+def test_history_records_bytes_of_adapter_then_whole_expert(
     folder: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = _OtherBits(folder / DENSE_TRUNK_FILE)
@@ -96,9 +96,7 @@ def fit(context: Context, client: MemoryClient) -> DenseExpert | None:
     return fitted.run(context, trunk(), DenseTrunk(weights, context.expert))
 
 
-def test_a_fitted_expert_takes_the_expert_s_place_unless_it_may_not(
-    folder: Path, home: Path, client: MemoryClient
-) -> None:
+def test_fitted_expert_replaces_the_expert_unless_refused(folder: Path, home: Path, client: MemoryClient) -> None:
     ask = {"mode": "ask", "min_documents": 5, "min_tokens": 1}
     with context_of(folder, home, client, policy=ask) as context:
         assert fit(context, client) is None

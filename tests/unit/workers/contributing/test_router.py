@@ -34,9 +34,7 @@ def lines(home: Path, keep: slice) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[keep]))
 
 
-def test_a_second_run_computes_and_sends_nothing_and_tells_the_same(
-    folder: Path, home: Path, client: MemoryClient
-) -> None:
+def test_second_run_sends_nothing_and_returns_the_same_result(folder: Path, home: Path, client: MemoryClient) -> None:
     first = contributed(folder, home, client)
     assert [(row.split, row.documents) for row in first] == [("statistics", 40)]
     assert contributed(folder, home, client) == first
@@ -67,9 +65,7 @@ def test_a_file_and_the_same_file_by_url_give_the_same_bytes(
         assert len(contributed(folder, home, client, tuning_share=0.4, data=[url])) == len(client.uploaded) == 2
 
 
-def test_law_4_what_did_not_arrive_is_sent_again_as_the_same_file(
-    folder: Path, home: Path, client: MemoryClient
-) -> None:
+def test_law_4_lost_contribution_is_sent_again_unchanged(folder: Path, home: Path, client: MemoryClient) -> None:
     [sent] = contributed(folder, home, client)
     client.rows.clear()
     assert contributed(folder, home, client) == [sent]
@@ -85,9 +81,7 @@ def test_law_4_documents_of_a_lost_file_are_sent_anew(folder: Path, home: Path, 
     assert len(client.rows) == 1
 
 
-def test_what_is_left_takes_the_place_of_documents_that_are_gone(
-    folder: Path, home: Path, client: MemoryClient
-) -> None:
+def test_removed_documents_cause_a_replacing_contribution(folder: Path, home: Path, client: MemoryClient) -> None:
     [sent] = contributed(folder, home, client)
     lines(home, slice(0, 30))
     [left] = contributed(folder, home, client)
@@ -103,9 +97,7 @@ def test_a_split_without_documents_is_withdrawn(folder: Path, home: Path, client
     assert client.rows[tuning.digest].withdrawn is not None
 
 
-def test_beside_a_fitted_expert_s_contribution_there_is_none_of_the_expert(
-    folder: Path, home: Path, client: MemoryClient
-) -> None:
+def test_contribution_is_refused_beside_that_of_fitted_expert(folder: Path, home: Path, client: MemoryClient) -> None:
     [sent] = contributed(folder, home, client)
     client.rows[sent.digest] = sent.model_copy(update={"expert": "f" * 64})
     with pytest.raises(MoergeError, match=r"its fitted expert f{64} contributes") as caught:
@@ -113,9 +105,7 @@ def test_beside_a_fitted_expert_s_contribution_there_is_none_of_the_expert(
     assert "`fit`" in caught.value.todo
 
 
-def test_what_its_owner_refuses_is_neither_sent_nor_noted_as_sent(
-    folder: Path, home: Path, client: MemoryClient
-) -> None:
+def test_contribution_refused_by_its_owner_is_not_sent(folder: Path, home: Path, client: MemoryClient) -> None:
     ask = {"mode": "ask", "min_documents": 5, "min_tokens": 1}
     with context_of(folder, home, client, policy=ask) as context:
         assert router.run(context, trunk(), None) == []

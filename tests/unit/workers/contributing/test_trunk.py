@@ -13,9 +13,7 @@ def outcome(folder: Path, home: Path, client: MemoryClient, **given: Any) -> tru
         return trunk.run(context)
 
 
-def test_a_second_run_sends_nothing_and_more_documents_supersede_what_was_sent(
-    folder: Path, home: Path, client: MemoryClient
-) -> None:
+def test_second_run_sends_nothing_and_more_documents_supersede(folder: Path, home: Path, client: MemoryClient) -> None:
     first = outcome(folder, home, client)
     assert outcome(folder, home, client) == first
     assert len(client.uploaded) == 1

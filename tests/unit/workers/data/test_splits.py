@@ -20,7 +20,7 @@ MACS = st.binary(min_size=32, max_size=32)
 
 
 @given(MACS, SHARES, SHARES, SHARES)
-def test_a_share_that_grows_keeps_what_it_had_and_takes_nothing_of_the_other(
+def test_larger_share_moves_no_tuning_or_held_out_documents(
     mac: bytes, tuning: float, held_out: float, more: float
 ) -> None:
     before = split_of(mac, tuning, held_out)
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_splits_are_stable_when_documents_come_and_a_document_twice_has_one(folder: Path) -> None:
+def test_splits_are_stable_for_new_and_duplicate_documents(folder: Path) -> None:
     shares = {"tuning_share": 0.3, "held_out_share": 0.3}
     texts = [f"document {number}" for number in range(40)]
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
@@ -76,6 +76,6 @@ def test_messages_and_texts_are_read_by_the_field_that_is_named(folder: Path) ->
     assert document == Document("user: why\nassistant: so\n", [(21, 23)], rendered=True)
 
 
-def test_shares_that_leave_nothing_for_the_statistics_are_refused(folder: Path) -> None:
+def test_shares_without_a_statistics_split_are_refused(folder: Path) -> None:
     with pytest.raises(ValidationError, match="must add up to less than 1"):
         settings(folder, tuning_share=0.5, held_out_share=0.5)

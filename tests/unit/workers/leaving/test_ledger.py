@@ -26,7 +26,7 @@ def file(number: int) -> Sent:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(DOCUMENTS, min_size=1, max_size=5))
-def test_law_4_each_copy_of_a_document_is_new_once_until_one_is_gone(
+def test_law_4_document_copy_is_new_once_until_one_is_removed(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[list[bytes]]
 ) -> None:
     path = tmp_path_factory.mktemp("ledger") / "a.sqlite"
@@ -44,7 +44,7 @@ def test_law_4_each_copy_of_a_document_is_new_once_until_one_is_gone(
 
 @settings(max_examples=30, deadline=None)
 @given(DOCUMENTS, DOCUMENTS, DOCUMENTS, st.booleans())
-def test_what_comes_between_a_reading_and_the_next_is_not_wanted_yet(
+def test_documents_added_between_readings_are_not_included(
     tmp_path_factory: pytest.TempPathFactory,
     sent: list[bytes],
     planned: list[bytes],
@@ -63,7 +63,7 @@ def test_what_comes_between_a_reading_and_the_next_is_not_wanted_yet(
     ledger.close()
 
 
-def test_a_reading_that_ends_before_its_file_is_sent_changes_nothing(tmp_path: Path) -> None:
+def test_reading_without_a_sent_file_changes_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "a.sqlite")
     assert new(ledger, [b"a", b"b"]).total() == 2
     ledger.close()
@@ -73,7 +73,7 @@ def test_a_reading_that_ends_before_its_file_is_sent_changes_nothing(tmp_path: P
     ledger.close()
 
 
-def test_a_file_that_takes_the_place_of_others_leaves_them_named(tmp_path: Path) -> None:
+def test_replaced_files_are_listed(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "a.sqlite")
     for number, replace in enumerate([False, False, True]):
         new(ledger, [b"a"])

@@ -19,7 +19,7 @@ from support.outbox import item_of, outbox_of
 
 
 @pytest.mark.parametrize(("typed", "may"), [("y", True), ("n", False)])
-def test_at_a_terminal_the_owner_is_asked_once_and_the_answer_is_remembered(
+def test_owner_is_asked_once_and_the_answer_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, may: bool
 ) -> None:
     folder = expert(tmp_path / "law", 1)

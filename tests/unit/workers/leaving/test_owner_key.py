@@ -29,7 +29,7 @@ def test_a_key_is_made_once_and_only_its_user_may_read_it(tmp_path: Path) -> Non
     assert join_request(tmp_path / "other" / "firm.pem", "firm", ["art"]).public_key != requests[0].public_key
 
 
-def test_a_worker_s_own_home_goes_before_the_one_for_all_workers(tmp_path: Path) -> None:
+def test_key_in_worker_home_precedes_the_shared_key(tmp_path: Path) -> None:
     shared, own = tmp_path / "user" / ".moerge" / "firm.pem", tmp_path / "worker" / "firm.pem"
     digest = "0" * 64
     assert key_file(own.parent, "firm") == shared

@@ -10,7 +10,7 @@ from moerge_workers.watching.status import LOCK, SlotState, State, Status
 from support.processes import run_command
 
 
-def test_the_slots_of_each_device_and_node_are_counted_while_the_worker_runs(tmp_path: Path) -> None:
+def test_status_counts_slots_per_device_of_a_running_worker(tmp_path: Path) -> None:
     def slots() -> str:
         lines = CliRunner().invoke(app, ["status", "--home", str(tmp_path)]).output.splitlines()
         [line] = [line for line in lines if line.startswith("slots: ")]
