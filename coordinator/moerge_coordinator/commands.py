@@ -70,10 +70,10 @@ def check(home: Home, host: Host = None, port: Port = None) -> None:
     """
     from moerge_coordinator.operation.preflight import problems
 
-    found = list(problems(home, os.environ, lambda settings: _overridden(settings, host, port)))
-    for problem in found:
+    result = list(problems(home, os.environ, lambda settings: _overridden(settings, host, port)))
+    for problem in result:
         typer.echo(problem)
-    if found:
+    if result:
         raise typer.Exit(1)
     typer.echo(f"no problems; next: moerge coordinator serve {home}")
 
@@ -131,14 +131,14 @@ def verify(home: Home, as_json: AsJson = False) -> None:
 
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
-        found = verifying.verify(settings, database, stores(settings)[0], progress())
-    damaged = sum(each.damage for each in found)
+        result = verifying.verify(settings, database, stores(settings)[0], progress())
+    damaged = sum(item.damage for item in result)
     if as_json:
-        show_json(found)
+        show_json(result)
     else:
-        if found:
-            _show(found)
-        typer.echo(f"{home}: {damaged} damaged, {len(found) - damaged} litter")
+        if result:
+            _show(result)
+        typer.echo(f"{home}: {damaged} damaged, {len(result) - damaged} litter")
     if damaged:
         raise typer.Exit(1)
 
@@ -147,11 +147,11 @@ def _show(findings: "list[Finding]") -> None:
     table = Table(title="Findings")
     for column in ("", "file", "digest", "needed by", "what to do"):
         table.add_column(column, overflow="fold")
-    for each in findings:
-        users = list(each.needed_by[:_SHOWN])
-        if (more := len(each.needed_by) - _SHOWN) > 0:
+    for finding in findings:
+        users = list(finding.needed_by[:_SHOWN])
+        if (more := len(finding.needed_by) - _SHOWN) > 0:
             users.append(f"and {more} more")
-        table.add_row(each.what, each.file, each.digest[:12], "\n".join(users), each.todo)
+        table.add_row(finding.what, finding.file, finding.digest[:12], "\n".join(users), finding.todo)
     output().print(table)
 
 

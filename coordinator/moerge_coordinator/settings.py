@@ -128,5 +128,5 @@ def load(home: Path, environment: Mapping[str, str]) -> tuple[Settings | None, l
             put(values, keys, value)
             places[keys] = places[keys[:1]] = f"environment variable {name}"
     fixed = [unknown(Settings, ("home",), places["home",], ["home"])] if "home" in values else []
-    settings, found = built(Settings, {**values, "home": home}, places, str(path), ["home"])
-    return (None, fixed + found) if fixed or found else (settings, [])
+    settings, result = built(Settings, {**values, "home": home}, places, str(path), ["home"])
+    return (None, fixed + result) if fixed or result else (settings, [])

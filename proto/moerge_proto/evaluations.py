@@ -128,13 +128,13 @@ class VersionTable(Message):
     @classmethod
     def of(cls, version: int, domains: Sequence[str], evaluations: Iterable[Evaluation]) -> Self:
         """The table of a version with `domains`; only active evaluations count."""
-        found = {each.sums.domain: _score(each) for each in evaluations if each.active}
-        missing = [domain for domain in domains if domain not in found]
+        result = {evaluation.sums.domain: _score(evaluation) for evaluation in evaluations if evaluation.active}
+        missing = [domain for domain in domains if domain not in result]
         return cls(
             version=version,
             domains=list(domains),
-            scores=[found[domain] for domain in domains if domain in found],
-            average=average(found[domain].normalised if domain in found else None for domain in domains),
+            scores=[result[domain] for domain in domains if domain in result],
+            average=average(result[domain].normalised if domain in result else None for domain in domains),
             missing=missing,
         )
 

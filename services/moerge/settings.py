@@ -53,10 +53,10 @@ def single_values(field: str, values: Sequence[str]) -> dict[str, str]:
         MoergeError: a value has another form, or a name has several.
     """
     pairs = named_values(field, values)
-    for name, found in pairs.items():
-        if len(found) > 1:
-            raise MoergeError(f"{name!r} is given {len(found)} times", where=f"`{field}`", todo="give each name once")
-    return {name: found for name, [found] in pairs.items()}
+    for name, pair in pairs.items():
+        if len(pair) > 1:
+            raise MoergeError(f"{name!r} is given {len(pair)} times", where=f"`{field}`", todo="give each name once")
+    return {name: result for name, [result] in pairs.items()}
 
 
 def token_count(text: str, field: str = "tokens") -> int:
@@ -65,8 +65,8 @@ def token_count(text: str, field: str = "tokens") -> int:
     Raises:
         MoergeError: it has another form, or is 0.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.lower())
-    count = round(float(found[1]) * _PREFIXES[found[2]]) if found else 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.lower())
+    count = round(float(match[1]) * _PREFIXES[match[2]]) if match else 0
     if not count:
         raise MoergeError(f"expected a number of tokens, found {text!r}", where=f"`{field}`", todo="write 250k or 1M")
     return count
@@ -108,21 +108,21 @@ def built(
     try:
         return model.model_validate(values), []
     except ValidationError as error:
-        told = [each for each in error.errors() if each["type"] != "default_factory_not_called"]  # for the others
-    told.sort(key=lambda each: each["type"] != "extra_forbidden")  # a misspelt key can cause a missing one
-    found = []
-    for each in told:
-        loc = tuple(map(str, each["loc"]))
+        told = [item for item in error.errors() if item["type"] != "default_factory_not_called"]  # for the others
+    told.sort(key=lambda item: item["type"] != "extra_forbidden")  # a misspelt key can cause a missing one
+    result = []
+    for item in told:
+        loc = tuple(map(str, item["loc"]))
         where = places.get(loc) or places.get(loc[:1]) or elsewhere
-        if each["type"] == "extra_forbidden":
-            found.append(unknown(model, loc, where, apart))
-        elif each["type"] == "missing":
-            found.append(MoergeError(f"{'.'.join(loc)} is missing", where=where, todo="set it there"))
+        if item["type"] == "extra_forbidden":
+            result.append(unknown(model, loc, where, apart))
+        elif item["type"] == "missing":
+            result.append(MoergeError(f"{'.'.join(loc)} is missing", where=where, todo="set it there"))
         else:
-            message = plainly(each)
+            message = plainly(item)
             what = f"{'.'.join(loc)}: {message}" if loc else message
-            found.append(MoergeError(what, where=where, todo="correct the value"))
-    return None, found
+            result.append(MoergeError(what, where=where, todo="correct the value"))
+    return None, result
 
 
 def unknown(model: type[BaseModel], loc: Keys, where: str, apart: Sequence[str] = ()) -> MoergeError:

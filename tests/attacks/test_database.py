@@ -82,7 +82,7 @@ def test_no_command_reads_a_pickle(federation: Federation, tmp_path: Path, comma
 def test_a_serving_coordinator_reads_no_pickle(federation: Federation, tmp_path: Path) -> None:
     federation.add("art")
     id_ = poison(federation.server.home / "workflows.sqlite", tmp_path / "ran")
-    entry = next(each for each in federation.operator.workflows() if each.id == id_)
+    entry = next(workflow for workflow in federation.operator.workflows() if workflow.id == id_)
     assert entry.state == "failed"
     assert federation.operator.workflow(id_).state == "failed"
     assert not (tmp_path / "ran").exists()

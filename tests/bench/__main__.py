@@ -32,8 +32,8 @@ def process(name: str) -> str:
 
 def kept(path: Path) -> dict[str, Result]:
     """Figures both in the file and in the suite, by name."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return {result["figure"]: result for result in found if result["figure"] in BENCHMARKS}
+    answer = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return {result["figure"]: result for result in answer if result["figure"] in BENCHMARKS}
 
 
 def keep(path: Path, result: Result) -> None:
@@ -48,14 +48,14 @@ def table(results: list[Result]) -> Table:
     for column in ("figure", "against", "ratio", "reach", "ok", "shapes/dtype"):
         shown.add_column(column, justify="right" if column in ("ratio", "reach") else "left", overflow="fold")
     for result in results:
-        each = BENCHMARKS[result["figure"]]
+        item = BENCHMARKS[result["figure"]]
         shown.add_row(
-            f"{each.name}: {each.figure}",
-            each.against,
+            f"{item.name}: {item.figure}",
+            item.against,
             f"{result['ratio']:.3g}",
-            f"{each.sign} {each.reach:g}",
+            f"{item.sign} {item.reach:g}",
             "[green]yes[/]" if result["ok"] else "[red]no[/]",
-            each.shapes,
+            item.shapes,
         )
     return shown
 

@@ -56,9 +56,9 @@ def sums() -> dict[str, Tensor]:
 def contribution() -> Path:
     """The statistics file of a real pass; the pass is stored, the file written anew."""
     folder = cached(HOME / f"sums-{SHAPE.name}", lambda folder: save_file(sums(), folder / "sums.safetensors"))
-    found = load_file(folder / "sums.safetensors")
+    result = load_file(folder / "sums.safetensors")
     path = HOME / "contribution"
-    ours.write_statistics(path, found["gram"], found["cross"], domain="d0", tokens=TOKENS)
+    ours.write_statistics(path, result["gram"], result["cross"], domain="d0", tokens=TOKENS)
     return path
 
 

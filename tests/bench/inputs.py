@@ -138,8 +138,8 @@ def drawn_sums(shape: Shape, number: int) -> tuple[Tensor, Tensor]:
         save_file({"gram": torch.stack(grams), "cross": torch.stack(crosses)}, folder / "sums.safetensors")
 
     folder = cached(HOME / f"drawn-h{shape.hidden}-l{shape.layers}-{number}", make)
-    found = load_file(folder / "sums.safetensors")
-    return found["gram"], found["cross"]
+    result = load_file(folder / "sums.safetensors")
+    return result["gram"], result["cross"]
 
 
 def statistics_files(shape: Shape, domains: list[str]) -> list[Path]:

@@ -97,7 +97,7 @@ def write_sums(folder: Path, settings: LlamaConfig, slot: int) -> None:
 
     def arrays() -> "list[Int64]":
         counted = torch.full((settings.vocab_size,), TOKENS // settings.vocab_size).numpy()
-        return [*(to_integers(gram, each) for each in trunk.exponents), counted]
+        return [*(to_integers(gram, item) for item in trunk.exponents), counted]
 
     with atomic_file(folder / f"trunk-{domain}") as out:
         write(out, trunk, arrays())
@@ -123,16 +123,16 @@ def run(name: str) -> Run:
 def child(name: str, folder: Path, threads: int) -> Run:
     """The work in a process with so many threads."""
     given = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    found = process([sys.executable, "-m", "bench.layer_child", name, str(folder)], HOME / "layer.log", given)
-    say(f"  {name}: {found.seconds:.0f} s, {found.anonymous / 1e9:.2f} GB")
-    return found
+    result = process([sys.executable, "-m", "bench.layer_child", name, str(folder)], HOME / "layer.log", given)
+    say(f"  {name}: {result.seconds:.0f} s, {result.anonymous / 1e9:.2f} GB")
+    return result
 
 
 @benchmark("merge-two", "merge by `regmean`, a thread, s", "the same, two threads", ">=", 1.5, "H 2048, L 16, V 8192")
 def merge_two() -> list[Pair]:
     folder = cached(HOME / "small", lambda folder: made(folder, SMALL))
-    found = in_turns(lambda: child("merge-regmean", folder, 2), lambda: child("merge-regmean", folder, 1), 3)
-    return [(two.seconds, one.seconds) for two, one in found]
+    result = in_turns(lambda: child("merge-regmean", folder, 2), lambda: child("merge-regmean", folder, 1), 3)
+    return [(two.seconds, one.seconds) for two, one in result]
 
 
 def memory(name: str) -> list[Pair]:

@@ -73,7 +73,7 @@ class Coordinator:
         records = [ExpertRecord(digest, domain, "owner", "unknown") for domain, digest in self.names.items()]
         experts = [self.expert(record.domain) for record in records]
         return lineage, VersionInputs(
-            slots=[Slot(each, expert.checkpoint, expert) for each, expert in zip(records, experts, strict=True)],
+            slots=[Slot(item, expert.checkpoint, expert) for item, expert in zip(records, experts, strict=True)],
             trunk=DenseTrunk(LocalFile(trunk), experts[0]),
             trunk_sha256=trunk.name,
             method="average",

@@ -39,9 +39,9 @@ def sources() -> dict[str, Sources]:
 @cache
 def fleet() -> tuple[Fleet, list[list[Window]]]:
     """The domains, and each one's windows of held-out text."""
-    texts = {name: read_texts(name, each, CUT) for name, each in sources().items()}
-    domains = [Domain(name, each.expert, each.statistics) for name, each in texts.items()]
-    return Fleet(domains, None, 0, WORK), [list(each.held_out) for each in texts.values()]
+    texts = {name: read_texts(name, source, CUT) for name, source in sources().items()}
+    domains = [Domain(name, text.expert, text.statistics) for name, text in texts.items()]
+    return Fleet(domains, None, 0, WORK), [list(text.held_out) for text in texts.values()]
 
 
 def ours(texts: Sequence[str]) -> Run:
@@ -64,19 +64,19 @@ def theirs(base: Path) -> Run:
 
 def all_text() -> list[str]:
     """The file of each domain's statistics text."""
-    return [each.text[0] for each in sources().values()]
+    return [source.text[0] for source in sources().values()]
 
 
 def few_text() -> list[str]:
     """The peer's prompts as a file for each domain."""
-    found = []
+    result = []
     experts = peer.settings(fleet()[0], fleet()[0].domains[0].expert)["experts"]
     for name, expert in zip(sources(), experts, strict=True):
         path = HOME / f"prompts-{name}.jsonl"
         lines = [json.dumps({"text": prompt}) + "\n" for prompt in expert["positive_prompts"]]
         path.write_text("".join(lines), encoding="utf-8")
-        found.append(str(path))
-    return found
+        result.append(str(path))
+    return result
 
 
 @cache
@@ -127,11 +127,11 @@ def one_machine_quality() -> list[Pair]:
 def scores(folder: Path, texts: Sequence[Sequence[Window]]) -> list[Score]:
     """The scores of a model on each text."""
     model = load(folder)
-    return [score(model, each, Silent()) for each in texts]
+    return [score(model, text, Silent()) for text in texts]
 
 
 def mean(experts: Sequence[Score], folder: Path) -> float:
     """The mean normalised perplexity of a merged model."""
-    found = fmean(map(normalised, experts, scores(folder, fleet()[1])))
-    say(f"  {folder.name}: {found:.1f}")
-    return found
+    result = fmean(map(normalised, experts, scores(folder, fleet()[1])))
+    say(f"  {folder.name}: {result:.1f}")
+    return result

@@ -154,8 +154,8 @@ def publish(
             return solve_layers(files, domains, gains, options)
 
     weights = trunk_files(dense, sha256, sha256)
-    for slot, each in enumerate(experts):
-        weights.append(expert_file(Checkpoint(each), family, layers, slot, digest_of(str(each))))
+    for slot, expert in enumerate(experts):
+        weights.append(expert_file(Checkpoint(expert), family, layers, slot, digest_of(str(expert))))
     shape, dtype = (len(domains), config.hidden_size), checkpoint.specs["model.embed_tokens.weight"].dtype
     weights.append(router_file(lambda: solution()[0], layers, shape, family, dtype, lineage))
     published = version_config(dense, len(experts), options.top_k, tied=False)

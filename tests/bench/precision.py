@@ -32,8 +32,8 @@ SHAPES = f"the demo's four experts, {DOCUMENTS} documents per domain to solve an
 
 def rows(tokenizer: PreTrainedTokenizerBase, text: Path) -> list[list[int]]:
     """Token ids of a file's first documents, at most CONTEXT a row."""
-    ids = [tokenizer(each)["input_ids"] for each in islice(texts_of([text]), DOCUMENTS)]
-    return [each[start : start + CONTEXT] for each in ids for start in range(0, len(each), CONTEXT)]
+    ids = [tokenizer(item)["input_ids"] for item in islice(texts_of([text]), DOCUMENTS)]
+    return [item[start : start + CONTEXT] for item in ids for start in range(0, len(item), CONTEXT)]
 
 
 @cache
@@ -62,7 +62,7 @@ def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequenc
 
     def visit(layer: int, x: Tensor) -> None:
         nonlocal moved, seen
-        one, other = ((x @ each[layer].T).argmax(dim=1) for each in both)
+        one, other = ((x @ item[layer].T).argmax(dim=1) for item in both)
         moved, seen = moved + int((one != other).sum()), seen + len(x)
 
     for batch in batches(all_counted(cut), 4096):
@@ -94,10 +94,10 @@ def precision_routing() -> list[Pair]:
 )
 def precision_perplexity() -> list[Pair]:
     _, held, folders = versions()
-    found = []
+    result = []
     for dtype in (torch.bfloat16, torch.float32):
         model = AutoModelForCausalLM.from_pretrained(folders[dtype], dtype=torch.float32)
-        found.append(
+        result.append(
             [score(model, windows(all_counted(cut), CONTEXT, CONTEXT // 2), Silent()).perplexity for cut in held]
         )
-    return list(zip(*found, strict=True))
+    return list(zip(*result, strict=True))

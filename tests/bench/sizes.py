@@ -159,10 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work = made_pass(SHAPES[chosen.shape], chosen.precision, chosen.device)
     hidden = work.config.hidden_size
     tokens = chosen.tokens or enough(hidden)
-    found = compare(work, tokens, chosen.runs)
+    result = compare(work, tokens, chosen.runs)
     device = torch.cuda.get_device_name() if chosen.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     title = f"{chosen.shape}, {chosen.precision}, {tokens:,} tokens, {device}"
-    Console(width=120).print(table(found, title, getattr(torch, chosen.precision).itemsize * hidden * tokens))
+    Console(width=120).print(table(result, title, getattr(torch, chosen.precision).itemsize * hidden * tokens))
 
 
 if __name__ == "__main__":

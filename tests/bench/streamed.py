@@ -26,9 +26,9 @@ SHAPES = f"{SHAPE}, bfloat16, a window of {TOKENS} tokens, T 512, batch 1, one t
 def folder(shape: Shape = SHAPE) -> Path:
     """An expert in bfloat16, in the page cache."""
     make = partial(write_expert, config=llama_config(shape), dtype=torch.bfloat16)
-    found = cached(HOME / f"made-{shape.name}", make)
-    read_once(*found.glob("*.safetensors"))
-    return found
+    result = cached(HOME / f"made-{shape.name}", make)
+    read_once(*result.glob("*.safetensors"))
+    return result
 
 
 def alone(way: str, expert: Path, precision: torch.dtype, tokens: int = TOKENS, limit: int = 0) -> tuple[Run, Measured]:
@@ -42,11 +42,11 @@ def alone(way: str, expert: Path, precision: torch.dtype, tokens: int = TOKENS, 
 @cache
 def runs() -> list[tuple[tuple[Run, Measured], tuple[Run, Measured]]]:
     """Both sides' runs in turns, made once for both figures; a new process needs no warm-up."""
-    expert, found = folder(), []
+    expert, result = folder(), []
     for _ in range(RUNS):
-        found.append((alone("streamed", expert, PRECISION, limit=LIMIT), alone("whole", expert, PRECISION)))
-        say(f"  {found[-1]}")
-    return found
+        result.append((alone("streamed", expert, PRECISION, limit=LIMIT), alone("whole", expert, PRECISION)))
+        say(f"  {result[-1]}")
+    return result
 
 
 @benchmark(
@@ -76,8 +76,8 @@ def streamed_memory() -> list[Pair]:
 
 
 def built(precision: torch.dtype) -> list[Pair]:
-    run, found = alone("build", folder(), precision)
-    return [(run.anonymous - found.imported, precision.itemsize * SHAPE.parameters)]
+    run, result = alone("build", folder(), precision)
+    return [(run.anonymous - result.imported, precision.itemsize * SHAPE.parameters)]
 
 
 @benchmark(

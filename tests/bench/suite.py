@@ -28,17 +28,17 @@ Result = dict[str, Any]
 def measured(names: Sequence[str]) -> list[Result]:
     """The figures in the form of bench.json."""
     results = []
-    for each in (BENCHMARKS[name] for name in names):
-        say(each.name)
-        runs = each.pairs()
-        ratio = each.ratio(runs)
+    for item in (BENCHMARKS[name] for name in names):
+        say(item.name)
+        runs = item.pairs()
+        ratio = item.ratio(runs)
         results.append(
             {
-                "figure": each.name,
+                "figure": item.name,
                 "ratio": ratio,
-                "reach": each.reach,
-                "ok": each.ok(ratio),
-                "shapes": each.shapes,
+                "reach": item.reach,
+                "ok": item.ok(ratio),
+                "shapes": item.shapes,
                 "runs": runs,
             }
         )

@@ -37,9 +37,9 @@ def test_a_process_tells_its_seconds_and_its_memory(
     folder = streamed.folder(TINY)
     monkeypatch.setattr(sys, "argv", ["bench.passes", way, str(folder), "bfloat16", "512", "0"])
     passes.main()
-    found = passes.Measured(**json.loads(capsys.readouterr().out))
-    assert found.seconds > 0
-    assert found.imported > 10 * 2**20
+    result = passes.Measured(**json.loads(capsys.readouterr().out))
+    assert result.seconds > 0
+    assert result.imported > 10 * 2**20
 
 
 def test_made_weights_are_those_of_the_expert_that_is_written(tmp_path: Path) -> None:
@@ -58,9 +58,9 @@ def test_made_weights_are_those_of_the_expert_that_is_written(tmp_path: Path) ->
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_generated_weights_give_integers_of_the_whole_model(precision: str) -> None:
     work, rows = made_pass(sizes.SHAPES["tiny"], precision, "cpu"), passes.random_rows(1024)
-    found, expected = sums_of(work, rows), whole_sums(work, rows)
-    assert all((found.arrays[name] == array).all() for name, array in expected.arrays.items())
-    assert found.arrays.keys() == expected.arrays.keys()
+    result, expected = sums_of(work, rows), whole_sums(work, rows)
+    assert all((result.arrays[name] == array).all() for name, array in expected.arrays.items())
+    assert result.arrays.keys() == expected.arrays.keys()
 
 
 def test_a_size_is_measured_against_a_plain_forward(capsys: pytest.CaptureFixture[str]) -> None:

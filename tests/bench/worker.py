@@ -89,7 +89,7 @@ def against_no_ray(slots: int) -> list[Pair]:
     streamed, given = Streamed(work(), SETTINGS.batch_tokens), [shard(number) for number in range(SHARDS)]
 
     def without() -> float:
-        return sum(seconds(partial(ours.statistics_pass, streamed, [each])) for each in given)
+        return sum(seconds(partial(ours.statistics_pass, streamed, [item])) for item in given)
 
     with tempfile.TemporaryDirectory() as place:
         return in_turns(lambda: with_ray(slots, given, Path(place)), without, RUNS)
@@ -121,13 +121,13 @@ class TimedData(Data):
     watch: Stopwatch
 
     def shards(self, *given: Any, **options: Any) -> Iterator[Shard]:
-        found, more = super().shards(*given, **options), True
+        result, more = super().shards(*given, **options), True
         while more:
             with self.watch.running():
-                each = next(found, None)
-            more = each is not None
-            if each is not None:
-                yield each
+                item = next(result, None)
+            more = item is not None
+            if item is not None:
+                yield item
 
 
 class TimedJournal(Journal):

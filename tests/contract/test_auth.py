@@ -25,8 +25,8 @@ from support.processes import Coordinator
 from support.statistics import written
 
 SNAPSHOT = json.loads(Path(__file__).with_name("openapi.json").read_text())
-OPERATIONS = {(method, path): each for path, methods in SNAPSHOT["paths"].items() for method, each in methods.items()}
-ROLES = {route: {*map(Role, each["x-roles"])} for route, each in OPERATIONS.items() if "x-roles" in each}
+OPERATIONS = {(method, path): item for path, methods in SNAPSHOT["paths"].items() for method, item in methods.items()}
+ROLES = {route: {*map(Role, item["x-roles"])} for route, item in OPERATIONS.items() if "x-roles" in item}
 EXAMPLES = {
     "upload": "1",
     "sha256": "0" * 64,
@@ -99,7 +99,7 @@ def expired(server: Coordinator, http: httpx.Client) -> str:
 
 def test_only_health_is_open_to_everybody() -> None:
     assert OPERATIONS.keys() - ROLES.keys() == {("get", "/healthz"), ("get", "/readyz")}
-    assert {route for route, each in OPERATIONS.items() if "security" in each} == ROLES.keys()
+    assert {route for route, item in OPERATIONS.items() if "security" in item} == ROLES.keys()
 
 
 def test_every_route_needs_a_valid_token(http: httpx.Client, expired: str, revoked: str) -> None:
@@ -132,7 +132,7 @@ def test_another_owner_s_things_are_not_found(server: Coordinator, members: list
     new = NewUpload(sha256="1" * 64, size=1, chunks=[Chunk(sha256=sent.digest, size=1)])
     upload = law.client.http.post(Upload, "/v1/uploads", new).id
     with server.client() as operator:
-        work = next(each.id for each in operator.workflows() if each.result == sent.digest)
+        work = next(workflow.id for workflow in operator.workflows() if workflow.result == sent.digest)
     assert law.client.workflow(work).result == sent.digest
     things: dict[str, dict[str, Any]] = {
         "/v1/workflows/{id}": {"id": work},
@@ -161,8 +161,8 @@ def test_another_owner_s_things_are_not_found(server: Coordinator, members: list
             else:
                 expected = (404, "urn:moerge:problem:not-found")
             assert (response.status_code, response.json()["type"]) == expected, (method, path)
-    assert {each.digest for each in law.client.contributions() if each.active} == {sent.digest}
-    assert [each.owner for each in law.client.experts()] == [law.name]
+    assert {contribution.digest for contribution in law.client.contributions() if contribution.active} == {sent.digest}
+    assert [expert.owner for expert in law.client.experts()] == [law.name]
 
 
 def test_an_unknown_query_parameter_is_refused_by_name(server: Coordinator) -> None:

@@ -174,10 +174,10 @@ def test_a_missing_blob_and_its_view_are_named(home: Path) -> None:
     blob = next(path for path in (home / "blobs").glob("??/*") if path.samefile(view))
     blob.unlink()
     view.unlink()
-    found = findings(home)
-    assert [each.what for each in found] == ["missing", "missing"]
-    assert "version 1 as model-router.safetensors" in found[0].needed_by
-    assert found[1].file == "versions/1/model-router.safetensors"
+    result = findings(home)
+    assert [item.what for item in result] == ["missing", "missing"]
+    assert "version 1 as model-router.safetensors" in result[0].needed_by
+    assert result[1].file == "versions/1/model-router.safetensors"
 
 
 def replaced_view(home: Path) -> str:
@@ -206,12 +206,12 @@ def changed_lineage(home: Path) -> str:
 
 def changed_expert(home: Path) -> str:
     _execute(home, "UPDATE experts SET files = replace(files, 'config.json', 'konfig.json') WHERE domain = 'law'")
-    return next(each for each in _names(home) if each.endswith("of law"))
+    return next(name for name in _names(home) if name.endswith("of law"))
 
 
 def changed_trunk(home: Path) -> str:
     _execute(home, "UPDATE trunks SET method = 'weighted'")
-    return next(each for each in _names(home) if each.startswith("trunk"))
+    return next(name for name in _names(home) if name.startswith("trunk"))
 
 
 def _names(home: Path) -> list[str]:
@@ -232,9 +232,9 @@ def _execute(home: Path, statement: str) -> None:
 )
 def test_changed_views_and_rows_are_named(home: Path, damage: Callable[[Path], str]) -> None:
     named = damage(home)
-    found = findings(home)
-    assert all(each.damage for each in found)
-    assert any(named in (each.file, *each.needed_by) for each in found)
+    result = findings(home)
+    assert all(item.damage for item in result)
+    assert any(named in (item.file, *item.needed_by) for item in result)
 
 
 def test_litter_is_no_damage(home: Path) -> None:
@@ -242,9 +242,9 @@ def test_litter_is_no_damage(home: Path) -> None:
     for place in places:
         (home / place).parent.mkdir(parents=True, exist_ok=True)
         (home / place).write_bytes(b"litter")
-    found = findings(home)
+    result = findings(home)
     expected = [places[0], "uploads/88", "versions/7777"]
-    assert [(each.file, each.damage) for each in found] == [(place, False) for place in expected]
+    assert [(item.file, item.damage) for item in result] == [(place, False) for place in expected]
     assert "0 damaged, 3 litter" in moerge("coordinator", "verify", home)
 
 

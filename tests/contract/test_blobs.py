@@ -103,11 +103,11 @@ def test_a_deleted_blob_is_gone_for_every_process(make: Make) -> None:
 
 
 def test_equal_content_put_by_many_at_once_is_stored_once(make: Make) -> None:
-    each = [make(f"process-{number}") for number in range(8)]
+    item = [make(f"process-{number}") for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        digests = set(pool.map(lambda blobs: put(blobs, b"same"), each))
+        digests = set(pool.map(lambda blobs: put(blobs, b"same"), item))
     assert digests == {sha256_hex(b"same")}
-    assert list(each[0].digests()) == [(sha256_hex(b"same"), 4)]
+    assert list(item[0].digests()) == [(sha256_hex(b"same"), 4)]
 
 
 def test_a_folder_of_links_is_complete_and_repaired(make: Make, tmp_path: Path) -> None:
@@ -266,8 +266,8 @@ def test_only_small_blobs_stay_on_disk(s3: S3, tmp_path: Path) -> None:
     blobs = S3Blobs(s3, tmp_path / "cache", 2**40)
     put(blobs, RANGED)
     small = put(blobs, RANGED[:SMALL])
-    found = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert [(path.name, path.stat().st_size) for path in found] == [(small, SMALL)]
+    result = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert [(path.name, path.stat().st_size) for path in result] == [(small, SMALL)]
 
 
 def test_a_blob_removed_while_it_is_read_is_named(s3: S3, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def problem(home: Path, place: S3, bucket: str | None = None, endpoint: str | No
     """The problem of the store, or an empty string."""
     changed = place.model_copy(update={"bucket": bucket or place.bucket, "endpoint": endpoint or place.endpoint})
     (home / "coordinator.toml").write_text(f"port = 0\n{toml(None, changed)}")
-    return {each.where: each.what for each in problems(home, {}, lambda settings: settings)}.get("s3", "")
+    return {item.where: item.what for item in problems(home, {}, lambda settings: settings)}.get("s3", "")
 
 
 def test_a_store_of_good_settings_has_no_problem(home: Path, s3: S3) -> None:
@@ -35,8 +35,8 @@ def test_an_unknown_bucket_is_a_problem(home: Path, s3: S3) -> None:
 
 
 def test_a_store_without_an_answer_stops_check_and_serve(home: Path, s3: S3) -> None:
-    found = problem(home, s3, endpoint="http://127.0.0.1:1")
-    assert found.endswith("can't be used: no answer, error sending request")
+    result = problem(home, s3, endpoint="http://127.0.0.1:1")
+    assert result.endswith("can't be used: no answer, error sending request")
     served = run_command("coordinator", "serve", home)
     assert (served.returncode, served.stderr.count("\n")) == (1, 2)
     assert "http://127.0.0.1:1 can't be used: no answer" in served.stderr

@@ -100,7 +100,9 @@ def test_equal_requests_at_once_get_equal_answers(owners: Owners, law: RawOwner,
         digest = sha256_hex(data)
         with ThreadPoolExecutor(6) as pool:
             commits = [pool.submit(law.commit, upload) for _ in range(6)]
-            assert {(each.result().status_code, each.result().json()["sha256"]) for each in commits} == {(200, digest)}
+            assert {(commit.result().status_code, commit.result().json()["sha256"]) for commit in commits} == {
+                (200, digest)
+            }
             new = NewContribution(sha256=digest)
             calls = [pool.submit(owners.law.client.contribute, new) for _ in range(6)]
             [first, *others] = [call.result() for call in calls]

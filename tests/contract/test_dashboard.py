@@ -345,10 +345,10 @@ def test_a_withdrawn_expert_s_versions_are_not_offered(visited: Visited) -> None
 
 def test_a_contribution_is_withdrawn_in_the_browser(visited: Visited) -> None:
     operator = visited.operator
-    [sent] = [each for each in operator.contributions() if each.domain == "art"]
+    [sent] = [contribution for contribution in operator.contributions() if contribution.domain == "art"]
     with visited.visit() as browser:
         act(browser, f"/contributions/{sent.digest}/withdraw")
-    assert not any(each.active for each in operator.contributions() if each.domain == "art")
+    assert not any(contribution.active for contribution in operator.contributions() if contribution.domain == "art")
 
 
 def test_a_revoked_owner_is_not_offered_again(visited: Visited) -> None:

@@ -46,9 +46,9 @@ def test_migrations_make_exactly_the_tables(opened: Database) -> None:
 def test_many_that_open_it_at_once_migrate_it_once(database: Path | str) -> None:
     with ThreadPoolExecutor(4) as pool:
         engines = list(pool.map(lambda _: open_database(database), range(4)))
-    assert [owners(each) for each in engines] == [[]] * 4
-    for each in engines:
-        each.close()
+    assert [owners(engine) for engine in engines] == [[]] * 4
+    for engine in engines:
+        engine.close()
 
 
 def test_a_transaction_that_fails_did_nothing(opened: Database) -> None:
@@ -75,8 +75,8 @@ def test_writers_are_one_at_a_time_over_all_processes(database: Path | str) -> N
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(60)))
     assert owners(engines[0]) == [f"owner-{number}" for number in range(60)]
-    for each in engines:
-        each.close()
+    for engine in engines:
+        engine.close()
 
 
 def test_a_reader_waits_for_no_writer_and_sees_one_moment(opened: Database) -> None:

@@ -124,12 +124,12 @@ def registered(client: Client, new: NewExpert) -> Expert:
 def refused(server: Coordinator, member: Member, url: str, files: dict[str, str] | None = None) -> str:
     """The reason; nothing of the expert is kept."""
     before = files_below(server)
-    found = registered(member.client, wanted(member, url, files))
-    assert found.state is ExpertState.REFUSED
-    assert found.problem is not None
+    result = registered(member.client, wanted(member, url, files))
+    assert result.state is ExpertState.REFUSED
+    assert result.problem is not None
     eventually(lambda: files_below(server) == before)
     eventually(lambda: not list((server.home / "fetching").glob("*")))
-    return f"{found.problem.field}: {found.problem.detail}"
+    return f"{result.problem.field}: {result.problem.detail}"
 
 
 def test_a_fetched_expert_is_kept_like_an_uploaded_one(server: Coordinator, member: Member, source: Source) -> None:

@@ -58,7 +58,7 @@ def test_a_fitted_expert_is_shown_with_its_original(federation: Federation, fitt
 def test_a_version_has_the_fitted_mlps(federation: Federation, fitted: Member, of: Fitted) -> None:
     server, trunk, row = federation.server, federation.trunk(), fitted.register(of)
     path = written(federation.folder / "contribution", *honest(server, fitted, trunk, fitted=row))
-    [plain] = [each.digest for each in fitted.client.contributions() if each.active]
+    [plain] = [contribution.digest for contribution in fitted.client.contributions() if contribution.active]
     with pytest.raises(CoordinatorError, match=plain):  # the plain expert's counts already
         send(fitted, path)
     send(fitted, path, plain)

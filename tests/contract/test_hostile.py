@@ -348,4 +348,4 @@ def test_a_link_in_the_home_leads_no_reader_elsewhere(
 
 def test_the_hostile_have_not_harmed_the_honest(server: Coordinator, first: Member, member: Member) -> None:
     assert member.register().state is ExpertState.READY
-    assert [each.state for each in first.client.experts()] == [ExpertState.READY]
+    assert [item.state for item in first.client.experts()] == [ExpertState.READY]

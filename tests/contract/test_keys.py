@@ -43,7 +43,7 @@ def approved(server: Coordinator, home: Path, owner: str, *, replace: bool = Fal
 
 def find(server: Coordinator, name: str) -> Owner:
     with server.client() as operator:
-        [owner] = [each for each in operator.owners() if each.name == name]
+        [owner] = [item for item in operator.owners() if item.name == name]
     return owner
 
 
@@ -86,7 +86,7 @@ def test_an_owner_joins_by_two_commands(server: Coordinator, tmp_path: Path) -> 
         assert client.identity().domains == ["medicine", "nursing"]
     assert shown[:19] in moerge("owner", "list", COLUMNS="200", **server.environment())
     assert shown in moerge("owner", "show", "hospital", COLUMNS="200", **server.environment())
-    kept = [each.read_bytes() for each in server.home.rglob("*") if each.is_file()]
+    kept = [item.read_bytes() for item in server.home.rglob("*") if item.is_file()]
     assert not any(secret in content for content in kept for secret in (seed, before)), "the key never leaves"
 
 
@@ -104,7 +104,7 @@ def test_on_a_terminal_the_operator_compares_fingerprints(server: Coordinator, t
     os.close(terminal)
     assert "Has the owner told you this fingerprint" in done.stderr
     with server.client() as operator:
-        assert (name in {each.name for each in operator.owners()}) == (answer == "y")
+        assert (name in {owner.name for owner in operator.owners()}) == (answer == "y")
     assert done.stdout.startswith("moerge_") == (answer == "y")
 
 
@@ -241,7 +241,7 @@ def test_a_rotated_key_replaces_the_old_one(
     assert shown == f"Your key's fingerprint is now: {in_groups(here(path))}"
     assert active(server, "firm") == [here(path)] != [fingerprint(public_key_of(old))]
     assert path.stat().st_mode & 0o777 == 0o600
-    assert sorted(each.name for each in home.glob("firm.pem*")) == ["firm.pem", "firm.pem.lock"]
+    assert sorted(item.name for item in home.glob("firm.pem*")) == ["firm.pem", "firm.pem.lock"]
     again = NewContribution(sha256=before[-1].digest, signature=sign_contribution(old, "firm", before[-1].digest))
     assert member.client.contribute(again) == before[-1], "an accepted contribution needs no new signature"
 
@@ -314,7 +314,7 @@ def test_a_revoked_owner_s_contributions_stay(
         with pytest.raises(CoordinatorError, match="the token was revoked on"):
             member.client.identity()
         assert list(operator.contributions()) == before
-        assert any(each.active for each in before)
+        assert any(item.active for item in before)
     assert "revoked or rotated" in moerge("owner", "list", COLUMNS="200", **server.environment())
     token = moerge("owner", "add", "firm", "--domain", "law", **server.environment())
     with server.client(token) as client, pytest.raises(MoergeError, match="the operator revoked the key"):

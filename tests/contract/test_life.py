@@ -89,8 +89,8 @@ def test_purging_removes_the_files_of_an_expert(tmp_path: Path) -> None:
         federation.solve()
         solved(fresh, fresh.add("art", seed=2))
         left, alone = (
-            {Path(path).name for path in files_below(each.server) if path.startswith("blobs")}
-            for each in (federation, fresh)
+            {Path(path).name for path in files_below(item.server) if path.startswith("blobs")}
+            for item in (federation, fresh)
         )
         old = {row.digest for row in art.client.contributions() if row.trunk != trunk.digest}
         assert left - alone == old
@@ -122,7 +122,7 @@ def test_a_withdrawn_expert_joins_again_by_command_only(federation: Federation) 
 
 def test_withdrawing_a_trunk_contribution_retires_its_trunk(federation: Federation) -> None:
     law, art = newcomers(federation, 2)
-    sent, _ = (send_trunk(each, written(federation.folder / "trunk", *honest_trunk(each))) for each in (law, art))
+    sent, _ = (send_trunk(item, written(federation.folder / "trunk", *honest_trunk(item))) for item in (law, art))
     trunk = federation.merge(law.domain, art.domain, method="regmean")
     withdraw = ("contribution", "withdraw")
     for digits, message in ((7, "expected at least 8 digits"), (8, "trunks solved from it are retired")):

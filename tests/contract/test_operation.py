@@ -52,8 +52,8 @@ def log_lines(server: Coordinator) -> list[dict[str, Any]]:
 def figures(server: Coordinator) -> dict[tuple[str, ...], float]:
     """(name, label values in the order of their names) -> value."""
     response = httpx.get(f"{server.url}/metrics", headers=bearer(server))
-    samples = [each for family in text_string_to_metric_families(response.text) for each in family.samples]
-    return {(each.name, *(each.labels[name] for name in sorted(each.labels))): each.value for each in samples}
+    samples = [sample for family in text_string_to_metric_families(response.text) for sample in family.samples]
+    return {(sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value for sample in samples}
 
 
 # --- health
@@ -116,17 +116,17 @@ def test_the_log_has_calls_that_change_something(server: Coordinator) -> None:
     httpx.get(f"{server.url}/v1/owners", headers=named)
     assert httpx.get(f"{server.url}/v1/trunks/current", headers=named).status_code == 404
     httpx.post(f"{server.url}/v1/owners", headers=named, json={"name": "seen", "domains": ["seeing"]})
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
 
     def is_written() -> bool:  # after the answer has left
-        found[:] = [each for each in log_lines(server) if each.get("request") == "look-for-me"]
-        return len(found) >= 2
+        result[:] = [line for line in log_lines(server) if line.get("request") == "look-for-me"]
+        return len(result) >= 2
 
     eventually(is_written)
-    happened, call = found
+    happened, call = result
     assert happened["event"] == "owner seen is added without a key: seeing"
     assert (call["method"], call["path"], call["status"], call["token"]) == ("POST", "/v1/owners", 201, 1)
-    assert f"the dashboard is at {server.url}/" in [each["event"] for each in log_lines(server)]
+    assert f"the dashboard is at {server.url}/" in [line["event"] for line in log_lines(server)]
 
 
 def test_neither_tokens_nor_bodies_nor_queries_are_logged(server: Coordinator) -> None:

@@ -47,8 +47,8 @@ def test_an_owner_sees_its_own_progress(server: Coordinator, members: list[Membe
     sent = law.client.tell_progress(progress("law", 2))
     assert list(law.client.progress()) == [sent]
     with server.client() as operator:
-        assert {each.domain: each.shards_done for each in operator.progress()} == {"law": 2, "art": 5}
-        assert not [each for each in operator.audit() if each.path == "/v1/progress"], "too frequent for the audit log"
+        assert {item.domain: item.shards_done for item in operator.progress()} == {"law": 2, "art": 5}
+        assert not [item for item in operator.audit() if item.path == "/v1/progress"], "too frequent for the audit log"
 
 
 def test_progress_of_another_s_domain_is_refused(members: list[Member]) -> None:
@@ -69,7 +69,7 @@ def test_law_1_progress_is_sent_only_if_the_policy_allows(
     status = Status(tmp_path, "art", server.url)
 
     def done() -> list[int]:
-        return [each.shards_done for each in art.client.progress()]
+        return [item.shards_done for item in art.client.progress()]
 
     before, threads = done(), set(threading.enumerate())
     for how in ({"told": False}, {"dry_run": True}):
@@ -82,7 +82,7 @@ def test_law_1_progress_is_sent_only_if_the_policy_allows(
         status.update(shards_done=8)
         eventually(lambda: done() == [8])
         assert status.state.heard is not None
-    assert [each.stage for each in art.client.progress()] == [Stage.ENDED]
+    assert [item.stage for item in art.client.progress()] == [Stage.ENDED]
 
 
 def test_law_1_by_default_only_obstacles_are_sent(server: Coordinator, members: list[Member], tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_law_1_by_default_only_obstacles_are_sent(server: Coordinator, members: 
     assert list(art.client.progress()) == before
 
     def told() -> list[tuple[Obstacle | None, Stage, int, int]]:
-        return [(each.obstacle, each.stage, each.shards_done, each.shards_total) for each in art.client.progress()]
+        return [(item.obstacle, item.stage, item.shards_done, item.shards_total) for item in art.client.progress()]
 
     with reporting(settings, status, 0.05):
         status.update(obstacle=Obstacle.TRUNK_HARMS)

@@ -48,14 +48,14 @@ def test_a_coordinator_on_s3_publishes_the_local_bytes(s3: S3, tmp_path: Path) -
         new = NewExpert(domain="art", files=file_digests(DenseFiles(member.folder)))
         register(member.client, DenseFiles(member.folder), new, SILENT, adapter=tmp_path / "art")
         sums, routers = [], []
-        for each in made.members.values():
-            sums.append(written(tmp_path / f"trunk-{each.domain}", *honest_trunk(each)))
-            send_trunk(each, sums[-1])
+        for item in made.members.values():
+            sums.append(written(tmp_path / f"trunk-{item.domain}", *honest_trunk(item)))
+            send_trunk(item, sums[-1])
         _empty(made)
         trunk = made.merge(method="regmean")
-        for each in made.members.values():
-            routers.append(written(tmp_path / f"router-{each.domain}", *honest(made.server, each, trunk)))
-            send(each, routers[-1])
+        for item in made.members.values():
+            routers.append(written(tmp_path / f"router-{item.domain}", *honest(made.server, item, trunk)))
+            send(item, routers[-1])
         _empty(made)
         version = made.solve()
         held = {path.name for path in (made.server.home / "cache").glob("??/*")}

@@ -70,8 +70,8 @@ def test_an_evaluated_remerge_is_recommended(federation: Federation) -> None:
     with server.client(operator.add_token(NewToken(role=Role.READER)).secret) as reader:
         assert reader.trunk_history("current") == history
     own = federation.members["code"].client.trunk_history("current")
-    assert [[score.domain for score in each.scores] for each in own.versions] == [[], ["code"]]
-    assert [each.average for each in own.versions] == [each.average for each in history.versions]
+    assert [[score.domain for score in version.scores] for version in own.versions] == [[], ["code"]]
+    assert [version.average for version in own.versions] == [version.average for version in history.versions]
     assert (own.versions[1].behind, own.remerge, own.before) == (None, None, None)
     shown = federation.moerge("trunk", "history", COLUMNS="160")
     for text in ("81.9 (-8.6)", "44.9, newcomer", "that includes code: expected average gain +12.0", "lose 3.2"):

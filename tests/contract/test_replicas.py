@@ -77,9 +77,9 @@ def test_law_3_replicas_in_turn_make_the_version_of_one(replicas: Replicas, tmp_
     for server in turns:
         folder = tmp_path / f"pulled-{server.home.name}"
         moerge("pull", 1, folder, **server.environment())
-        found = {path.name: sha256_hex(path.read_bytes()) for path in folder.iterdir()}
-        assert found.pop("README.md") != expected["README.md"]  # it has the date
-        assert found == {name: digest for name, digest in expected.items() if name != "README.md"}
+        result = {path.name: sha256_hex(path.read_bytes()) for path in folder.iterdir()}
+        assert result.pop("README.md") != expected["README.md"]  # it has the date
+        assert result == {name: digest for name, digest in expected.items() if name != "README.md"}
         with server.client() as operator:
             assert operator.version_report(1)
             assert [version.number for version in operator.versions()] == [1]
@@ -136,7 +136,7 @@ def test_an_expert_registered_everywhere_at_once_has_one_domain(replicas: Replic
         answers = sorted(pool.map(register, range(len(members))))
     assert answers == ["files"] * (len(members) - 1) + ["taken"]
     with replicas.servers[0].client() as operator:
-        assert len([each for each in operator.experts() if each.domain.startswith("many-")]) == 1
+        assert len([item for item in operator.experts() if item.domain.startswith("many-")]) == 1
     for member in members:
         member.client.close()
 
@@ -189,7 +189,7 @@ def test_a_leader_without_its_lock_ends_and_another_leads(postgres: Postgres, s3
         assert made.led(one) is two
         member = joined(two, "law", tmp_path, 1)
         with two.client() as operator:
-            assert [each.state for each in operator.experts()] == [ExpertState.READY]
+            assert [item.state for item in operator.experts()] == [ExpertState.READY]
         member.client.close()
 
 
@@ -219,6 +219,6 @@ def test_without_the_database_calls_are_refused_as_unavailable(
 def locked_by(database: str) -> int:
     """The server's process that holds the leader's lock, once there is one."""
     eventually(lambda: leader(database) is not None)
-    found = leader(database)
-    assert found is not None
-    return found[0]
+    result = leader(database)
+    assert result is not None
+    return result[0]

@@ -36,7 +36,7 @@ _CONFIG = schemathesis.Config.from_dict(
     {"checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", *_REFUSALS]}}}
 )
 _SCHEMA = schemathesis.openapi.from_dict(make_app(Settings(home=Path("unused"))).openapi(), config=_CONFIG)
-OPERATIONS = {each.ok().label: each.ok() for each in _SCHEMA.get_all_operations() if isinstance(each, Ok)}
+OPERATIONS = {item.ok().label: item.ok() for item in _SCHEMA.get_all_operations() if isinstance(item, Ok)}
 
 
 @pytest.fixture(scope="module")

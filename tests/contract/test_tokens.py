@@ -24,7 +24,7 @@ def made(server: Coordinator, note: str) -> tuple[str, int]:
     """The secret and the id of a reader's token for two days."""
     secret = moerge("token", "add", "reader", "--note", note, "--days", "2", **server.environment())
     with server.client() as operator:
-        [listed] = [each for each in operator.tokens() if each.note == note]
+        [listed] = [token for token in operator.tokens() if token.note == note]
     assert listed.expires is not None
     assert 1.9 < (listed.expires - datetime.now(UTC)).total_seconds() / 86400 < 2
     return secret, listed.id
@@ -52,10 +52,10 @@ def test_ending_a_token_needs_a_confirmation(server: Coordinator, command: str, 
 def test_a_rotated_token_s_successor_has_its_role(server: Coordinator) -> None:
     secret, id_ = made(server, "overlap")
     successor = moerge("token", "rotate", id_, "--overlap-seconds", 60, **server.environment())  # unconfirmed
-    assert [role_of(server, each).json()["role"] for each in (secret, successor)] == ["reader", "reader"]
+    assert [role_of(server, item).json()["role"] for item in (secret, successor)] == ["reader", "reader"]
     shown = moerge("token", "list", COLUMNS="200", **server.environment())
     assert "overlap" in shown
-    assert not any(each in shown for each in (secret, successor, server.operator_token))
+    assert not any(item in shown for item in (secret, successor, server.operator_token))
 
 
 def test_the_list_of_tokens_never_has_secrets_or_hashes(server: Coordinator) -> None:

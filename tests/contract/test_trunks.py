@@ -153,7 +153,7 @@ def test_a_trunk_of_an_earlier_revision_is_merged_anew(federation: Federation) -
 
 def test_workflows_of_an_earlier_build_start_anew(federation: Federation) -> None:
     trunk = federation.merge()
-    ran = next(each for each in federation.operator.workflows() if each.result == trunk.digest)
+    ran = next(workflow for workflow in federation.operator.workflows() if workflow.result == trunk.digest)
     federation.server.stop()
     with closing(sqlite3.connect(federation.server.home / "workflows.sqlite")) as database, database:
         cut = "status = 'PENDING', output = NULL, application_version = '0'"

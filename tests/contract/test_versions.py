@@ -87,7 +87,7 @@ def test_an_impossible_version_is_refused_by_its_field(
 
 def test_files_have_ranges_and_their_digest_as_etag(federation: Federation) -> None:
     version = federation.solve()
-    file = next(each for each in version.files if each.name == "model-router.safetensors")
+    file = next(item for item in version.files if item.name == "model-router.safetensors")
     path = f"/versions/{version.number}/files/{file.name}"
     whole = federation.get(path)
     assert (len(whole.content), whole.headers["ETag"]) == (file.size, f'"{file.sha256}"')

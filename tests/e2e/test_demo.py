@@ -133,13 +133,13 @@ def server(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coo
 def test_owner_evaluations_show_both_versions_near_the_oracle(server: Coordinator) -> None:
     with server.client() as reader:
         for number, domains in ((1, 3), (2, 4)):
-            found = reader.version_table(number)
-            assert (len(found.scores), found.missing) == (domains, [])
-            assert found.average is not None
-            assert found.average > sum(each.normalised_oracle for each in found.scores) / domains - 5, found
-            for each in found.scores:
-                shares = [sum(layers) for layers in zip(*each.shares, strict=True)]
-                assert shares[found.domains.index(each.domain)] == max(shares), each
+            result = reader.version_table(number)
+            assert (len(result.scores), result.missing) == (domains, [])
+            assert result.average is not None
+            assert result.average > sum(score.normalised_oracle for score in result.scores) / domains - 5, result
+            for score in result.scores:
+                shares = [sum(layers) for layers in zip(*score.shares, strict=True)]
+                assert shares[result.domains.index(score.domain)] == max(shares), score
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +171,8 @@ def test_every_page_is_accessible_fits_and_breaks_no_policy(server: Coordinator,
                 page.set_viewport_size({"width": width, "height": 900})
                 for details in page.query_selector_all("details"):
                     details.evaluate("each => each.open = true")
-                found = Axe().run(page)
-                assert found.violations_count == 0, f"{place}, {width}: {found.generate_report()}"
+                result = Axe().run(page)
+                assert result.violations_count == 0, f"{place}, {width}: {result.generate_report()}"
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, place
                 right = "Math.max(0, ...all.map(each => each.getBoundingClientRect().right))"
                 assert page.eval_on_selector_all(IN_SIGHT, f"all => {right}") <= width, place

@@ -71,7 +71,7 @@ def held_out(worker: Worker) -> list[list[int]]:
 def test_version_is_scored_on_held_out_text_and_only_sums_sent(art: tuple[Member, Worker]) -> None:
     other, worker = art
     assert "don't allow redistribution: art" in run(worker)
-    assert [each.redistribute for each in worker.member.client.experts()] == [True]
+    assert [expert.redistribute for expert in worker.member.client.experts()] == [True]
     other.allow()
     shown = run(worker, dry_run=True)
     assert "a run would send" in shown
@@ -103,9 +103,9 @@ def test_version_is_scored_on_held_out_text_and_only_sums_sent(art: tuple[Member
         oracle = score(model, cut, Silent())
     dense = score(load(worker.member.folder), cut, Silent())
     assert oracle.nll != version.nll
-    for found, expected in (sums.dense, dense), (sums.version, version), (sums.oracle, oracle):
-        assert found.tokens == expected.tokens
-        assert found.nll == pytest.approx(expected.nll, rel=1e-6)
+    for result, expected in (sums.dense, dense), (sums.version, version), (sums.oracle, oracle):
+        assert result.tokens == expected.tokens
+        assert result.nll == pytest.approx(expected.nll, rel=1e-6)
     assert sums.routed == counter.counts.tolist()
     with worker.server.client() as operator:
         [line] = operator.version_table(1).scores
@@ -114,7 +114,7 @@ def test_version_is_scored_on_held_out_text_and_only_sums_sent(art: tuple[Member
     run(worker)
     assert len(evaluations(worker, 1)) == 1
     with closing(History(worker.home)) as history:
-        assert [(each.item.kind, each.became) for each in history.sendings()] == [("evaluation", "arrived")]
+        assert [(sending.item.kind, sending.became) for sending in history.sendings()] == [("evaluation", "arrived")]
 
 
 def test_few_new_documents_wait_and_few_removed_send_nothing(

@@ -64,7 +64,7 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
     [row] = worker.active()
     assert (row.expert, row.documents) == (expert.digest, plain.documents)
     with closing(History(worker.home)) as history:
-        became = [(each.item.kind, each.became) for each in history.sendings()]
+        became = [(sending.item.kind, sending.became) for sending in history.sendings()]
     assert became == [("router", "superseded"), ("expert", "arrived"), ("router", "arrived")]
     listed = CliRunner().invoke(commands.app, ["history", "--home", str(worker.home)]).output
     assert "fitted to trunk" in " ".join(listed.split()), listed
@@ -83,10 +83,10 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
     assert f"its fitted expert {expert.digest} contributes under this trunk" in said
     worker.member.client.withdraw_expert(expert.digest)
     assert worker.run(held_out_share=0.3) == "ran"
-    assert [each.digest for each in worker.active()] == [plain.digest]
+    assert [item.digest for item in worker.active()] == [plain.digest]
     assert worker.run(**FIT) == "ran"
     assert "the fitted expert was withdrawn" in worker.log()
-    assert [each.digest for each in worker.active()] == [plain.digest]
+    assert [item.digest for item in worker.active()] == [plain.digest]
 
     send_trunk(worker.member, written(worker.folder / "trunk-contribution", *honest_trunk(worker.member)))
     merge(worker.server, [registered(worker.member).digest], method="regmean-fitted")

@@ -77,7 +77,7 @@ class Service:
 
     @property
     def sources(self) -> list[Source]:
-        return [Source(each, Corpus([str(_texts(each))], each)) for each in self.owned]
+        return [Source(item, Corpus([str(_texts(item))], item)) for item in self.owned]
 
     def merged(self, out: Path, settings: MergeSettings) -> Path:
         """The same version, computed again on this machine."""

@@ -62,7 +62,7 @@ def test_law_4_added_documents_add_and_removed_ones_replace(worker: Worker) -> N
     states = {row.digest: row.active for row in worker.member.client.contributions()}
     assert states == {first.digest: False, second.digest: False, whole.digest: True}
     with closing(History(worker.home)) as history:
-        left = [(each.item.digest, each.became) for each in history.sendings()]
+        left = [(sending.item.digest, sending.became) for sending in history.sendings()]
     assert left == [
         (first.digest, "withdrawn"),
         (first.digest, "superseded"),

@@ -91,11 +91,11 @@ def test_law_1_ask_mode_sends_nothing_before_owner_approval(owner: Worker) -> No
     died = run_command(given, script=KILLED)
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert seen(owner) == before
-    assert [each.became for each in sendings(owner)] == ["arrived", "arrived", ""]  # written down before it left
+    assert [sending.became for sending in sendings(owner)] == ["arrived", "arrived", ""]  # written down before it left
     assert owner.run(policy=ASK) == "ran"
     [sent] = owner.active()
     assert sent.digest == asked.digest
-    assert [(each.item.digest, each.became) for each in sendings(owner)][1:] == [
+    assert [(sending.item.digest, sending.became) for sending in sendings(owner)][1:] == [
         (registered.digest, "arrived"),
         (asked.digest, "arrived"),
     ]
@@ -114,7 +114,7 @@ def test_law_1_each_switch_keeps_its_kind_at_home(owner: Worker) -> None:
     new = {path for path in set(files_below(owner.server)) - before if path.startswith("blobs")}
     assert new == {f"blobs/{sent.digest[:2]}/{sent.digest}"}
     assert owner.active() == []
-    assert [each.item.kind for each in sendings(owner)] == ["trunk"]
+    assert [sending.item.kind for sending in sendings(owner)] == ["trunk"]
 
     (owner.folder / "data" / "a.jsonl").unlink()
     owner.write("few.jsonl", 0, 40)

@@ -101,11 +101,11 @@ def test_version_is_unchanged_after_the_leader_is_killed(tmp_path: Path, postgre
                 cut, number = killed_at(replicas, share * publishing, lambda client: client.solve_version(NewVersion()))
                 assert number == "1"
                 cuts += cut
-            for each in replicas.servers:
-                assert versions_of(each) == [expected]
-                with each.client() as client, pytest.raises(CoordinatorError):
+            for item in replicas.servers:
+                assert versions_of(item) == [expected]
+                with item.client() as client, pytest.raises(CoordinatorError):
                     client.version(2)
-                with each.client() as client:
+                with item.client() as client:
                     assert list(client.trunks()) == [client.current_trunk()]
             assert set(S3Blobs(replicas.place, folder / "look", 0).digests()) == blobs
     assert cuts >= KILLS, f"only {cuts} of {2 * KILLS} kills hit running work"

@@ -77,7 +77,7 @@ def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: l
     terminal.type(b"y\n")
     terminal.until(lambda shown: "waiting for the next trunk" in shown[asked:])
     terminal.until(lambda shown: "law: waiting" in shown[shown.rindex("waiting for the next trunk") :])
-    found = figures(port)
+    result = figures(port)
     terminal.type(b"\x03")  # Ctrl-C
     assert terminal.close() == 130
     lines = terminal.lines()
@@ -94,12 +94,12 @@ def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: l
     after = terminal.shown[terminal.shown.rindex("sent from this home") :]
     assert after.count("\x1b[2K") >= 2  # the view's lines are erased
 
-    assert found["moerge_worker_shards_done"] == found["moerge_worker_shards_planned"] > 1
-    assert found["moerge_worker_tokens_total"] > 2048
-    assert found['moerge_worker_sent_bytes_total{kind="expert"}'] > 1000
-    assert found["moerge_worker_actor_restarts_total"] == 0
-    assert found['moerge_worker_stage{stage="waiting"}'] == 1
-    assert found["moerge_worker_coordinator_answered_timestamp_seconds"] > 1e9
+    assert result["moerge_worker_shards_done"] == result["moerge_worker_shards_planned"] > 1
+    assert result["moerge_worker_tokens_total"] > 2048
+    assert result['moerge_worker_sent_bytes_total{kind="expert"}'] > 1000
+    assert result["moerge_worker_actor_restarts_total"] == 0
+    assert result['moerge_worker_stage{stage="waiting"}'] == 1
+    assert result["moerge_worker_coordinator_answered_timestamp_seconds"] > 1e9
 
     status = CliRunner().invoke(commands.app, ["status", "--home", str(owner.folder / "terminal")]).output
     assert re.search(r"^sent: expert [\d.]+ kB, router [\d.]+ kB$", status, re.MULTILINE), status

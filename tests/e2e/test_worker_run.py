@@ -42,7 +42,7 @@ def test_trunk_replaced_during_work_costs_one_more_pass(tmp_path: Path) -> None:
         assert ended(worker, 120) == 0
         assert "was replaced during the work" in log.read_text()
         assert f"under trunk {second[:12]}" in log.read_text()
-        assert [each.trunk for each in made.operator.contributions()] == [second]
+        assert [contribution.trunk for contribution in made.operator.contributions()] == [second]
         assert made.expert("law").digest == DenseExpert("law", folder).digest
         [dense] = (tmp_path / "law" / "worker" / "expert").iterdir()
         assert DenseExpert("law", dense).digest == DenseExpert("law", folder).digest

@@ -52,7 +52,7 @@ def main() -> int:
     today, expected = datetime.now(UTC).date(), Expected()
     for name, number in installed.items():
         measured = results(ENGINES[name], every, HOME, expected, say)
-        faults += [f"{name}: {each.fault}" for each in measured if each.fault]
+        faults += [f"{name}: {item.fault}" for item in measured if item.fault]
         _show(name, engine_table(name, number, measured, today), write=given.write)
         if script := ENGINES[name].speed:
             first = version(every[0], HOME)
@@ -61,15 +61,15 @@ def main() -> int:
         path = ENGINES[name].prepared(Model(version(every[0], HOME), "float32"))
         say(asked(ENGINES[name], path, HOME / "served.txt"))
     if TRANSFORMERS in wanted:
-        found = _variants(every)
+        result = _variants(every)
         faults += [
-            f"{TRANSFORMERS}: {family}: {each.way}: off by {each.most:.1e}"
-            for family, ways in found.items()
-            for each in ways
-            if not each.ok
+            f"{TRANSFORMERS}: {family}: {way.way}: off by {way.most:.1e}"
+            for family, ways in result.items()
+            for way in ways
+            if not way.ok
         ]
         own = importlib.metadata.version(TRANSFORMERS)
-        _show(TRANSFORMERS, variants_table(own, found, today), write=given.write)
+        _show(TRANSFORMERS, variants_table(own, result, today), write=given.write)
     for fault in faults:
         say(fault)
     return 1 if faults else 0

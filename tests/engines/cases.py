@@ -96,16 +96,16 @@ def possible(row: Mapping[str, Any]) -> bool:
 def cases() -> list[Case]:
     """Cases with every setting, and every possible pair of values of two factors."""
     rows = list(pairwise(_FACTORS))
-    found, number = [], dict.fromkeys(SETTINGS, 0)
+    result, number = [], dict.fromkeys(SETTINGS, 0)
     for row in rows:
         names = tuple(SETTINGS[row["family"]])
-        found.append(Case(setting=names[number[row["family"]] % len(names)], **row))
+        result.append(Case(setting=names[number[row["family"]] % len(names)], **row))
         number[row["family"]] += 1
     for family, settings in SETTINGS.items():  # what a family has beyond its rows
         for setting in tuple(settings)[number[family] :]:
-            found.append(Case(family, setting, "regmean", 3, 1 + len(found) % 2, "own", "float32"))
+            result.append(Case(family, setting, "regmean", 3, 1 + len(result) % 2, "own", "float32"))
     order = [(family, setting) for family, settings in SETTINGS.items() for setting in settings]
-    return sorted(found, key=lambda case: order.index((case.family, case.setting)))
+    return sorted(result, key=lambda case: order.index((case.family, case.setting)))
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

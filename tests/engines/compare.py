@@ -59,9 +59,9 @@ def difference(found: Answers, expected: Answers) -> Difference:
         read = len(theirs) - len(right)
         agree = next((i for i, pair in enumerate(zip(made, right, strict=True)) if pair[0] != pair[1]), len(right))
         apart += [abs(a - b) for a, b in zip(ours[: read + agree], theirs[: read + agree], strict=True)]
-    if not all(each < float("inf") for each in apart):  # NaN is not less
+    if not all(item < float("inf") for item in apart):  # NaN is not less
         return Difference(float("inf"), float("inf"), same=False)
-    same = [list(each) for each in found.tokens] == [list(each) for each in expected.tokens]
+    same = [list(token) for token in found.tokens] == [list(token) for token in expected.tokens]
     return Difference(fmean(apart), max(apart), same)
 
 

@@ -84,19 +84,19 @@ class Engine:
         """
         work = HOME / "answers" / self.environment
         work.mkdir(parents=True, exist_ok=True)
-        while left := [each for each in models if not (work / self._file(each)).exists()]:
+        while left := [model for model in models if not (work / self._file(model)).exists()]:
             said(f"{self.name}: {len(left)} of {len(models)} models left")
-            wanted = [row for each in left if (row := self._asked(each, work)) is not None]
+            wanted = [row for item in left if (row := self._asked(item, work)) is not None]
             if not wanted:
                 break
             content = {"prompts": prompts(), "new_tokens": NEW_TOKENS, "models": wanted}
             (work / "job.json").write_text(json.dumps(content), encoding="utf-8")
             code = self.run(self.script, work / "job.json", work / "log.txt")
-            ended = next((each for each in left if not (work / self._file(each)).exists()), None)
+            ended = next((item for item in left if not (work / self._file(item)).exists()), None)
             if ended is not None:
                 error = f"the process ended with {code}; its output is in {work / 'log.txt'}"
                 (work / self._file(ended)).write_text(json.dumps({"error": error}), encoding="utf-8")
-        return [Answers.of(json.loads((work / self._file(each)).read_text(encoding="utf-8"))) for each in models]
+        return [Answers.of(json.loads((work / self._file(model)).read_text(encoding="utf-8"))) for model in models]
 
     def _asked(self, model: Model, work: Path) -> dict[str, Any] | None:
         """A model's part of the job; None if it can't be prepared, which is its answer."""

@@ -45,7 +45,7 @@ def _expert(case: Case, folder: Path, seed: int) -> Path:
 def _rounded(folder: Path, dtype: torch.dtype) -> None:
     """Stores the weights in `dtype`."""
     path, config = folder / "model.safetensors", folder / "config.json"
-    save_file({name: each.to(dtype) for name, each in load_file(path).items()}, path, metadata={"format": "pt"})
+    save_file({name: item.to(dtype) for name, item in load_file(path).items()}, path, metadata={"format": "pt"})
     content = json.loads(config.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
     config.write_text(json.dumps(content), encoding="utf-8")
 
@@ -54,8 +54,8 @@ def version(case: Case, home: Path) -> Path:
     """The folder of a case's version, made unless it exists."""
     folder = home / "versions" / case.name
     if not folder.exists():
-        own = [DenseExpert(f"d{number}", each) for number, each in enumerate(experts(case, home))]
-        sources = [Source(each, Corpus([str(each.folder / "texts.jsonl")], each)) for each in own]
+        own = [DenseExpert(f"d{number}", item) for number, item in enumerate(experts(case, home))]
+        sources = [Source(item, Corpus([str(item.folder / "texts.jsonl")], item)) for item in own]
         solve = RECOMMENDED.solve.model_copy(update={"top_k": case.top_k})
         recipe = RECOMMENDED.model_copy(
             update={"method": case.trunk, "fit": case.trunk == "regmean-fitted", "solve": solve}

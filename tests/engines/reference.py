@@ -25,9 +25,9 @@ def load(folder: Path, **options: Any) -> Any:
     Raises:
         AssertionError: tensors are missing or left over; transformers only warns.
     """
-    found: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
-    assert not any(found[1].values()), found[1]
-    return found[0].eval()
+    result: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
+    assert not any(result[1].values()), result[1]
+    return result[0].eval()
 
 
 @torch.inference_mode()

@@ -2,4 +2,4 @@
 
 from engines import llama_cpp, vllm
 
-ENGINES = {each.ENGINE.name: each.ENGINE for each in (vllm, llama_cpp)}
+ENGINES = {item.ENGINE.name: item.ENGINE for item in (vllm, llama_cpp)}

@@ -77,8 +77,10 @@ def results(
     for case in every:
         folder, dense = version(case, home), experts(case, home)[0]
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        limits = [each for each in engine_limits(config) if each.engine == engine.name]
-        options = next((o for text, o in engine.remedies.items() if any(text in each.remedy for each in limits)), None)
+        limits = [limit for limit in engine_limits(config) if limit.engine == engine.name]
+        options = next(
+            (o for text, o in engine.remedies.items() if any(text in limit.remedy for limit in limits)), None
+        )
         models = {"exact": Model(folder, "float32")}
         if case.dtype != "float32":
             models |= {"rounded": Model(folder, case.dtype), "rounded_dense": Model(dense, case.dtype)}
@@ -86,8 +88,8 @@ def results(
             models["remedied"] = Model(folder, "float32", tuple(options.items()))
         plans.append((case, limits, models))
         wanted |= dict.fromkeys(models.values())
-    found = dict(zip(wanted, engine.answers(list(wanted), said), strict=True))
-    return [_result(case, limits, models, found, expected) for case, limits, models in plans]
+    result = dict(zip(wanted, engine.answers(list(wanted), said), strict=True))
+    return [_result(case, limits, models, result, expected) for case, limits, models in plans]
 
 
 def _result(

@@ -22,7 +22,7 @@ def asked(engine: Engine, path: Path, log: Path) -> str:
     Raises:
         MoergeError: the server ends, or doesn't answer in ten minutes.
     """
-    serve, ask = (each.line for each in commands(PAGE) if each.section == engine.name)
+    serve, ask = (command.line for command in commands(PAGE) if command.section == engine.name)
     with held_ports(1) as [free]:
         port = str(free)
     serve = serve.replace(engine.served, str(path)).replace(PORT, port)

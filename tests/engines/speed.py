@@ -31,11 +31,11 @@ def costs(engine: Engine, script: str, first: Path, top_k: int) -> list[Cost]:
         for seed, folder in enumerate(dense):
             expert(folder, seed, **SIZES)  # type: ignore[arg-type]  # no family
         published(dense, work, top_k)
-    job, found = work / "job.json", work / f"{engine.environment}.json"
+    job, result = work / "job.json", work / f"{engine.environment}.json"
     models = {"first": first, "version": version, "dense": dense[0]}
     content = {name: str(engine.prepared(Model(folder, "float32"))) for name, folder in models.items()}
-    job.write_text(json.dumps({**content, "answers": str(found)}), encoding="utf-8")
+    job.write_text(json.dumps({**content, "answers": str(result)}), encoding="utf-8")
     if code := engine.run(script, job, work / "log.txt"):
         raise MoergeError(f"ended with {code}", where=engine.name, todo=f"read {work / 'log.txt'}")
-    pairs = json.loads(found.read_text(encoding="utf-8"))
+    pairs = json.loads(result.read_text(encoding="utf-8"))
     return [Cost(what, median(ours / theirs for theirs, ours in rows)) for what, rows in pairs.items()]

@@ -17,12 +17,12 @@ def engine_table(engine: str, number: str, measured: Sequence[Result], when: dat
     """A row for each family and setting, over its versions; above them the number of versions, date and rounding."""
     rows = [
         _row(family, setting, list(group))
-        for (family, setting), group in groupby(measured, lambda each: (each.case.family, each.case.setting))
+        for (family, setting), group in groupby(measured, lambda item: (item.case.family, item.case.setting))
     ]
     ratios = sorted(
-        each.rounded / each.rounded_dense
-        for each in measured
-        if each.rounded is not None and each.rounded_dense and each.right
+        item.rounded / item.rounded_dense
+        for item in measured
+        if item.rounded is not None and item.rounded_dense and item.right
     )
     head = f"{engine} {number} on {when.isoformat()}, {len(measured)} versions."
     if ratios:
@@ -32,20 +32,20 @@ def engine_table(engine: str, number: str, measured: Sequence[Result], when: dat
 
 
 def _row(family: str, setting: str, group: Sequence[Result]) -> str:
-    cases = [each.case for each in group]
+    cases = [item.case for item in group]
     trunks = ", ".join(dict.fromkeys(f"`{case.trunk}`" for case in cases))
     sizes = ", ".join(dict.fromkeys(f"{case.experts} x {case.top_k}" for case in cases))
-    found = [each.exact.most for each in group if each.exact is not None]
-    worst = _figure(max(found)) if found else ""
+    result = [item.exact.most for item in group if item.exact is not None]
+    worst = _figure(max(result)) if result else ""
     return f"| {family}, {setting} | {trunks} | {sizes} | {worst} | {_verdict(group)} |"
 
 
 def _verdict(group: Sequence[Result]) -> str:
-    if all(each.right for each in group):
+    if all(item.right for item in group):
         return "exact"
-    wrong = next(each for each in group if not each.right)
+    wrong = next(item for item in group if not item.right)
     said = "does not load" if wrong.exact is None else "**wrong**"
-    remedied = [each.remedied.most for each in group if each.remedied is not None]
+    remedied = [item.remedied.most for item in group if item.remedied is not None]
     return said + (f"; {_figure(max(remedied))} with the workaround" if remedied else "")
 
 
@@ -59,27 +59,27 @@ def costs_table(engine: str, number: str, measured: Mapping[int, Sequence[Cost]]
     names = [cost.what for cost in next(iter(measured.values()))]
     ratios = {top_k: {cost.what: cost.ratio for cost in costs} for top_k, costs in measured.items()}
     heads = "".join(f" {top_k} of {EXPERTS} experts per token |" for top_k in ratios)
-    rows = [f"| {name} |" + "".join(f" {each[name]:.2f} |" for each in ratios.values()) for name in names]
+    rows = [f"| {name} |" + "".join(f" {ratio[name]:.2f} |" for ratio in ratios.values()) for name in names]
     head = f"{engine} {number} on {when.isoformat()}, medians of ratios to the dense expert, measured by turns."
     return "\n".join([head, "", f"| |{heads}", "|---|" + "---|" * len(ratios), *rows])
 
 
 def variants_table(number: str, measured: Mapping[str, Sequence[Outcome]], when: date) -> str:
     """A row for each way, with the worst of all families."""
-    ways = dict.fromkeys(each.way for outcomes in measured.values() for each in outcomes)
+    ways = dict.fromkeys(outcome.way for outcomes in measured.values() for outcome in outcomes)
     rows = []
     for way in ways:
-        found = [each for outcomes in measured.values() for each in outcomes if each.way == way]
-        rows.append(f"| {way} | {_figure(max(each.most for each in found))} | {_fine(found)} |")
+        result = [outcome for outcomes in measured.values() for outcome in outcomes if outcome.way == way]
+        rows.append(f"| {way} | {_figure(max(item.most for item in result))} | {_fine(result)} |")
     head = f"transformers {number} on {when.isoformat()}, a version of each family: {', '.join(measured)}."
     return "\n".join([head, "", "| | largest difference | |", "|---|---|---|", *rows])
 
 
 def _fine(found: Iterable[Outcome]) -> str:
-    each = list(found)
-    if not all(one.ok for one in each):
+    item = list(found)
+    if not all(one.ok for one in item):
         return "**wrong**"
-    return "as its dense expert" if "int8" in each[0].way else "exact"
+    return "as its dense expert" if "int8" in item[0].way else "exact"
 
 
 def written(page: Path, name: str, text: str) -> None:
@@ -89,8 +89,8 @@ def written(page: Path, name: str, text: str) -> None:
         MoergeError: the page lacks them.
     """
     begin, end = BEGIN.format(name=name), END.format(name=name)
-    before, found, rest = page.read_text(encoding="utf-8").partition(f"{begin}\n")
+    before, result, rest = page.read_text(encoding="utf-8").partition(f"{begin}\n")
     _, closed, after = rest.partition(f"{end}\n")
-    if not (found and closed):
+    if not (result and closed):
         raise MoergeError(f"expected the lines {begin!r} and {end!r}", where=str(page), todo="add them")
     page.write_text(f"{before}{begin}\n{text}\n{end}\n{after}", encoding="utf-8")

@@ -47,8 +47,8 @@ def test_new_tokens_count_until_the_texts_differ() -> None:
 
 
 def test_what_is_not_a_number_is_no_answer() -> None:
-    found = difference(Answers([[float("nan"), -2.0]], [[7]]), Answers([[-1.0, -2.0]], [[7]]))
-    assert found.most == float("inf")
+    result = difference(Answers([[float("nan"), -2.0]], [[7]]), Answers([[-1.0, -2.0]], [[7]]))
+    assert result.most == float("inf")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def outcomes(version: Path, dense: Path, *, int8: bool) -> Iterator[Outcome]:
         int8: whether torchao is installed.
     """
     plain = answers(load(version))
-    new = Answers([each[-NEW_TOKENS:] for each in plain.scores], plain.tokens)
+    new = Answers([score[-NEW_TOKENS:] for score in plain.scores], plain.tokens)
     ways: list[tuple[str, Answers, Callable[[Path], Answers]]] = [
         ("`device_map`", plain, _device_map),
         ("cache", new, lambda folder: _generated(folder, prompts())),
@@ -78,24 +78,24 @@ def _adapted(folder: Path, *, merged: bool, seed: int | None = None) -> Answers:
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for name, each in model.named_parameters():
+            for name, item in model.named_parameters():
                 if "lora_" in name:
-                    each.copy_(torch.randn(each.shape, generator=generator) / 20)
+                    item.copy_(torch.randn(item.shape, generator=generator) / 20)
     return answers(model.merge_and_unload() if merged else model)
 
 
 def _trained(folder: Path) -> tuple[Answers, Answers]:
     """After a step of the Trainer: as saved and loaded again, and in memory."""
-    rows = [{"input_ids": row, "labels": row} for row in ([*each, *each][:32] for each in prompts()[2:])]
+    rows = [{"input_ids": row, "labels": row} for row in ([*prompt, *prompt][:32] for prompt in prompts()[2:])]
     with TemporaryDirectory() as work:
         settings = TrainingArguments(
             work, max_steps=1, learning_rate=1e-3, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"
         )
         model = load(folder)
-        before = {name: each.clone() for name, each in model.state_dict().items()}
+        before = {name: item.clone() for name, item in model.state_dict().items()}
         trainer = Trainer(model, settings, train_dataset=rows, data_collator=_collated)
         loss = trainer.train().training_loss
-        changed = sum(not torch.equal(before[name], each) for name, each in model.state_dict().items())
+        changed = sum(not torch.equal(before[name], item) for name, item in model.state_dict().items())
         assert math.isfinite(loss), loss
         assert changed > len(before) / 2, f"{changed} of {len(before)} tensors changed"
         trainer.save_model(work)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from support.transcripts import NOT_TYPED, PAGES, commands
 
-EVERY = [each for page in PAGES for each in commands(page)]
+EVERY = [command for page in PAGES for command in commands(page)]
 
 
 def test_every_documented_command_has_a_journey_or_a_reason() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     typed = set(re.findall(r'Part\("(.+?)", "(.+?)"\) as', sources))
-    assert [each for each in EVERY if each.reason is None and (each.page, each.section) not in typed] == []
+    assert [item for item in EVERY if item.reason is None and (item.page, item.section) not in typed] == []
 
 
 def test_every_reason_is_needed() -> None:
-    unused = [pattern for pattern in NOT_TYPED if not any(fnmatchcase(each.line, pattern) for each in EVERY)]
+    unused = [pattern for pattern in NOT_TYPED if not any(fnmatchcase(item.line, pattern) for item in EVERY)]
     assert unused == []

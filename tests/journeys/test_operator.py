@@ -160,7 +160,7 @@ def site(folder: Path) -> Iterator[str]:
 
 def fail(federation: Federation) -> None:
     """A merge that fails, because an expert's file is missing meanwhile."""
-    law = next(each for each in federation.operator.experts() if each.domain == "law")
+    law = next(item for item in federation.operator.experts() if item.domain == "law")
     [file] = [file for file in law.files if file.name == "model.safetensors"]
     blob = federation.server.home / "blobs" / file.sha256[:2] / file.sha256
     lost = blob.rename(federation.folder / "lost")

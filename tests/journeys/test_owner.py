@@ -54,14 +54,14 @@ class Machine:
 
 def sample() -> str:
     """The page's worker.toml."""
-    [found] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "worker.md").read_text(encoding="utf-8"), re.DOTALL)
-    return str(found)
+    [result] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "worker.md").read_text(encoding="utf-8"), re.DOTALL)
+    return str(result)
 
 
 def asked(said: str) -> str:
     """The digits of what waits for the owner's answer; empty if nothing does."""
-    found = re.search(r"waits for your answer: ([0-9a-f]{8})", said)
-    return found[1] if found else ""
+    match = re.search(r"waits for your answer: ([0-9a-f]{8})", said)
+    return match[1] if match else ""
 
 
 def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
@@ -78,14 +78,17 @@ def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
             made.merge(method="weighted", options={"weights": {"law": 2}})
             said = law.repeats(part.next("moerge worker status"), lambda said: asked(said) != "")
             assert asked(said) == made.trunk().digest[:8]
-            eventually(lambda: [each.obstacle for each in made.operator.progress()] == [Obstacle.ASKS_OWNER])
+            eventually(lambda: [item.obstacle for item in made.operator.progress()] == [Obstacle.ASKS_OWNER])
             made.moerge("round", "open", "spring", "--domain", "law")
             assert "law (waits for the owner's approval)" in " ".join(
                 made.moerge("round", "list", COLUMNS="300").split()
             )
             assert "approved" in law.types(part.next("moerge worker approve", {"7d20b6f4": asked(said)}))
             eventually(
-                lambda: any(each.trunk == made.trunk().digest for each in owner.member.client.contributions()), 300
+                lambda: any(
+                    contribution.trunk == made.trunk().digest for contribution in owner.member.client.contributions()
+                ),
+                300,
             )
             made.merge(method="weighted", options={"weights": {"law": 3}})
             said = law.repeats("moerge worker status", lambda said: asked(said) == made.trunk().digest[:8])
@@ -99,7 +102,7 @@ def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
             assert "approved: art" in art.types(part.next("moerge worker approve", {"3f9a0c21": first}))
             second = asked(art.repeats(line, lambda said: asked(said) not in ("", first)))
             assert "refused: art" in art.types(part.next("moerge worker refuse", {"3f9a0c21": second}))
-        assert [each.domain for each in made.operator.contributions()] == ["law", "law"]
+        assert [contribution.domain for contribution in made.operator.contributions()] == ["law", "law"]
 
         with Part("docs/worker.md", "Before it starts") as part:
             said = law.types(part.next("moerge worker check", {"medicine": "law"}))

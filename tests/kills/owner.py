@@ -111,7 +111,11 @@ class Owner:
         counts = {"tokens": every.tokens, "documents": every.documents, "shards": sorted(named)}
         written(expected, manifest.model_copy(update=counts), every)
         assert path.read_bytes() == expected.read_bytes()
-        digests = [each.digest for each in self.member.client.contributions() if each.shards == len(named)]
+        digests = [
+            contribution.digest
+            for contribution in self.member.client.contributions()
+            if contribution.shards == len(named)
+        ]
         kept = [self.server.home / "blobs" / digest[:2] / digest for digest in digests]
         assert any(blob.read_bytes() == expected.read_bytes() for blob in kept)
         return len(named)
@@ -167,10 +171,10 @@ def processes(home: Path, name: str) -> list[int]:
 
 def kill(home: Path, name: str) -> int:
     """Sends SIGKILL to all of them; returns their number."""
-    found = processes(home, name)
-    for process in found:
+    result = processes(home, name)
+    for process in result:
         _kill(process)
-    return len(found)
+    return len(result)
 
 
 def _kill(process: int) -> None:

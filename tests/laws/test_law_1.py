@@ -65,7 +65,7 @@ def test_law_1_equal_tokens_in_other_rows_have_another_name() -> None:
 def test_law_1_nothing_of_a_text_stands_in_the_plan_s_names() -> None:
     encode = tokenizer()
     text = "the patient has a fever"
-    [shard] = plan([text], lambda each: Tokens(encode(each)["input_ids"]), StatisticsSettings(), 1, b"key")
+    [shard] = plan([text], lambda item: Tokens(encode(item)["input_ids"]), StatisticsSettings(), 1, b"key")
     assert len(shard.name) == 64
     assert text not in json.dumps(shard.name)
 
@@ -92,7 +92,7 @@ def test_law_1_nothing_is_sent_when_off_refused_or_in_dry_run(
 ) -> None:
     switch = SWITCHES[kind]
     with closing(History(tmp_path_factory.mktemp("home"))) as history:
-        policy = {each: each not in off for each in SWITCHES.values()}
+        policy = {entry: entry not in off for entry in SWITCHES.values()}
         outbox = outbox_of(history, law, dry_run=dry_run, **policy)
         item = item_of("expert" if dry_run else kind, law)
         switch = "expert_weights" if dry_run else switch

@@ -45,4 +45,4 @@ def test_law_2_version_uses_contributions_of_its_own_trunk(federation: Federatio
     version = federation.solve(partial=True)
     assert (version.lineage.domains, version.lineage.contributions) == (["art"], [art.digest])
     assert federation.merge("art") == second
-    assert set(federation.solve().lineage.contributions) == {each.digest for each in sent}
+    assert set(federation.solve().lineage.contributions) == {item.digest for item in sent}

@@ -29,7 +29,7 @@ def test_law_4_repeated_contribution_or_shard_counts_once(owners: Owners, tmp_pa
     first = written(tmp_path / "first", *honest(owners.server, owners.art, owners.trunk, shards=2))
     accepted = send(owners.art, first)
     assert send(owners.art, first) == accepted
-    assert [each.digest for each in owners.art.client.contributions()] == [accepted.digest]
+    assert [contribution.digest for contribution in owners.art.client.contributions()] == [accepted.digest]
 
     again = written(tmp_path / "again", *honest(owners.server, owners.art, owners.trunk, shards=2, first=1))
     with pytest.raises(CoordinatorError) as caught:
@@ -41,7 +41,7 @@ def test_law_4_repeated_contribution_or_shard_counts_once(owners: Owners, tmp_pa
     assert caught.value.where == "supersedes"
 
     replaced = send(owners.art, again, accepted.digest)
-    active = {each.digest: each.active for each in owners.art.client.contributions()}
+    active = {contribution.digest: contribution.active for contribution in owners.art.client.contributions()}
     assert active == {accepted.digest: False, replaced.digest: True}
 
 
@@ -53,7 +53,7 @@ def test_law_4_contribution_supersedes_all_listed_or_none(owners: Owners, tmp_pa
     whole = written(tmp_path / "whole", *honest(owners.server, owners.art, owners.trunk, shards=3, first=500))
 
     def active() -> set[str]:
-        return {each.digest for each in owners.art.client.contributions() if each.active}
+        return {contribution.digest for contribution in owners.art.client.contributions() if contribution.active}
 
     before = active()
     with pytest.raises(CoordinatorError) as caught:
@@ -71,7 +71,7 @@ def test_law_4_another_owner_can_supersede_nothing_of_others(owners: Owners, tmp
     with pytest.raises(CoordinatorError) as caught:
         send(owners.art, theirs, mine.digest)
     assert caught.value.where == "supersedes"
-    assert {each.digest: each.active for each in owners.law.client.contributions()}[mine.digest]
+    assert {contribution.digest: contribution.active for contribution in owners.law.client.contributions()}[mine.digest]
 
 
 def test_law_4_second_trunk_contribution_must_supersede_first(owners: Owners, tmp_path: Path) -> None:

@@ -80,6 +80,6 @@ def test_law_6_forced_expert_has_all_weight_at_any_top_k(tmp_path: Path, top_k: 
     version = loaded(published(experts, tmp_path, top_k))
     for slot, folder in enumerate(experts):
         with forced(version, slot):
-            found = logits(version)
+            result = logits(version)
         dense, _ = domain_model(*on_trunk(folder, tmp_path / "trunk" / "trunk.safetensors"))
-        torch.testing.assert_close(found, logits(dense), atol=1e-4, rtol=0)
+        torch.testing.assert_close(result, logits(dense), atol=1e-4, rtol=0)

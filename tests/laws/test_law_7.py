@@ -18,7 +18,7 @@ SOLVED = {"model-router.safetensors", "moerge-report.json", "moerge.json", "READ
 
 def written_anew(plan: VersionPlan, *before: VersionPlan) -> set[str]:
     """Names of the files whose keys are new."""
-    known = {file.key for each in before for file in each.files}
+    known = {file.key for item in before for file in item.files}
     return {file.name for file in plan.files if file.key not in known}
 
 

@@ -111,7 +111,7 @@ def test_law_8_solving_a_layer_holds_two_contributions(tmp_path: Path) -> None:
     """Twelve contributions need as much as two."""
     hidden = 200
     arrays = {"gram": np.arange(gram_length(hidden)), "cross": np.arange(hidden)}
-    sums = ShardSums({f"layers.{n}.{name}": each for n in range(LAYERS) for name, each in arrays.items()}, 1, 1)
+    sums = ShardSums({f"layers.{n}.{name}": array for n in range(LAYERS) for name, array in arrays.items()}, 1, 1)
     paths = [written(tmp_path / str(n), manifest_of(sums, 1, first_shard=n), sums) for n in range(12)]
 
     def peak(count: int) -> int:

@@ -26,15 +26,15 @@ FORBIDDEN_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marsh
 def picklers(path: Path) -> Iterator[str]:
     """The places where a source imports a pickler or loads a pickle."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        found = False
+        result = False
         if isinstance(node, ast.Import):
-            found = bool({name.name.split(".")[0] for name in node.names} & FORBIDDEN_MODULES)
+            result = bool({name.name.split(".")[0] for name in node.names} & FORBIDDEN_MODULES)
         elif isinstance(node, ast.ImportFrom):
             loads = node.module in ("torch", "numpy") and "load" in {name.name for name in node.names}
-            found = loads or (node.module or "").split(".")[0] in FORBIDDEN_MODULES
+            result = loads or (node.module or "").split(".")[0] in FORBIDDEN_MODULES
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found = (node.value.id, node.attr) in {("torch", "load"), ("np", "load"), ("numpy", "load")}
-        if found:
+            result = (node.value.id, node.attr) in {("torch", "load"), ("np", "load"), ("numpy", "load")}
+        if result:
             yield f"{path.relative_to(ROOT)}: {ast.unparse(node)}"
 
 
@@ -71,6 +71,6 @@ def test_law_9_dbos_has_one_place_that_unpickles() -> None:
     """`refuse_pickle` replaces it."""
     sources = Path(dbos.__file__).parent
     text = {path.name: path.read_text(encoding="utf-8") for path in sources.rglob("*.py")}
-    loads = {name: each.count("pickle.load") for name, each in text.items() if "pickle.load" in each}
+    loads = {name: item.count("pickle.load") for name, item in text.items() if "pickle.load" in item}
     assert loads == {"_serialization.py": 1}
-    assert {name for name, each in text.items() if "import pickle" in each} == {"_serialization.py"}
+    assert {name for name, item in text.items() if "import pickle" in item} == {"_serialization.py"}

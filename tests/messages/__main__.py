@@ -32,12 +32,12 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
     tree = ast.parse(source)
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    found = [
+    result = [
         (node.lineno, _text(node))
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in alone | parts
     ]
-    return (each for each in sorted(found) if len(each[1].split()) >= 3)
+    return (item for item in sorted(result) if len(item[1].split()) >= 3)
 
 
 def _text(node: ast.expr) -> str:
@@ -50,9 +50,9 @@ def main() -> None:
     for text in helps():
         print(text)
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        if found := list(texts(path.read_text(encoding="utf-8"))):
+        if result := list(texts(path.read_text(encoding="utf-8"))):
             print(f"\n{path.relative_to(ROOT)}")
-            for line, text in found:
+            for line, text in result:
                 print(f"{line:5}  {text}")
 
 

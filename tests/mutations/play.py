@@ -44,16 +44,16 @@ def place(mutation: Mutation, root: Path = ROOT) -> Path:
     Raises:
         StaleError: there is no such file, or several; or a named test file is missing.
     """
-    found = [
+    result = [
         (path, path.read_text(encoding="utf-8").count(mutation.old))
         for path in sorted((root / mutation.package).rglob("*.py"))
     ]
-    total = sum(count for _, count in found)
+    total = sum(count for _, count in result)
     if total != 1:
         raise StaleError(f"{mutation.name}: expected its old text once in {mutation.package}; found it {total} times")
     if missing := [name for name in mutation.tests if not (root / name).is_file()]:
         raise StaleError(f"{mutation.name}: no such test file: {', '.join(missing)}")
-    return next(path for path, count in found if count)
+    return next(path for path, count in result if count)
 
 
 def copied(folder: Path) -> Path:

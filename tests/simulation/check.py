@@ -63,8 +63,8 @@ def _require_state(run: Run) -> None:
         assert len(parts) == len(model.parts)
         for part, state in model.parts.items():
             row = parts[run.part_digests[part]]
-            found = "active" if row.active else "withdrawn" if row.withdrawn else "superseded"
-            assert found == state, part
+            problem = "active" if row.active else "withdrawn" if row.withdrawn else "superseded"
+            assert problem == state, part
         versions = list(client.versions())
         assert [version.number for version in versions] == list(range(1, len(model.versions) + 1))
         for version, made in zip(versions, model.versions, strict=True):
@@ -118,7 +118,7 @@ def _require_disk(run: Run) -> None:
     active = {part for part, state in run.model.parts.items() if state == "active"}
     assert len(shards) == sum(len(SHARDS[part.variant]) for part in active)
     for part in active:
-        assert sum(each == run.part_digests[part] for each in shards.values()) == len(SHARDS[part.variant])
+        assert sum(shard == run.part_digests[part] for shard in shards.values()) == len(SHARDS[part.variant])
     _require_folders(run, home, set(map(str, uploads)))
 
 

@@ -87,7 +87,7 @@ class Faults:
             return
         if name == "open" and not (isinstance(arguments[2], int) and arguments[2] & _WRITES):
             return
-        if any(str(each).startswith(self._home) for each in arguments[:2]):
+        if any(str(argument).startswith(self._home) for argument in arguments[:2]):
             self._chance(full=True)
 
     def _on_commit(self, connection: Connection) -> None:

@@ -107,7 +107,7 @@ class Model:
             for made in self._containing(domain):
                 made.withheld = True
         if self.trunk in self.retired and self.trunk is not None:
-            left = tuple(each for each in self.trunk if each in self.ready)
+            left = tuple(item for item in self.trunk if item in self.ready)
             if left:
                 self._current(left)
         return "withdrawn"

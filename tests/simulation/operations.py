@@ -273,8 +273,8 @@ class Run:
     def together(self, operation: Operation) -> None:
         """Two owners at once; their order makes no difference."""
         parts = [self._part(operation), self._part(Operation("contribute", operation.which + 1, operation.other))]
-        found = [part for part in parts if part is not None]
-        sends = [(part, self._send(part)) for part in found]
+        result = [part for part in parts if part is not None]
+        sends = [(part, self._send(part)) for part in result]
 
         def both(client: Client) -> str:
             answers: dict[str, str] = {}
@@ -286,16 +286,16 @@ class Run:
                     except CoordinatorError as error:
                         answers[part.domain] = error.type.removeprefix("urn:moerge:problem:")
 
-            threads = [threading.Thread(target=one, args=each) for each in sends]
+            threads = [threading.Thread(target=one, args=item) for item in sends]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
             if "storage-full" in answers.values():
                 return "storage-full"
-            return " ".join(answers[part.domain] for part in found)
+            return " ".join(answers[part.domain] for part in result)
 
-        expected = " ".join(self.model.contribute(part) for part in found)
+        expected = " ".join(self.model.contribute(part) for part in result)
         self._expect(operation, self._attempt(operation, None, both), expected)
 
     def withdraw_part(self, operation: Operation) -> None:

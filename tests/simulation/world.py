@@ -186,12 +186,12 @@ class OfReplicas(World):
         self._turns = cycle(self._replicas)
 
     def start(self) -> None:
-        for each in self._replicas:
-            each.start()
+        for replica in self._replicas:
+            replica.start()
 
     def stop(self) -> None:
-        for each in self._replicas:
-            each.stop()
+        for replica in self._replicas:
+            replica.stop()
 
     def client(self, token: str) -> Client:
         self.url = next(self._turns).url
@@ -214,10 +214,10 @@ class OfReplicas(World):
     def _led_by(self, *names: str) -> Coordinator:
         """Waits for one of these to lead."""
         deadline = time.monotonic() + 60
-        while (found := leader(self._database)) is None or found[1] not in names:
+        while (result := leader(self._database)) is None or result[1] not in names:
             assert time.monotonic() < deadline, f"none of {names} leads"
             time.sleep(0.02)
-        return next(each for each in self._replicas if each.home.name == found[1])
+        return next(replica for replica in self._replicas if replica.home.name == result[1])
 
     def kept(self) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as cache:

@@ -24,9 +24,9 @@ def signed_in(server: Coordinator, token: str) -> Iterator[httpx.Client]:
 
 
 def guard(page: httpx.Response) -> str:
-    found = re.search(r'name="csrf" value="([0-9a-f]+)"', page.text)
-    assert found is not None, page.text
-    return found[1]
+    match = re.search(r'name="csrf" value="([0-9a-f]+)"', page.text)
+    assert match is not None, page.text
+    return match[1]
 
 
 def act(browser: httpx.Client, path: str, **fields: str) -> httpx.Response:

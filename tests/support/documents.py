@@ -9,5 +9,5 @@ from moerge.documents.reader import BadLines, as_text, documents
 
 def texts_of(files: Iterable[Path]) -> Iterator[str]:
     """The texts without empty ones; an unreadable text is an error."""
-    found = [DataFile(str(file), file.stat().st_size) for file in files]
-    return filter(None, documents(found, "text", as_text, BadLines()))
+    result = [DataFile(str(file), file.stat().st_size) for file in files]
+    return filter(None, documents(result, "text", as_text, BadLines()))

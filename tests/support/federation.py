@@ -95,7 +95,7 @@ def merge(server: Coordinator, experts: list[str] | None = None, **how: object) 
 
 def registered(member: Member) -> Expert:
     """The member's expert at the coordinator."""
-    [expert] = [each for each in member.client.experts() if each.domain == member.domain and each.fitted is None]
+    [expert] = [item for item in member.client.experts() if item.domain == member.domain and item.fitted is None]
     return expert
 
 

@@ -32,9 +32,9 @@ def _stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
 def _attend(model: Any, layers: Sequence[Any], number: int, states: list[Tensor]) -> None:
     """Adds a layer's attention to all residuals, and takes the layer from the model."""
     handle = layers[number].post_attention_layernorm.register_forward_pre_hook(_stop)
-    for place, each in enumerate(states):
+    for place, state in enumerate(states):
         try:
-            model.model(inputs_embeds=each, use_cache=False)
+            model.model(inputs_embeds=state, use_cache=False)
         except _Reached as reached:
             states[place] = reached.states
     handle.remove()
@@ -45,9 +45,9 @@ def _solved(inputs: Sequence[Tensor], targets: Sequence[Tensor], own: Tensor, pr
     """The ridge towards `own`: products in float32, sums in float64."""
     gram = torch.zeros(inputs[0].shape[1], inputs[0].shape[1], dtype=torch.float64)
     cross = torch.zeros(inputs[0].shape[1], targets[0].shape[1], dtype=torch.float64)
-    for each, target in zip(inputs, targets, strict=True):
-        gram += each.T @ each
-        cross += each.T @ target
+    for item, target in zip(inputs, targets, strict=True):
+        gram += item.T @ item
+        cross += item.T @ target
     shrinkage = SHRINKAGE_TO_EXPERT * len(gram) / sum(map(len, inputs)) * float(gram.diagonal().mean())
     right = cross if projection is None else cross @ projection.double()
     gram.diagonal().add_(shrinkage)
@@ -68,24 +68,24 @@ def whole_fit(expert: Path, trunk: Path, batches: Sequence[Batch]) -> dict[str, 
     for number, (before, after) in enumerate(zip(old, new, strict=True)):
         _attend(dense, old, number, wanted)
         _attend(behind, new, number, states)
-        inputs = [after.post_attention_layernorm(each)[real] for each, real in zip(states, counted, strict=True)]
-        targets = [before.post_attention_layernorm(each)[real] for each, real in zip(wanted, counted, strict=True)]
+        inputs = [after.post_attention_layernorm(state)[real] for state, real in zip(states, counted, strict=True)]
+        targets = [before.post_attention_layernorm(item)[real] for item, real in zip(wanted, counted, strict=True)]
         for name, module in after.mlp.named_children():
             if isinstance(module, nn.Linear) and name != "down_proj":
                 module.weight.copy_(_solved(inputs, targets, module.weight, module.weight.T))
-        wanted = [each + before.mlp(before.post_attention_layernorm(each)) for each in wanted]
+        wanted = [item + before.mlp(before.post_attention_layernorm(item)) for item in wanted]
         aims = _through_head(dense, behind, wanted, batches) if number == len(old) - 1 else wanted
         hidden = list[Tensor]()
         handle = after.mlp.down_proj.register_forward_pre_hook(lambda _, given, to=hidden: to.append(given[0]))
-        for each in states:
-            after.mlp(after.post_attention_layernorm(each))
+        for state in states:
+            after.mlp(after.post_attention_layernorm(state))
         handle.remove()
-        inputs = [each[real] for each, real in zip(hidden, counted, strict=True)]
-        targets = [(aim - each)[real] for aim, each, real in zip(aims, states, counted, strict=True)]
+        inputs = [item[real] for item, real in zip(hidden, counted, strict=True)]
+        targets = [(aim - state)[real] for aim, state, real in zip(aims, states, counted, strict=True)]
         after.mlp.down_proj.weight.copy_(_solved(inputs, targets, after.mlp.down_proj.weight, None))
-        states = [each + after.mlp(after.post_attention_layernorm(each)) for each in states]
+        states = [state + after.mlp(after.post_attention_layernorm(state)) for state in states]
     behind.model.layers = nn.ModuleList(new)
-    return {name: each for name, each in behind.state_dict().items() if ".mlp." in name}
+    return {name: item for name, item in behind.state_dict().items() if ".mlp." in name}
 
 
 def _through_head(dense: Any, behind: Any, residuals: Sequence[Tensor], batches: Sequence[Batch]) -> list[Tensor]:
@@ -94,6 +94,6 @@ def _through_head(dense: Any, behind: Any, residuals: Sequence[Tensor], batches:
     alignment = head_alignment(behind.lm_head.weight[: len(counts)], dense.lm_head.weight, counts)
     gain, eps = behind.model.norm.weight.double(), dense.config.rms_norm_eps
     inverse = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
-    sizes = [(each.pow(2).mean(dim=-1, keepdim=True) + eps).sqrt() for each in residuals]
-    aligned = [dense.model.norm(each).double() @ alignment.T * inverse for each in residuals]
-    return [(each * size).to(size.dtype) for each, size in zip(aligned, sizes, strict=True)]
+    sizes = [(residual.pow(2).mean(dim=-1, keepdim=True) + eps).sqrt() for residual in residuals]
+    aligned = [dense.model.norm(residual).double() @ alignment.T * inverse for residual in residuals]
+    return [(item * size).to(size.dtype) for item, size in zip(aligned, sizes, strict=True)]

@@ -25,13 +25,13 @@ def sums_of(
     work: Pass, rows: Iterable[Tokens | Sequence[int]], batch_tokens: int = 512, documents: int | None = None
 ) -> ShardSums:
     """The sums of rows as one shard, of all layers; by default each is a document."""
-    given = [each if isinstance(each, Tokens) else Tokens(each) for each in rows]
+    given = [row if isinstance(row, Tokens) else Tokens(row) for row in rows]
     shard = Shard("one", given, len(given) if documents is None else documents)
     streamed, arrays = Streamed(work, batch_tokens), dict[str, Int64]()
     for _ in range(streamed.begin([shard]), streamed.layers):
-        found = streamed.sums([shard.name])
-        assert found is not None
-        arrays |= found.arrays
+        result = streamed.sums([shard.name])
+        assert result is not None
+        arrays |= result.arrays
     return ShardSums(arrays, shard.tokens, shard.documents)
 
 
@@ -56,7 +56,7 @@ def whole_sums(work: Pass, rows: Sequence[Tokens], batch_tokens: int = 512) -> S
 
 def sums_by(model: PreTrainedModel, work: Pass, rows: Sequence[Tokens], batch_tokens: int) -> ShardSums:
     """Those of a pass's model in memory."""
-    inputs = [each for layer in work.inputs() for each in layer]
+    inputs = [item for layer in work.inputs() for item in layer]
     sums = [Sum() for _ in inputs]
     tokens = torch.zeros(0, dtype=torch.int64)
 

@@ -31,15 +31,15 @@ FORKS.set_forkserver_preload(
 def marked(mark: str) -> dict[int, str]:
     """Process id -> command line of every descendant with MOERGE_TEST_MARK=`mark`."""
     wanted = f"MOERGE_TEST_MARK={mark}".encode()
-    found = {}
+    result = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes()
             if command and wanted in (process / "environ").read_bytes().split(b"\0"):
-                found[int(process.name)] = command.replace(b"\0", b" ").decode()
+                result[int(process.name)] = command.replace(b"\0", b" ").decode()
         except OSError:  # it has just ended
             continue
-    return found
+    return result
 
 
 def run_command(
@@ -129,11 +129,11 @@ class Coordinator:
         start = log.stat().st_size if log.exists() else 0
         self._process = _start(["coordinator", "serve", str(self.home), "--port", str(self.port)], {}, log)
         deadline = time.monotonic() + 60
-        while not (found := address_in(log, start)):
+        while not (result := address_in(log, start)):
             assert self.runs(), log.read_text()
             assert time.monotonic() < deadline, "the coordinator does not answer"
             time.sleep(0.02)
-        self.url = found
+        self.url = result
 
     @property
     def port(self) -> int:

@@ -22,19 +22,19 @@ class Replicas:
 
     def leader(self) -> Coordinator | None:
         """The current holder of the lock."""
-        found = leader(self.database)
-        return next((each for each in self.servers if found is not None and found[1] == each.home.name), None)
+        result = leader(self.database)
+        return next((server for server in self.servers if result is not None and result[1] == server.home.name), None)
 
     def led(self, *others: Coordinator) -> Coordinator:
         """Waits for a leader other than `others`."""
         eventually(lambda: self.leader() not in (None, *others))
-        found = self.leader()
-        assert found is not None
-        return found
+        result = self.leader()
+        assert result is not None
+        return result
 
     def follower(self) -> Coordinator:
-        found = self.led()
-        return next(each for each in self.servers if each is not found and each.runs())
+        result = self.led()
+        return next(server for server in self.servers if server is not result and server.runs())
 
 
 @contextmanager

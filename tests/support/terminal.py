@@ -157,9 +157,9 @@ class Shell(Terminal):
     def types(self, line: str, status: int = 0) -> str:
         """Types a command, and returns its output once it has ended with that exit status."""
         self.starts(line, "")
-        found = self._status()
+        result = self._status()
         print(f"$ {line}\n{self.said}")  # the transcript, which pytest shows if a test fails
-        assert found == status, f"{line}: exit status {found}"
+        assert result == status, f"{line}: exit status {result}"
         return self.said
 
     def repeats(self, line: str, holds: Callable[[str], bool]) -> str:

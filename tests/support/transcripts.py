@@ -52,15 +52,15 @@ class Command:
 
 def commands(page: str) -> list[Command]:
     """Every command in the blocks of a page that are shell or have no language."""
-    found, section, language = [], "", None
+    result, section, language = [], "", None
     for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
         if line.startswith("```"):
             language = line[3:].strip() if language is None else None
         elif language is None:
             section = line.lstrip("# ") if line.startswith("#") else section
         elif language in ("", "sh") and not line.startswith("#") and (typed := line.partition(" #")[0].strip()):
-            found.append(Command(page, section, typed))
-    return found
+            result.append(Command(page, section, typed))
+    return result
 
 
 class Part:
@@ -70,7 +70,7 @@ class Part:
     """
 
     def __init__(self, page: str, section: str) -> None:
-        self._left = [each for each in commands(page) if each.section == section and each.reason is None]
+        self._left = [command for command in commands(page) if command.section == section and command.reason is None]
         assert self._left, f"{page} has no commands in its section {section!r}"
         self.names: dict[str, str] = {}
 
@@ -78,7 +78,7 @@ class Part:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        assert kind or not self._left, f"not typed: {[each.line for each in self._left]}"
+        assert kind or not self._left, f"not typed: {[item.line for item in self._left]}"
 
     def next(self, begins: str, here: Mapping[str, str] | None = None) -> str:
         """The next command, which must begin so, as a reader types it; `here` are names replaced in this line alone."""

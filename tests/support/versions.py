@@ -38,18 +38,18 @@ def published(
 
     `precision` is the statistics' number format.
     """
-    own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
+    own = [DenseExpert(f"d{slot}", expert) for slot, expert in enumerate(experts)]
     trunk = local_trunk(own, folder / "trunk", "average")
     settings = StatisticsSettings.model_validate({"precision": precision})
     sent = [
         router_contribution(
-            each,
+            item,
             trunk,
             all_counted(rows[slot] if rows else contributed_rows(slot)),
-            folder / f"{each.domain}.safetensors",
+            folder / f"{item.domain}.safetensors",
             settings,
         )
-        for slot, each in enumerate(own)
+        for slot, item in enumerate(own)
     ]
     made = local_version(own, trunk, sent, SolveOptions(top_k=top_k), tied=tied)
     return write_version(plan_version(*made), folder / "version")
@@ -57,7 +57,7 @@ def published(
 
 def trunk_file(experts: Sequence[Path], folder: Path) -> Path:
     """The experts' average trunk."""
-    own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
+    own = [DenseExpert(f"d{slot}", expert) for slot, expert in enumerate(experts)]
     return local_trunk(own, folder, "average").path
 
 

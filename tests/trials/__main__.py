@@ -142,10 +142,10 @@ DEFAULTS = (
 )
 CONSTANTS = (
     *(
-        changed(f"shrinkage {each:g}", DEFAULT, least_squares, "SHRINKAGE_TO_AVERAGE", each)
-        for each in (0.001, 0.01, 1.0, 10.0)
+        changed(f"shrinkage {item:g}", DEFAULT, least_squares, "SHRINKAGE_TO_AVERAGE", item)
+        for item in (0.001, 0.01, 1.0, 10.0)
     ),
-    *(changed(f"evenness {each:g}", DEFAULT, least_squares, "EVENNESS", each) for each in (0.0, 0.1, 2.0)),
+    *(changed(f"evenness {item:g}", DEFAULT, least_squares, "EVENNESS", item) for item in (0.0, 0.1, 2.0)),
 )
 FITTING = (
     run(FITTED),
@@ -164,9 +164,9 @@ GROUPS = {"defaults": DEFAULTS, "constants": CONSTANTS, "fitting": FITTING, "lim
 
 def named(names: Sequence[str], against: str) -> list[Run]:
     """The dense experts, the row to compare with, and the rows of these groups or labels; default: all."""
-    every = {each.label: each for group in GROUPS.values() for each in group}
-    wanted = [each for name in (against, *(names or GROUPS)) for each in GROUPS.get(name) or (every[name],)]
-    return list({each.label: each for each in (run("experts"), *wanted)}.values())
+    every = {item.label: item for group in GROUPS.values() for item in group}
+    wanted = [item for name in (against, *(names or GROUPS)) for item in GROUPS.get(name) or (every[name],)]
+    return list({item.label: item for item in (run("experts"), *wanted)}.values())
 
 
 def main() -> None:
@@ -186,19 +186,19 @@ def main() -> None:
     averages, records = dict[str, list[float]](), dict[str, object]()
     for seed in map(int, chosen.training_seeds.split(",")):
         sources, base = preset.sources(folder, seed, progress(), chosen.device)
-        texts = {name: read_texts(name, each, cut, "tuning") for name, each in sources.items()}
+        texts = {name: read_texts(name, source, cut, "tuning") for name, source in sources.items()}
         abroad = read_elsewhere(base, [str(corpora.write_elsewhere(folder / "texts"))], cut, "tuning")
         settings = Settings(base, 1, preset.statistics_tokens, chosen.device or preset.device)
         table = replace(measure(runs, texts, settings, progress(), abroad), against=chosen.against)
-        for each in table.render(console):
-            console.print(each, highlight=False, markup=False)
+        for item in table.render(console):
+            console.print(item, highlight=False, markup=False)
         for row in table.rows[len(sources) :]:
             averages.setdefault(row.name, []).append(table.average(row).mean)
         records[f"seed {seed}"] = table.to_json()
     print(f"| average, by training seed | {' | '.join(records)} | mean |")
     print("|---" * (2 + len(records)) + "|")
     for label, figures in averages.items():
-        print(f"| {label} | {' | '.join(f'{each:.1f}' for each in figures)} | {fmean(figures):.1f} |")
+        print(f"| {label} | {' | '.join(f'{figure:.1f}' for figure in figures)} | {fmean(figures):.1f} |")
     if chosen.json:
         with atomic_file(chosen.json) as out:
             out.write(json.dumps(records, indent=2).encode())

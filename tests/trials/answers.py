@@ -54,7 +54,7 @@ def main() -> None:
     preset = PRESETS[given.preset]
     sources, base = preset.sources(cache_folder(), 1, progress(), given.device)
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False)
-    texts = {domain: read_texts(domain, each, preset.cut) for domain, each in sources.items()}
+    texts = {domain: read_texts(domain, source, preset.cut) for domain, source in sources.items()}
 
     @torch.inference_mode()
     def answers(name: str, model: PreTrainedModel) -> None:
@@ -67,7 +67,7 @@ def main() -> None:
             text = generate(input_ids=ids, max_new_tokens=given.tokens, do_sample=False)
             print(f"> {prompt}\n{tokenizer.decode(text[0, ids.shape[1] :])}\n", flush=True)
 
-    for name, folder in {"seed": base, **{domain: each.expert for domain, each in sources.items()}}.items():
+    for name, folder in {"seed": base, **{domain: source.expert for domain, source in sources.items()}}.items():
         answers(name, load(folder, given.device))
     fleet = fleet_of(texts, Settings(base, 1, preset.statistics_tokens, given.device), 0, Path())
     for spec in given.recipes:

@@ -51,7 +51,7 @@ def _indentation(line: str) -> str:
 
 def with_reversed(texts: Corpora, folder: Path) -> dict[str, Mapping[str, Path]]:
     """Each domain, followed by the same domain with reversed lines, in files in `folder`."""
-    found: dict[str, Mapping[str, Path]] = {}
+    result: dict[str, Mapping[str, Path]] = {}
     for domain, files in texts.items():
         name = f"{domain}-reversed"
         paths = {split: folder / name / file.name for split, file in files.items()}
@@ -60,8 +60,8 @@ def with_reversed(texts: Corpora, folder: Path) -> dict[str, Mapping[str, Path]]
                 for line in lines:
                     changed = {"text": reversed_lines(json.loads(line)["text"])}
                     out.write(json.dumps(changed, ensure_ascii=False).encode() + b"\n")
-        found |= {domain: files, name: paths}
-    return found
+        result |= {domain: files, name: paths}
+    return result
 
 
 def unigrams(folder: Path) -> tuple[Corpora, Training]:

@@ -76,9 +76,9 @@ def curve(spec: str, longest: int) -> Run:
                     tracker.advance(trainer.step(drawn[step], step, rate).tokens)
 
         def scored(steps: int) -> tuple[str, Model]:
-            found = Routed(model)
-            found.trained = Trained(elements, steps * row)
-            return f"{recipe.name} after {steps * row:,} tokens", found
+            result = Routed(model)
+            result.trained = Trained(elements, steps * row)
+            return f"{recipe.name} after {steps * row:,} tokens", result
 
         done, warmup = 0, max(1, round(WARMUP * steps))
         yield scored(0)
@@ -123,7 +123,7 @@ def main() -> None:
     disable_progress_bar()
     preset, folder = PRESETS[chosen.preset], cache_folder()
     sources, base = preset.sources(folder, 1, progress(), chosen.device)
-    texts = {name: read_texts(name, each, preset.cut, training=True) for name, each in sources.items()}
+    texts = {name: read_texts(name, source, preset.cut, training=True) for name, source in sources.items()}
     abroad = read_elsewhere(base, [str(corpora.write_elsewhere(folder / "texts"))], preset.cut)
     settings = Settings(base, 1, preset.statistics_tokens, chosen.device or preset.device)
     runs = [Run(*parse(spec)) for spec in ("experts", *UNTRAINED)]

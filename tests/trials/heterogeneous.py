@@ -31,7 +31,7 @@ HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
 assert DEMO.scratch is not None
 SEED, ON_ALL, ON_OWN = 2, DEMO.scratch.phase, DEMO.for_expert
 OPTIONS = ("", ":skip=1", ":frozen=1", ":skip=1,frozen=1")
-RECIPES = ("btm", "seed-continued", *(f"mergeme-heterogeneous{each}" for each in OPTIONS))
+RECIPES = ("btm", "seed-continued", *(f"mergeme-heterogeneous{item}" for item in OPTIONS))
 
 
 def other_expert(folder: Path, base: Path, rows: Mapping[str, Tensor]) -> Path:
@@ -67,7 +67,7 @@ def main() -> None:
     cut = replace(preset.cut, tokens=chosen.tokens)
     settings = Settings(base, chosen.seeds, preset.statistics_tokens)
     texts = Inputs(sources, cut, settings).texts(chosen.split, training=True)
-    rows = {name: each.training for name, each in texts.items()}
+    rows = {name: text.training for name, text in texts.items()}
     other = other_expert(folder / "experts" / f"{base.parent.name}-{OTHER}-128x4", base, rows)
     texts[OTHER], sources[OTHER] = replace(texts[OTHER], expert=other), replace(sources[OTHER], expert=other)
     table = measure(with_experts(chosen.recipes, sources, base), texts, settings, progress())

@@ -52,8 +52,8 @@ class Fleet:
         preset = PRESETS["demo"]
         sources, _ = preset.sources(cache_folder(), 1, progress())
         self.home = home
-        self.texts: list[Texts] = [read_texts(name, each, preset.cut) for name, each in sources.items()]
-        self.experts = [DenseExpert(name, each.expert, name) for name, each in sources.items()]
+        self.texts: list[Texts] = [read_texts(name, source, preset.cut) for name, source in sources.items()]
+        self.experts = [DenseExpert(name, source.expert, name) for name, source in sources.items()]
         grams = [
             trunk_contribution(expert, first(texts.statistics, TOKENS), home / f"{expert.domain}.grams")
             for expert, texts in zip(self.experts, self.texts, strict=True)
@@ -102,10 +102,10 @@ class Fleet:
         files, domains = [*self.honest[:-1], sent], [expert.domain for expert in self.experts]
         count, gains = len(domains), feature_gains(self.trunk)
         with ExitStack() as stack:
-            found = measure([stack.enter_context(StatisticsFile(file)) for file in files], domains, gains, options)
+            result = measure([stack.enter_context(StatisticsFile(file)) for file in files], domains, gains, options)
         routers = list(solve_routers(self.trunk, files, domains, options)[0])
         scores, counted = self.scored(routers)
-        rows, slots = found.domains, range(count)
+        rows, slots = result.domains, range(count)
         pairs = [(rows[one], slot) for one in slots for slot in slots if one != slot]
         rank = min(
             rows[slot].effective_rank / median_low(rows[other].effective_rank for other in slots if other != slot)
@@ -114,7 +114,7 @@ class Fleet:
         moves = max(median_low(rows[one].moved[slot] for slot in slots if slot != one) for one in slots)
         shares = [max(row.drawn[slot] for row, slot in pairs), max(row.drawn_most[slot] for row, slot in pairs)]
         percent = " | ".join(f"{100 * share:.0f} %" for share in (*shares, moves, counted))
-        warned = [name for verb, name in WARNED.items() if any(f" {verb} " in said for said in found.warnings)]
+        warned = [name for verb, name in WARNED.items() if any(f" {verb} " in said for said in result.warnings)]
         others = " / ".join(f"{score:.0f}" for score in scores[:-1])
         return f"{rank:.2f} | {percent} | {', '.join(warned) or 'no'} | {others} | {scores[-1]:.0f}"
 
@@ -128,8 +128,8 @@ class Fleet:
         for slot, texts in enumerate(self.texts):
             counter = RoutingCounter(model.model)
             with counter.counting():
-                found = total(document_scores(model.losses, texts.held_out, NoProgress(), counter.count))
-            scores.append(normalised(self.dense[slot], found))
+                result = total(document_scores(model.losses, texts.held_out, NoProgress(), counter.count))
+            scores.append(normalised(self.dense[slot], result))
             shares = counter.counts.sum(dim=0) / counter.counts.sum()
             strayed += [float(share) for other, share in enumerate(shares) if other != slot]
         return scores, max(strayed)

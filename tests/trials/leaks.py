@@ -94,7 +94,7 @@ class Attacked:
 
     def __init__(self, domain: str, max_stray: float, home: Path) -> None:
         sources, _ = PRESETS["demo"].sources(cache_folder(), 1, progress())
-        experts = {name: DenseExpert(name, each.expert) for name, each in sources.items()}
+        experts = {name: DenseExpert(name, source.expert) for name, source in sources.items()}
         self.expert, self.home, self.max_stray = experts[domain].folder, home, max_stray
         tokenizer = AutoTokenizer.from_pretrained(self.expert)
         lines = Path(*sources[domain].text).read_text(encoding="utf-8").splitlines()[:DOCUMENTS]
@@ -139,7 +139,7 @@ class Attacked:
         starts = {row.ids[0] for row in self.rows}
         once = [token for token in (self.counts == 1).nonzero().flatten().tolist() if token not in starts]
         frequency = (self.counts + 1).double() / (self.counts + 1).sum()
-        for number in (each for each in MARKS if each <= len(once)):
+        for number in (item for item in MARKS if item <= len(once)):
             chosen = once[:: len(once) // number][:number]
             tensors, directions = marked(self.honest, chosen, frequency)
             said, gram, features = self.under(tensors)

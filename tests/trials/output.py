@@ -13,8 +13,8 @@ from moerge_lab.table.table import Table
 def show(table: Table) -> None:
     """Prints a table."""
     console = Console()
-    for each in table.render(console):
-        console.print(each, highlight=False, markup=False)
+    for item in table.render(console):
+        console.print(item, highlight=False, markup=False)
 
 
 def write(figures: Any, path: Path | None) -> None:

@@ -38,7 +38,7 @@ def on(label: str, spec: str, text: Text) -> Run:
     recipe, options, _ = parse(spec)
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-        domains = [replace(each, statistics=text(fleet, each)) for each in fleet.domains]
+        domains = [replace(domain, statistics=text(fleet, domain)) for domain in fleet.domains]
         yield from (
             (label, model) for _, model in recipe.build(replace(fleet, domains=domains, shared=Shared()), options)
         )
@@ -52,12 +52,12 @@ def beginnings(domain: Domain, most: int, tokens: int) -> list[list[int]]:
 
 def first(domain: Domain, tokens: int) -> list[list[int]]:
     """Documents of about so many tokens."""
-    found = list[list[int]]()
+    result = list[list[int]]()
     for document in domain.statistics:
-        if (left := tokens - sum(map(len, found))) <= 0:
+        if (left := tokens - sum(map(len, result))) <= 0:
             break
-        found.append(document[:left])
-    return found
+        result.append(document[:left])
+    return result
 
 
 def by_expert(fleet: Fleet, domain: Domain, most: int, tokens: int, wanted: int, temperature: float) -> list[list[int]]:
@@ -77,9 +77,9 @@ def rows(most: int, tokens: int, wanted: int, temperatures: Sequence[float]) -> 
     yield Run(*parse("averaging"))
     yield Run(*parse("recommended"))
     yield on(f"text, {wanted:,} tokens", "recommended", lambda fleet, domain: first(domain, wanted))
-    for each in temperatures:
-        own = partial(by_expert, most=most, tokens=tokens, wanted=wanted, temperature=each)
-        yield on(f"written at {each:g}, {wanted:,} tokens", "recommended", own)
+    for temperature in temperatures:
+        own = partial(by_expert, most=most, tokens=tokens, wanted=wanted, temperature=temperature)
+        yield on(f"written at {temperature:g}, {wanted:,} tokens", "recommended", own)
     yield on(f"{most} prompts", "recommended", lambda fleet, domain: beginnings(domain, most, tokens))
 
 

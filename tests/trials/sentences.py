@@ -65,7 +65,7 @@ def texts_of(kind: Kind, sources: Sources, tokenizer: PreTrainedTokenizerBase, m
 
 
 def _from(text: str, kind: Kind, drawn: random.Random) -> str:
-    places = [found.end() for found in BREAK.finditer(text)] if kind.inside else []
+    places = [result.end() for result in BREAK.finditer(text)] if kind.inside else []
     return text[drawn.choice(places) :] if places else text
 
 
@@ -82,15 +82,15 @@ def chosen(model: PreTrainedModel, rows: Sequence[list[int]]) -> list[Tensor]:
     handles = [
         router.register_forward_hook(lambda _, given, out: seen.append(out[2][:, 0])) for router in routers(model)
     ]
-    found = []
+    result = []
     for batch in batches(rows):
         seen.clear()
         model.base_model(input_ids=batch.ids, use_cache=False)
         choices = torch.stack(seen).unflatten(1, batch.ids.shape)  # [L, B, T]
-        found += [choices[:, row, 1:length] for row, length in enumerate(batch.lengths)]
+        result += [choices[:, row, 1:length] for row, length in enumerate(batch.lengths)]
     for handle in handles:
         handle.remove()
-    return found
+    return result
 
 
 def by_counts(frequencies: Tensor, rows: Sequence[list[int]], *, so_far: bool) -> list[Tensor]:
@@ -100,19 +100,19 @@ def by_counts(frequencies: Tensor, rows: Sequence[list[int]], *, so_far: bool) -
         frequencies: log p(token | domain), [D, V].
     """
     evidence = (frequencies[:, row[1:]] for row in rows)
-    return [(each.cumsum(dim=1) if so_far else each).argmax(dim=0, keepdim=True) for each in evidence]
+    return [(item.cumsum(dim=1) if so_far else item).argmax(dim=0, keepdim=True) for item in evidence]
 
 
 def frequencies_of(texts: Sequence[Texts], vocabulary: int) -> Tensor:
     """log p(token | domain) in statistics documents, half a count added: [D, V] float64."""
-    ids = (torch.tensor(list(chain.from_iterable(each.statistics))) for each in texts)
-    counts = torch.stack([torch.bincount(each, minlength=vocabulary) for each in ids]) + 0.5
+    ids = (torch.tensor(list(chain.from_iterable(text.statistics))) for text in texts)
+    counts = torch.stack([torch.bincount(item, minlength=vocabulary) for item in ids]) + 0.5
     return (counts.double() / counts.sum(dim=1, keepdim=True)).log()
 
 
 def shares(choices: Sequence[Tensor], length: int, domains: int) -> Tensor:
     """[L, D]: the share of each expert in the first tokens of texts."""
-    those = torch.cat([each[:, :length] for each in choices], dim=1)  # [L, n]
+    those = torch.cat([choice[:, :length] for choice in choices], dim=1)  # [L, n]
     return torch.nn.functional.one_hot(those, domains).double().mean(dim=1)
 
 
@@ -121,11 +121,11 @@ def print_row(name: str, found: Mapping[str, Sequence[Tensor]]) -> None:
 
     def own(length: int) -> list[float]:
         return [
-            100 * float(shares(each, length, len(found))[:, slot].mean()) for slot, each in enumerate(found.values())
+            100 * float(shares(item, length, len(found))[:, slot].mean()) for slot, item in enumerate(found.values())
         ]
 
     cells = [f"{fmean(own(length)):.0f} %" for length in LENGTHS]
-    print(f"| {name} | {' | '.join(cells)} | {' / '.join(f'{each:.0f}' for each in own(32))} |", flush=True)
+    print(f"| {name} | {' | '.join(cells)} | {' / '.join(f'{item:.0f}' for item in own(32))} |", flush=True)
 
 
 def print_layers(name: str, found: Mapping[str, Sequence[Tensor]]) -> None:
@@ -147,10 +147,10 @@ def main() -> None:
     sources, base = preset.sources(cache_folder(), 1, progress())
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     texts = {
-        kind.name: {domain: texts_of(kind, each, tokenizer, given.texts) for domain, each in sources.items()}
+        kind.name: {domain: texts_of(kind, source, tokenizer, given.texts) for domain, source in sources.items()}
         for kind in KINDS
     }
-    read = {domain: read_texts(domain, each, preset.cut) for domain, each in sources.items()}
+    read = {domain: read_texts(domain, source, preset.cut) for domain, source in sources.items()}
     settings, names = Settings(base, 1, preset.statistics_tokens), " / ".join(sources)
     layers: dict[str, dict[str, list[Tensor]]] = {}
     print(f"| | {' | '.join(f'{length} tokens' for length in LENGTHS)} | {names}, 32 tokens |")
@@ -161,17 +161,17 @@ def main() -> None:
             [(_, model)] = recipe.build(fleet_of(read, settings, 0, Path(work)), options)
             assert isinstance(model, Routed), label
             for kind, rows in texts.items():
-                layers[f"{label}, {kind}"] = {domain: chosen(model.model, each) for domain, each in rows.items()}
+                layers[f"{label}, {kind}"] = {domain: chosen(model.model, row) for domain, row in rows.items()}
                 print_row(f"{label}, {kind}", layers[f"{label}, {kind}"])
     frequencies = frequencies_of([*read.values()], len(tokenizer))
     for name, so_far in (("counts of the token alone", False), ("counts of all tokens so far", True)):
         for kind, rows in texts.items():
-            found = {domain: by_counts(frequencies, each, so_far=so_far) for domain, each in rows.items()}
-            print_row(f"{name}, {kind}", found)
+            result = {domain: by_counts(frequencies, row, so_far=so_far) for domain, row in rows.items()}
+            print_row(f"{name}, {kind}", result)
     print(f"\n| 32 tokens | text of | own share, layer by layer | {names} |")
     print("|---" * 4 + "|")
-    for name, found in layers.items():
-        print_layers(name, found)
+    for name, result in layers.items():
+        print_layers(name, result)
 
 
 if __name__ == "__main__":

@@ -36,9 +36,9 @@ def stitched(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 
     def row(name: str, model: Bts, on: Fleet, settings: Options | None) -> tuple[str, Model]:
         told = None if settings is None else train(model, "added", on, settings)
-        found = Loaded(model)
-        found.trained = told
-        return name, found
+        result = Loaded(model)
+        result.trained = told
+        return name, result
 
     whole = Bts.of(members(fleet, {}))
     yield row("bts", whole, fleet, options)
@@ -63,7 +63,7 @@ def main() -> None:
     disable_progress_bar()
     preset = PRESETS[chosen.preset]
     sources, base = preset.sources(cache_folder(), 1, progress(), chosen.device)
-    texts = {name: read_texts(name, each, preset.cut, training=True) for name, each in sources.items()}
+    texts = {name: read_texts(name, source, preset.cut, training=True) for name, source in sources.items()}
     settings = Settings(base, 1, preset.statistics_tokens, chosen.device or preset.device)
     recipe, options, label = parse(f"bts:train={chosen.train}")
     runs = [Run(*parse("experts")), Run(replace(recipe, build=stitched), options, label)]

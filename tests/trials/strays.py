@@ -91,10 +91,10 @@ class Owner:
 
     def judge(self, trunk: Path) -> tuple[float, float, float, float]:
         """Tensor, size and row of the stray; the loss."""
-        found = require_near(self.expert, DenseTrunk(trunk, self.expert), float("inf"), self.grams)
+        result = require_near(self.expert, DenseTrunk(trunk, self.expert), float("inf"), self.grams)
         with NoProgress().track("", 0, "") as tracker:
             under = score(domain_model(self.expert, DenseTrunk(trunk, self.expert))[0], self.sample, tracker)
-        return found.tensor.value, found.size.value, found.row.value, under.perplexity / self.own.perplexity
+        return result.tensor.value, result.size.value, result.row.value, under.perplexity / self.own.perplexity
 
     def crafted(self, change: Callable[[str, Tensor], Tensor], path: Path) -> Path:
         """The expert's own trunk, changed."""
@@ -117,20 +117,20 @@ def trunk_of(owners: Sequence[Owner], seed: Owner, method: TrunkMethod, options:
 def largest(figures: Sequence[tuple[float, ...]]) -> str:
     """A table's cells."""
     most = map(max, zip(*figures, strict=True))
-    return " | ".join(f"{each:.2f}" if each < 10 else f"{each:.0f}" if each < 1000 else "over 1000" for each in most)
+    return " | ".join(f"{item:.2f}" if item < 10 else f"{item:.0f}" if item < 1000 else "over 1000" for item in most)
 
 
 def print_distances(experts: Sequence[DenseExpert]) -> None:
-    found = dict.fromkeys(KINDS.values(), 0.0)
+    result = dict.fromkeys(KINDS.values(), 0.0)
     for one, two in combinations(experts, 2):
         for name in one.checkpoint.specs:
             kind = next(kind for part, kind in KINDS.items() if part and part in name)
             apart = distance(one.checkpoint.tensor(name), two.checkpoint.tensor(name), rows=name in (EMBEDDING, HEAD))
             for measured, value in ((kind, apart.whole), (KINDS[""], apart.row)):
-                found[measured] = max(found[measured], value)
-    print(f"| largest distance | {' | '.join(found)} |")
-    print("|---" * (1 + len(found)) + "|")
-    print(f"| of two experts | {' | '.join(f'{each:.3f}' for each in found.values())} |\n")
+                result[measured] = max(result[measured], value)
+    print(f"| largest distance | {' | '.join(result)} |")
+    print("|---" * (1 + len(result)) + "|")
+    print(f"| of two experts | {' | '.join(f'{item:.3f}' for item in result.values())} |\n")
 
 
 def print_trunks(owners: Sequence[Owner], seed: Owner, home: Path) -> None:
@@ -141,7 +141,7 @@ def print_trunks(owners: Sequence[Owner], seed: Owner, home: Path) -> None:
         members = largest([owner.judge(whole) for owner in owners])
         newcomers = []
         for owner in owners:
-            others = [each for each in owners if each is not owner]
+            others = [item for item in owners if item is not owner]
             newcomers.append(owner.judge(trunk_of(others, seed, method, options, home / "others")))
         print(f"| {name} | {members} | {largest(newcomers)} |", flush=True)
     for name, change in CRAFTED:
@@ -177,16 +177,18 @@ def main() -> None:
     given = options.parse_args()
     sources: Mapping[str, Sources]
     if given.expert:
-        texts = dict(each.split("=", 1) for each in given.text)
-        named = dict(each.split("=", 1) for each in given.expert)
+        texts = dict(item.split("=", 1) for item in given.text)
+        named = dict(item.split("=", 1) for item in given.expert)
         sources = {domain: Sources(Path(folder), [texts[domain]]) for domain, folder in named.items()}
         seed = given.seed
     else:
         sources, seed = PRESETS["demo"].sources(cache_folder(), 1, progress())
     with TemporaryDirectory() as folder:
         home = Path(folder)
-        rows = {domain: read_texts(domain, each, Cut()).statistics for domain, each in sources.items()}
-        owners = [owner_of(domain, each.expert, rows[domain], given.tokens, home) for domain, each in sources.items()]
+        rows = {domain: read_texts(domain, source, Cut()).statistics for domain, source in sources.items()}
+        owners = [
+            owner_of(domain, source.expert, rows[domain], given.tokens, home) for domain, source in sources.items()
+        ]
         mixed = [row for several in zip(*rows.values(), strict=False) for row in several]
         print_distances([owner.expert for owner in owners])
         print_trunks(owners, owner_of("seed", seed, mixed, given.tokens, home), home)

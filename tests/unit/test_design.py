@@ -21,7 +21,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 def cited(text: str) -> set[int]:
     """Numbers of the laws that a text cites: "law 4", "laws 3 and 5", test_law_3."""
-    return {int(number) for found in CITATION.findall(text) for number in re.findall(r"\d+", found)}
+    return {int(number) for result in CITATION.findall(text) for number in re.findall(r"\d+", result)}
 
 
 def laws() -> dict[int, str]:
@@ -52,9 +52,9 @@ def test_a_citation_is_read_in_each_spelling(text: str, numbers: set[int]) -> No
 def test_design_defines_ten_laws_and_every_cited_law() -> None:
     assert [*laws()] == [*range(1, 11)]
     unknown = {
-        str(path.relative_to(ROOT)): found
+        str(path.relative_to(ROOT)): result
         for path in (*SOURCES, *PAGES)
-        if (found := cited(path.read_text()) - laws().keys())
+        if (result := cited(path.read_text()) - laws().keys())
     }
     assert unknown == {}
 

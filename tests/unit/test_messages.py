@@ -43,7 +43,7 @@ def messages(path: Path, words: int = 3) -> Iterator[str]:
 
 
 def test_no_message_speaks_rest_or_python() -> None:
-    found = {
+    result = {
         f"{path.relative_to(ROOT)}: {text}"
         for package in ("proto", "services", "workers", "coordinator")
         for path in (ROOT / package).rglob("*.py")
@@ -51,11 +51,11 @@ def test_no_message_speaks_rest_or_python() -> None:
         for text in messages(path)
         if FORBIDDEN.search(text)
     }
-    assert found == set()
+    assert result == set()
 
 
 def test_the_library_names_fields_not_options() -> None:
-    found = {
+    result = {
         f"{path.relative_to(ROOT)}: {text}"
         for package in ("proto", "services", "workers", "coordinator")
         for path in (ROOT / package).rglob("*.py")
@@ -63,7 +63,7 @@ def test_the_library_names_fields_not_options() -> None:
         for text in messages(path, words=1)
         if OPTION.search(COMMAND.sub("", text))
     }
-    assert found == set()
+    assert result == set()
 
 
 class _Count(BaseModel):

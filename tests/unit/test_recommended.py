@@ -27,8 +27,8 @@ def received(new: NewVersion) -> SolveOptions:
 def given(*arguments: str) -> dict[str, Any]:
     """The parameters of `moerge version solve` that are given, or have a default."""
     solve: Any = get_group(versions.app).commands["solve"]
-    found = solve.make_context("solve", ["--coordinator", "https://x", "--token", "x", *arguments]).params
-    return {name: value for name, value in found.items() if value not in (None, ()) and name not in PLACE}
+    result = solve.make_context("solve", ["--coordinator", "https://x", "--token", "x", *arguments]).params
+    return {name: value for name, value in result.items() if value not in (None, ()) and name not in PLACE}
 
 
 def test_recommended_and_paper_recipes_have_documented_values() -> None:
@@ -89,7 +89,7 @@ def test_an_invalid_option_is_named() -> None:
 
 
 def test_unchanged_dashboard_form_requests_recommended_options() -> None:
-    left = {each.name: each.options[0][0] if each.options else each.value for each in solve_form().fields}
+    left = {field.name: field.options[0][0] if field.options else field.value for field in solve_form().fields}
     assert received(asked_version(left)) == RECOMMENDED.solve
     assert received(asked_version({**left, "domain_weights": ""})).domain_weights == {}
 

@@ -35,17 +35,17 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
 
 def command(words: list[str]) -> TyperCommand:
     """The command that the words name, with what comes after it left out."""
-    found: Any = get_command(cli.app)
-    while words and isinstance(found, TyperGroup) and found.commands:
-        _, found, words = found.resolve_command(Context(found), words)
-    return found  # type: ignore[no-any-return]  # what typer makes of its groups has no public type
+    result: Any = get_command(cli.app)
+    while words and isinstance(result, TyperGroup) and result.commands:
+        _, result, words = result.resolve_command(Context(result), words)
+    return result  # type: ignore[no-any-return]  # what typer makes of its groups has no public type
 
 
 def require_command(arguments: list[str]) -> None:
     """Requires that the command exists, has an example, and knows each of the options."""
-    found = command([word for word in arguments if not word.startswith("-")])
-    assert "Example: moerge" in (found.help or "")
-    known = {option for each in found.params for option in (*each.opts, *each.secondary_opts)}
+    result = command([word for word in arguments if not word.startswith("-")])
+    assert "Example: moerge" in (result.help or "")
+    known = {option for param in result.params for option in (*param.opts, *param.secondary_opts)}
     asked = {word.partition("=")[0] for word in arguments if word.startswith("--")}
     assert asked <= known, f"{arguments}: unknown {asked - known}"
 
@@ -53,7 +53,9 @@ def require_command(arguments: list[str]) -> None:
 def written_commands() -> list[list[str]]:
     """Every command in a block of README and docs/."""
     texts = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
-    fenced = (found for text in texts for found in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    fenced = (
+        result for text in texts for result in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    )
     blocks = [block for language, block in fenced if language in ("", "sh")]
     lines = {line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()}
     return [shlex.split(line)[1:] for line in sorted(lines) if line.startswith("moerge ")]

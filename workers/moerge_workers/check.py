@@ -166,8 +166,8 @@ class _Machine:
         asked += fitted_bytes(self.own) if self.settings.fit else 0
         free = shutil.disk_usage(home).free
         if free < asked:
-            found = f"{decimal(free)} free; a trunk and the sums need {decimal(asked)}"
-            raise MoergeError(found, where=str(home), todo="free space, or choose a home on a larger disk")
+            problem = f"{decimal(free)} free; a trunk and the sums need {decimal(asked)}"
+            raise MoergeError(problem, where=str(home), todo="free space, or choose a home on a larger disk")
         return f"{self.settings.home}: {decimal(free)} free, {decimal(asked)} needed"
 
     def memory(self) -> str:
@@ -220,9 +220,9 @@ class _Fleet:
     def clock(self) -> str:
         ahead = self._greeting.ahead
         if abs(ahead) > _MOST_SKEW:
-            found = f"the coordinator's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this one"
+            problem = f"the coordinator's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this one"
             raise MoergeError(
-                found, where="clock", todo="set both clocks by NTP, or ask the operator which one is wrong"
+                problem, where="clock", todo="set both clocks by NTP, or ask the operator which one is wrong"
             )
         return f"within {max(2.0, abs(ahead)):.0f} s of the coordinator's"
 
@@ -271,6 +271,6 @@ class _Fleet:
         theirs = trunk.family, trunk.hidden_size, trunk.layers
         for what, mine, expected in zip(("family", "hidden_size", "num_hidden_layers"), own, theirs, strict=True):
             if mine != expected:
-                found, todo = f"{what} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
-                raise IncompatibleExpertError(found, where=str(self.own.folder / "config.json"), todo=todo)
+                result, todo = f"{what} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
+                raise IncompatibleExpertError(result, where=str(self.own.folder / "config.json"), todo=todo)
         return f"same as the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; `run` checks the rest"

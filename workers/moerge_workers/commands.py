@@ -250,9 +250,9 @@ def _home(given: Path | None, domain: str | None) -> Path:
     homes = [path for path in places if path.is_dir()]
     if len(homes) == 1:
         return homes[0]
-    found, where = ", ".join(map(str, homes)) or "none", str(named or owner_key.default_home())
+    result, where = ", ".join(map(str, homes)) or "none", str(named or owner_key.default_home())
     todo = "select the worker with --domain or --home"
-    raise MoergeError(f"expected exactly one worker folder; found {found}", where=where, todo=todo)
+    raise MoergeError(f"expected exactly one worker folder; found {result}", where=where, todo=todo)
 
 
 @app.command()
@@ -277,20 +277,20 @@ def refuse(which: Which = "", domain: Domain = None, home: Home = None) -> None:
 
 def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) -> None:
     with closing(History(home)) as history:
-        found = [item for item in history.asked() if item.digest.startswith(which)]
-        if not found and which:
-            found = [item for item in history.items() if item.digest.startswith(which) and history.decision(item)]
-        if len(found) != 1:
+        result = [item for item in history.asked() if item.digest.startswith(which)]
+        if not result and which:
+            result = [item for item in history.items() if item.digest.startswith(which) and history.decision(item)]
+        if len(result) != 1:
             waiting = "; ".join(f"{item.digest[:12]} {item.about}" for item in history.asked())
-            what = f"expected exactly one item{f' {which}…' if which else ''}; found {len(found)}"
+            what = f"expected exactly one item{f' {which}…' if which else ''}; found {len(result)}"
             todo = f"give the digest's first digits; waiting: {waiting}" if waiting else "no item waits for your answer"
             raise MoergeError(what, where="digest", todo=todo)
         if decision == "approved":
             from moerge_workers.leaving.outbox import require_unchanged
 
-            require_unchanged(found[0])
-        history.note(found[0], decision)
-    typer.echo(f"{decision}: {found[0].about}, {decimal(found[0].bytes)}, {found[0].digest}")
+            require_unchanged(result[0])
+        history.note(result[0], decision)
+    typer.echo(f"{decision}: {result[0].about}, {decimal(result[0].bytes)}, {result[0].digest}")
 
 
 @app.command("history")

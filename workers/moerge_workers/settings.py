@@ -85,7 +85,7 @@ class Settings(BaseModel):
     @classmethod
     def _within_the_policy(cls, value: StatisticsSettings, info: ValidationInfo) -> StatisticsSettings:
         policy: Policy = info.data.get("policy", Policy())
-        bounds = [each for each in (value.tokens_per_document, policy.tokens_per_document) if each is not None]
+        bounds = [item for item in (value.tokens_per_document, policy.tokens_per_document) if item is not None]
         return value.model_copy(update={"tokens_per_document": min(bounds, default=None)})
 
     @model_validator(mode="after")

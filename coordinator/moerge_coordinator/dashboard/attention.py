@@ -51,43 +51,43 @@ def needs(
     `versions` and `workflows` are the newest ones, newest first; `remerge` is the current trunk's; `workers` have
     reported progress; `influence` is of the newest version, unless it is the champion.
     """
-    found: list[Need] = []
+    result: list[Need] = []
     newest = next(iter(versions), None)
     if champion is not None and champion.contains_withdrawn:
-        found.append(_withdrawn(champion, versions, trunk, {expert.digest: expert.domain for expert in experts}))
+        result.append(_withdrawn(champion, versions, trunk, {expert.digest: expert.domain for expert in experts}))
     if trunk is not None and trunk.retired is not None:
-        found.append(Need("The current trunk is retired", "merge a new one", "/trunks/new"))
+        result.append(Need("The current trunk is retired", "merge a new one", "/trunks/new"))
     if newest is not None and influence is not None:
         place = f"/versions/{newest.number}#influence"
-        found += [
+        result += [
             Need(f"Version {newest.number}: {warning}", "check it before you promote it", place)
             for warning in influence.warnings[:_MOST_WARNINGS]
         ]
     for workflow in _failed(workflows):
         why = workflow.problem.detail if workflow.problem else "it was interrupted"
-        found.append(Need(f"{_WORK[workflow.kind]} failed: {why}", "see the workflow", "/workflows"))
-    for asked in {each.kind: each for each in rounds}.values():  # the newest of each kind
+        result.append(Need(f"{_WORK[workflow.kind]} failed: {why}", "see the workflow", "/workflows"))
+    for asked in {item.kind: item for item in rounds}.values():  # the newest of each kind
         if asked.state is RoundState.SHORT:
             what = f"Round {asked.name} ended without enough contributions; missing: {', '.join(asked.missing)}"
-            found.append(Need(what, "move the deadline, or lower the minimum", f"/rounds/{asked.name}/change"))
+            result.append(Need(what, "move the deadline, or lower the minimum", f"/rounds/{asked.name}/change"))
     for worker in workers:
         if worker.obstacle is not None:
-            found.append(Need(f"Worker of {worker.domain}: {worker.obstacle.words}", "ask its owner", "/owners"))
-    found += _late(newest, experts)
+            result.append(Need(f"Worker of {worker.domain}: {worker.obstacle.words}", "ask its owner", "/owners"))
+    result += _late(newest, experts)
     if remerge is not None and remerge.recommended:
         names = ", ".join(remerge.newcomers)
         what = f"The trunk was merged without {names}; a remerge is expected to gain {remerge.expected:.1f} points"
-        found.append(Need(what, "remerge", f"/trunks/{remerge.trunk}/remerge"))
-    return found
+        result.append(Need(what, "remerge", f"/trunks/{remerge.trunk}/remerge"))
+    return result
 
 
 def _withdrawn(champion: Version, versions: Sequence[Version], trunk: Trunk | None, domains: Mapping[str, str]) -> Need:
     """The way to a champion without withdrawn experts: promote a newer version, solve one, or merge a trunk first."""
     gone = ", ".join(dict.fromkeys(domains.get(digest, digest[:10]) for digest in champion.contains_withdrawn))
     what = f"The champion contains withdrawn experts: {gone}"
-    for each in versions:
-        if each.number > champion.number and not (each.contains_withdrawn or each.retired or each.withheld):
-            return Need(what, f"promote version {each.number}", f"/versions/{each.number}/promote")
+    for version in versions:
+        if version.number > champion.number and not (version.contains_withdrawn or version.retired or version.withheld):
+            return Need(what, f"promote version {version.number}", f"/versions/{version.number}/promote")
     if trunk is None or trunk.retired is not None:
         return Need(what, "merge a trunk without them, then solve a version", "/trunks/new")
     return Need(what, "solve a version without them", "/solve")
@@ -99,7 +99,7 @@ def _late(newest: Version | None, experts: Sequence[Expert]) -> list[Need]:
         return []
     trained = {expert.digest: expert.trained for expert in experts}
     there = {trained.get(digest, digest) for digest in newest.lineage.experts}
-    late = [each.domain for each in _ready(experts) if each.digest not in there]
+    late = [item.domain for item in _ready(experts) if item.digest not in there]
     what = f"The newest version has no expert for {', '.join(late)}"
     return [Need(what, "solve again once they have contributed", "/solve")] if late else []
 
@@ -117,13 +117,13 @@ def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
     newest: dict[str, WorkflowEntry] = {}
     for workflow in workflows:
         newest.setdefault(workflow.id.rpartition("-")[0], workflow)
-    done = [each for each in workflows if each.state is WorkflowState.DONE and each.kind in ("trunk", "version")]
+    done = [item for item in workflows if item.state is WorkflowState.DONE and item.kind in ("trunk", "version")]
     return [
-        each
-        for each in newest.values()
-        if each.state is WorkflowState.FAILED
-        and not is_refusal(each)
-        and not any(other.kind == each.kind and other.created > each.created for other in done)
+        item
+        for item in newest.values()
+        if item.state is WorkflowState.FAILED
+        and not is_refusal(item)
+        and not any(other.kind == item.kind and other.created > item.created for other in done)
     ]
 
 

@@ -140,7 +140,7 @@ def _edge(from_x: float, from_y: float, x: float, y: float) -> svg.Path:
     bend = (middle, from_y + half, middle, y + half, x, y + half)
     curve: list[svg.PathData] = [
         svg.M(round(start, 2), round(from_y + half, 1)),
-        svg.C(*[round(each, 2) for each in bend]),
+        svg.C(*[round(item, 2) for item in bend]),
     ]
     return svg.Path(d=curve, class_=["edge"])
 

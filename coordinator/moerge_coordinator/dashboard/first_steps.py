@@ -28,9 +28,9 @@ def first_steps(
 ) -> list[Step]:
     """The steps to the first champion. `contributed`: domains with a contribution under the current trunk."""
     domains = {domain for owner in owners for domain in owner.domains}
-    ready = {each.domain for each in experts if each.state is ExpertState.READY and each.fitted is None}
+    ready = {expert.domain for expert in experts if expert.state is ExpertState.READY and expert.fitted is None}
     merged = trunk is not None and trunk.retired is None
-    usable = [each for each in versions if not (each.retired or each.withheld)]
+    usable = [version for version in versions if not (version.retired or version.withheld)]
     return [
         Step("Approve the owners", bool(owners), f"{len(owners)} approved", "/owners/approve"),
         Step(

@@ -81,7 +81,7 @@ def said(path: str, word: str) -> str:
 
 def choice(name: str, label: str, first: object, words: Mapping[str, str]) -> Field:
     """A choice with one option, the recommended one, before the others."""
-    return Field(name, label, options=tuple(sorted(words.items(), key=lambda each: each[0] != first)))
+    return Field(name, label, options=tuple(sorted(words.items(), key=lambda item: item[0] != first)))
 
 
 def number_of(given: Given, field: str, kind: type[N]) -> N:

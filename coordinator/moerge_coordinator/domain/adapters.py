@@ -38,8 +38,8 @@ def require_base(session: Session, owner: str, adapter: NewAdapter | None) -> No
     query = select(ExpertRow).where(ExpertRow.digest == adapter.base, ExpertRow.state == ExpertState.READY)
     base = session.scalar(query.where(ExpertRow.fitted_to.is_(None)))
     if base is None or (base.owner != owner and not base.redistribute):
-        found, todo = f"no expert {adapter.base} that you may use as a base", "upload the merged model"
-        raise RefusedError(ProblemType.NOT_FOUND, found, where="adapter.base", todo=todo)
+        result, todo = f"no expert {adapter.base} that you may use as a base", "upload the merged model"
+        raise RefusedError(ProblemType.NOT_FOUND, result, where="adapter.base", todo=todo)
 
 
 def require_complete(ports: Ports, owner: str, new: NewExpert, adapter: NewAdapter) -> None:
@@ -49,8 +49,8 @@ def require_complete(ports: Ports, owner: str, new: NewExpert, adapter: NewAdapt
         RefusedError: names the missing one.
     """
     if [name for name in new.files if is_weights(name)] != [SINGLE]:
-        found = f"the weights of an adapter's expert are one file, {SINGLE}"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="files", todo="list that one")
+        problem = f"the weights of an adapter's expert are one file, {SINGLE}"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="files", todo="list that one")
     for name, sha256 in sorted(new.files.items()):
         if name != SINGLE:
             ports.uploads.held(owner, sha256, f"files.{name}")
@@ -93,8 +93,8 @@ def _adapter(ports: Ports, adapter: NewAdapter, folder: Path) -> Path:
         names = adapter.settings.get(field) or {}
         for name in names if isinstance(names, Mapping) else [str(names)]:
             if _MODULE.fullmatch(name) is None:  # a hostile one could take forever to match
-                found = f"{name!r} is not a module's name"
-                raise RefusedError(ProblemType.INVALID_REQUEST, found, where=f"adapter.settings.{field}")
+                problem = f"{name!r} is not a module's name"
+                raise RefusedError(ProblemType.INVALID_REQUEST, problem, where=f"adapter.settings.{field}")
     ports.blobs.link(adapter.weights, folder / WEIGHTS)
     with atomic_file(folder / ADAPTER_CONFIG) as out:
         out.write(json.dumps(adapter.settings).encode())

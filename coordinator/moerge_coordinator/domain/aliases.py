@@ -44,9 +44,9 @@ def promote(session: Session, name: Name, move: Move, who: str, most_fall: float
     if before is not None:
         warnings += _lost(session, version, before)
     if falls and not move.override:
-        found = f"on version {version.number} these scores fall by more than {most_fall:g} points: {', '.join(falls)}"
+        problem = f"on version {version.number} these scores fall by more than {most_fall:g} points: {', '.join(falls)}"
         todo = "see moerge version table; promote another version, or give a reason (`override`)"
-        raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="override", todo=todo)
+        raise RefusedError(ProblemType.NOT_PROMOTABLE, problem, where="override", todo=todo)
     override = move.override if falls else None
     row = _point(session, row, name, version.number, "promote", who, move.note, override)
     return message(Alias, row).model_copy(update={"warnings": warnings})
@@ -56,15 +56,15 @@ def _compared(
     session: Session, version: VersionRow, champion: VersionRow | None, most: float
 ) -> tuple[list[str], list[str]]:
     """Domains that fall by more than `most` points from the champion, and warnings of domains without evaluation."""
-    tables = [version_table(session, each) for each in (champion, version) if each is not None]
+    tables = [version_table(session, item) for item in (champion, version) if item is not None]
     warnings = [
         f"version {table.version} is not evaluated on {', '.join(table.missing)}" for table in tables if table.missing
     ]
-    before = {each.domain: each.normalised for table in tables[:-1] for each in table.scores}
+    before = {score.domain: score.normalised for table in tables[:-1] for score in table.scores}
     falls = [
-        f"{each.domain} (owner {each.owner}) from {before[each.domain]:.2f} to {each.normalised:.2f}"
-        for each in tables[-1].scores
-        if each.domain in before and each.normalised < before[each.domain] - most
+        f"{score.domain} (owner {score.owner}) from {before[score.domain]:.2f} to {score.normalised:.2f}"
+        for score in tables[-1].scores
+        if score.domain in before and score.normalised < before[score.domain] - most
     ]
     return falls, warnings
 
@@ -119,14 +119,14 @@ def roll_back(session: Session, name: Name, back: Rollback, who: str) -> Alias:
     if row.version != back.version:
         if moves[-1].kind == "rollback" and moves[-1].previous == back.version:
             return message(Alias, row)
-        found = f"the alias {name!r} points to version {row.version}, not {back.version}"
-        raise RefusedError(ProblemType.CONFLICT, found, where="version", todo="check the alias, then try again")
+        problem = f"the alias {name!r} points to version {row.version}, not {back.version}"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="version", todo="check the alias, then try again")
     for number in reversed(_promoted(moves)[:-1]):
         version = versions.find(session, number)
         if version.retired is None and version.withheld is None:
             return message(Alias, _point(session, row, name, number, "rollback", who, back.note))
-    found = f"the alias {name!r} has no earlier version that is still served"
-    raise RefusedError(ProblemType.CONFLICT, found, where="name", todo="promote another version")
+    problem = f"the alias {name!r} has no earlier version that is still served"
+    raise RefusedError(ProblemType.CONFLICT, problem, where="name", todo="promote another version")
 
 
 def _promoted(moves: list[AliasMoveRow]) -> list[int]:

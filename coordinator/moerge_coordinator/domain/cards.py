@@ -23,7 +23,9 @@ def version_card(session: Session, row: VersionRow, card: str, owner: str | None
 
 
 def _scores(table: VersionTable) -> str:
-    rows = [ScoreRow(each.domain, each.tokens, each.dense, each.version, each.normalised) for each in table.scores]
+    rows = [
+        ScoreRow(score.domain, score.tokens, score.dense, score.version, score.normalised) for score in table.scores
+    ]
     text = "on held-out documents, which each owner measured on its own data"
     return scores_text(text, rows, table.average, table.missing)
 
@@ -33,6 +35,6 @@ def withdrawal_note(session: Session, row: VersionRow) -> str:
     gone = versions(session)(row).contains_withdrawn
     if not gone:
         return ""
-    domains = {each.digest: each.domain for each in session.scalars(select(ExpertRow))}
+    domains = {scalar.digest: scalar.domain for scalar in session.scalars(select(ExpertRow))}
     names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in gone)
     return f"> This version still contains parameters of experts that were withdrawn: {names}.\n\n"

@@ -172,8 +172,8 @@ def _require_sizes(manifest: RouterManifest | TrunkManifest, expected: Mapping[s
 def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:
     row = session.scalar(select(ContributionRow).where(ContributionRow.digest == digest, ContributionRow.active))
     if row is None or (row.trunk, row.domain) != (manifest.trunk, manifest.domain):
-        found = f"no active contribution {digest} of {manifest.domain!r} under this trunk"
-        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo="run: moerge contribution list")
+        problem = f"no active contribution {digest} of {manifest.domain!r} under this trunk"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="supersedes", todo="run: moerge contribution list")
     row.active = False
     for shard in session.scalars(select(ShardRow).where(ShardRow.contribution == digest)):
         session.delete(shard)
@@ -190,9 +190,9 @@ def _require_one_expert(session: Session, manifest: RouterManifest) -> None:
         ContributionRow.expert != manifest.expert,
     )
     for other in session.scalars(query.limit(1)):
-        found = f"contribution {other.digest} of the domain's expert {other.expert} is active"
+        problem = f"contribution {other.digest} of the domain's expert {other.expert} is active"
         todo = "to replace it, name it in supersedes"
-        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)
+        raise RefusedError(ProblemType.CONFLICT, problem, where="supersedes", todo=todo)
 
 
 def _require_room(session: Session, manifest: RouterManifest) -> None:
@@ -202,11 +202,11 @@ def _require_room(session: Session, manifest: RouterManifest) -> None:
     )
     rows = session.scalars(query).all()
     if (total := manifest.tokens + sum(row.tokens for row in rows)) > MAX_TOKENS:
-        found = f"{total} tokens with all other contributions; expected at most {MAX_TOKENS}"
+        result = f"{total} tokens with all other contributions; expected at most {MAX_TOKENS}"
         if most := max(rows, key=lambda row: row.tokens, default=None):
-            found += f". Contribution {most.digest} of owner {most.owner!r} has the most, {most.tokens}"
+            result += f". Contribution {most.digest} of owner {most.owner!r} has the most, {most.tokens}"
         todo = "send fewer tokens, or ask the operator to withdraw a contribution"
-        raise RefusedError(ProblemType.CONFLICT, found, where="manifest.tokens", todo=todo)
+        raise RefusedError(ProblemType.CONFLICT, result, where="manifest.tokens", todo=todo)
 
 
 def _require_unclaimed(session: Session, manifest: RouterManifest) -> None:

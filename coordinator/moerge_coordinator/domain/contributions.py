@@ -95,8 +95,8 @@ def _ready_expert(session: Session, caller: Identity, manifest: Manifest) -> Exp
     require_own_domain(caller, manifest.domain)
     expert = session.scalar(select(ExpertRow).where(ExpertRow.digest == manifest.expert))
     if expert is None or expert.domain != manifest.domain or expert.state is not ExpertState.READY:
-        found = f"expert {manifest.expert} is not the ready expert of {manifest.domain!r}"
-        raise ContributionError(found, where="manifest.expert", todo="register the expert first")
+        problem = f"expert {manifest.expert} is not the ready expert of {manifest.domain!r}"
+        raise ContributionError(problem, where="manifest.expert", todo="register the expert first")
     return expert
 
 
@@ -132,8 +132,8 @@ def accept(ports: Ports, new: NewContribution, checked: Checked) -> Contribution
         row.signature, row.fingerprint = new.signature, signer
         session.flush()
         rule.claim(session, row, manifest)
-        found = f"{row.kind} contribution {row.digest[:12]} of {row.domain} has arrived from {row.owner}"
-        tell(session, f"{found}: {row.tokens:,} tokens")
+        problem = f"{row.kind} contribution {row.digest[:12]} of {row.domain} has arrived from {row.owner}"
+        tell(session, f"{problem}: {row.tokens:,} tokens")
         return message(Contribution, row)
 
 

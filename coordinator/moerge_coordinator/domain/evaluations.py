@@ -48,23 +48,23 @@ def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> No
         RefusedError: names the field.
     """
     if new.number != version.number:
-        found = f"made of version {new.number}, sent to version {version.number}"
+        problem = f"made of version {new.number}, sent to version {version.number}"
         todo = f"send it for version {new.number}"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="number", todo=todo)
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="number", todo=todo)
     made = version.lineage
     if new.domain not in made.domains:
-        found = f"version {version.number} has the domains {', '.join(made.domains)}; not {new.domain!r}"
+        problem = f"version {version.number} has the domains {', '.join(made.domains)}; not {new.domain!r}"
         todo = "evaluate a version that has your domain's expert"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="domain", todo=todo)
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="domain", todo=todo)
     slot = select(ExpertRow).where(ExpertRow.digest == made.experts[made.domains.index(new.domain)])
     expert = session.scalars(slot).one().trained  # the dense one, even if the version has fitted MLPs
     if new.expert != expert:
-        found = f"version {version.number} has the expert {expert} of {new.domain!r}, not {new.expert}"
+        problem = f"version {version.number} has the expert {expert} of {new.domain!r}, not {new.expert}"
         todo = "compare with the version's dense expert"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="expert", todo=todo)
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="expert", todo=todo)
     layers = session.scalars(select(TrunkRow.layers).where(TrunkRow.digest == made.trunk)).one()
     shape = layers, len(made.experts)
     if len(new.routed) != layers or any(len(counts) != shape[1] for counts in new.routed):
-        found = f"expected counts of {layers} layers x {shape[1]} experts"
+        problem = f"expected counts of {layers} layers x {shape[1]} experts"
         todo = "count them with this version"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="routed", todo=todo)
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="routed", todo=todo)

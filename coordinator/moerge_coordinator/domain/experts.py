@@ -80,8 +80,8 @@ def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
 def _require_names(new: NewExpert) -> None:
     for name in new.files:
         if not _FILE_NAME.fullmatch(name) or not counts(name):
-            found = f"{name!r} is not the name of a config, tokenizer or safetensors file"
-            raise RefusedError(ProblemType.INVALID_REQUEST, found, where="files", todo="remove it from the list")
+            problem = f"{name!r} is not the name of a config, tokenizer or safetensors file"
+            raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="files", todo="remove it from the list")
 
 
 def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
@@ -94,8 +94,8 @@ def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
             if row is None:
                 raise RefusedError(ProblemType.NOT_FOUND, f"no domain {new.domain!r}", where="domain")
             if new.redistribute:
-                found, todo = "only an expert's owner may allow its redistribution", "omit it"
-                raise RefusedError(ProblemType.FORBIDDEN, found, where="redistribute", todo=todo)
+                result, todo = "only an expert's owner may allow its redistribution", "omit it"
+                raise RefusedError(ProblemType.FORBIDDEN, result, where="redistribute", todo=todo)
             return row.owner
     owner = own_name(caller)
     require_own_domain(caller, new.domain)
@@ -199,8 +199,8 @@ def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Exper
     for row in _rivals(session, new, digest):
         if _is_same(row, new, digest) and not _may_try_again(session, row, new):
             if own and new.fitted is None:
-                for each in (row, *fitted_from(session, digest)):
-                    each.redistribute = new.redistribute
+                for item in (row, *fitted_from(session, digest)):
+                    item.redistribute = new.redistribute
             return message(Expert, row)
         session.delete(row)
         session.flush()
@@ -221,15 +221,17 @@ def _require_free(session: Session, new: NewExpert, digest: str) -> None:
             registered = True
             continue
         if row.domain == new.domain and row.digest == digest:
-            found = "the same files are already registered with a different `fitted`"
-            raise RefusedError(ProblemType.CONFLICT, found, where="fitted", todo="run: moerge expert list")
+            problem = "the same files are already registered with a different `fitted`"
+            raise RefusedError(ProblemType.CONFLICT, problem, where="fitted", todo="run: moerge expert list")
         if row.domain == new.domain:
             fitted = "" if new.fitted is None else f" fitted to trunk {new.fitted.trunk}"
-            found = f"domain {new.domain!r} has the expert {row.digest}{fitted}"
+            problem = f"domain {new.domain!r} has the expert {row.digest}{fitted}"
             todo = f"first withdraw it: moerge expert withdraw {new.domain}"
-            raise RefusedError(ProblemType.CONFLICT, found, where="domain", todo=todo)
-        found = "another domain's expert has the same files"
-        raise RefusedError(ProblemType.CONFLICT, found, where="files", todo="register each expert for one domain only")
+            raise RefusedError(ProblemType.CONFLICT, problem, where="domain", todo=todo)
+        problem = "another domain's expert has the same files"
+        raise RefusedError(
+            ProblemType.CONFLICT, problem, where="files", todo="register each expert for one domain only"
+        )
     if not registered:
         _require_fitted(session, new)
 
@@ -267,12 +269,12 @@ def _require_fitted(session: Session, new: NewExpert) -> None:
     trained = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.fitted.expert))
     own = trained is not None and trained.fitted_to is None and trained.domain == new.domain
     if trained is None or not own or trained.state is not ExpertState.READY:
-        found = f"{new.fitted.expert} is not the ready expert of {new.domain!r}"
-        raise RefusedError(ProblemType.NOT_READY, found, where="fitted.expert", todo="first register that one")
+        problem = f"{new.fitted.expert} is not the ready expert of {new.domain!r}"
+        raise RefusedError(ProblemType.NOT_READY, problem, where="fitted.expert", todo="first register that one")
     trunk = session.scalar(select(TrunkRow).where(TrunkRow.digest == new.fitted.trunk))
     if trunk is None or trunk.retired is not None:
-        found = f"trunk {new.fitted.trunk} is {'unknown' if trunk is None else 'retired'}"
-        raise RefusedError(ProblemType.WRONG_TRUNK, found, where="fitted.trunk", todo="fit it to the current one")
+        problem = f"trunk {new.fitted.trunk} is {'unknown' if trunk is None else 'retired'}"
+        raise RefusedError(ProblemType.WRONG_TRUNK, problem, where="fitted.trunk", todo="fit it to the current one")
 
 
 def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str, entries: list[FileEntry]) -> Expert:
@@ -327,7 +329,7 @@ def accept(session: Session, digest: str, compared: Sequence[str]) -> bool:
     row = find(session, digest)
     if row.state is not ExpertState.RECEIVED:
         return True
-    if [each.digest for each in references(session, digest)] != list(compared):
+    if [reference.digest for reference in references(session, digest)] != list(compared):
         return False
     row.state = ExpertState.READY
     tell(session, f"{_kind(row)} {digest[:12]} of {row.domain} is ready")
@@ -350,8 +352,8 @@ def purge(session: Session, row: ExpertRow, *, retire: bool) -> tuple[list[str],
         RefusedError: it is not withdrawn, or the current trunk still contains it.
     """
     if row.state is not ExpertState.WITHDRAWN:
-        found = f"the expert is {row.state.value}"
-        raise RefusedError(ProblemType.CONFLICT, found, where="digest", todo="first withdraw it")
+        problem = f"the expert is {row.state.value}"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="digest", todo="first withdraw it")
     retired, served = containing(session, row.digest)
     if any(trunk.current for trunk in retired) and trunks.remerge(session) is not None:
         todo = "wait for the remerge, then purge"

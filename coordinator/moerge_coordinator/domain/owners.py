@@ -63,7 +63,7 @@ def view(session: Session, row: OwnerRow) -> Owner:
 def _revoked(session: Session, name: str, keys: Sequence[OwnerKey]) -> datetime | None:
     """The time of the last revocation of an owner's keys and tokens; None while one is valid, or if it has none."""
     ended = [*session.scalars(select(TokenRow.revoked).where(TokenRow.owner == name)), *(key.revoked for key in keys)]
-    return None if None in ended else max((each for each in ended if each is not None), default=None)
+    return None if None in ended else max((item for item in ended if item is not None), default=None)
 
 
 def _there(session: Session, name: str, domains: Sequence[str]) -> OwnerRow | None:
@@ -80,8 +80,8 @@ def _add(session: Session, name: str, domains: Sequence[str]) -> OwnerRow:
     session.flush()
     for domain in sorted(set(domains)):
         if (taken := session.get(DomainRow, domain)) is not None:
-            found, todo = f"domain {domain!r} belongs to {taken.owner!r}", "choose another name"
-            raise RefusedError(ProblemType.CONFLICT, found, where="domains", todo=todo)
+            result, todo = f"domain {domain!r} belongs to {taken.owner!r}", "choose another name"
+            raise RefusedError(ProblemType.CONFLICT, result, where="domains", todo=todo)
         session.add(DomainRow(name=domain, owner=name))
     session.flush()
     return row
@@ -115,18 +115,18 @@ def approve(session: Session, name: str, asked: Approval) -> Approved:
     """
     new = asked.request
     if new.owner != name:
-        found = f"the request is of owner {new.owner!r}, not {name!r}"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="request.owner")
+        result = f"the request is of owner {new.owner!r}, not {name!r}"
+        raise RefusedError(ProblemType.INVALID_REQUEST, result, where="request.owner")
     if not new.is_genuine():
-        found, todo = "it is not by the request's key", "ask the owner for the complete request from its worker"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="request.signature", todo=todo)
+        result, todo = "it is not by the request's key", "ask the owner for the complete request from its worker"
+        raise RefusedError(ProblemType.INVALID_REQUEST, result, where="request.signature", todo=todo)
     row = _there(session, name, new.domains)
     active = [key.public_key for key in owner_keys.keys_of(session, name) if key.revoked is None]
     if active != [new.public_key]:
         if row is not None and not asked.replace:
-            found = f"owner {name!r} already exists, {'with another key' if active else 'without this key'}"
+            result = f"owner {name!r} already exists, {'with another key' if active else 'without this key'}"
             todo = "to replace the key: moerge owner approve --replace"
-            raise RefusedError(ProblemType.CONFLICT, found, where="replace", todo=todo)
+            raise RefusedError(ProblemType.CONFLICT, result, where="replace", todo=todo)
         row = row or _add(session, name, new.domains)
         owner_keys.add_key(session, name, new.public_key, "request.public_key")
         tell(session, f"owner {name} is approved: {', '.join(new.domains)}")
@@ -141,8 +141,8 @@ def rotate(session: Session, owner: str, asked: Rotation) -> Owner:
         RefusedError: the rotation is another owner's or forged, or the old key is not the owner's active one.
     """
     if asked.owner != owner:
-        found = f"the rotation is of owner {asked.owner!r}, but the token of {owner!r}"
-        raise RefusedError(ProblemType.FORBIDDEN, found, where="owner")
+        problem = f"the rotation is of owner {asked.owner!r}, but the token of {owner!r}"
+        raise RefusedError(ProblemType.FORBIDDEN, problem, where="owner")
     owner_keys.rotate(session, asked)
     tell(session, f"owner {owner} has a new key")
     return view(session, _find(session, owner))

@@ -68,18 +68,18 @@ def ended(session: Session, name: str, kind: Kind) -> Round:
     """
     asked = view(session, find(session, name, "round"))
     if asked.kind != kind:
-        found = f"round {name!r} asks for {asked.kind} contributions"
-        raise RefusedError(ProblemType.CONFLICT, found, where="round", todo=f"name one for {kind} contributions")
+        problem = f"round {name!r} asks for {asked.kind} contributions"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="round", todo=f"name one for {kind} contributions")
     missing = ", ".join(asked.missing)
     if asked.state is RoundState.OPEN:
-        found = f"round {name!r} waits for {missing} until {asked.deadline:%Y-%m-%d %H:%M} UTC"
+        problem = f"round {name!r} waits for {missing} until {asked.deadline:%Y-%m-%d %H:%M} UTC"
         todo = "wait, or change its deadline: moerge round change"
-        raise RefusedError(ProblemType.NOT_READY, found, where="round", todo=todo)
+        raise RefusedError(ProblemType.NOT_READY, problem, where="round", todo=todo)
     if asked.state is RoundState.SHORT:
         come = len(asked.contributed)
-        found = f"round {name!r} has {come} contributions of at least {asked.minimum}; missing: {missing}"
+        problem = f"round {name!r} has {come} contributions of at least {asked.minimum}; missing: {missing}"
         todo = "change its deadline or minimum: moerge round change"
-        raise RefusedError(ProblemType.NOT_READY, found, where="round", todo=todo)
+        raise RefusedError(ProblemType.NOT_READY, problem, where="round", todo=todo)
     return asked
 
 
@@ -93,13 +93,13 @@ def open_round(session: Session, new: NewRound) -> Round:
     if row is not None:
         there = (row.kind, row.domains, row.minimum, row.deadline)
         if there != (new.kind, new.domains, new.minimum, new.deadline):
-            found = f"a different round {new.name!r} already exists"
-            raise RefusedError(ProblemType.CONFLICT, found, where="name", todo="choose another name, or change it")
+            problem = f"a different round {new.name!r} already exists"
+            raise RefusedError(ProblemType.CONFLICT, problem, where="name", todo="choose another name, or change it")
         return view(session, row)
     known = set(session.scalars(select(DomainRow.name)))
     if unknown := [domain for domain in new.domains if domain not in known]:
-        found = f"domain {unknown[0]!r} has no owner"
-        raise RefusedError(ProblemType.NOT_FOUND, found, where="domains", todo="first approve its owner")
+        problem = f"domain {unknown[0]!r} has no owner"
+        raise RefusedError(ProblemType.NOT_FOUND, problem, where="domains", todo="first approve its owner")
     row = RoundRow(
         name=new.name,
         kind=new.kind,
@@ -123,8 +123,8 @@ def change(session: Session, name: str, asked: RoundChange) -> Round:
     row = find(session, name)
     if asked.minimum is not None:
         if asked.minimum > len(row.domains):
-            found = f"{asked.minimum} of {len(row.domains)} domains"
-            raise RefusedError(ProblemType.INVALID_REQUEST, found, where="minimum", todo="lower it")
+            problem = f"{asked.minimum} of {len(row.domains)} domains"
+            raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="minimum", todo="lower it")
         row.minimum = asked.minimum
     if asked.deadline is not None:
         row.deadline = asked.deadline

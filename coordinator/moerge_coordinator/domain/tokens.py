@@ -27,8 +27,8 @@ def make_token(session: Session, asked: NewToken) -> Token:
             ProblemType.INVALID_REQUEST, "only the role owner needs and allows an owner's name", where="owner"
         )
     if asked.expires is not None and asked.expires <= now(session):
-        found = f"{asked.expires:%Y-%m-%d %H:%M} UTC is not in the future"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="expires", todo="give a later time, or none")
+        problem = f"{asked.expires:%Y-%m-%d %H:%M} UTC is not in the future"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="expires", todo="give a later time, or none")
     if asked.owner is not None and not session.scalar(select(OwnerRow).where(OwnerRow.name == asked.owner)):
         raise RefusedError(
             ProblemType.NOT_FOUND, f"no owner {asked.owner!r}", where="owner", todo="first add the owner"
@@ -130,5 +130,5 @@ def _require_another_operator(session: Session, row: TokenRow) -> None:
         or_(TokenRow.expires.is_(None), TokenRow.expires > when),
     )
     if session.scalar(others.limit(1)) is None:
-        found = "it is the last valid operator token"
-        raise RefusedError(ProblemType.CONFLICT, found, where="id", todo="first make or rotate an operator token")
+        problem = "it is the last valid operator token"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="id", todo="first make or rotate an operator token")

@@ -47,18 +47,20 @@ def trunk_history(session: Session, row: TrunkRow) -> TrunkHistory:
     """The history of a trunk, from the existing evaluations."""
     rows = session.scalars(select(TrunkRow).where(TrunkRow.method == row.method).order_by(TrunkRow.number))
     trunk = message(Trunk, row)
-    kin = [each for each in (message(Trunk, other) for other in rows) if each.options.base == trunk.options.base]
-    others = [each.digest for each in kin if each.digest != trunk.digest]
+    kin = [item for item in (message(Trunk, other) for other in rows) if item.options.base == trunk.options.base]
+    others = [item.digest for item in kin if item.digest != trunk.digest]
     versions = [*_evaluated(session, [trunk.digest]), *_evaluated(session, others)]
     ready = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.state == ExpertState.READY)))
-    return history_of(trunk, kin, sorted(versions, key=lambda each: each.number), ready)
+    return history_of(trunk, kin, sorted(versions, key=lambda item: item.number), ready)
 
 
 def own_part(history: TrunkHistory, domains: Collection[str]) -> TrunkHistory:
     """The part of a history for the owner of these domains: their scores, and the averages."""
     versions = [
-        each.model_copy(update={"scores": [score for score in each.scores if score.domain in domains], "behind": None})
-        for each in history.versions
+        version.model_copy(
+            update={"scores": [score for score in version.scores if score.domain in domains], "behind": None}
+        )
+        for version in history.versions
     ]
     return history.model_copy(update={"versions": versions, "remerge": None, "before": None})
 
@@ -68,10 +70,10 @@ def _evaluated(session: Session, trunks: Sequence[str]) -> list[Evaluated]:
     made, told = type_coerce(VersionRow.lineage, JSON), type_coerce(EvaluationRow.sums, JSON)
     columns = VersionRow.number, made["trunk"].as_string(), made["domains"], made["experts"]
     query = select(*columns).where(made["trunk"].as_string().in_(trunks))
-    found = session.execute(query.order_by(VersionRow.number.desc()).limit(_MOST_VERSIONS)).all()
+    result = session.execute(query.order_by(VersionRow.number.desc()).limit(_MOST_VERSIONS)).all()
     sums = [told[name]["nll"].as_float() for name in ("dense", "version", "oracle")]
     reported = select(EvaluationRow.version, EvaluationRow.domain, *sums, told["version"]["tokens"].as_float()).where(
-        EvaluationRow.active, EvaluationRow.version.in_([number for number, *_ in found])
+        EvaluationRow.active, EvaluationRow.version.in_([number for number, *_ in result])
     )
     trained = {row.digest: row.trained for row in session.scalars(select(ExpertRow))}
     scores: dict[int, dict[str, tuple[float, float]]] = {}
@@ -82,7 +84,7 @@ def _evaluated(session: Session, trunks: Sequence[str]) -> list[Evaluated]:
         Evaluated(
             number, trunk, dict(zip(domains, map(trained.__getitem__, experts), strict=True)), scores.get(number, {})
         )
-        for number, trunk, domains, experts in found
+        for number, trunk, domains, experts in result
     ]
 
 
@@ -96,15 +98,15 @@ def history_of(
         versions: all these trunks' versions, by number.
         ready: the experts available for a merge.
     """
-    own = [each for each in versions if each.trunk == trunk.digest]
+    own = [version for version in versions if version.trunk == trunk.digest]
     lines, last = [], dict[str, float]()
-    for each in own:
-        lines.append(_line(trunk, each, last))
-        last |= {each.experts[domain]: score for domain, (score, _) in each.scores.items()}
+    for item in own:
+        lines.append(_line(trunk, item, last))
+        last |= {item.experts[domain]: score for domain, (score, _) in item.scores.items()}
     remerge = before = None
     if not METHODS[trunk.method].base_only:
         there = kin.index(trunk)
-        usable = [each for each in own if set(each.experts.values()) <= set(ready)]
+        usable = [item for item in own if set(item.experts.values()) <= set(ready)]
         if usable and usable[-1].newcomers(trunk):
             remerge = _remerge(trunk, usable[-1], versions, kin[there + 1 :])
         before = _before(trunk, kin[:there], versions)
@@ -127,8 +129,8 @@ def _line(trunk: Trunk, version: Evaluated, last: Mapping[str, float]) -> TrunkV
                     moved=moved,
                 )
             )
-    members = _mean(each.normalised for each in moves if not each.newcomer)
-    late = _mean(each.normalised for each in moves if each.newcomer)
+    members = _mean(move.normalised for move in moves if not move.newcomer)
+    late = _mean(move.normalised for move in moves if move.newcomer)
     return TrunkVersion(
         version=version.number,
         newcomers=newcomers,
@@ -204,12 +206,12 @@ def _before(trunk: Trunk, earlier: Sequence[Trunk], versions: Sequence[Evaluated
     for other in reversed(earlier):
         if not set(other.contains) < set(trunk.contains):
             continue
-        for each in reversed([each for each in versions if each.trunk == other.digest]):
-            if each.newcomers(other) and set(each.experts.values()) <= set(trunk.contains):
-                return _remerge(other, each, versions, [trunk])
+        for item in reversed([version for version in versions if version.trunk == other.digest]):
+            if item.newcomers(other) and set(item.experts.values()) <= set(trunk.contains):
+                return _remerge(other, item, versions, [trunk])
     return None
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return average(found) if found else None
+    result = list(values)
+    return average(result) if result else None

@@ -89,7 +89,7 @@ def _lineage(
         method=method.name,
         options=options,
         experts=experts,
-        contributions=[contributions[each] for each in experts] if method.solved else [],
+        contributions=[contributions[expert] for expert in experts] if method.solved else [],
         revision=method.revision,
     )
 
@@ -98,8 +98,8 @@ def _checked(method: Method, new: NewTrunk) -> Method:
     """The method, after a check of its options; only solved methods allow a round."""
     require_options(method, new.options)
     if new.round is not None and not method.solved:
-        found = f"the method {method.name!r} does not use a round"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo=f"choose one of {SOLVED}")
+        problem = f"the method {method.name!r} does not use a round"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="round", todo=f"choose one of {SOLVED}")
     return method
 
 
@@ -107,9 +107,9 @@ def _require_trained(fitted: Mapping[str, str], where: str, experts: Sequence[st
     """Requires that no expert is in `fitted`: digest -> its original expert."""
     for digest in experts:
         if digest in fitted:
-            found = f"expert {digest} is fitted to a trunk, so it can't be merged"
+            problem = f"expert {digest} is fitted to a trunk, so it can't be merged"
             todo = f"name its original expert: {fitted[digest]}"
-            raise RefusedError(ProblemType.INVALID_REQUEST, found, where=where, todo=todo)
+            raise RefusedError(ProblemType.INVALID_REQUEST, problem, where=where, todo=todo)
 
 
 def _require_ready(experts: Sequence[str], ready: Collection[str]) -> None:
@@ -138,13 +138,13 @@ def _require_contributions(experts: list[str], domains: Mapping[str, str], contr
 
 def _require_weights(options: TrunkOptions, domains: list[str]) -> None:
     if unknown := sorted(options.weights.keys() - set(domains)):
-        found = f"{', '.join(unknown)}; the trunk's domains are {', '.join(domains)}"
+        problem = f"{', '.join(unknown)}; the trunk's domains are {', '.join(domains)}"
         raise RefusedError(
-            ProblemType.INVALID_REQUEST, found, where="options.weights", todo="name domains of the trunk"
+            ProblemType.INVALID_REQUEST, problem, where="options.weights", todo="name domains of the trunk"
         )
     if not any(options.weights.get(domain, 1.0) for domain in domains):
-        found = "every weight is zero"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="options.weights", todo="give one above zero")
+        problem = "every weight is zero"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="options.weights", todo="give one above zero")
 
 
 def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | None:
@@ -158,14 +158,14 @@ def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | Non
     made = trunk_lineage(row)
     method = METHODS[made.method]
     rows = session.scalars(select(ExpertRow).where(ExpertRow.state == ExpertState.READY))
-    ready = {each.digest: each.domain for each in rows}
+    ready = {item.digest: item.domain for item in rows}
     if made.options.base is not None and made.options.base not in ready:
         return None
     contributions = _trunk_contributions(session)
     experts = list(dict.fromkeys([*made.experts, *([newcomer] if newcomer and not method.base_only else [])]))
-    experts = [each for each in experts if each in ready and (not method.solved or each in contributions)]
+    experts = [expert for expert in experts if expert in ready and (not method.solved or expert in contributions)]
     weights = {name: weight for name, weight in made.options.weights.items() if name in map(ready.get, experts)}
-    if not experts or (weights.keys() >= {ready[each] for each in experts} and not any(weights.values())):
+    if not experts or (weights.keys() >= {ready[expert] for expert in experts} and not any(weights.values())):
         return None
     return _lineage(method, made.options.model_copy(update={"weights": weights}), experts, contributions)
 
@@ -194,7 +194,7 @@ def make_current(session: Session, blobs: Blobs, trunk: MergedTrunk) -> str | No
     for other in session.scalars(select(TrunkRow).where(TrunkRow.current)):
         other.current = False
     row.current, row.retired = True, None
-    named = {each.digest: each.domain for each in session.scalars(select(ExpertRow))}
+    named = {scalar.digest: scalar.domain for scalar in session.scalars(select(ExpertRow))}
     domains = ", ".join(named[digest] for digest in trunk.experts)
     tell(session, f"trunk {trunk.digest[:12]} is merged and current: {trunk.method} of {domains}")
     return trunk.digest

@@ -73,8 +73,8 @@ class Uploads:
         with self._database.transaction("open upload") as session:
             holding = session.get(HoldingRow, (owner, request.sha256))
             if holding is not None and holding.size != request.size:
-                found = f"the file has {holding.size} bytes, not {request.size}"
-                raise RefusedError(ProblemType.WRONG_DIGEST, found, where="size", todo="send its correct size")
+                problem = f"the file has {holding.size} bytes, not {request.size}"
+                raise RefusedError(ProblemType.WRONG_DIGEST, problem, where="size", todo="send its correct size")
             query = select(UploadRow).where(UploadRow.owner == owner)
             row = session.scalar(query.where(UploadRow.manifest == manifest))
             if row is None and holding is not None:  # one row per file is enough
@@ -91,7 +91,7 @@ class Uploads:
             row.size, row.touched = request.size if holding is None else 0, now(session)
         wanted = [] if holding is not None else list(dict.fromkeys(chunk.sha256 for chunk in request.chunks))
         come = self._chunks.held(row.id) if wanted else set()
-        return Upload(id=row.id, missing=[each for each in wanted if each not in come])
+        return Upload(id=row.id, missing=[item for item in wanted if item not in come])
 
     async def receive(self, owner: str, upload: int, sha256: str, body: AsyncIterator[bytes]) -> None:
         """Writes one chunk to disk while receiving it.
@@ -222,17 +222,17 @@ class Uploads:
                     out.write(piece)
             return file.sha256
 
-        if (found := file_sha256(part)) != file.sha256:
+        if (result := file_sha256(part)) != file.sha256:
             part.unlink()  # the next attempt starts again
-            what = f"{address} has the SHA-256 {found}, not {file.sha256}"
+            what = f"{address} has the SHA-256 {result}, not {file.sha256}"
             raise RefusedError(ProblemType.WRONG_DIGEST, what, where=f"files.{file.name}")
         while True:
             self._blobs.put(file.sha256, copied)
             with self._database.transaction("keep fetched file") as session:
                 left = self._left(session, owner)
                 if session.get(HoldingRow, (owner, file.sha256)) is None and file.size > left:
-                    found = f"{address} has {file.size} bytes, but owner {owner!r} has only {left} left"
-                    raise RefusedError(ProblemType.OVER_QUOTA, found, where="source")
+                    result = f"{address} has {file.size} bytes, but owner {owner!r} has only {left} left"
+                    raise RefusedError(ProblemType.OVER_QUOTA, result, where="source")
                 if self._blobs.has(file.sha256):  # otherwise another owner's refusal has just removed it
                     session.merge(HoldingRow(owner=owner, sha256=file.sha256, size=file.size))
                     break
@@ -273,10 +273,10 @@ class Uploads:
                 digest.update(piece)
                 out.write(piece)
         if size != request.size or digest.hexdigest() != request.sha256:
-            found = f"the chunks make {size} bytes with SHA-256 {digest.hexdigest()}"
+            problem = f"the chunks make {size} bytes with SHA-256 {digest.hexdigest()}"
             raise RefusedError(
                 ProblemType.WRONG_DIGEST,
-                f"{found}, not {request.size} with {request.sha256}",
+                f"{problem}, not {request.size} with {request.sha256}",
                 where="sha256",
                 todo="send it again",
             )
@@ -302,18 +302,18 @@ class Uploads:
             raise RefusedError(ProblemType.OVER_QUOTA, f"{count} uploads are open, of at most {most}", todo=todo)
         left = self._left(session, owner)
         if size > (disk := shutil.disk_usage(self._settings.home).total):
-            found = f"{size} bytes, but the coordinator's disk has only {disk} in total"
-            raise RefusedError(ProblemType.OVER_QUOTA, found, where="size", todo="tell the coordinator's operator")
+            problem = f"{size} bytes, but the coordinator's disk has only {disk} in total"
+            raise RefusedError(ProblemType.OVER_QUOTA, problem, where="size", todo="tell the coordinator's operator")
         if size > left:
-            found = f"{size} bytes, but owner {owner!r} has only {left} of {self._settings.owner_bytes} left"
+            problem = f"{size} bytes, but owner {owner!r} has only {left} of {self._settings.owner_bytes} left"
             raise RefusedError(
-                ProblemType.OVER_QUOTA, found, where="size", todo="ask the coordinator's operator for more"
+                ProblemType.OVER_QUOTA, problem, where="size", todo="ask the coordinator's operator for more"
             )
 
     def _require_disk(self, size: int) -> None:
         if (free := shutil.disk_usage(self._settings.home).free) < size + _SPARE:
-            found = f"the file has {size} bytes, but the coordinator's disk only {free} free"
-            raise RefusedError(ProblemType.STORAGE_FULL, found, where="size", todo="tell the coordinator's operator")
+            problem = f"the file has {size} bytes, but the coordinator's disk only {free} free"
+            raise RefusedError(ProblemType.STORAGE_FULL, problem, where="size", todo="tell the coordinator's operator")
 
     def _left(self, session: Session, owner: str) -> int:
         announced = session.scalar(select(func.sum(UploadRow.size)).where(UploadRow.owner == owner, UploadRow.size > 0))

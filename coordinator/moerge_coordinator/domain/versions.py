@@ -44,8 +44,8 @@ def find_served(session: Session, number: int, where: str = "number") -> Version
     if row.retired is not None:
         raise RefusedError(ProblemType.GONE, f"version {row.number} is retired", todo="use another version")
     if row.withheld is not None:
-        found = f"version {row.number} is withheld: it contains a withdrawn expert"
-        raise RefusedError(ProblemType.GONE, found, todo="use another version, or wait for the next one")
+        problem = f"version {row.number} is withheld: it contains a withdrawn expert"
+        raise RefusedError(ProblemType.GONE, problem, todo="use another version, or wait for the next one")
     return row
 
 
@@ -114,9 +114,9 @@ def _left_out(session: Session, new: NewVersion, trunk: TrunkRow) -> list[str]:
     """
     missing = [] if new.experts is not None else contributors.of_trunk(session, trunk).missing
     if missing and not new.partial:
-        found = f"domains of the trunk have not contributed under it: {', '.join(missing)}"
+        problem = f"domains of the trunk have not contributed under it: {', '.join(missing)}"
         todo = "wait for them (moerge version solve --wait), or solve without them (`partial`)"
-        raise RefusedError(ProblemType.NOT_READY, found, where="partial", todo=todo)
+        raise RefusedError(ProblemType.NOT_READY, problem, where="partial", todo=todo)
     return missing
 
 
@@ -125,14 +125,14 @@ def _require_contributed(
 ) -> None:
     for digest in experts:
         if digest not in contributed:
-            found = f"expert {digest} has no contribution under trunk {trunk.digest}"
-            other = next((each for each in contributed if digest in domains and domains[each] == domains[digest]), "")
+            problem = f"expert {digest} has no contribution under trunk {trunk.digest}"
+            other = next((item for item in contributed if digest in domains and domains[item] == domains[digest]), "")
             todo = f"name the domain's contributed expert: {other}" if other else "first wait for its owner's worker"
-            raise RefusedError(ProblemType.NOT_READY, found, where="experts", todo=todo)
+            raise RefusedError(ProblemType.NOT_READY, problem, where="experts", todo=todo)
     if not experts:
-        found = "no expert has contributed yet; a version needs at least one"
+        problem = "no expert has contributed yet; a version needs at least one"
         todo = "ask the owners to start their workers; see: moerge contribution list"
-        raise RefusedError(ProblemType.NOT_READY, found, where="experts", todo=todo)
+        raise RefusedError(ProblemType.NOT_READY, problem, where="experts", todo=todo)
     if len(set(experts)) < len(experts):
         raise RefusedError(ProblemType.NOT_READY, "an expert is named twice", where="experts", todo="name each once")
 
@@ -209,9 +209,9 @@ def retire(session: Session, rows: Sequence[VersionRow]) -> None:
     for row in rows:
         alias = session.scalar(select(AliasRow.name).where(AliasRow.version == row.number).order_by(AliasRow.number))
         if alias is not None:
-            found = f"the alias {alias!r} points to version {row.number}"
+            problem = f"the alias {alias!r} points to version {row.number}"
             todo = f"first move it: moerge version promote N --alias {alias}"
-            raise RefusedError(ProblemType.CONFLICT, found, where="version", todo=todo)
+            raise RefusedError(ProblemType.CONFLICT, problem, where="version", todo=todo)
     for row in rows:
         if row.retired is None:
             row.retired = now(session)
@@ -242,18 +242,18 @@ def require_shared(session: Session, owner: str, row: VersionRow) -> None:
     """
     contains = [*row.lineage.experts, *versions(session)(row).contains_withdrawn]
     experts = list(session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(contains)).order_by(ExpertRow.number)))
-    if not any(each.owner == owner and each.state is ExpertState.READY for each in experts):
-        found, todo = f"version {row.number} has no ready expert of yours", "ask the operator for a reader's token"
-        raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo=todo)
-    gone = [each.domain for each in experts if each.withdrawn is not None]
+    if not any(expert.owner == owner and expert.state is ExpertState.READY for expert in experts):
+        result, todo = f"version {row.number} has no ready expert of yours", "ask the operator for a reader's token"
+        raise RefusedError(ProblemType.FORBIDDEN, result, where="number", todo=todo)
+    gone = [expert.domain for expert in experts if expert.withdrawn is not None]
     if gone:
-        found = f"version {row.number} contains withdrawn experts: {', '.join(gone)}"
-        raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo="wait for a version without them")
-    kept = [each.domain for each in experts if each.owner != owner and not each.redistribute]
+        result = f"version {row.number} contains withdrawn experts: {', '.join(gone)}"
+        raise RefusedError(ProblemType.FORBIDDEN, result, where="number", todo="wait for a version without them")
+    kept = [expert.domain for expert in experts if expert.owner != owner and not expert.redistribute]
     if kept:
-        found = f"domains of version {row.number} don't allow redistribution: {', '.join(kept)}"
+        result = f"domains of version {row.number} don't allow redistribution: {', '.join(kept)}"
         todo = "ask their owners to set `redistribute = true` in their policies"
-        raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo=todo)
+        raise RefusedError(ProblemType.FORBIDDEN, result, where="number", todo=todo)
 
 
 def influence_of(session: Session, number: int) -> VersionInfluence:

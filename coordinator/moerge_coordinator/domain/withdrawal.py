@@ -140,8 +140,8 @@ def require_usable(session: Session, experts: Sequence[str | None], contribution
     ):
         gone = set(session.scalars(select(kind.digest).where(kind.withdrawn.is_not(None)))) & set(digests)
         if gone:
-            found = f"{sorted(map(str, gone))[0]} was withdrawn meanwhile"
-            raise RefusedError(ProblemType.CONFLICT, found, where=where, todo="try again without it")
+            problem = f"{sorted(map(str, gone))[0]} was withdrawn meanwhile"
+            raise RefusedError(ProblemType.CONFLICT, problem, where=where, todo="try again without it")
 
 
 def withdrawn_in(session: Session, trunk: TrunkRow) -> list[str]:
@@ -158,5 +158,5 @@ def require_told(session: Session, lineage: Lineage) -> None:
     """
     trunk = session.scalars(select(TrunkRow).where(TrunkRow.digest == lineage.trunk)).one()
     if withdrawn_in(session, trunk) != lineage.withdrawn:
-        found = "an expert in the trunk was withdrawn meanwhile"
-        raise RefusedError(ProblemType.CONFLICT, found, where="trunk", todo="try again")
+        problem = "an expert in the trunk was withdrawn meanwhile"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="trunk", todo="try again")

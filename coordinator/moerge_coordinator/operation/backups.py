@@ -238,10 +238,10 @@ def _fill(source: Path, made: Backup, home: Path, progress: Progress) -> None:
 def _require_whole(home: Path, progress: Progress) -> None:
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
-        damage = [each for each in verify(settings, database, LocalBlobs(home / "blobs"), progress) if each.damage]
+        damage = [item for item in verify(settings, database, LocalBlobs(home / "blobs"), progress) if item.damage]
     if damage:
-        found = f"{damage[0].what}, needed by {', '.join(damage[0].needed_by)}; {len(damage)} findings in total"
-        raise MoergeError(found, where=damage[0].file, todo="use another backup")
+        problem = f"{damage[0].what}, needed by {', '.join(damage[0].needed_by)}; {len(damage)} findings in total"
+        raise MoergeError(problem, where=damage[0].file, todo="use another backup")
 
 
 def _database(settings: Settings) -> Path:

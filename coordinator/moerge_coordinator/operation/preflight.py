@@ -27,8 +27,8 @@ def problems(
     home: Path, environment: Mapping[str, str], override: Callable[[Settings], Settings]
 ) -> Iterator[MoergeError]:
     """All problems, each with a remedy. `override` applies the command line's options."""
-    settings, found = load(home, environment)
-    yield from found
+    settings, result = load(home, environment)
+    yield from result
     if home.is_dir():
         yield from _home(home)
     if settings is None:
@@ -130,8 +130,8 @@ def _address(settings: Settings) -> Iterator[MoergeError]:
             probe.bind(address)
     except OSError as error:
         todo = "stop the program that listens there, or choose another host or port"
-        found = f"can't listen on {settings.host}:{settings.port}: {error.strerror}"
-        yield MoergeError(found, where="port", todo=todo)
+        problem = f"can't listen on {settings.host}:{settings.port}: {error.strerror}"
+        yield MoergeError(problem, where="port", todo=todo)
 
 
 def _is_loopback(host: str) -> bool:

@@ -37,4 +37,4 @@ def _cells(size: Size) -> dict[str, str]:
     if size.windows is not None:
         cells["windows"] = f"{size.windows:,}"
     hours = {f"hours, {task}": hours for task, hours in size.hours.items()} | {"hours": sum(size.hours.values())}
-    return cells | {name: f"{each:,.0f}" if each >= 10 else f"{each:.2g}" for name, each in hours.items()}
+    return cells | {name: f"{hour:,.0f}" if hour >= 10 else f"{hour:.2g}" for name, hour in hours.items()}

@@ -127,22 +127,22 @@ def verify(settings: Settings, database: Database, blobs: Blobs, progress: Progr
     home, listed = settings.home, dict(blobs.digests())
     with database.reading() as session:
         required, places = required_blobs(session), folders(session) if blobs.lasting else {}
-        found = [*_foreign_values(settings), *_altered_rows(session)]
+        result = [*_foreign_values(settings), *_altered_rows(session)]
     total = sum(size for digest, size in listed.items() if digest in required)
     with progress.track(f"verifying {len(required)} blobs", total, "B") as tracker:
         for digest, users in required.items():
             if (what := _state(blobs, digest, tracker)) is not None:
                 todo = f"copy {blob_file(digest)} from a backup, then repeat its links in the folders below"
-                found.append(Finding(what, blob_file(digest), digest, users, todo))
+                result.append(Finding(what, blob_file(digest), digest, users, todo))
     for place, (user, files) in places.items():
-        found += _folder_findings(home, place, user, files)
+        result += _folder_findings(home, place, user, files)
     with database.reading() as session:  # again: a serving coordinator's removals are no damage
         still, kept, owned = required_blobs(session), needed(session), folders(session)
         uploads = set(session.scalars(select(UploadRow.id)))
     gone = required.keys() - still.keys()
     moved = places.keys() - owned.keys()
-    found = [each for each in found if each.digest not in gone and str(Path(each.file).parent) not in moved]
-    return found + list(_litter(home, listed.keys() - kept, owned.keys(), uploads))
+    result = [item for item in result if item.digest not in gone and str(Path(item.file).parent) not in moved]
+    return result + list(_litter(home, listed.keys() - kept, owned.keys(), uploads))
 
 
 def _state(blobs: Blobs, digest: str, tracker: Tracker) -> str | None:

@@ -63,8 +63,8 @@ class Route(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        found = (getattr(each.call, "roles", None) for each in self.dependant.dependencies)
-        roles: tuple[Role, ...] | None = next(filter(None, found), None)
+        result = (getattr(dependency.call, "roles", None) for dependency in self.dependant.dependencies)
+        roles: tuple[Role, ...] | None = next(filter(None, result), None)
 
         async def admitted(request: Request) -> Response:
             if roles is not None:
@@ -81,8 +81,8 @@ def _admit(request: Request, credentials: HTTPAuthorizationCredentials | None, r
     identity = _authenticate(request, credentials.credentials)
     if identity.role not in roles:
         wanted = " or ".join(role.value for role in roles)
-        found = f"this needs the role {wanted}, but the token has {identity.role.value}"
-        raise RefusedError(ProblemType.FORBIDDEN, found, todo="use a token with that role")
+        problem = f"this needs the role {wanted}, but the token has {identity.role.value}"
+        raise RefusedError(ProblemType.FORBIDDEN, problem, todo="use a token with that role")
     _require_known_parameters(request)
     return identity
 

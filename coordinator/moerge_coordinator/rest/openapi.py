@@ -38,7 +38,9 @@ def describe(app: FastAPI) -> None:
 
 
 def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> None:
-    roles = next((each.call.roles for each in route.dependant.dependencies if hasattr(each.call, "roles")), ())
+    roles = next(
+        (dependency.call.roles for dependency in route.dependant.dependencies if hasattr(dependency.call, "roles")), ()
+    )
     if not roles:
         return
     operation["x-roles"] = [role.value for role in roles]
@@ -50,7 +52,7 @@ def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> No
     if "requestBody" in operation:
         kinds |= set(_BODY_ERRORS)
         operation["responses"].setdefault("408", {"description": "The body stalled, or was slower than 4 KiB/s"})
-    if any(each["in"] == "path" for each in operation.get("parameters", ())):
+    if any(item["in"] == "path" for item in operation.get("parameters", ())):
         kinds |= {ProblemType.NOT_FOUND, ProblemType.GONE}
     answers = operation["responses"]
     for status in {str(STATUS[kind]) for kind in kinds}:

@@ -63,7 +63,9 @@ class Calls:
         """The template of the path, or None if no route matches."""
         if self._routes is None:
             contexts = iter_route_contexts(self._owner.routes)
-            self._routes = {each.endpoint: each.path_format or "" for each in contexts if each.endpoint is not None}
+            self._routes = {
+                context.endpoint: context.path_format or "" for context in contexts if context.endpoint is not None
+            }
         return self._routes.get(scope.get("endpoint"))
 
     def _is_poll(self, scope: Scope, method: str, status: int) -> bool:

@@ -50,4 +50,4 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
 def version_table(session: Session, row: VersionRow) -> VersionTable:
     """The paper's table of a version, from the existing evaluations."""
     rows = session.scalars(select(EvaluationRow).where(EvaluationRow.version == row.number, EvaluationRow.active))
-    return VersionTable.of(row.number, row.lineage.domains, [message(Evaluation, each) for each in rows])
+    return VersionTable.of(row.number, row.lineage.domains, [message(Evaluation, item) for item in rows])

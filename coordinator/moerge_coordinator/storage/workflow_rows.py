@@ -49,7 +49,7 @@ def foreign_rows(url: str) -> Iterator[Foreign]:
     try:
         tables = inspect(engine)
         for name in sorted({*tables.get_table_names(schema), *tables.get_view_names(schema)}):
-            columns = [each["name"] for each in tables.get_columns(name, schema)]
+            columns = [item["name"] for item in tables.get_columns(name, schema)]
             if "serialization" in columns:
                 key, form = column(columns[0], String), column("serialization", String)
                 query = select(key, form).select_from(table(name, schema=schema)).where(form != _JSON)

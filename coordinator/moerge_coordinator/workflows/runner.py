@@ -88,22 +88,22 @@ class Workflows:
 
     def _start(self, name: str, workflow: Callable[..., Outcome], *args: object) -> Workflow:
         """Starts the workflow, or finds it running. An ended one restarts and reuses its results."""
-        found = self._attempts(name)
-        if running := [each for each in found if each.state is WorkflowState.RUNNING]:
+        result = self._attempts(name)
+        if running := [item for item in result if item.state is WorkflowState.RUNNING]:
             return running[0]
-        id_ = f"{name}-{len(found) + 1}"
+        id_ = f"{name}-{len(result) + 1}"
         self._launch(id_, workflow, *args)
         return self.find(id_) or Workflow(id=id_, state=WorkflowState.RUNNING)
 
     def _attempts(self, name: str) -> list[Workflow]:
         """The existing workflows NAME-1, NAME-2, …, found by id, which has an index."""
-        found: list[Workflow] = []
-        while len(found) % _SOME == 0:
-            ids = [f"{name}-{number}" for number in range(len(found) + 1, len(found) + _SOME + 1)]
+        result: list[Workflow] = []
+        while len(result) % _SOME == 0:
+            ids = [f"{name}-{number}" for number in range(len(result) + 1, len(result) + _SOME + 1)]
             if not (some := self._list(workflow_ids=ids, load_input=False)):
                 break
-            found += map(_workflow, some)
-        return found
+            result += map(_workflow, some)
+        return result
 
     def _launch(self, id_: str, workflow: Callable[..., Outcome], *args: object) -> None:
         if self._client is None:
@@ -131,32 +131,32 @@ class Workflows:
 
     def find_own(self, id_: str, owner: str) -> Workflow | None:
         """The workflow, if it accepts a contribution of this owner."""
-        found = next(iter(self._list(workflow_ids=[id_])), None)
+        result = next(iter(self._list(workflow_ids=[id_])), None)
         if (
-            found is None
-            or not isinstance(found.input, dict)
-            or _kind(found) != "contribution"
-            or found.input["args"][0] != owner
+            result is None
+            or not isinstance(result.input, dict)
+            or _kind(result) != "contribution"
+            or result.input["args"][0] != owner
         ):
             return None
-        return _workflow(found)
+        return _workflow(result)
 
     def entries(self, after: int, most: int, kind: WorkflowKind | None = None) -> list[WorkflowEntry]:
         """At most `most` workflows of a kind, or of all, newest first, without the `after` newest."""
         names = None if kind is None else _NAMES[kind]
-        found = self._list(limit=most, offset=after, sort_desc=True, name=names, load_input=False)
-        return [_entry(each) for each in found]
+        result = self._list(limit=most, offset=after, sort_desc=True, name=names, load_input=False)
+        return [_entry(item) for item in result]
 
     def retry(self, id_: str) -> Workflow | None:
         """Restarts a failed workflow with its input.
 
         None if there is none, it didn't fail, or it refused an expert or a contribution and removed its files.
         """
-        found = next(iter(self._list(workflow_ids=[id_])), None)
-        if found is None or not isinstance(found.input, dict) or _workflow(found).state is not WorkflowState.FAILED:
+        result = next(iter(self._list(workflow_ids=[id_])), None)
+        if result is None or not isinstance(result.input, dict) or _workflow(result).state is not WorkflowState.FAILED:
             return None
-        given = found.input["args"]
-        match _kind(found):
+        given = result.input["args"]
+        match _kind(result):
             case "expert":
                 with self._ports.database.reading() as session:
                     state = session.scalar(select(ExpertRow.state).where(ExpertRow.digest == given[0]))
@@ -176,19 +176,19 @@ class Workflows:
 
         Call it in the process that runs the workflows, after their launch.
         """
-        for each in self._list(status=["PENDING", "ENQUEUED", "DELAYED"]):
-            if each.app_version != APPLICATION_VERSION:
-                DBOS.cancel_workflow(each.workflow_id)
+        for item in self._list(status=["PENDING", "ENQUEUED", "DELAYED"]):
+            if item.app_version != APPLICATION_VERSION:
+                DBOS.cancel_workflow(item.workflow_id)
                 try:
-                    self.retry(each.workflow_id)
+                    self.retry(item.workflow_id)
                 except ValidationError:
-                    _log.exception("%s can't be restarted: this build doesn't understand its input", each.workflow_id)
+                    _log.exception("%s can't be restarted: this build doesn't understand its input", item.workflow_id)
         self.start_remerge()
 
     def count(self) -> Counter[tuple[str, str]]:
         """(kind, state) -> number of workflows, including ended ones."""
-        found = self._list(load_input=False)
-        return Counter((each.name.rpartition(".")[2], _workflow(each).state.value) for each in found)
+        result = self._list(load_input=False)
+        return Counter((item.name.rpartition(".")[2], _workflow(item).state.value) for item in result)
 
     def close(self) -> None:
         """Closes the connection to the process that runs the workflows."""

@@ -39,8 +39,8 @@ class TakeInContribution(Work):
     @DBOS.step()
     @telling_problems
     def _accept(self, new: dict[str, Any], checked: dict[str, Any]) -> str:
-        found = contributions.Checked.model_validate(checked)
-        return contributions.accept(self.ports, NewContribution.model_validate(new), found).digest
+        result = contributions.Checked.model_validate(checked)
+        return contributions.accept(self.ports, NewContribution.model_validate(new), result).digest
 
     @DBOS.step()
     def _discard(self, owner: str, sha256: str) -> None:

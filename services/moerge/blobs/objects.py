@@ -153,8 +153,8 @@ class Keys:
         prefix = self.key(below).rstrip("/") + "/"
         with self._told(), suppress(FileNotFoundError):
             for batch in obstore.list(self._store, prefix):
-                for each in batch:
-                    yield each["path"].removeprefix(prefix), each["size"]
+                for item in batch:
+                    yield item["path"].removeprefix(prefix), item["size"]
 
     def url(self, name: str) -> str:
         with self._told():

@@ -142,17 +142,17 @@ class S3Blobs:
         """Last use, size in bytes and path of every cached file."""
         for path in self._folder.glob("??/*"):
             with suppress(FileNotFoundError):
-                found = path.stat()
-                yield found.st_mtime, found.st_size, path
+                result = path.stat()
+                yield result.st_mtime, result.st_size, path
 
     def _fetch(self, digest: str, out: BinaryIO) -> str:
-        found = hashlib.sha256()
+        result = hashlib.sha256()
         for piece in self._keys.read(digest):
-            found.update(piece)
+            result.update(piece)
             out.write(piece)
-        if found.hexdigest() != digest:
+        if result.hexdigest() != digest:
             raise MoergeError(
-                f"its SHA-256 is {found.hexdigest()}",
+                f"its SHA-256 is {result.hexdigest()}",
                 where=self._keys.key(digest),
                 todo="restore the object from a backup; the object store damaged it",
             )

@@ -119,8 +119,8 @@ class _Root(TyperGroup):
 
 
 def _component(name: str | None) -> Component | None:
-    found = next((commands[name] for commands in PANELS.values() if name in commands), None)
-    return found if isinstance(found, Component) else None
+    result = next((commands[name] for commands in PANELS.values() if name in commands), None)
+    return result if isinstance(result, Component) else None
 
 
 app = typer.Typer(

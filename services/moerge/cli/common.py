@@ -49,7 +49,7 @@ def show_list(
     if as_json:
         show_json(list(messages))
     else:
-        show(title, columns, [line(each) for each in messages])
+        show(title, columns, [line(message) for message in messages])
 
 
 LEAST_DIGITS = 8
@@ -63,13 +63,13 @@ def the_one(kind: str, given: str, known: Iterable[str]) -> str:
         MoergeError: no match, or several.
     """
     start = given.rstrip("…")
-    found = [name for name in dict.fromkeys(known) if name.startswith(start)]
-    if given in found:
+    result = [name for name in dict.fromkeys(known) if name.startswith(start)]
+    if given in result:
         return given
-    if len(found) != 1 or not start:
-        what = f"{len(found)} {kind}s begin with {start!r}" if found else f"no {kind} begins with {start!r}"
+    if len(result) != 1 or not start:
+        what = f"{len(result)} {kind}s begin with {start!r}" if result else f"no {kind} begins with {start!r}"
         raise MoergeError(what, where=kind, todo=f"run: moerge {kind} list")
-    return found[0]
+    return result[0]
 
 
 def wait(client: Client, workflow: Workflow) -> str:

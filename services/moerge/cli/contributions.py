@@ -59,14 +59,14 @@ def withdraw(
     Example: moerge contribution withdraw 67b22c2264b8
     """
     if len(digest) < LEAST_DIGITS:
-        found = f"expected at least {LEAST_DIGITS} digits, found {digest!r}"
-        raise MoergeError(found, where="digest", todo="run: moerge contribution list")
+        problem = f"expected at least {LEAST_DIGITS} digits, found {digest!r}"
+        raise MoergeError(problem, where="digest", todo="run: moerge contribution list")
     with Client(coordinator, secret) as client:
         every = (row for kind in CONTRIBUTIONS.values() for row in client.contributions(kind.name))
         rows = [row for row in every if row.digest.startswith(digest)]
         if len(rows) != 1:
-            found = f"{len(rows)} contributions begin with {digest!r}"
-            raise MoergeError(found, where="digest", todo="run: moerge contribution list")
+            problem = f"{len(rows)} contributions begin with {digest!r}"
+            raise MoergeError(problem, where="digest", todo="run: moerge contribution list")
         [row] = rows
         effect = CONTRIBUTIONS[row.kind].withdrawal
         confirm(f"Withdraw {row.kind} contribution {row.digest[:12]} of {row.domain}. {effect}", yes=yes)

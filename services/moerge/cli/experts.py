@@ -21,15 +21,15 @@ Domain = Annotated[str, typer.Argument(help=f"The expert's domain, or at least {
 def _find(client: Client, name: str) -> Expert:
     """The domain's newest trained (not fitted) expert; otherwise the expert with that digest."""
     rows = list(client.experts())
-    found = [row for row in rows if name == row.domain and row.fitted is None]
+    result = [row for row in rows if name == row.domain and row.fitted is None]
     start = name.rstrip("…")
-    if not found and len(start) >= LEAST_DIGITS and any(row.digest.startswith(start) for row in rows):
+    if not result and len(start) >= LEAST_DIGITS and any(row.digest.startswith(start) for row in rows):
         digest = the_one("expert", name, [row.digest for row in rows])
-        found = [row for row in rows if row.digest == digest]
-    if not found:
+        result = [row for row in rows if row.digest == digest]
+    if not result:
         raise MoergeError(f"no expert of {name!r}", where="domain", todo="run: moerge expert list")
-    alive = [row for row in found if row.state is not ExpertState.WITHDRAWN]
-    return (alive or found)[-1]
+    alive = [row for row in result if row.state is not ExpertState.WITHDRAWN]
+    return (alive or result)[-1]
 
 
 @app.command("add")
@@ -108,8 +108,8 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
     with Client(coordinator, secret) as client:
         row = _find(client, domain)
         trunks = [trunk.digest for trunk in client.trunks() if row.digest in trunk.contains]
-        own = {row.digest, *(each.digest for each in client.experts() if each.trained == row.digest)}
-        versions = [each.number for each in client.versions() if not own.isdisjoint(each.lineage.experts)]
+        own = {row.digest, *(expert.digest for expert in client.experts() if expert.trained == row.digest)}
+        versions = [version.number for version in client.versions() if not own.isdisjoint(version.lineage.experts)]
     if as_json:
         show_json({"expert": row, "trunks": trunks, "versions": versions})
         return
@@ -170,12 +170,14 @@ def _follows(client: Client, row: Expert, *, serve: bool) -> str:
     words = f"Expert {row.digest[:12]} of {row.domain} and its contributions are withdrawn."
     trunks = [trunk for trunk in client.trunks() if row.digest in trunk.contains]
     names = {trunk.digest for trunk in trunks}
-    versions = [each for each in client.versions() if each.retired is None]
-    inside = [each for each in versions if row.digest in each.lineage.experts or each.lineage.trunk in names]
+    versions = [version for version in client.versions() if version.retired is None]
+    inside = [
+        version for version in versions if row.digest in version.lineage.experts or version.lineage.trunk in names
+    ]
     if any(trunk.current for trunk in trunks):
         words += " The trunk contains it: it is merged again without it, and every owner contributes again."
     if inside:
-        numbers = ", ".join(str(each.number) for each in inside)
+        numbers = ", ".join(str(item.number) for item in inside)
         words += f" Versions that contain it {'are still served' if serve else 'are withheld'}: {numbers}."
     return words
 

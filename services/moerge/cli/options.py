@@ -23,7 +23,7 @@ def name_options(command: Any) -> None:
 
 
 def _naming(callback: Callable[..., Any], parameters: Sequence[Any]) -> Callable[..., Any]:
-    options = {each.name: each.opts[0] for each in parameters if each.param_type_name == "option"}
+    options = {parameter.name: parameter.opts[0] for parameter in parameters if parameter.param_type_name == "option"}
 
     def named(text: str) -> str:
         return _FIELD.sub(lambda field: options.get(field[1], field[0]), text)

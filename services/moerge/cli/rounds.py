@@ -27,7 +27,7 @@ def _in_hours(hours: float) -> datetime:
 
 def _reasons(client: Client) -> dict[str, str]:
     """Domain -> the obstacle that its worker has reported."""
-    return {each.domain: f" ({each.obstacle.words})" for each in client.progress() if each.obstacle is not None}
+    return {item.domain: f" ({item.obstacle.words})" for item in client.progress() if item.obstacle is not None}
 
 
 def wait_for_contributions(client: Client, round: str | None) -> None:

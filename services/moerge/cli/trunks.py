@@ -87,8 +87,8 @@ def _chosen(client: Client, merged: Trunk) -> str:
     """The default method chosen for a trunk, and the reason."""
     if merged.contributions:
         return f"Method: {merged.method}, because all merged experts have trunk contributions."
-    sent = {each.expert for each in client.contributions("trunk") if each.active}
-    missing = sorted(each.domain for each in client.experts() if each.digest in set(merged.experts) - sent)
+    sent = {contribution.expert for contribution in client.contributions("trunk") if contribution.active}
+    missing = sorted(expert.domain for expert in client.experts() if expert.digest in set(merged.experts) - sent)
     return (
         f"Method: {merged.method}, because these domains have no trunk contribution: {', '.join(missing)}."
         " Their owners send it with `moerge worker run --trunk-contribution`."
@@ -126,7 +126,7 @@ def show_trunk(
             show_json(row)
             return
         domains = {expert.digest: expert.domain for expert in client.experts()}
-        versions = [str(each.number) for each in client.versions() if each.lineage.trunk == row.digest]
+        versions = [str(version.number) for version in client.versions() if version.lineage.trunk == row.digest]
     names = [domains.get(expert, expert[:12]) for expert in row.experts]
     options = row.options.model_dump(exclude_defaults=True)
     if row.options.base:
@@ -135,7 +135,7 @@ def show_trunk(
         "digest": row.digest,
         "method": ", ".join([row.method, *(f"{name} = {value}" for name, value in options.items())]),
         "merged from": ", ".join(names),
-        "trunk contributions": ", ".join(each[:12] for each in row.contributions) or "none needed",
+        "trunk contributions": ", ".join(contribution[:12] for contribution in row.contributions) or "none needed",
         "family": f"{row.family}, {row.layers} layers, hidden size {row.hidden_size}",
         "tensors": f"{row.tensors}, {decimal(sum(file.size for file in row.files))}",
         "fractional bits": f"{min(row.exponents)} to {max(row.exponents)}",
@@ -160,18 +160,27 @@ def show_history(
     Example: moerge trunk history
     """
     with Client(coordinator, secret) as client:
-        found = client.trunk_history(_named(client, digest))
+        result = client.trunk_history(_named(client, digest))
     if as_json:
-        show_json(found)
+        show_json(result)
         return
-    told = (domain for each in found.versions for domain in (*(score.domain for score in each.scores), *each.missing))
+    told = (
+        domain
+        for version in result.versions
+        for domain in (*(score.domain for score in version.scores), *version.missing)
+    )
     domains = list(dict.fromkeys(told))
     rows = [
-        [str(each.version), *(_cell(each, domain) for domain in domains), _number(each.average), _number(each.behind)]
-        for each in found.versions
+        [
+            str(version.version),
+            *(_cell(version, domain) for domain in domains),
+            _number(version.average),
+            _number(version.behind),
+        ]
+        for version in result.versions
     ]
-    show(f"Trunk {found.trunk[:12]}", ["version", *domains, "average of its domains", "newcomers behind by"], rows)
-    for line in _lines(found):
+    show(f"Trunk {result.trunk[:12]}", ["version", *domains, "average of its domains", "newcomers behind by"], rows)
+    for line in _lines(result):
         typer.echo(line)
 
 
@@ -223,8 +232,8 @@ def remerge(coordinator: Coordinator, secret: Secret) -> None:
     Example: moerge trunk remerge
     """
     with Client(coordinator, secret) as client:
-        found = client.trunk_history("current").remerge
-        if found is None:
+        result = client.trunk_history("current").remerge
+        if result is None:
             what = "its newest version has no newcomers, or its method is base"
             raise MoergeError(what, where="the current trunk", todo="to merge other experts: moerge trunk merge")
-        typer.echo(wait(client, client.merge_trunk(found.merge)))
+        typer.echo(wait(client, client.merge_trunk(result.merge)))

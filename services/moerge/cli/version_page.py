@@ -59,7 +59,7 @@ def _notices(row: Version) -> list[str]:
     lines += [f"Note: {row.note}"] if row.note else []
     if row.contains_withdrawn:
         domains = dict(zip(row.lineage.experts, row.lineage.domains, strict=True))
-        withdrawn = [domains.get(each, f"{each[:12]}, in its trunk") for each in row.contains_withdrawn]
+        withdrawn = [domains.get(item, f"{item[:12]}, in its trunk") for item in row.contains_withdrawn]
         lines.append(f"Contains withdrawn experts: {'; '.join(withdrawn)}")
     if row.retired or row.withheld:
         lines.append(f"{'Retired' if row.retired else 'Withheld'} {row.retired or row.withheld:%Y-%m-%d %H:%M} UTC")
@@ -68,8 +68,8 @@ def _notices(row: Version) -> list[str]:
 
 def show_engines(limits: Sequence[EngineLimit]) -> None:
     """Prints the engines that don't run a version as transformers does."""
-    for each in limits:
-        typer.echo(f"{each.engine} {each.happens}. To avoid it: {each.remedy}.")
+    for limit in limits:
+        typer.echo(f"{limit.engine} {limit.happens}. To avoid it: {limit.remedy}.")
 
 
 def show_influence(found: VersionInfluence) -> None:
@@ -83,7 +83,7 @@ def show_influence(found: VersionInfluence) -> None:
             f"{row.effective_rank:.1f}",
             f"{row.gram_distance:.2f}",
             f"{min(_others(row.mean_distances, slot), default=0):.2f}",
-            *(f"{100 * max(_others(each, slot), default=0):.0f} %" for each in (row.drawn, row.moved)),
+            *(f"{100 * max(_others(item, slot), default=0):.0f} %" for item in (row.drawn, row.moved)),
         ]
         for slot, row in enumerate(found.domains)
     ]
@@ -128,18 +128,18 @@ def show_comparison(found: Comparison, domains: Mapping[str, str], scores: Seque
     """Prints the differences between two versions. `domains` maps experts' digests to domains."""
     lines = [
         ["trunk", "same" if found.same_trunk else "different"],
-        ["experts added", ", ".join(domains[each] for each in found.experts_added)],
-        ["experts removed", ", ".join(domains[each] for each in found.experts_removed)],
-        ["other MLPs", ", ".join(domains[each] for each in found.experts_replaced)],
+        ["experts added", ", ".join(domains[item] for item in found.experts_added)],
+        ["experts removed", ", ".join(domains[item] for item in found.experts_removed)],
+        ["other MLPs", ", ".join(domains[item] for item in found.experts_replaced)],
         ["contributions added", str(len(found.contributions_added))],
         ["contributions removed", str(len(found.contributions_removed))],
         *([name, f"{old} -> {new}"] for name, (old, new) in found.options.items()),
         ["download", decimal(found.fetch)],
     ]
     show(f"Version {found.before} -> {found.after}", ["", ""], lines)
-    if any(each.before is not None or each.after is not None for each in scores):
+    if any(score.before is not None or score.after is not None for score in scores):
         columns = ["domain", f"version {found.before}", f"version {found.after}", "points"]
-        rows = [[each.name, _score(each.before), _score(each.after), _score(each.points, "+")] for each in scores]
+        rows = [[score.name, _score(score.before), _score(score.after), _score(score.points, "+")] for score in scores]
         show("Normalised scores", columns, rows)
     changed = [[file.name, file.change, decimal(file.size)] for file in found.files if file.change != "same"]
     show("Files that differ", ["file", "", "size"], changed)

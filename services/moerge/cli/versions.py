@@ -280,16 +280,16 @@ def compare(
     Example: moerge version compare champion candidate
     """
     with Client(coordinator, secret) as client:
-        found = client.compare_versions(resolve(client, before), resolve(client, after))
+        result = client.compare_versions(resolve(client, before), resolve(client, after))
         if as_json:
-            show_json(found)
+            show_json(result)
             return
         domains: dict[str, str] = {}
-        for number in (found.before, found.after):
+        for number in (result.before, result.after):
             made = client.version(number).lineage
             domains |= dict(zip(made.experts, made.domains, strict=True))
-        scores = score_changes(client.version_table(found.before), client.version_table(found.after))
-    show_comparison(found, domains, scores)
+        scores = score_changes(client.version_table(result.before), client.version_table(result.after))
+    show_comparison(result, domains, scores)
 
 
 @app.command()
@@ -307,30 +307,30 @@ def table(
     Example: moerge version table champion
     """
     with Client(coordinator, secret) as client:
-        found = client.version_table(resolve(client, version))
+        result = client.version_table(resolve(client, version))
     if as_json:
-        show_json(found)
+        show_json(result)
         return
     rows = [
         [
-            each.domain,
-            f"{each.dense:.3f}",
-            f"{each.version:.3f}",
-            f"{each.normalised_oracle:.1f}",
-            f"{each.normalised:.1f}",
-            f"{each.tokens:,}",
-            f"{each.documents:,}",
-            f"{each.owner}, {each.created:%Y-%m-%d %H:%M}",
+            score.domain,
+            f"{score.dense:.3f}",
+            f"{score.version:.3f}",
+            f"{score.normalised_oracle:.1f}",
+            f"{score.normalised:.1f}",
+            f"{score.tokens:,}",
+            f"{score.documents:,}",
+            f"{score.owner}, {score.created:%Y-%m-%d %H:%M}",
         ]
-        for each in found.scores
+        for score in result.scores
     ]
-    average = "" if found.average is None else f"{found.average:.1f}"
-    rows += [[domain, "", "", "", "", "", "", "not evaluated"] for domain in found.missing]
+    average = "" if result.average is None else f"{result.average:.1f}"
+    rows += [[domain, "", "", "", "", "", "", "not evaluated"] for domain in result.missing]
     columns = ["domain", "dense perplexity", "version's", "oracle", "normalised", "tokens", "documents", "reported"]
-    show(f"Version {found.version}", columns, [*rows, [average_name(found), "", "", "", average, "", "", ""]])
-    if found.scores:
-        shares = [[each.domain, *map(_percent, zip(*each.shares, strict=True))] for each in found.scores]
-        names = ["text of", *(f"{domain} expert" for domain in found.domains)]
+    show(f"Version {result.version}", columns, [*rows, [average_name(result), "", "", "", average, "", "", ""]])
+    if result.scores:
+        shares = [[score.domain, *map(_percent, zip(*score.shares, strict=True))] for score in result.scores]
+        names = ["text of", *(f"{domain} expert" for domain in result.domains)]
         show("Share of tokens per expert, over all layers", names, shares)
 
 

@@ -47,5 +47,5 @@ def retry(
     Example: moerge workflow retry version-4f1c22
     """
     with Client(coordinator, secret) as client:
-        found = the_one("workflow", id_, (row.id for row in client.workflows()))
-        typer.echo(wait(client, client.retry_workflow(found)))
+        result = the_one("workflow", id_, (row.id for row in client.workflows()))
+        typer.echo(wait(client, client.retry_workflow(result)))

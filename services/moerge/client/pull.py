@@ -67,7 +67,7 @@ def _take_over(folder: Path, partial: Path, files: Sequence[FileEntry], progress
         for path in old:
             digest = file_sha256(path)
             tracker.advance(path.stat().st_size)
-            for file in (each for each in wanted.values() if each.sha256 == digest):
+            for file in (item for item in wanted.values() if item.sha256 == digest):
                 target = partial / file.name
                 if not target.exists():
                     _link(path, target)

@@ -45,8 +45,8 @@ def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
     MoergeError: the tokenizer has no chat template, or doesn't report its tokens' positions.
     """
     if not tokenizer.chat_template or not tokenizer.is_fast:
-        found = "the expert's tokenizer has no chat template" if tokenizer.is_fast else "expected a fast tokenizer"
-        raise MoergeError(found, where="`chat`", todo="add one to the expert's folder, or use `text_field`")
+        problem = "the expert's tokenizer has no chat template" if tokenizer.is_fast else "expected a fast tokenizer"
+        raise MoergeError(problem, where="`chat`", todo="add one to the expert's folder, or use `text_field`")
 
 
 def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -> Document:

@@ -137,5 +137,5 @@ class Corpus:
     def _documents(self, tracker: Tracker | None) -> Iterator[Document]:
         files = data_files(*self._sources, where=self._where, say=self._say)
         bad = BadLines(self._bad_share, self._say)
-        yield from (each for each in documents(files, self._field, self._read, bad, tracker) if each.text)
+        yield from (document for document in documents(files, self._field, self._read, bad, tracker) if document.text)
         self._say = silent

@@ -112,10 +112,10 @@ def _files(source: str, where: str, say: Callable[[str], None]) -> list[DataFile
         local = "file" in (place.protocol if isinstance(place.protocol, tuple) else (place.protocol,))
 
         def named(entries: dict[str, Any]) -> list[DataFile]:
-            followed = {n: place.info(n) if each.get("islink") else each for n, each in entries.items()}
-            files = [(name, each) for name, each in followed.items() if each["type"] == "file"]
+            followed = {n: place.info(n) if item.get("islink") else item for n, item in entries.items()}
+            files = [(name, item) for name, item in followed.items() if item["type"] == "file"]
             return [
-                DataFile(name if local else place.unstrip_protocol(name), each["size"] or 0) for name, each in files
+                DataFile(name if local else place.unstrip_protocol(name), item["size"] or 0) for name, item in files
             ]
 
         try:
@@ -150,11 +150,11 @@ def _place_of(source: str, where: str) -> tuple[Any, str]:
 
 
 def _of_folder(place: Any, path: str, named: Any, say: Callable[[str], None]) -> list[DataFile]:
-    found = place.find(path, detail=True)
-    states = {name.rpartition("/")[0]: name for name in found if name.rpartition("/")[2] == _DATASET}
+    result = place.find(path, detail=True)
+    states = {name.rpartition("/")[0]: name for name in result if name.rpartition("/")[2] == _DATASET}
     datasets = {folder: _dataset(place, name) for folder, name in states.items()}
     kept = {}
-    for name, entry in found.items():
+    for name, entry in result.items():
         folder, _, own = name.rpartition("/")
         below = name[len(path.rstrip("/")) + 1 :].split("/")
         hidden = any(part.startswith((".", "_")) for part in below)
@@ -170,7 +170,7 @@ def _dataset(place: Any, name: str) -> list[str]:
     """The names of a dataset's files, from its state."""
     try:
         with place.open(name, "rb") as file:
-            return [str(each["filename"]) for each in json.load(file)["_data_files"]]
+            return [str(item["filename"]) for item in json.load(file)["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         todo = "write it with datasets' save_to_disk, or name its files"
         raise MoergeError("not the state of a saved dataset", where=name, todo=todo) from error

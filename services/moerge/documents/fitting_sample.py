@@ -56,4 +56,4 @@ def fitting_sample(
             last = heapq.heappop(kept)
             lots.remove(last.lot)
             total -= last.tokens
-    return [each.rows for each in sorted(kept, key=lambda each: each.place)]
+    return [item.rows for item in sorted(kept, key=lambda item: item.place)]

@@ -38,7 +38,7 @@ class FittedLayers:
 
     def write(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
         """Writes a layer's tensors; a file is whole or absent."""
-        plans = [TensorPlan(name, each.dtype, tuple(each.shape), each.cpu) for name, each in tensors.items()]
+        plans = [TensorPlan(name, tensor.dtype, tuple(tensor.shape), tensor.cpu) for name, tensor in tensors.items()]
         with atomic_file(self._file(layer)) as out:
             write_safetensors(out, plans, metadata={"work": self._work})
 

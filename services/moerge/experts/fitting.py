@@ -103,8 +103,8 @@ def require_fittable(expert: DenseFiles) -> None:
         IncompatibleExpertError: the family normalises them.
     """
     if expert.family.gain is None:
-        found = f"{expert.family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
-        raise IncompatibleExpertError(found, where=str(expert.folder), todo="omit `fit`")
+        problem = f"{expert.family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
+        raise IncompatibleExpertError(problem, where=str(expert.folder), todo="omit `fit`")
 
 
 def _work(expert: DenseFiles, trunk: Dense, batches: Sequence[Batch], device: str) -> str:
@@ -114,7 +114,7 @@ def _work(expert: DenseFiles, trunk: Dense, batches: Sequence[Batch], device: st
         for tensor in (torch.tensor(batch.input_ids.shape), batch.input_ids, batch.lengths, batch.counted):
             text.update(tensor.numpy().tobytes())
     seen = [(path, path.stat()) for path in (trunk.checkpoint.path, *sorted(expert.folder.iterdir()))]
-    files = "\n".join(f"{path} {found.st_size} {found.st_mtime_ns}" for path, found in seen)
+    files = "\n".join(f"{path} {result.st_size} {result.st_mtime_ns}" for path, result in seen)
     return digest_of({"files": files, "text": text.hexdigest(), "device": device, "solver": SOLVER})
 
 
@@ -202,5 +202,5 @@ class _Fitting:
         states = self._own.placed(place)
         size = (states.pow(2).mean(dim=-1, keepdim=True) + self._expert.config.rms_norm_eps).sqrt()
         last = self._own.normed(states).double() @ alignment.T * inverse
-        found: Tensor = (last * size).to(states.dtype)
-        return found
+        result: Tensor = (last * size).to(states.dtype)
+        return result

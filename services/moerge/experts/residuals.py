@@ -72,8 +72,8 @@ class Residuals:
 
     def normed(self, states: Tensor) -> Tensor:
         """The final norm's output."""
-        found: Tensor = self._decoder.norm(states)
-        return found
+        result: Tensor = self._decoder.norm(states)
+        return result
 
     @property
     def gain(self) -> Tensor:

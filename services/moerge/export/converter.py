@@ -32,10 +32,10 @@ def converter(llama_cpp: Path | None) -> list[str]:
         MoergeError: there is none.
     """
     if llama_cpp is None:
-        found = shutil.which(SCRIPT)
-        if found is None:
+        result = shutil.which(SCRIPT)
+        if result is None:
             raise MoergeError(f"llama.cpp's converter, {SCRIPT}, is not on PATH", where="`gguf`", todo=_GET)
-        return [found]
+        return [result]
     if not (llama_cpp / SCRIPT).is_file():
         raise MoergeError(f"has no {SCRIPT}", where=str(llama_cpp), todo=_GET)
     return [sys.executable, str(llama_cpp / SCRIPT)]
@@ -66,5 +66,5 @@ def convert(command: Sequence[str], out: Path, total: int, progress: Progress) -
     if process.returncode != 0:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         last = "\n  ".join(lines[-_LAST:])
-        todo = next((each for text, each in _REMEDIES.items() if text in last), "")
+        todo = next((item for text, item in _REMEDIES.items() if text in last), "")
         raise MoergeError(f"llama.cpp's converter failed:\n  {last}", where=SCRIPT, todo=todo)

@@ -37,8 +37,8 @@ def version_config(version: Path) -> dict[str, Any]:
         raise CheckpointError(f"can't be read as JSON: {error}", where=str(path)) from error
     known = sorted({family.published_type for family in FAMILIES.values()})
     if config.get("model_type") not in known:
-        found = f"expected a version, of model_type {' or '.join(known)}; found {config.get('model_type')!r}"
-        raise CheckpointError(found, where=f"{path}: model_type")
+        problem = f"expected a version, of model_type {' or '.join(known)}; found {config.get('model_type')!r}"
+        raise CheckpointError(problem, where=f"{path}: model_type")
     return config
 
 

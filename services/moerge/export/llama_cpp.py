@@ -44,20 +44,20 @@ class Form:
 def refusals(config: Mapping[str, Any]) -> list[str]:
     """What keeps llama.cpp from running a version with this config.json: predicates of sentences; empty for nothing."""
     kind, scaled = config.get("model_type"), _rope(config).get("rope_type")
-    found = []
+    result = []
     if kind not in ("mixtral", "qwen2_moe", "qwen3_moe"):
-        found.append(f"has no {_class(config)}")
+        result.append(f"has no {_class(config)}")
     if config.get("hidden_act", "silu") != "silu":
-        found.append(f"computes experts with silu only, not with {config['hidden_act']}")
+        result.append(f"computes experts with silu only, not with {config['hidden_act']}")
     if kind == "qwen3_moe" and config.get("attention_bias"):
-        found.append("has no bias of the attention's output in Qwen3-MoE")
+        result.append("has no bias of the attention's output in Qwen3-MoE")
     if kind == "qwen3_moe" and (scaled == "llama3" or _tabled(config)):
-        found.append(f"ignores parts of the rope's scaling, {scaled}, in Qwen3-MoE")
+        result.append(f"ignores parts of the rope's scaling, {scaled}, in Qwen3-MoE")
     wide = _head_dim(config) * config["num_attention_heads"] != config["hidden_size"]
     if kind in ("mixtral", "qwen2_moe") and wide and _granite(config):
         what = "sliding windows" if _windows(config) else f"the rope's scaling, {scaled},"
-        found.append(f"has {what} only for heads of hidden_size / num_attention_heads")
-    return found
+        result.append(f"has {what} only for heads of hidden_size / num_attention_heads")
+    return result
 
 
 def longest_text(config: Mapping[str, Any]) -> int | None:
@@ -91,7 +91,7 @@ def converter_form(config: Mapping[str, Any]) -> Form:
             "architectures": ["GraniteMoeSWAForCausalLM"],
             "attention_multiplier": factor**2 * _head_dim(config) ** -0.5,
             "logits_scaling": 1.0,
-            "layer_types": ["sliding_attention" if each else "full_attention" for each in windows],
+            "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
             "sliding_window": config["sliding_window"] if _windows(config) else _context(config),
             "max_position_embeddings": _context(config),
         }
@@ -149,7 +149,7 @@ def _windows(config: Mapping[str, Any]) -> list[bool]:
         return [True] * layers
     if not config.get("use_sliding_window"):
         return []
-    own = [each == "sliding_attention" for each in config["layer_types"]]
+    own = [item == "sliding_attention" for item in config["layer_types"]]
     return own if any(own) else []
 
 

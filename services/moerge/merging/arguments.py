@@ -69,7 +69,7 @@ class Choices:
         """
         recipe, statistics = version.record.recipe, version.record.statistics
         solve = recipe.solve.model_dump(exclude=_OWN)
-        names = [name for name, each in VERSION_RECIPES.items() if each.solve.model_dump(exclude=_OWN) == solve]
+        names = [name for name, item in VERSION_RECIPES.items() if item.solve.model_dump(exclude=_OWN) == solve]
         pairs: dict[str, tuple[object, object]] = {
             "`recipe`": (self.recipe, names[0] if names else "another one"),
             "`method`": (self.method, recipe.method),
@@ -131,9 +131,9 @@ def _prompts(value: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         todo = "name a UTF-8 text file with a prompt per line"
         raise MoergeError(f"can't be read: {error}", where=f"`prompt` {value}", todo=todo) from error
-    if not (found := [line for line in lines if line.strip()]):
+    if not (result := [line for line in lines if line.strip()]):
         raise MoergeError("the file has no prompt", where=f"`prompt` {value}", todo="write a prompt per line")
-    return found
+    return result
 
 
 def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], chosen: Choices) -> KeptVersion | None:
@@ -152,9 +152,9 @@ def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], cho
     if experts:
         todo = "name new experts with `add`; the others are those of `from_`"
         raise MoergeError("given with `add`", where="`expert`", todo=todo)
-    found = kept(folder)
-    chosen.require_same(found)
-    return found
+    result = kept(folder)
+    chosen.require_same(result)
+    return result
 
 
 def again(version: KeptVersion, texts: Texts) -> dict[str, Corpus]:
@@ -184,8 +184,8 @@ def sources(
         ("`license`", spdx.keys()),
     ):
         if unknown := sorted(names - folders.keys()):
-            found = f"no expert of {', '.join(unknown)}"
-            raise MoergeError(found, where=other, todo=f"give it with `{field}` NAME=DIR")
+            problem = f"no expert of {', '.join(unknown)}"
+            raise MoergeError(problem, where=other, todo=f"give it with `{field}` NAME=DIR")
     if both := sorted(files.keys() & prompts.keys()):
         todo = "give one of them; texts are better"
         raise MoergeError(f"{', '.join(both)} has texts and prompts", where="`prompt`", todo=todo)

@@ -56,7 +56,7 @@ class Costs:
         """The costs as data for JSON; sizes in bytes."""
         return {
             "folder": self.folder,
-            "passes": [each.to_json() for each in self.passes],
+            "passes": [item.to_json() for item in self.passes],
             "total": _figures(self.passes),
             "memory": dict(self.memory),
             "disk": self.disk,
@@ -68,8 +68,8 @@ class Costs:
         table = Table("domain", "pass", "tokens", "device", "host", "windows", "read", "time", title="Passes")
         for column in table.columns[2:]:
             column.justify = "right"
-        for each in self.passes:
-            table.add_row(each.domain, each.kind, *_cells([each]))
+        for item in self.passes:
+            table.add_row(item.domain, item.kind, *_cells([item]))
         table.add_section()
         table.add_row("total", "", *_cells(self.passes))
         yield table
@@ -83,16 +83,16 @@ class Costs:
 def _figures(passes: Sequence[PassCost]) -> dict[str, float]:
     """Passes run one after the other: the most memory, and the sums of the other figures."""
     return {
-        "tokens": sum(each.estimate.tokens for each in passes),
-        "device_memory": max(each.device for each in passes),
-        "host_memory": max(each.host for each in passes),
-        "windows": sum(each.estimate.windows for each in passes),
-        "read": sum(each.estimate.read for each in passes),
-        "seconds": sum(each.estimate.seconds for each in passes),
+        "tokens": sum(item.estimate.tokens for item in passes),
+        "device_memory": max(item.device for item in passes),
+        "host_memory": max(item.host for item in passes),
+        "windows": sum(item.estimate.windows for item in passes),
+        "read": sum(item.estimate.read for item in passes),
+        "seconds": sum(item.estimate.seconds for item in passes),
     }
 
 
 def _cells(passes: Sequence[PassCost]) -> list[str]:
-    found = _figures(passes)
-    sizes = [decimal(int(found[name])) for name in ("device_memory", "host_memory", "read")]
-    return [f"{found['tokens']:,}", *sizes[:2], f"{found['windows']:,}", sizes[2], duration(found["seconds"])]
+    result = _figures(passes)
+    sizes = [decimal(int(result[name])) for name in ("device_memory", "host_memory", "read")]
+    return [f"{result['tokens']:,}", *sizes[:2], f"{result['windows']:,}", sizes[2], duration(result["seconds"])]

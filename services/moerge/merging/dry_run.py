@@ -42,10 +42,10 @@ def merge(
     settings = settings_of(out, settings or MergeSettings(), version)
     disk, trunk = check(sources, out, settings, version), None if version is None else version.trunk
     texts, passes = [_Text.of(settings, source, say) for source in sources], _Passes(settings)
-    experts, solved = [each.expert for each in texts], METHODS[settings.recipe.method].solved and trunk is None
-    costs = [passes.cost(each, _trunk_pass(settings, each.expert)) for each in texts if solved]
-    costs += [passes.cost(each, _router_pass(settings, each.expert, trunk)) for each in texts]
-    memory = {each.writing.work: each.writing.total() for each in texts if each.writing is not None}
+    experts, solved = [item.expert for item in texts], METHODS[settings.recipe.method].solved and trunk is None
+    costs = [passes.cost(item, _trunk_pass(settings, item.expert)) for item in texts if solved]
+    costs += [passes.cost(item, _router_pass(settings, item.expert, trunk)) for item in texts]
+    memory = {item.writing.work: item.writing.total() for item in texts if item.writing is not None}
     memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(settings, experts, trunk)}
     return Costs(str(out), costs, memory, disk, [*_unknown(out, texts)])
 
@@ -62,7 +62,7 @@ def _other_steps(
     if trunk is None:
         yield merging(shape, len(experts), METHODS[recipe.method], cores), 0
     if recipe.fit:
-        needs = [fitting_need(each, settings.statistics, settings.computing.device) for each in experts]
+        needs = [fitting_need(expert, settings.statistics, settings.computing.device) for expert in experts]
         need, free = max(needs, key=Need.total), free_for(settings.computing.device)
         yield need, tokens_that_fit(need, shape.hidden, free)
     yield solving(shape, cores), 0
@@ -92,15 +92,15 @@ class _Text:
         return cls(source.expert, source.corpus.tokens, require_memory(source.expert, settings.computing.device))
 
 
-def _trunk_pass(settings: MergeSettings, own: DenseExpert) -> TrunkPass:
-    return TrunkPass(own, input_exponents(own), settings.statistics.precision, settings.computing.device)
+def _trunk_pass(settings: MergeSettings, expert: DenseExpert) -> TrunkPass:
+    return TrunkPass(expert, input_exponents(expert), settings.statistics.precision, settings.computing.device)
 
 
-def _router_pass(settings: MergeSettings, own: DenseExpert, trunk: LocalTrunk | None) -> RouterPass:
+def _router_pass(settings: MergeSettings, expert: DenseExpert, trunk: LocalTrunk | None) -> RouterPass:
     """Under the trunk, or the expert's own, which has the same shapes."""
-    exponents = feature_exponents(own) if trunk is None else trunk.exponents
+    exponents = feature_exponents(expert) if trunk is None else trunk.exponents
     precision, device = settings.statistics.precision, settings.computing.device
-    return RouterPass(own, trunk or own, exponents, precision, device)
+    return RouterPass(expert, trunk or expert, exponents, precision, device)
 
 
 @dataclass
@@ -130,7 +130,7 @@ class _Passes:
 
 def _unknown(out: Path, texts: Sequence[_Text]) -> Iterator[str]:
     yield "Not included: the time of other steps than the passes, and scores."
-    if written := [each.expert.domain for each in texts if each.writing is not None]:
+    if written := [text.expert.domain for text in texts if text.writing is not None]:
         yield f"Unknown: the time to write the text of {', '.join(written)}; its tokens are the number asked for."
     work = work_folder(out)
     if any(path.name != LOCK for path in work.glob("*")):

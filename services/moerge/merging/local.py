@@ -96,7 +96,7 @@ def local_trunk(
     lineage = TrunkLineage(
         method=method,
         options=chosen,
-        experts=[each.digest for each in experts],
+        experts=[item.digest for item in experts],
         contributions=list(sent),
         revision=METHODS[method].revision,
     )
@@ -110,9 +110,9 @@ def local_trunk(
         merged = merge_trunk(lineage, inputs, FolderFiles(folder), progress or NoProgress())
         with atomic_file(record) as out:
             out.write(merged.model_dump_json().encode())
-    digests = {each.digest for each in experts}
+    digests = {item.digest for item in experts}
     contains = experts if base is None or base.digest in digests else [base, *experts]
-    return kept_trunk(merged, folder, experts[0], [record_of(each) for each in contains])
+    return kept_trunk(merged, folder, experts[0], [record_of(item) for item in contains])
 
 
 def kept_trunk(merged: MergedTrunk, folder: Path, expert: DenseFiles, contains: Sequence[ExpertRecord]) -> LocalTrunk:
@@ -142,7 +142,7 @@ def local_version(
     Raises:
         MoergeError: fewer experts than `options.top_k`.
     """
-    return version_of([slot_of(each) for each in experts], trunk, contributions, options, tied=tied)
+    return version_of([slot_of(expert) for expert in experts], trunk, contributions, options, tied=tied)
 
 
 def version_of(
@@ -155,13 +155,13 @@ def version_of(
 ) -> tuple[Lineage, VersionInputs]:
     """`local_version` of slots."""
     if options.top_k > len(slots):
-        found = f"{options.top_k} experts per token, of {len(slots)}"
-        raise MoergeError(found, where="k", todo=f"give a whole number between 1 and {len(slots)}")
+        problem = f"{options.top_k} experts per token, of {len(slots)}"
+        raise MoergeError(problem, where="k", todo=f"give a whole number between 1 and {len(slots)}")
     parts = dict(sorted((file_sha256(path), path) for path in contributions))
     lineage = Lineage(
         trunk=trunk.digest,
-        experts=[each.record.digest for each in slots],
-        domains=[each.record.domain for each in slots],
+        experts=[slot.record.digest for slot in slots],
+        domains=[slot.record.domain for slot in slots],
         contributions=list(parts),
         options=options,
         tied=tied,

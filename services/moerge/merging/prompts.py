@@ -116,15 +116,15 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
         while done < prompts.tokens:
             number = len(lines) // BATCH
             chosen = [place % len(begun) for place in range(number * BATCH, (number + 1) * BATCH)]
-            answers = _sampled(model, tokenizer, [begun[each] for each in chosen], context, number)
+            answers = _sampled(model, tokenizer, [begun[item] for item in chosen], context, number)
             made = [
-                writer.document(prompts.texts[each], begun[each], new)
-                for each, new in zip(chosen, answers, strict=True)
+                writer.document(prompts.texts[item], begun[item], new)
+                for item, new in zip(chosen, answers, strict=True)
             ]
-            lines += [json.dumps(each, ensure_ascii=False) for each in made]
+            lines += [json.dumps(item, ensure_ascii=False) for item in made]
             with atomic_file(path) as out:
                 out.write("".join(f"{line}\n" for line in lines).encode())
-            new_tokens = sum(each["tokens"] for each in made)
+            new_tokens = sum(item["tokens"] for item in made)
             tracker.advance(min(new_tokens, prompts.tokens - done))
             done += new_tokens
     return Corpus([str(path)], expert, chat="messages" if writer.chat else None, where=where)
@@ -136,11 +136,11 @@ def _check(writer: Writer, begun: Sequence[Sequence[int]], context: int, where: 
         if not prompt.strip() or not ids:
             raise MoergeError("a prompt is empty", where=where, todo="remove it")
         if len(ids) >= context:
-            found = f"a prompt has {len(ids)} tokens; a text has at most {context}"
-            raise MoergeError(found, where=where, todo="shorten it, or raise `context`")
-        if found := next((token for token in special if token in prompt), ""):
+            result = f"a prompt has {len(ids)} tokens; a text has at most {context}"
+            raise MoergeError(result, where=where, todo="shorten it, or raise `context`")
+        if result := next((token for token in special if token in prompt), ""):
             todo = "give the user's words alone; the expert's chat template is added to them"
-            raise MoergeError(f"a prompt contains {found!r}", where=where, todo=todo)
+            raise MoergeError(f"a prompt contains {result!r}", where=where, todo=todo)
 
 
 def require_memory(expert: DenseExpert, device: str) -> Need:
@@ -177,6 +177,6 @@ def _sampled(
     )
     with one_thread(), torch.random.fork_rng():
         torch.manual_seed(seed)
-        found = model.generate(ids, attention_mask=real, generation_config=chosen)  # type: ignore[operator]
-    rows = (row[width:].tolist() for row in found)
+        result = model.generate(ids, attention_mask=real, generation_config=chosen)  # type: ignore[operator]
+    rows = (row[width:].tolist() for row in result)
     return [row[: next((place for place, id_ in enumerate(row) if id_ in stops), len(row))] for row in rows]

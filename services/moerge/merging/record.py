@@ -111,8 +111,8 @@ class KeptVersion:
         """The version's slots; their MLPs are in its files."""
         work = work_folder(self.folder)
         return [
-            Slot(each.record, Checkpoint(self.folder / expert_name(slot)), DenseFiles(work / EXPERTS / each.domain))
-            for slot, each in enumerate(self.record.experts)
+            Slot(expert.record, Checkpoint(self.folder / expert_name(slot)), DenseFiles(work / EXPERTS / expert.domain))
+            for slot, expert in enumerate(self.record.experts)
         ]
 
     @property
@@ -149,15 +149,15 @@ def kept(folder: Path) -> KeptVersion:
         merged = MergedTrunk.model_validate_json((work / TRUNK / TRUNK_RECORD).read_bytes())
         files = {file_sha256(path): path for path in sorted(work.glob("router-*.safetensors"))}
     except FileNotFoundError as error:
-        found = f"its statistics were not kept: there is no {error.filename}"
-        raise MoergeError(found, where=where, todo=_REMEDY) from error
+        problem = f"its statistics were not kept: there is no {error.filename}"
+        raise MoergeError(problem, where=where, todo=_REMEDY) from error
     except ValidationError as error:
         raise MoergeError("the statistics beside it can't be read", where=where, todo=_REMEDY) from error
-    names = [each.digest for each in record.experts], merged.digest
+    names = [expert.digest for expert in record.experts], merged.digest
     if names != (lineage.experts, lineage.trunk) or not files.keys() >= set(lineage.contributions):
         raise MoergeError("the statistics beside it are of another merge", where=where, todo=_REMEDY)
     first = DenseFiles(work / EXPERTS / record.experts[0].domain)
-    trunk = kept_trunk(merged, work / TRUNK, first, [each.record for each in record.merged])
+    trunk = kept_trunk(merged, work / TRUNK, first, [item.record for item in record.merged])
     return KeptVersion(folder, record, lineage, trunk, {digest: files[digest] for digest in lineage.contributions})
 
 

@@ -91,9 +91,9 @@ class Report:
     @property
     def card_scores(self) -> str:
         """The model card's section of scores; empty if no domain is scored."""
-        found = [(domain, each) for domain, each in zip(self.domains, self.scores, strict=True) if each is not None]
-        rows = [ScoreRow(name, each.tokens, each.expert, each.version, each.normalised) for name, each in found]
-        missing = [domain for domain, each in zip(self.domains, self.scores, strict=True) if each is None]
+        result = [(domain, score) for domain, score in zip(self.domains, self.scores, strict=True) if score is not None]
+        rows = [ScoreRow(name, item.tokens, item.expert, item.version, item.normalised) for name, item in result]
+        missing = [domain for domain, score in zip(self.domains, self.scores, strict=True) if score is None]
         text = scores_text("on documents that were set aside", rows, self.average, missing)
         names = ", ".join(self.generated)
         told = f"Statistics of text that the expert itself wrote by prompts: {names}.\n" if names else ""
@@ -102,20 +102,20 @@ class Report:
     @property
     def warnings(self) -> list[str]:
         """Warnings about domains that lose, and badly determined routers."""
-        found = [
-            f"{domain} loses {100 - each.normalised:.1f} points against its own expert"
-            for domain, each in zip(self.domains, self.scores, strict=True)
-            if each is not None and each.normalised < 100 - LOST
+        result = [
+            f"{domain} loses {100 - score.normalised:.1f} points against its own expert"
+            for domain, score in zip(self.domains, self.scores, strict=True)
+            if score is not None and score.normalised < 100 - LOST
         ]
         if self.conditions[1] > FLOAT32_LIMIT:
-            found.append(f"a router's condition is {self.conditions[1]:.0e}; raise lambda, or give more text")
+            result.append(f"a router's condition is {self.conditions[1]:.0e}; raise lambda, or give more text")
         if self.generated:
-            found.append(
+            result.append(
                 f"not scored, because their experts wrote their text: {', '.join(self.generated)}; {OWN_WORDS}"
             )
         if self.newcomers:
-            found.append(f"not in the trunk: {', '.join(self.newcomers)}; {NEWCOMERS}")
-        return found
+            result.append(f"not in the trunk: {', '.join(self.newcomers)}; {NEWCOMERS}")
+        return result
 
     def _routed(self, score: DomainScore) -> str:
         """The experts with most of a domain's tokens."""
@@ -125,8 +125,8 @@ class Report:
     def to_json(self) -> dict[str, object]:
         """The report as data for JSON."""
         rows = []
-        for domain, counts, each in zip(self.domains, self.counts, self.scores, strict=True):
-            rows.append({"domain": domain, **asdict(counts), "score": None if each is None else asdict(each)})
+        for domain, counts, score in zip(self.domains, self.counts, self.scores, strict=True):
+            rows.append({"domain": domain, **asdict(counts), "score": None if score is None else asdict(score)})
         return {
             "folder": self.folder,
             "average": self.average,
@@ -141,17 +141,17 @@ class Report:
         table = Table("domain", "tokens", "expert", "version", "normalised", "routed to", title=title)
         for column in table.columns[1:5]:
             column.justify = "right"
-        for domain, counts, each in zip(self.domains, self.counts, self.scores, strict=True):
-            if each is None:
+        for domain, counts, score in zip(self.domains, self.counts, self.scores, strict=True):
+            if score is None:
                 table.add_row(domain, f"{counts.tokens:,}")
                 continue
-            figures = [f"{each.expert:.2f}", f"{each.version:.2f}", f"{each.normalised:.1f}"]
-            table.add_row(domain, f"{counts.tokens:,}", *figures, self._routed(each))
+            figures = [f"{score.expert:.2f}", f"{score.version:.2f}", f"{score.normalised:.1f}"]
+            table.add_row(domain, f"{counts.tokens:,}", *figures, self._routed(score))
         if self.average is not None:
             table.add_section()
             table.add_row("average", "", "", "", f"{self.average:.1f}")
         yield table
-        least, most = (f"{each:.0e}" for each in self.conditions)
+        least, most = (f"{condition:.0e}" for condition in self.conditions)
         yield "Columns: tokens of the statistics; perplexity of the expert and of the version; share of scored tokens."
         yield f"Routers: condition of A + lambda I from {least} to {most}."
         for line in self.warnings:

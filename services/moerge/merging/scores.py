@@ -35,32 +35,32 @@ class Scored:
 def scores(domains: Sequence[HeldOut], version: Path, computing: Computing, say: Callable[[str], None]) -> list[Scored]:
     """The scores of each domain with windows; `say` is told if memory is too short for all."""
     nothing = [Scored()] * len(domains)
-    if not any(each.windows for each in domains):
+    if not any(domain.windows for domain in domains):
         return nothing
-    longest = max(len(window.tokens) for each in domains for window in each.windows)
+    longest = max(len(window.tokens) for domain in domains for window in domain.windows)
     merged, device, host = published_weights(version), computing.device, computing.host_memory
     try:
         states_for(need_of(merged.config, "float32", longest, device), free_for(device), host)
     except MoergeError as error:
         say(f"not scored: {error.what}")
         return nothing
-    experts, found = list[Score](), list[Scored]()
-    passes = [2 if isinstance(each.expert, DenseExpert) else 1 for each in domains]
-    total = sum(n * window.scored for n, each in zip(passes, domains, strict=True) for window in each.windows)
+    experts, result = list[Score](), list[Scored]()
+    passes = [2 if isinstance(domain.expert, DenseExpert) else 1 for domain in domains]
+    total = sum(n * window.scored for n, domain in zip(passes, domains, strict=True) for window in domain.windows)
     with computing.progress.track("scoring experts and version", total, "tokens") as tracker:
-        for each in domains:
-            if isinstance(each.expert, Score) or not each.windows:
-                experts.append(each.expert if isinstance(each.expert, Score) else Score(0.0, 0))
+        for domain in domains:
+            if isinstance(domain.expert, Score) or not domain.windows:
+                experts.append(domain.expert if isinstance(domain.expert, Score) else Score(0.0, 0))
                 continue
-            expert = streamed_model(expert_weights(each.expert), "float32", device, longest, host)
-            experts.append(expert.score(each.windows, tracker))
-        for own, each in zip(experts, domains, strict=True):
-            if not each.windows:
-                found.append(Scored())
+            expert = streamed_model(expert_weights(domain.expert), "float32", device, longest, host)
+            experts.append(expert.score(domain.windows, tracker))
+        for own, domain in zip(experts, domains, strict=True):
+            if not domain.windows:
+                result.append(Scored())
                 continue
             model = streamed_model(merged, "float32", device, longest, host)
-            scored = model.score(each.windows, tracker)
+            scored = model.score(domain.windows, tracker)
             shares = (model.routed.sum(dim=0) / model.routed.sum()).tolist()
             points = normalised(own, scored)
-            found.append(Scored(own, DomainScore(own.perplexity, scored.perplexity, points, scored.tokens, shares)))
-    return found
+            result.append(Scored(own, DomainScore(own.perplexity, scored.perplexity, points, scored.tokens, shares)))
+    return result

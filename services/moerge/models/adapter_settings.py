@@ -79,7 +79,7 @@ class AdapterSettings:
     def _number(self, module: str, name: str, patterns: str) -> float:
         """A setting of one module: the value of the first matching pattern, as PEFT matches, or the common one."""
         given = self.get(patterns) or {}
-        value = next((given[each] for each in given if re.match(rf"(.*\.)?({each})$", module)), self.get(name))
+        value = next((given[item] for item in given if re.match(rf"(.*\.)?({item})$", module)), self.get(name))
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             what = f"expected a positive number for {module}, found {value!r}"
             raise CheckpointError(what, where=f"{self.path}: {name}", todo="save the adapter again with PEFT")
@@ -98,5 +98,5 @@ class AdapterSettings:
             value = self.get(name)
             if value not in values and value not in ({}, []):
                 known = " or ".join(map(str, values))
-                found = f"{value!r} is not supported, only {known}"
-                raise CheckpointError(found, where=f"{self.path}: {name}", todo=todo)
+                problem = f"{value!r} is not supported, only {known}"
+                raise CheckpointError(problem, where=f"{self.path}: {name}", todo=todo)

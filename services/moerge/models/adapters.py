@@ -89,18 +89,18 @@ def base_of(folder: Path) -> Path:
     if not name or not isinstance(name, str):
         todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
         raise CheckpointError("the adapter names no base model", where=where, todo=todo)
-    found = next((place for place in (Path(name), folder / name) if place.is_dir()), None)
-    if found is None:
+    result = next((place for place in (Path(name), folder / name) if place.is_dir()), None)
+    if result is None:
         revision = settings.get("revision")
         try:
-            found = _from_hub(f"{name}@{revision}" if revision else name)
+            result = _from_hub(f"{name}@{revision}" if revision else name)
         except CheckpointError as error:
             todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
             raise CheckpointError(f"no base model {name!r}: {error.what}", where=where, todo=todo) from error
-    if is_adapter(found):
+    if is_adapter(result):
         todo = "merge the base's adapter first, and name the merged model there"
         raise CheckpointError(f"the base {name!r} is an adapter itself", where=where, todo=todo)
-    return found
+    return result
 
 
 @cache
@@ -217,11 +217,11 @@ class Adapter:
         if not key.startswith(_PREFIX):
             raise self._error(f"expected a name that starts with {_PREFIX}", key)
         name = key.removeprefix(_PREFIX)
-        found = _LORA.fullmatch(name)
-        target = _WRAPPED.sub("", name) if found is None else f"{found['module']}.weight"
+        match = _LORA.fullmatch(name)
+        target = _WRAPPED.sub("", name) if match is None else f"{match['module']}.weight"
         if target not in self._base.specs and target != HEAD:
             raise self._error(f"the base {self._base.path} has no tensor {target}", key)
-        return target, found["part"] if found else None
+        return target, match["part"] if match else None
 
     def _require_saved_modules(self, changes: Mapping[str, Change]) -> None:
         """Requires the tensors of all modules that the adapter's settings call saved whole."""
@@ -246,7 +246,7 @@ class Adapter:
     def _replaces(self, name: str) -> bool:
         """Tell whether a whole tensor replaces the base's, and isn't of a module that PEFT copies to train it."""
         change, module = self._changes[name], name.rpartition(".")[0]
-        copied = any(module.endswith(each) for each in self._settings.saved)
+        copied = any(module.endswith(item) for item in self._settings.saved)
         return change.whole is not None and change.down is None and not copied
 
     def _changed(self, name: str, change: Change) -> TensorSpec:
@@ -292,9 +292,9 @@ class Adapter:
             self._require_shape(magnitude, shape[:1])
 
     def _require_shape(self, key: str, shape: tuple[int, ...]) -> None:
-        found = self._own.specs[key].shape
-        if found != shape:
-            raise self._error(f"expected shape {list(shape)}, found {list(found)}", key)
+        result = self._own.specs[key].shape
+        if result != shape:
+            raise self._error(f"expected shape {list(shape)}, found {list(result)}", key)
 
     def _error(self, what: str, key: str, todo: str = "") -> CheckpointError:
         todo = todo or "name the base that the adapter was trained on (BASE+ADAPTER), or save the adapter again"

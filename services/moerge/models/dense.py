@@ -153,6 +153,6 @@ def active_parameters(model: PreTrainedModel, share: Callable[[str], float] = la
         share: parameter's name -> the share of its elements that count for a token.
     """
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    embedding, head = (each.get_parameter("weight") for each in ends)
-    counted = ((name, each) for name, each in model.named_parameters() if each is not embedding or each is head)
+    embedding, head = (end.get_parameter("weight") for end in ends)
+    counted = ((name, item) for name, item in model.named_parameters() if item is not embedding or item is head)
     return float(sum(share(name) * parameter.numel() for name, parameter in counted))

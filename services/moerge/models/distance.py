@@ -46,7 +46,7 @@ class Powers:
 
     def split(self, size: int) -> Iterator["Powers"]:
         parts = zip(self.one.split(size), self.other.split(size), self.apart.split(size), strict=True)
-        return (Powers(*each) for each in parts)
+        return (Powers(*part) for part in parts)
 
     def smaller(self) -> float:
         """The smaller sum over all rows."""
@@ -85,11 +85,11 @@ class Distance:
 
 def distance(tensor: Tensor, other: Tensor, *, rows: bool = False) -> Distance:
     """The distance of tensors of equal shape; of vocabularies of unequal length only common rows count."""
-    one, two = (each.reshape(len(each) if each.dim() else 1, -1) for each in (tensor, other))
+    one, two = (item.reshape(len(item) if item.dim() else 1, -1) for item in (tensor, other))
     common = min(len(one), len(two))
-    found = Powers.of(one[:common], two[:common], lambda block: block.square().sum(dim=1))
+    result = Powers.of(one[:common], two[:common], lambda block: block.square().sum(dim=1))
     least = _LEAST_VECTOR**2 * common if tensor.dim() == 1 else 0.0
-    return Distance(found.distance(least), found.row(found.smaller() / common) if rows else 0.0)
+    return Distance(result.distance(least), result.row(result.smaller() / common) if rows else 0.0)
 
 
 def require_near_others(
@@ -108,16 +108,16 @@ def require_near_others(
         IncompatibleExpertError: names the tensor and both experts.
     """
     for name in sorted(expert.specs):
-        tensor, found = expert.tensor(name), []
+        tensor, result = expert.tensor(name), []
         for called, other in others.items():
             if name in other.specs:
                 theirs = other.tensor(name)
-                found.append((distance(tensor, theirs, rows=name in (EMBEDDING, HEAD)), called))
+                result.append((distance(tensor, theirs, rows=name in (EMBEDDING, HEAD)), called))
                 tracker.advance(theirs.nbytes)
-        found.sort(key=lambda each: max(each[0].whole, each[0].row / ROW_FACTOR))
-        if not found:
+        result.sort(key=lambda item: max(item[0].whole, item[0].row / ROW_FACTOR))
+        if not result:
             continue
-        nearest, called = found[(len(found) - 1) // 2]
+        nearest, called = result[(len(result) - 1) // 2]
         if not nearest.within(limit):
             raise IncompatibleExpertError(
                 _told(nearest, limit, who, called),

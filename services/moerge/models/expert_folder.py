@@ -184,9 +184,9 @@ class DenseExpert(DenseFiles):
     def files(self) -> dict[str, str]:
         """Name -> SHA-256 of its files."""
         checkpoint = self.checkpoint
-        found = file_digests(self)
+        result = file_digests(self)
         checkpoint.require_unchanged()
-        return found
+        return result
 
     @cached_property
     def digest(self) -> str:

@@ -22,8 +22,8 @@ def require_unquantised(settings: object, where: str) -> None:
     if not settings:
         return
     method = settings.get("quant_method") if isinstance(settings, Mapping) else None
-    found = f"the weights are quantised by {method or 'an unknown method'}"
-    raise IncompatibleExpertError(found, where=f"{where}: quantization_config", todo=TODO)
+    problem = f"the weights are quantised by {method or 'an unknown method'}"
+    raise IncompatibleExpertError(problem, where=f"{where}: quantization_config", todo=TODO)
 
 
 def unsupported(dtype: str, known: Collection[str], where: str, names: Collection[str]) -> CheckpointError:

@@ -95,8 +95,8 @@ def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
         CheckpointError: names the first tensor that is missing, superfluous, in float64 or of another shape.
     """
     if config.num_hidden_layers > len(checkpoint.specs):  # before such a model is made
-        found = f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(checkpoint.specs)} tensors"
-        raise CheckpointError(found, where="config.json: num_hidden_layers")
+        problem = f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(checkpoint.specs)} tensors"
+        raise CheckpointError(problem, where="config.json: num_hidden_layers")
     expected = model_shapes(config)
     if config.tie_word_embeddings and HEAD not in checkpoint.specs:
         expected.pop(HEAD, None)
@@ -111,8 +111,8 @@ def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
             raise CheckpointError("tensor not found", where=f"{checkpoint.path.name}: {name}", todo=todo)
         if spec.dtype == torch.float64:
             todo = "save the model again in float32: model.float().save_pretrained(FOLDER)"
-            found = "dtype F64, which stock MoE classes can't compute; expected F32, BF16 or F16"
-            raise CheckpointError(found, where=f"{checkpoint.path.name}: {name}", todo=todo)
+            problem = "dtype F64, which stock MoE classes can't compute; expected F32, BF16 or F16"
+            raise CheckpointError(problem, where=f"{checkpoint.path.name}: {name}", todo=todo)
         if spec.shape != shape:
             raise CheckpointError(
                 f"expected shape {list(shape)}, found {list(spec.shape)}", where=f"{checkpoint.path.name}: {name}"

@@ -26,7 +26,7 @@ def _length(value: object) -> bool:
 
 def _ids(value: object) -> bool:
     ids = value if isinstance(value, list) else [value]
-    return all(each is None or (isinstance(each, int) and not isinstance(each, bool)) for each in ids)
+    return all(item is None or (isinstance(item, int) and not isinstance(item, bool)) for item in ids)
 
 
 def _flag(value: object) -> bool:
@@ -97,8 +97,8 @@ def chat_template(model: DenseFiles) -> str:
     except ValueError as error:
         raise CheckpointError(f"can't be read as text: {error}", where=str(path)) from error
     path = model.side_file(TOKENIZER)
-    found = _read(path).get("chat_template") if path.is_file() else None
-    return found if isinstance(found, str) else json.dumps(found, sort_keys=True) if found else ""
+    result = _read(path).get("chat_template") if path.is_file() else None
+    return result if isinstance(result, str) else json.dumps(result, sort_keys=True) if result else ""
 
 
 def _text(path: Path, kept: Callable[[str, object], bool]) -> str:

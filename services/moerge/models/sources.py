@@ -54,7 +54,7 @@ def checkpoint_folder(source: str) -> Path:
 def _base_and_adapter(source: str) -> tuple[str, str]:
     """The parts of `BASE+ADAPTER`, split at the first plus behind a folder, or else at the first."""
     splits = [(source[:place], source[place + 1 :]) for place, character in enumerate(source) if character == "+"]
-    return next((each for each in splits if Path(each[0]).is_dir()), splits[0])
+    return next((split for split in splits if Path(split[0]).is_dir()), splits[0])
 
 
 def on_base(base: Path, adapter: Path, folder: Path) -> Path:

@@ -91,8 +91,8 @@ class StoredTensors:
                     if dtype is None:
                         raise unsupported(piece.get_dtype(), DTYPES, f"{file}: {name}", names)
                     if name in self.specs:
-                        found = f"also in {self.specs[name].file.name}"
-                        raise CheckpointError(found, where=f"{file}: {name}", todo="keep each tensor in one file")
+                        problem = f"also in {self.specs[name].file.name}"
+                        raise CheckpointError(problem, where=f"{file}: {name}", todo="keep each tensor in one file")
                     self.specs[name] = TensorSpec(file, tuple(piece.get_shape()), dtype)
             places = json.loads(header)
             self._starts |= {name: 8 + len(header) + places[name]["data_offsets"][0] for name in names}
@@ -160,10 +160,10 @@ class StoredTensors:
 def _mark(file: Path) -> tuple[int, int]:
     """Size and time of a file; zeros if it is missing."""
     try:
-        found = file.stat()
+        result = file.stat()
     except FileNotFoundError:
         return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return result.st_size, result.st_mtime_ns
 
 
 def _fill(data: Tensor, source: Ranges, start: int, spec: TensorSpec, name: str) -> None:
@@ -185,11 +185,11 @@ def _plain_header(file: Path, source: Ranges | None) -> bytes:
     """The header, without its length. Refuses duplicate keys, because readers differ in which one they use."""
 
     def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        result = dict(pairs)
+        if len(result) < len(pairs):
             twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
             raise CheckpointError("duplicate key in the header", where=f"{file}: {twice}")
-        return found
+        return result
 
     with _opened(file, source) as opened:
         start = read_bytes(opened, 0, 8)
@@ -244,11 +244,11 @@ def _weight_files(folder: Path, remote: Mapping[str, Ranges]) -> list[Path]:
                 todo = f"add {name}, or save the model again with save_pretrained"
                 raise CheckpointError(f"names {name}, which is missing", where=str(folder / INDEX), todo=todo)
         return [folder / name for name in sorted(names)]
-    if shard := next((each.name for each in sorted(folder.glob("*.safetensors"))), None):
+    if shard := next((item.name for item in sorted(folder.glob("*.safetensors"))), None):
         todo = f"add the index of all shards, or name a single file {SINGLE}"
         raise CheckpointError(f"{shard} without {INDEX}", where=str(folder), todo=todo)
-    other = next((each.name for kind in _OTHER for each in sorted(folder.glob(kind))), None)
-    found = "no safetensors weights" + (f", only {other}" if other else "")
+    other = next((item.name for kind in _OTHER for item in sorted(folder.glob(kind))), None)
+    result = "no safetensors weights" + (f", only {other}" if other else "")
     todo = f"name a folder with {SINGLE} or {INDEX}"
     if other and other.endswith(".bin"):
         todo = (
@@ -259,4 +259,4 @@ def _weight_files(folder: Path, remote: Mapping[str, Ranges]) -> list[Path]:
         )
     elif other:
         todo += ", as the model's authors publish for transformers; moerge reads no other format"
-    raise CheckpointError(found, where=str(folder), todo=todo)
+    raise CheckpointError(result, where=str(folder), todo=todo)

@@ -40,13 +40,15 @@ def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
     """Token -> id of one part of a tokenizer."""
     tokens = tokenizer.get(part) or {}
     if isinstance(tokens, Mapping):
-        if not all(isinstance(each, int) for each in tokens.values()):
+        if not all(isinstance(token, int) for token in tokens.values()):
             raise CheckpointError("a token id is not an integer", where=f"tokenizer: {part}")
         return dict(tokens)
     try:
         return {
-            str(each["content"] if "content" in each else each[0]): int(each["id"] if "content" in each else number)
-            for number, each in enumerate(tokens)
+            str(token["content"] if "content" in token else token[0]): int(
+                token["id"] if "content" in token else number
+            )
+            for number, token in enumerate(tokens)
         }
     except (TypeError, ValueError, KeyError, IndexError) as error:
         raise CheckpointError(f"can't be read as a list of tokens: {error}", where=f"tokenizer: {part}") from error
@@ -63,7 +65,7 @@ def _as_written_now(model: Mapping[str, Any]) -> dict[str, Any]:
     """A tokenizer's model without unset fields, which older files lack, and with merges as pairs instead of texts."""
     fields = {key: value for key, value in model.items() if value is not None and value is not False}
     if "merges" in fields:
-        fields["merges"] = [each.split(" ") if isinstance(each, str) else each for each in fields["merges"]]
+        fields["merges"] = [field.split(" ") if isinstance(field, str) else field for field in fields["merges"]]
     return fields
 
 

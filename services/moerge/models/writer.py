@@ -80,7 +80,7 @@ def _ahead(plans: Sequence[TensorPlan], at_once: int) -> Iterator[tuple[TensorPl
         for plan in plans:
             is_large = 2 * plan.bytes > room
             while running and (
-                is_large or len(running) == at_once or plan.bytes + sum(each.bytes for each, _ in running) > room
+                is_large or len(running) == at_once or plan.bytes + sum(item.bytes for item, _ in running) > room
             ):
                 first, future = running.popleft()
                 yield first, future.result()
@@ -105,5 +105,5 @@ def _computed(plan: TensorPlan) -> Tensor:
 def _finish(pending: Sequence[Future[Any]]) -> None:
     """Waits for hashing and writing, and raises their errors."""
     wait(pending)
-    for each in pending:
-        each.result()
+    for item in pending:
+        item.result()

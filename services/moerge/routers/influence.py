@@ -84,7 +84,7 @@ def measure(
     weights = domain_weights(training, domains, options)
     manifests = [[file.manifest for file in of_domain(training, domain)] for domain in domains]
     owners = [made[0].owner for made in manifests]
-    tokens = [weights[each[0].domain] * sum(made.tokens for made in each) for each in manifests]
+    tokens = [weights[manifest[0].domain] * sum(made.tokens for made in manifest) for manifest in manifests]
     layers = measured_layers(len(gains), len(set(owners)), start)
 
     def of(layer: int) -> LayerInfluence:
@@ -110,27 +110,27 @@ def measure(
             gram, cross = system(training, domains)
             return layer_influence(gram_of, gram, cross, tokens, owners, solve)
 
-    found, count = [], at_once()
+    result, count = [], at_once()
     with one_thread(), ThreadPoolExecutor(count) as threads:
         for figures in threads.map(of, layers):
-            found.append(figures)
-            measured(layers[len(found) - 1])
+            result.append(figures)
+            measured(layers[len(result) - 1])
     rows = [
         DomainInfluence(
             domain=domain,
             owner=owners[slot],
             tokens=sum(made.tokens for made in manifests[slot]),
             documents=sum(made.documents for made in manifests[slot]),
-            effective_rank=_mean(each.ranks[slot] for each in found).item(),
-            gram_distance=_mean(each.gram_distances[slot] for each in found).item(),
-            mean_distances=_mean(each.mean_distances[slot] for each in found).tolist(),
-            drawn=_mean(each.drawn[slot] for each in found).tolist(),
-            drawn_most=torch.stack([each.drawn[slot] for each in found]).amax(dim=0).tolist(),
-            moved=_mean(each.moved[slot] for each in found).tolist(),
+            effective_rank=_mean(item.ranks[slot] for item in result).item(),
+            gram_distance=_mean(item.gram_distances[slot] for item in result).item(),
+            mean_distances=_mean(item.mean_distances[slot] for item in result).tolist(),
+            drawn=_mean(item.drawn[slot] for item in result).tolist(),
+            drawn_most=torch.stack([item.drawn[slot] for item in result]).amax(dim=0).tolist(),
+            moved=_mean(item.moved[slot] for item in result).tolist(),
         )
         for slot, domain in enumerate(domains)
     ]
-    scores = options.temperature * torch.stack([each.scores for each in found]).amax(dim=0)
+    scores = options.temperature * torch.stack([item.scores for item in result]).amax(dim=0)
     return VersionInfluence(layers=layers, domains=rows, warnings=[*warnings(rows), *steep(domains, owners, scores)])
 
 
@@ -180,11 +180,11 @@ def layer_influence(
                 moved[_slots(owners, owner), slot] = _moved(routers[left], fewer, left.index(slot), second)
     scores = ((routers @ gram) * routers).sum(dim=1).div(counts.sum()).clamp_min(0).sqrt()
     figures = ranks, gram_distances, mean_distances, drawn, moved, scores
-    return LayerInfluence(*(each.nan_to_num(nan=_MOST).clamp(max=_MOST) for each in figures))
+    return LayerInfluence(*(figure.nan_to_num(nan=_MOST).clamp(max=_MOST) for figure in figures))
 
 
 def _slots(owners: Sequence[str], owner: str) -> list[int]:
-    return [slot for slot, each in enumerate(owners) if each == owner]
+    return [slot for slot, item in enumerate(owners) if item == owner]
 
 
 def _drawn(routers: Tensor, slot: int, mean: Tensor, second: Tensor) -> Tensor:
@@ -199,8 +199,8 @@ def _drawn(routers: Tensor, slot: int, mean: Tensor, second: Tensor) -> Tensor:
 
 def _moved(before: Tensor, after: Tensor, row: int, second: Tensor) -> float:
     """The median over other rows of the relative root mean square change of a row's score minus theirs."""
-    old, new = (torch.cat([each[:row], each[row + 1 :]]) - each[row] for each in (before, after))
-    changes, sizes = (((each @ second) * each).sum(dim=1) for each in (old - new, new))
+    old, new = (torch.cat([item[:row], item[row + 1 :]]) - item[row] for item in (before, after))
+    changes, sizes = (((item @ second) * item).sum(dim=1) for item in (old - new, new))
     return float((changes.clamp_min(0) / sizes.clamp_min(_TINY)).sqrt().median())
 
 
@@ -210,7 +210,7 @@ def _mean(figures: Iterable[Tensor]) -> Tensor:
 
 def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
     """Warnings about figures beyond the bounds, with owners. Sums don't tell hostile owners from similar text."""
-    found = []
+    result = []
     names = [f"{row.domain} (owner {row.owner})" for row in rows]
     for row, name in zip(rows, names, strict=True):
         others = [slot for slot, other in enumerate(rows) if other.owner != row.owner]
@@ -218,11 +218,11 @@ def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
             continue
         typical = median_low(rows[slot].effective_rank for slot in others)
         if row.effective_rank < NARROW * typical:
-            found.append(
+            result.append(
                 f"The features of {name} span {row.effective_rank:.1f} directions, those of others {typical:.1f}: "
                 "its text is very uniform, or its sums are not of text"
             )
-        found += [
+        result += [
             f"{name} is expected to draw {100 * row.drawn[slot]:.0f} % of the tokens of {names[slot]}: "
             "their texts are alike, or one's sums are not from its own text"
             for slot in others
@@ -230,8 +230,8 @@ def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
         ]
         moved = median_low(row.moved[slot] for slot in others)
         if moved > MOVED:
-            found.append(f"Without {name}, the scores of other domains change by {100 * moved:.0f} % of their spread")
-    return found
+            result.append(f"Without {name}, the scores of other domains change by {100 * moved:.0f} % of their spread")
+    return result
 
 
 def steep(domains: Sequence[str], owners: Sequence[str], scores: Tensor) -> list[str]:

@@ -48,7 +48,7 @@ def solve_layers(
         _require_all(tuning, domains)
     names = [named(of_domain(training, domain)) for domain in domains]
     weights = domain_weights(training, domains, options)
-    tokens = [weights[each] * sum(f.manifest.tokens for f in training if f.manifest.domain == each) for each in domains]
+    tokens = [weights[item] * sum(f.manifest.tokens for f in training if f.manifest.domain == item) for item in domains]
 
     def solve(layer: int) -> tuple[Tensor, SolvedLayer]:
         with of_layer(layer):
@@ -135,7 +135,7 @@ def solve_layer(
     else:
         tuning_gram, tuning_cross = held
         candidates = [share * unit for share in CANDIDATES]
-        chosen = min(candidates, key=lambda each: _error(gram, cross, tuning_gram, tuning_cross, each))
+        chosen = min(candidates, key=lambda item: _error(gram, cross, tuning_gram, tuning_cross, item))
     ridge = Ridge.of(gram, chosen)
     solution = ridge.solve(cross)
     columns = unit_columns(solution, names)

@@ -118,8 +118,8 @@ def each_window(documents: Iterable[Tokens], context: int, stride: int) -> Itera
 
 def logits(model: PreTrainedModel, rows: Rows) -> Tensor:
     """[B, T, V] float32 of the model."""
-    found: Tensor = model(input_ids=rows.ids.to(model.device), use_cache=False).logits
-    return found.float()
+    result: Tensor = model(input_ids=rows.ids.to(model.device), use_cache=False).logits
+    return result.float()
 
 
 def losses_by(logits: Callable[[Rows], Tensor]) -> Losses:
@@ -148,8 +148,8 @@ def score(
 def total(scores: Iterable[Score]) -> Score:
     """The score of several texts together."""
     nll, tokens = 0.0, 0
-    for each in scores:
-        nll, tokens = nll + each.nll, tokens + each.tokens
+    for item in scores:
+        nll, tokens = nll + item.nll, tokens + item.tokens
     return Score(nll, tokens)
 
 
@@ -189,9 +189,9 @@ def batched(cut: Sequence[Window]) -> Iterator[list[Window]]:
 def by_document(batches: Iterable[tuple[Sequence[Window], Tensor]]) -> list[Score]:
     """The score of each document, from micro-batches and their losses [B, T - 1]."""
     nll, tokens = defaultdict[int, float](float), Counter[int]()
-    for batch, found in batches:
+    for batch, result in batches:
         scored = pad([window.predicts for window in batch], torch.bool)[:, :-1]
-        for window, own, places in zip(batch, found.cpu(), scored, strict=True):
+        for window, own, places in zip(batch, result.cpu(), scored, strict=True):
             nll[window.document] += float(own[places].double().sum())
             tokens[window.document] += window.scored
     return [Score(nll[number], tokens[number]) for number in sorted(nll)]

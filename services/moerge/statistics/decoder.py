@@ -36,12 +36,12 @@ class LayerFiles:
         """The tensors of a layer by name; those of the layer before are overwritten."""
         if self._next is None or self._next[0] != number:
             self._next = number, self._ahead.submit(self._read, number)
-        found = self._next[1].result()
+        result = self._next[1].result()
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
         last = self._weights.config.num_hidden_layers - 1
         self._next = (number + 1, self._ahead.submit(self._read, number + 1)) if number < last else None
-        return found
+        return result
 
     def _read(self, number: int) -> dict[str, Tensor]:
         memory = self._memory[number % 2]
@@ -144,11 +144,11 @@ class Decoder:
 
         Behind the last input of the last layer nothing is computed.
         """
-        modules = {place: self._model.get_submodule(each.module) for place, each in enumerate(inputs) if each.module}
+        modules = {place: self._model.get_submodule(item.module) for place, item in enumerate(inputs) if item.module}
         is_last = number == len(self._layers) - 1
         reads_head = len(modules) < len(inputs)
         until = self.norm if not is_last else None if reads_head else modules[len(modules) - 1]
-        found = self.reached(batch, states, until, modules, lambda place, x: sums[place].add(x))
+        result = self.reached(batch, states, until, modules, lambda place, x: sums[place].add(x))
         if is_last and reads_head:
-            sums[-1].add(counted_rows(self._model, found, batch))
-        return found if is_last else self.kept(states, found)
+            sums[-1].add(counted_rows(self._model, result, batch))
+        return result if is_last else self.kept(states, result)

@@ -46,7 +46,7 @@ def description(path: Path) -> dict[str, object]:
         ContributionError: the file isn't a statistics file.
     """
     with _opened(path) as file:
-        tensors = [each._asdict() for each in _tensors(file)]
+        tensors = [tensor._asdict() for tensor in _tensors(file)]
         return {"manifest": file.manifest, "tensors": tensors, "reveals": list(_reveals(file))}
 
 
@@ -94,7 +94,7 @@ def _describe(file: StatisticsFile) -> Iterator[RenderableType]:
         ranks = ("", "") if most is None else (f"{most:,}", f"{rank:,.1f}")
         tensors.add_row(name, f"[{length:,}]", decimal(8 * length), *ranks)
     yield tensors
-    yield "What this reveals:\n" + "\n".join(f"  - {each}" for each in _reveals(file))
+    yield "What this reveals:\n" + "\n".join(f"  - {item}" for item in _reveals(file))
 
 
 def median_rank(file: StatisticsFile) -> float:

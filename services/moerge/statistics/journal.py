@@ -99,12 +99,12 @@ class Journal:
             MoergeError: a file is damaged, or layers have different shards.
         """
         with ExitStack() as stack:
-            opened = [stack.enter_context(_opened(*each)) for each in self._files if each is not None]
+            opened = [stack.enter_context(_opened(*item)) for item in self._files if item is not None]
             manifest = opened[0].manifest
             for file in opened:
                 if file.manifest != manifest:
-                    found = "the journal's shards differ from those of layer 0"
-                    raise MoergeError(found, where=str(self.path.with_name(file.name)), todo=_TODO)
+                    problem = "the journal's shards differ from those of layer 0"
+                    raise MoergeError(problem, where=str(self.path.with_name(file.name)), todo=_TODO)
             layers = enumerate(opened)
             names = ((file, name) for n, file in layers for name, _ in manifest.part(range(n, n + 1)))
             with atomic_file(self.path) as out:
@@ -118,14 +118,14 @@ class Journal:
 
     def saved(self) -> list[Saved]:
         """The windows whose hidden states are saved; removes those in the folder that nothing can go on with."""
-        found, own = [], _beside(self.path, "states")
+        result, own = [], _beside(self.path, "states")
         for path in self.path.parent.glob(f"*.{'[0-9a-f]' * _NAME}.states"):
             one = saved(path, self.work) if path in own else None  # of an earlier trunk, for example
             if one is not None and all(one.shards <= self.shards[layer] for layer in range(one.layer)):
-                found.append(one)
+                result.append(one)
             else:
                 path.unlink()
-        return found
+        return result
 
 
 def clear(path: Path) -> None:

@@ -41,7 +41,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Causal attention within each document. query [1, heads, n, d], key and value [1, key heads, n, d]."""
     if query.is_cuda:
-        q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+        q, k, v = (item[0].transpose(0, 1).contiguous() for item in (query, key, value))
         window = (sliding_window - 1 if sliding_window else -1, 0)
         attended = varlen_attn(
             q,
@@ -58,7 +58,7 @@ def _attend(
         return (attended if isinstance(attended, Tensor) else attended[0])[None], None
     documents = []
     for start, stop in pairwise(cu_seq_lens_q.tolist()):
-        q, k, v = (each[:, :, start:stop] for each in (query, key, value))
+        q, k, v = (item[:, :, start:stop] for item in (query, key, value))
         far = torch.arange(stop - start)[:, None] - torch.arange(stop - start)
         near = (far >= 0) & (far < (sliding_window or stop))
         documents.append(scaled_dot_product_attention(q, k, v, attn_mask=near, scale=scaling, enable_gqa=True))

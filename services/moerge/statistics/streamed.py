@@ -99,18 +99,18 @@ class Streamed:
         """Computes the next layer; returns its sums over the wanted shards of the window, None without any."""
         number, self.layer = self.layer, self.layer + 1
         names = [name for name in self._batches if name in wanted or self.layer < self.layers]
-        found: ShardSums | None = None
+        result: ShardSums | None = None
         with one_thread():
             tensors = self._files.layer(number)
             for decoder in self._decoders:
                 decoder.hold(number, tensors)
-            for each in self._computed(number, names, wanted):
-                found = each if found is None else found + each
+            for item in self._computed(number, names, wanted):
+                result = item if result is None else result + item
             for decoder in self._decoders:
                 decoder.release(number)
         if self.layer == self.layers:
             self._states.clear()
-        return found
+        return result
 
     def _computed(self, number: int, names: Sequence[str], wanted: Collection[str]) -> Iterator[ShardSums]:
         """The sums of each wanted shard in a layer; at most one per thread is in memory."""
@@ -162,11 +162,11 @@ class Streamed:
         for left in unfinished(path.with_name(glob.escape(path.name))):
             left.unlink()
         plans = [
-            TensorPlan(f"{name}.{place}", each.dtype, tuple(each.shape), partial(states.__getitem__, place))
+            TensorPlan(f"{name}.{place}", item.dtype, tuple(item.shape), partial(states.__getitem__, place))
             for name, states in self._states.items()
-            for place, each in enumerate(states)
+            for place, item in enumerate(states)
         ]
-        if shutil.disk_usage(path.parent).free < sum(each.nbytes for own in self._states.values() for each in own):
+        if shutil.disk_usage(path.parent).free < sum(item.nbytes for state in self._states.values() for item in state):
             return False  # without filling the disk, on which sums are written
         try:
             with atomic_file(path) as out:
@@ -180,18 +180,18 @@ class Streamed:
     def _restore(self, path: Path) -> None:
         with safe_open(path, framework="pt") as file:
             self.layer = int(file.metadata()["layer"])
-            for name, own in self._batches.items():
-                states = [file.get_tensor(f"{name}.{place}").clone() for place in range(len(own))]
-                self._states[name] = [each.pin_memory() for each in states] if self._device.type == "cuda" else states
+            for name, batch in self._batches.items():
+                states = [file.get_tensor(f"{name}.{place}").clone() for place in range(len(batch))]
+                self._states[name] = [state.pin_memory() for state in states] if self._device.type == "cuda" else states
 
 
 def rounded(inputs: Sequence[Input], sums: Sequence[Sum]) -> dict[str, Int64]:
     """The integers of each input's sums, by the names of their tensors; the sums are freed meanwhile."""
     arrays: dict[str, Int64] = {}
-    for each, one in zip(inputs, sums, strict=True):
-        arrays[each.gram] = one.gram(each.exponent, each.gains)
-        if each.cross is not None:
-            arrays[each.cross] = one.cross(each.exponent, each.gains)
+    for item, one in zip(inputs, sums, strict=True):
+        arrays[item.gram] = one.gram(item.exponent, item.gains)
+        if item.cross is not None:
+            arrays[item.cross] = one.cross(item.exponent, item.gains)
     return arrays
 
 

@@ -127,7 +127,7 @@ def windows(
         batch_tokens: of their micro-batches.
         seconds: least time between two savings of a window's hidden states.
     """
-    begun = [dict.fromkeys(each.shards) for each in journal.saved()]
+    begun = [dict.fromkeys(item.shards) for item in journal.saved()]
     place = {name: number for number, names in enumerate(begun) for name in names}
     gathered: list[list[Shard]] = [[] for _ in begun]
 
@@ -158,7 +158,7 @@ def windows(
 
 def _positions(shard: Shard, batch_tokens: int) -> int:
     """The tokens of a shard, with the padding of its micro-batches."""
-    return sum(len(each) * len(each[0]) for each in bucket(shard.rows, len, batch_tokens))
+    return sum(len(item) * len(item[0]) for item in bucket(shard.rows, len, batch_tokens))
 
 
 def computed(work: Pass, given: Iterable[Window], batch_tokens: int, threads: int) -> Iterator[Done]:

@@ -108,7 +108,7 @@ def least_squares(
 def _shares(piece: Piece, files: Sequence[StatisticsFile]) -> tuple[Tensor, Tensor]:
     """The owners' shares of each row by `row_shares`, [D, rows] float64, and its mean frequency, [rows], never 0."""
     counts = [counts_of(file) for file in files]
-    rows = torch.stack([each[piece.start :][: len(piece.tensors[0])] for each in counts])
+    rows = torch.stack([count[piece.start :][: len(piece.tensors[0])] for count in counts])
     tokens, vocabulary = torch.tensor([file.manifest.tokens for file in files]), max(map(len, counts))
     return row_shares(rows, tokens, vocabulary), ((rows + 1) / (tokens[:, None] + vocabulary)).mean(dim=0)
 
@@ -196,8 +196,8 @@ def solved_head(
 
     pool = ThreadPoolExecutor(threads)
     try:
-        for own, found in pool.map(solve, range(len(kinds))):
-            merged[own] = found
+        for own, result in pool.map(solve, range(len(kinds))):
+            merged[own] = result
     finally:
         pool.shutdown(cancel_futures=True)  # of an interrupted merge
     return merged

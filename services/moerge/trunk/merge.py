@@ -84,8 +84,8 @@ def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progre
     """
     method = METHODS[lineage.method]
     if lineage.revision != method.revision:
-        found = f"expected revision {method.revision} of {method.name!r}, found {lineage.revision}"
-        raise MoergeError(found, where="method", todo="merge the trunk again")
+        problem = f"expected revision {method.revision} of {method.name!r}, found {lineage.revision}"
+        raise MoergeError(problem, where="method", todo="merge the trunk again")
     experts = [inputs.experts[digest] for digest in lineage.experts]
     first, base = experts[0], lineage.options.base
     with ExitStack() as stack:

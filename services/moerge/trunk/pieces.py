@@ -60,7 +60,7 @@ def merge_plan(experts: Sequence[Dense], rule: Rule, *, own_head: bool = False) 
 
 
 def _merged(checkpoints: Sequence[Checkpoint], name: str, dtype: torch.dtype, rule: Rule) -> Tensor:
-    tensors = [tensor_of(each, name) for each in checkpoints]
+    tensors = [tensor_of(checkpoint, name) for checkpoint in checkpoints]
     ends = sorted({len(tensor) for tensor in tensors})
     parts = []
     for start, stop in zip([0, *ends], ends, strict=False):

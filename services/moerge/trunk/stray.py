@@ -54,7 +54,7 @@ class Stray:
     row: Furthest
 
     def __str__(self) -> str:
-        tensor, size, row = (f"{each.value:.3f} ({each.name})" for each in (self.tensor, self.size, self.row))
+        tensor, size, row = (f"{item.value:.3f} ({item.name})" for item in (self.tensor, self.size, self.row))
         return f"the trunk strays by {tensor}, in size by {size}, in a single row by {row}"
 
 
@@ -181,11 +181,11 @@ class _Comparison:
         self._size = self._within(self._size, Furthest(powers.size(), name), SIZES * self._limit, "in size ")
 
     def _check_rows(self, name: str, powers: Powers, least: float) -> None:
-        found = Furthest(powers.row(least), name)
-        self._row = self._within(self._row, found, ROWS * self._limit, "in a single row ")
+        result = Furthest(powers.row(least), name)
+        self._row = self._within(self._row, result, ROWS * self._limit, "in a single row ")
 
     def _within(self, before: Furthest, found: Furthest, limit: float, how: str) -> Furthest:
         if not found.value <= limit:
             told = f"the trunk strays {how}by {found.value:.3g}; max_stray = {self._limit:g} allows {limit:g}"
             raise IncompatibleExpertError(told, where=found.name, todo=_TODO)
-        return max(before, found, key=lambda each: each.value)
+        return max(before, found, key=lambda item: item.value)

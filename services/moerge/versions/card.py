@@ -152,14 +152,14 @@ def _metadata(experts: Sequence[ExpertRecord]) -> ModelCardData:
         [name] = licenses
         known = re.sub("-(only|or-later)$", "", name)
         license, name = (known, None) if known in _HUB_LICENSES.split() else (license, re.sub("[^a-z0-9.-]", "-", name))
-    found = list(dict.fromkeys(expert.hub_id for expert in experts if expert.hub_id))
+    result = list(dict.fromkeys(expert.hub_id for expert in experts if expert.hub_id))
     return ModelCardData(
         license=license,
         license_name=name,
         library_name="transformers",
         pipeline_tag="text-generation",
-        base_model=found or None,
-        base_model_relation="merge" if found else None,
+        base_model=result or None,
+        base_model_relation="merge" if result else None,
         tags=["mixture-of-experts", "moe", "merge", "moerge"],
     )
 
@@ -198,7 +198,7 @@ def _engines(limits: Sequence[EngineLimit]) -> str:
     """The section on engines that don't answer as transformers does; empty without one."""
     if not limits:
         return ""
-    lines = "".join(f"- **{each.engine}** {each.happens}. To avoid it: {each.remedy}.\n" for each in limits)
+    lines = "".join(f"- **{limit.engine}** {limit.happens}. To avoid it: {limit.remedy}.\n" for limit in limits)
     return f"## Engines\n\n{lines}\n"
 
 

@@ -19,7 +19,7 @@ class DomainChanges:
 
 def domain_changes(old: Lineage, new: Lineage) -> DomainChanges:
     """The change of experts, by domain: an expert and its fitted one are of the same domain."""
-    before, after = (dict(zip(each.domains, each.experts, strict=True)) for each in (old, new))
+    before, after = (dict(zip(item.domains, item.experts, strict=True)) for item in (old, new))
     return DomainChanges(
         added=[domain for domain in after if domain not in before],
         removed=[domain for domain in before if domain not in after],
@@ -48,7 +48,7 @@ def score_changes(old: VersionTable, new: VersionTable) -> list[ScoreChange]:
     """A row for each domain, then the averages; only those over the same domains have a difference in points."""
     before, after = _scores(old), _scores(new)
     domains = list(dict.fromkeys([*old.domains, *new.domains]))
-    rows = [ScoreChange.of(each, before.get(each), after.get(each)) for each in domains]
+    rows = [ScoreChange.of(domain, before.get(domain), after.get(domain)) for domain in domains]
     if set(old.domains) == set(new.domains):
         whole = ScoreChange.of(average_name(new), old.average, new.average, is_average=True)
         if whole.points is not None:
@@ -106,8 +106,8 @@ def averages(tables: Sequence[VersionTable | None]) -> Averages:
 
 def common_domains(tables: Sequence[VersionTable]) -> list[str]:
     """The domains with a score in each of the tables, in the first one's order."""
-    found = [_scores(table) for table in tables]
-    return [domain for domain in found[0] if all(domain in each for each in found)] if found else []
+    result = [_scores(table) for table in tables]
+    return [domain for domain in result[0] if all(domain in item for item in result)] if result else []
 
 
 def average_over(table: VersionTable, domains: Collection[str]) -> float | None:
@@ -116,7 +116,7 @@ def average_over(table: VersionTable, domains: Collection[str]) -> float | None:
 
 
 def _scores(table: VersionTable) -> dict[str, float]:
-    return {each.domain: each.normalised for each in table.scores}
+    return {score.domain: score.normalised for score in table.scores}
 
 
 def compare(before: Version, after: Version) -> Comparison:
@@ -132,8 +132,12 @@ def compare(before: Version, after: Version) -> Comparison:
         experts_added=_experts(new, changes.added),
         experts_removed=_experts(old, changes.removed),
         experts_replaced=_experts(new, changes.replaced),
-        contributions_added=[each for each in new.contributions if each not in old.contributions],
-        contributions_removed=[each for each in old.contributions if each not in new.contributions],
+        contributions_added=[
+            contribution for contribution in new.contributions if contribution not in old.contributions
+        ],
+        contributions_removed=[
+            contribution for contribution in old.contributions if contribution not in new.contributions
+        ],
         options={name: (earlier[name], value) for name, value in options.items() if earlier[name] != value},
         files=_files(before, after),
         fetch=sum({file.sha256: file.size for file in after.files if file.sha256 not in _digests(before)}.values()),

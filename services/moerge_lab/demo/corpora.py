@@ -63,8 +63,8 @@ def documents(domain: str) -> list[str]:
 
 
 def _mixed(sources: Iterable[Source]) -> list[str]:
-    found = {piece for heading, blocks in _once(sources) for piece in _pieces(heading, blocks)}
-    mixed = sorted(found, key=lambda document: _sha256(document)[:8])
+    result = {piece for heading, blocks in _once(sources) for piece in _pieces(heading, blocks)}
+    mixed = sorted(result, key=lambda document: _sha256(document)[:8])
     sizes = accumulate(len(document.encode()) for document in mixed)
     return [document for document, size in zip(mixed, sizes, strict=True) if size <= DOMAIN_BYTES]
 
@@ -256,7 +256,7 @@ def _security() -> Iterator[Source]:
         fields = [field for name in WEAKNESS_FIELDS for field in weakness.iterfind(CWE + name)]
         yield (
             f"CWE-{weakness.get('ID')}: {weakness.get('Name')}",
-            [block for each in fields for block in _entries(each)],
+            [block for item in fields for block in _entries(item)],
         )
 
 

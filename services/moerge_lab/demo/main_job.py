@@ -118,9 +118,9 @@ class Demo:
         self._stages.command("coordinator", "serve", self._coordinator, "--port", 0)
         process = processes.start(["coordinator", "serve", self._coordinator, "--port", 0], {}, log=log)
         while process.poll() is None:
-            if found := address_in(log, start):
-                self._url = found
-                self._stages.tell(f"The coordinator and its dashboard are at {found}; messages are in {log}")
+            if result := address_in(log, start):
+                self._url = result
+                self._stages.tell(f"The coordinator and its dashboard are at {result}; messages are in {log}")
                 return process
             time.sleep(0.1)
         raise MoergeError("the coordinator did not start", where=str(log), todo="see the log's last lines")
@@ -153,9 +153,9 @@ class Demo:
     def _ready_experts(self, client: Client, workers: Sequence[Worker]) -> list[str]:
         """The digests of the workers' experts, in their order, after the coordinator has accepted all."""
         while True:
-            found: dict[str, Expert] = {each.domain: each for each in client.experts() if each.fitted is None}
-            known = [found[worker.domain.name] for worker in workers if worker.domain.name in found]
-            ready = [each.digest for each in known if each.state is ExpertState.READY]
+            result: dict[str, Expert] = {expert.domain: expert for expert in client.experts() if expert.fitted is None}
+            known = [result[worker.domain.name] for worker in workers if worker.domain.name in result]
+            ready = [item.digest for item in known if item.state is ExpertState.READY]
             if len(ready) == len(workers):
                 return ready
             self._pause(workers)
@@ -197,7 +197,7 @@ class Demo:
         self._stages.command("version", "solve", *recipe)
         come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
         chosen = {row.trained: row.digest for row in client.experts() if row.digest in come}
-        new = NewVersion(experts=[chosen[each] for each in experts], options=VERSION_RECIPES[self._recipe].solve)
+        new = NewVersion(experts=[chosen[expert] for expert in experts], options=VERSION_RECIPES[self._recipe].solve)
         number = int(client.wait(client.solve_version(new)))
         self._show(processes, "show", number)
         return number

@@ -139,7 +139,7 @@ def train(
         trainer = _Trainer(training, device, progress)
         _made(finished.seed, partial(trainer.seed, documents))
         tokenizer = DenseFiles(finished.seed).tokenizer
-        missing = {domain: each for domain, each in documents.items() if not finished.experts[domain].exists()}
+        missing = {domain: document for domain, document in documents.items() if not finished.experts[domain].exists()}
         if missing:  # another process may have trained them meanwhile
             trainer.experts(missing, finished.seed, tokenizer)
     return finished

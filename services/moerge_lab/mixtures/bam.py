@@ -126,18 +126,18 @@ class Bam(Mixture):
         """
         dense = common_config(members)
         model = cls(BamConfig.of(dense, [*members], num_experts_per_tok=k, adapters=adapters))
-        generator, found, shared = torch.Generator().manual_seed(seed), dict[str, Tensor](), dict[str, Tensor]()
+        generator, result, shared = torch.Generator().manual_seed(seed), dict[str, Tensor](), dict[str, Tensor]()
         for slot, folder in enumerate(members.values()):
             for name, tensor in dense_state(folder).items():
                 if (part := _expert_name(name, slot)) is not None:
-                    found[f"stock.{part}"] = tensor
+                    result[f"stock.{part}"] = tensor
                 else:
                     shared[name] = shared.get(name, 0) + tensor.double()
-        found |= {f"stock.{name}": (each / len(members)).float() for name, each in shared.items()}
+        result |= {f"stock.{name}": (item / len(members)).float() for name, item in shared.items()}
         for name, parameter in model.added().items():
             random = torch.randn(parameter.shape, generator=generator) * INITIAL_DEVIATION
-            found[name] = random if ".router." in name else torch.eye(parameter.shape[0])
-        return model.loaded(found)
+            result[name] = random if ".router." in name else torch.eye(parameter.shape[0])
+        return model.loaded(result)
 
     def folded(self) -> "Bam":
         """The same model without adapters, which are multiplied into the experts' last matrices.
@@ -161,7 +161,7 @@ class Bam(Mixture):
 def _expert_name(name: str, slot: int) -> str | None:
     """The name of a dense model's tensor as an expert's; None for a shared one."""
     for block in (_ATTENTION, _MLP):
-        start, found, rest = name.partition(f".{block}.")
-        if found:
+        start, result, rest = name.partition(f".{block}.")
+        if result:
             return f"{start}.{block}.experts.{slot}.{rest}"
     return None

@@ -119,12 +119,12 @@ class Mixture(PreTrainedModel, GenerationMixin):
         return self
 
     def get_input_embeddings(self) -> nn.Module:
-        found: nn.Module = self.stock.get_input_embeddings()
-        return found
+        result: nn.Module = self.stock.get_input_embeddings()
+        return result
 
     def get_output_embeddings(self) -> nn.Module:
-        found: nn.Module = self.stock.get_output_embeddings()
-        return found
+        result: nn.Module = self.stock.get_output_embeddings()
+        return result
 
     @property
     def layers(self) -> Any:
@@ -154,9 +154,9 @@ def dense_state(folder: Path) -> dict[str, Tensor]:
 
 def numbered(module: nn.Module, layer: int) -> nn.Module:
     """The module with its attention's number in the cache."""
-    for each in module.modules():
-        if hasattr(each, "layer_idx"):
-            each.layer_idx = layer  # type: ignore[assignment]
+    for item in module.modules():
+        if hasattr(item, "layer_idx"):
+            item.layer_idx = layer  # type: ignore[assignment]
     return module
 
 
@@ -174,7 +174,7 @@ def observed(
     def hook(name: str) -> Any:
         return lambda module, inputs, output: seen.append((name, weights(output).detach()))
 
-    handles = [each.register_forward_hook(hook(name)) for name, each in model.named_modules() if isinstance(each, kind)]
+    handles = [item.register_forward_hook(hook(name)) for name, item in model.named_modules() if isinstance(item, kind)]
     try:
         yield seen
     finally:

@@ -164,15 +164,15 @@ class Bts(Mixture):
             layers = [layer]
             if number <= max(behind):
                 layers += [type(layer)(dense, number) for _ in range(count - 1)]
-            for slot, each in enumerate(layers):
-                numbered(each, number * count + slot)
+            for slot, item in enumerate(layers):
+                numbered(item, number * count + slot)
             into_hub = behind.get(number)
             stitch = None if into_hub is None else Stitch(hidden, count, masked, into_hub=into_hub)
             self.layers[number] = StitchedLayer(layers, stitch, count, masked)
 
     def get_input_embeddings(self) -> nn.Module:
-        found: nn.Module = self.stock.model.embed_tokens.members[0]
-        return found
+        result: nn.Module = self.stock.model.embed_tokens.members[0]
+        return result
 
     def added(self) -> dict[str, nn.Parameter]:
         """The stitch layers' parameters, without the projections of masked experts."""
@@ -201,10 +201,10 @@ class Bts(Mixture):
         dense = common_config(members)
         stitches = min(stitches, dense.num_hidden_layers)
         model = cls(BtsConfig.of(dense, [*members], stitches=stitches, alternating=alternating))
-        found = {name: _initial(name, parameter) for name, parameter in model.added().items()}
+        result = {name: _initial(name, parameter) for name, parameter in model.added().items()}
         for slot, folder in enumerate(members.values()):
-            found |= _member(folder, slot, model)
-        return model.loaded(found)
+            result |= _member(folder, slot, model)
+        return model.loaded(result)
 
     def masking(self, masked: Sequence[str]) -> Self:
         """The same model without these experts; their weights stay in it.
@@ -247,14 +247,14 @@ def _initial(name: str, parameter: nn.Parameter) -> Tensor:
 
 def _member(folder: Path, slot: int, model: Bts) -> dict[str, Tensor]:
     """A dense model's tensors by the names of a member; of the head and the final norm, the hub's alone."""
-    known, found = set(model.state_dict()), dict[str, Tensor]()
+    known, result = set(model.state_dict()), dict[str, Tensor]()
     for name, tensor in dense_state(folder).items():
         if name == EMBEDDING:
-            found[f"stock.model.embed_tokens.members.{slot}.weight"] = tensor
+            result[f"stock.model.embed_tokens.members.{slot}.weight"] = tensor
         elif name.startswith("model.layers."):
             number, _, rest = name.removeprefix("model.layers.").partition(".")
             if (mine := f"stock.model.layers.{number}.members.{slot}.{rest}") in known:
-                found[mine] = tensor
+                result[mine] = tensor
         elif slot == 0:
-            found[_HUB_NORM if name == FINAL_NORM else f"stock.{name}"] = tensor
-    return found
+            result[_HUB_NORM if name == FINAL_NORM else f"stock.{name}"] = tensor
+    return result

@@ -52,7 +52,7 @@ class HeterogeneousConfig(PretrainedConfig):
     @property
     def dense_configs(self) -> list[PretrainedConfig]:
         """The members' configs."""
-        return [AutoConfig.for_model(**each) for each in self.dense]
+        return [AutoConfig.for_model(**item) for item in self.dense]
 
 
 class Projector(nn.Module):
@@ -82,13 +82,13 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
     def __init__(self, config: HeterogeneousConfig) -> None:
         super().__init__(config)
         width, dense = config.hidden_size, config.dense_configs
-        widths = [int(each.hidden_size) for each in dense]
+        widths = [int(item.hidden_size) for item in dense]
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.router = nn.Linear(width, len(dense), bias=False)
         self.weights = Shares(config.num_experts_per_tok)
-        self.inputs = nn.ModuleList(Projector(width, each, skip=config.skip) for each in widths)
+        self.inputs = nn.ModuleList(Projector(width, item, skip=config.skip) for item in widths)
         self.members = nn.ModuleList(map(_without_embedding, dense))
-        self.outputs = nn.ModuleList(Projector(each, width, skip=config.skip) for each in widths)
+        self.outputs = nn.ModuleList(Projector(item, width, skip=config.skip) for item in widths)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
         self.post_init()  # type: ignore[no-untyped-call]
 
@@ -120,7 +120,7 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
 
     def added(self) -> dict[str, nn.Parameter]:
         """All parameters outside the members' layers."""
-        return {name: each for name, each in self.named_parameters() if not name.startswith("members.")}
+        return {name: item for name, item in self.named_parameters() if not name.startswith("members.")}
 
     def active_parameters(self) -> float:
         """The number of parameters that a token is multiplied by, with the head: K average experts."""
@@ -131,8 +131,8 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
         return self.embed_tokens
 
     def get_output_embeddings(self) -> nn.Linear:
-        found: nn.Linear = self.lm_head
-        return found
+        result: nn.Linear = self.lm_head
+        return result
 
     @classmethod
     def of(cls, members: Mapping[str, Path], seed: int, k: int = 0, *, skip: bool = False) -> Self:
@@ -150,23 +150,23 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
             IncompatibleExpertError: a family is unsupported.
         """
         configs = [read_config(folder) for folder in members.values()]
-        for each in configs:
-            require_family(each.model_type)
+        for config in configs:
+            require_family(config.model_type)
         model, generator = cls(_config([*members], configs, k, skip)), torch.Generator().manual_seed(seed)
-        found = {name: _initial(name, each, generator, skip) for name, each in model.added().items()}
+        result = {name: _initial(name, item, generator, skip) for name, item in model.added().items()}
         embeddings, heads = list[Tensor](), list[Tensor]()
         for slot, folder in enumerate(members.values()):
             state = dense_state(folder)
             embeddings.append(state.pop(EMBEDDING))
             heads.append(state.pop(HEAD))
-            found |= {f"members.{slot}.{name.removeprefix(_MODEL)}": tensor for name, tensor in state.items()}
+            result |= {f"members.{slot}.{name.removeprefix(_MODEL)}": tensor for name, tensor in state.items()}
         rows = matching_rows([*members.values()], [len(table) for table in embeddings])
         width = model.config.hidden_size
-        found |= {
+        result |= {
             "embed_tokens.weight": averaged(embeddings, rows, width),
             "lm_head.weight": averaged(heads, rows, width),
         }
-        model.load_state_dict(found)
+        model.load_state_dict(result)
         model.train(False)
         return model
 
@@ -188,9 +188,9 @@ def averaged(tables: Sequence[Tensor], rows: Sequence[Tensor], width: int) -> Te
         width: the largest H_i.
     """
     total, count = torch.zeros(len(rows[0]), width, dtype=torch.float64), torch.zeros(len(rows[0]), 1)
-    for table, own in zip(tables, rows, strict=True):
-        known = own >= 0
-        total[known, : table.shape[1]] += table[own[known]].double()
+    for table, row in zip(tables, rows, strict=True):
+        known = row >= 0
+        total[known, : table.shape[1]] += table[row[known]].double()
         count[known] += 1
     return (total / count).float()
 
@@ -203,7 +203,7 @@ def matching_rows(folders: Sequence[Path], sizes: Sequence[int]) -> list[Tensor]
         sizes: rows of the members' embeddings.
     """
     first, *others = [_vocabulary(folder) for folder in folders]
-    found = [torch.arange(sizes[0])]
+    result = [torch.arange(sizes[0])]
     for vocabulary, size in zip(others, sizes[1:], strict=True):
         rows = torch.full((sizes[0],), -1)
         for token, row in first.items():
@@ -211,8 +211,8 @@ def matching_rows(folders: Sequence[Path], sizes: Sequence[int]) -> list[Tensor]
                 rows[row] = vocabulary[token]
         if vocabulary == first:  # rows without a token, too
             rows[: min(sizes[0], size)] = torch.arange(min(sizes[0], size))
-        found.append(rows)
-    return found
+        result.append(rows)
+    return result
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
@@ -224,10 +224,10 @@ def _config(names: list[str], dense: Sequence[PretrainedConfig], k: int, skip: b
     first = dense[0]
     return HeterogeneousConfig(
         members=names,
-        dense=[each.to_dict() for each in dense],
+        dense=[item.to_dict() for item in dense],
         vocab_size=first.vocab_size,
-        hidden_size=max(each.hidden_size for each in dense),
-        num_hidden_layers=max(each.num_hidden_layers for each in dense),
+        hidden_size=max(item.hidden_size for item in dense),
+        num_hidden_layers=max(item.num_hidden_layers for item in dense),
         num_experts_per_tok=k,
         skip=skip,
         bos_token_id=first.bos_token_id,

@@ -38,21 +38,21 @@ def jetmoe(members: Mapping[str, Path], seed: int) -> JetMoeForCausalLM:
     _require_exact(dense)
     model = JetMoeForCausalLM(_config(dense, len(members)))
     states = [dense_state(folder) for folder in members.values()]
-    generator, found = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    generator, result = torch.Generator().manual_seed(seed), dict[str, Tensor]()
     for name, parameter in model.state_dict().items():
         start, _, part = name.partition(".self_attention." if ".self_attention." in name else ".mlp.")
         if not part:
-            found[name] = _mean(states, name)
+            result[name] = _mean(states, name)
         elif part.endswith("router.layer.weight"):
-            found[name] = torch.randn(parameter.shape, generator=generator) * INITIAL_DEVIATION
+            result[name] = torch.randn(parameter.shape, generator=generator) * INITIAL_DEVIATION
         elif part.endswith("bias"):
-            found[name] = torch.zeros(parameter.shape)
+            result[name] = torch.zeros(parameter.shape)
         elif part == "kv_proj.weight":
-            found[name] = torch.cat([_mean(states, f"{start}.self_attn.{each}_proj.weight") for each in "kv"])
+            result[name] = torch.cat([_mean(states, f"{start}.self_attn.{item}_proj.weight") for item in "kv"])
         else:
-            blocks = [f"{start}.{each}.weight" for each in _EXPERTS[name.removeprefix(f"{start}.")]]
-            found[name] = torch.stack([torch.cat([state[block] for block in blocks]) for state in states])
-    model.load_state_dict(found)
+            blocks = [f"{start}.{item}.weight" for item in _EXPERTS[name.removeprefix(f"{start}.")]]
+            result[name] = torch.stack([torch.cat([state[block] for block in blocks]) for state in states])
+    model.load_state_dict(result)
     model.eval()
     return model
 

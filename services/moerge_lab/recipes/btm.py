@@ -26,7 +26,7 @@ class Ensemble(Model):
 
     def __init__(self, models: Sequence[Dense], prior: Tensor, window: int = 0) -> None:
         self._models, self._prior, self._window = models, prior.double(), window
-        self.active_parameters = sum(each.active_parameters for each in models)
+        self.active_parameters = sum(model.active_parameters for model in models)
 
     def losses(self, rows: Rows) -> Tensor:
         """[B, T - 1] float64."""

@@ -30,10 +30,10 @@ class Dense(Loaded):
 
     def losses(self, rows: Rows) -> Tensor:
         """[B, T - 1] float64; 0 at padding."""
-        found = torch.zeros(rows.ids.shape[0], rows.ids.shape[1] - 1, dtype=torch.float64)
-        for row, told in zip(found, self.likelihoods(documents(rows)), strict=True):
+        result = torch.zeros(rows.ids.shape[0], rows.ids.shape[1] - 1, dtype=torch.float64)
+        for row, told in zip(result, self.likelihoods(documents(rows)), strict=True):
             row[: len(told)] = -told
-        return found
+        return result
 
     @torch.inference_mode()
     def likelihoods(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -42,8 +42,8 @@ class Dense(Loaded):
         missing = [key for key in dict.fromkeys(keys) if key not in self._known]
         for batch in bucket(missing, lambda key: len(key[-1]), BATCH_TOKENS):
             rows = Rows(pad([key[-1] for key in batch]), [len(key[-1]) for key in batch], "")
-            for key, found in zip(batch, super().losses(rows).double().cpu(), strict=True):
-                self._known[key] = -found[: len(key[-1]) - 1]
+            for key, result in zip(batch, super().losses(rows).double().cpu(), strict=True):
+                self._known[key] = -result[: len(key[-1]) - 1]
         return [self._known[key] for key in keys]
 
 
@@ -70,7 +70,9 @@ def documents(rows: Rows) -> list[list[int]]:
 
 def likelihoods(models: Sequence[Dense], texts: Sequence[Sequence[int]]) -> Tensor:
     """[N, D] float64: log p(text) under each model, of all tokens except the first."""
-    return torch.stack([torch.stack([each.sum() for each in model.likelihoods(texts)]) for model in models], dim=1)
+    return torch.stack(
+        [torch.stack([likelihood.sum() for likelihood in model.likelihoods(texts)]) for model in models], dim=1
+    )
 
 
 def recent(values: Tensor, window: int) -> Tensor:
@@ -86,10 +88,10 @@ def in_groups(rows: Rows, groups: Iterable[tuple[Tensor, Callable[[Rows], Tensor
         rows: all rows.
         groups: numbers of rows [b], each in one group, and the function for their logits [b, T, V].
     """
-    found = torch.empty(0)
+    result = torch.empty(0)
     for those, predict in groups:
         part = predict(Rows(rows.ids[those], [rows.lengths[row] for row in those.tolist()], rows.domain))
-        if not found.numel():
-            found = part.new_empty(*rows.ids.shape, part.shape[2])
-        found[those.to(found.device)] = part
-    return found
+        if not result.numel():
+            result = part.new_empty(*rows.ids.shape, part.shape[2])
+        result[those.to(result.device)] = part
+    return result

@@ -46,23 +46,23 @@ def alignment(base: PreTrainedModel, models: Sequence[PreTrainedModel]) -> Score
     """
     parameters = dict(base.named_parameters())
     own = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
-    for name, each in parameters.items():
-        if wrong := [list(theirs[name].shape) for theirs in own if theirs[name].shape != each.shape]:
-            found = f"the base model's shape is {list(each.shape)}, an expert's {wrong[0]}"
-            raise MoergeError(found, where=name, todo="name the experts' seed model")
-    vectors = [[(each - theirs[name]).detach() for name, each in parameters.items()] for theirs in own]
+    for name, parameter in parameters.items():
+        if wrong := [list(theirs[name].shape) for theirs in own if theirs[name].shape != parameter.shape]:
+            problem = f"the base model's shape is {list(parameter.shape)}, an expert's {wrong[0]}"
+            raise MoergeError(problem, where=name, todo="name the experts' seed model")
+    vectors = [[(parameter - theirs[name]).detach() for name, parameter in parameters.items()] for theirs in own]
     sizes = torch.tensor([_dot(vector, vector) for vector in vectors]).sqrt()
 
     def scores(rows: Rows) -> Tensor:
-        found = torch.zeros(len(rows.lengths), len(vectors), dtype=torch.float64)
+        result = torch.zeros(len(rows.lengths), len(vectors), dtype=torch.float64)
         for row, text in enumerate(documents(rows)):
             with torch.inference_mode(False), torch.enable_grad():
                 alone = Rows(torch.tensor([text]), [len(text)], rows.domain)
                 loss = losses_by(partial(logits, base))(alone).sum()
                 gradient = torch.autograd.grad(loss, list(parameters.values()))
             dots = torch.tensor([_dot(gradient, vector) for vector in vectors], dtype=torch.float64)
-            found[row] = dots / (sizes * _dot(gradient, gradient) ** 0.5).clamp_min(1e-300)
-        return found
+            result[row] = dots / (sizes * _dot(gradient, gradient) ** 0.5).clamp_min(1e-300)
+        return result
 
     return scores
 
@@ -147,12 +147,12 @@ class Upcycled(FromLogits):
 def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     members = with_seed(fleet, options)
     models, trunk, k = experts(members), merged_model(members, "average", {}), whole(options, "k", 1)
-    routing = sum(each.active_parameters for each in models)
-    yield name, Upcycled(trunk, [each.model for each in models], confidence(models), routing, k, separate=separate)
+    routing = sum(model.active_parameters for model in models)
+    yield name, Upcycled(trunk, [model.model for model in models], confidence(models), routing, k, separate=separate)
 
 
 def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    models, trunk = [each.model for each in experts(fleet)], merged_model(fleet, "average", {})
+    models, trunk = [expert.model for expert in experts(fleet)], merged_model(fleet, "average", {})
     base = load(fleet.seed_model, torch.float32, fleet.device)
     routing = 3 * active_parameters(base)  # a backward pass costs two forward ones
     yield name, Upcycled(trunk, models, alignment(base, models), routing, whole(options, "k", 1), separate=separate)

@@ -65,8 +65,8 @@ def _prepared(fleet: Fleet, options: Options) -> _Prepared:
             own = embedded(model, _sample(domain), context, f"embedding {domain.name}", fleet.progress)
             weights[domain.name] = made.clusters.weights(own)
         known[key] = _Prepared(made, weights)
-    found: _Prepared = known[key]
-    return found
+    result: _Prepared = known[key]
+    return result
 
 
 def _context(fleet: Fleet) -> int:
@@ -74,7 +74,7 @@ def _context(fleet: Fleet) -> int:
 
 
 def _sample(domain: Domain) -> Sequence[list[int]]:
-    if not any(len(each) > 1 for each in domain.statistics):
+    if not any(len(statistic) > 1 for statistic in domain.statistics):
         todo = "give more text with `other`, or more `statistics_tokens`"
         raise MoergeError("has no sample of two tokens", where=domain.name, todo=todo)
     return domain.statistics
@@ -92,13 +92,13 @@ def _bank(fleet: Fleet, options: Options) -> tuple[Bank, Trained]:
     if key not in known:
         rows = _prepared(fleet, options).domains.rows
         model = load(fleet.seed_model, fleet.device)
-        start: Start = next(each for each in STARTS if each == word(options, "start"))
+        start: Start = next(item for item in STARTS if item == word(options, "start"))
         experts = [Checkpoint(domain.expert) for domain in fleet.domains]
         bank = new_bank(model, start, experts, len(experts), whole(options, "rank", 0), len(rows), fleet.seed)
         job = bank_job(model, bank, rows, whole(options, "support", 1), run_of(fleet, options))
         known[key] = bank, train(replace(job, progress=fleet.progress))
-    found: tuple[Bank, Trained] = known[key]
-    return found
+    result: tuple[Bank, Trained] = known[key]
+    return result
 
 
 def _soup(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
@@ -116,7 +116,7 @@ def _soup(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 
 def _rows(fleet: Fleet, name: str) -> Tensor:
     """The rows of a target's sample."""
-    [domain] = [each for each in fleet.domains if each.name == name]
+    [domain] = [item for item in fleet.domains if item.name == name]
     return target_rows(_sample(domain), None, _context(fleet))
 
 
@@ -166,8 +166,8 @@ def _crisp(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 def _domain_experts(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     rows, every = _prepared(fleet, options).domains.rows, list[Trained]()
     best: dict[str, tuple[float, Loaded]] = {}
-    for own in rows:
-        model, trained = _dense(fleet, options, [own], None, len(rows))
+    for row in rows:
+        model, trained = _dense(fleet, options, [row], None, len(rows))
         made = Loaded(convert(model, fleet.dtype))
         every.append(trained)
         for domain in fleet.domains:
@@ -185,7 +185,7 @@ def _loss(model: Loaded, documents: Sequence[list[int]], context: int) -> float:
 
 
 def _sum(trained: Sequence[Trained]) -> Trained:
-    return Trained(sum(each.parameters for each in trained), sum(each.tokens for each in trained))
+    return Trained(sum(item.parameters for item in trained), sum(item.tokens for item in trained))
 
 
 def _seed(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:

@@ -83,7 +83,7 @@ def trained_model(
 
 def routing_of(options: Options) -> Routing:
     """The routing that a recipe's options name."""
-    return next(each for each in ROUTINGS if each == word(options, "routing"))
+    return next(item for item in ROUTINGS if item == word(options, "routing"))
 
 
 def small_routers(fleet: Fleet) -> list[Tensor]:
@@ -98,7 +98,7 @@ def untrained(fleet: Fleet, options: Options) -> Path:
         MoergeError: the options contradict each other.
     """
     members, begin = with_seed(fleet, options), word(options, "start")
-    [method] = [each for each in TRUNKS if each == word(options, "trunk")]
+    [method] = [item for item in TRUNKS if item == word(options, "trunk")]
     k = {"k": experts_per_token(routing_of(options), len(members.domains))}
     if begin != "random" and len(members.domains) > len(fleet.domains):
         raise MoergeError("the seed model has no statistics", where=f"start={begin}", todo=f"omit {SEED} or start")

@@ -17,7 +17,9 @@ Made = TypeVar("Made", bound=Model)
 
 def mean_loss(losses: Losses, fleet: Fleet) -> float:
     """Nats per token of the tuning text, averaged over the domains with tuning text."""
-    scores = [total(document_scores(losses, each.tuning, NoProgress(), domain=each.name)) for each in fleet.domains]
+    scores = [
+        total(document_scores(losses, domain.tuning, NoProgress(), domain=domain.name)) for domain in fleet.domains
+    ]
     return fmean(score.nll / score.tokens for score in scores if score.tokens)
 
 
@@ -33,7 +35,7 @@ def choose(
     """
     if options[name] != CHOOSE:
         return {}
-    if not any(each.tuning for each in fleet.domains):
+    if not any(domain.tuning for domain in fleet.domains):
         return {name: default}
     return {name: min(values, key=lambda value: mean_loss(build(value), fleet))}
 

@@ -42,11 +42,11 @@ def route(
     draw = {".html": page, ".svg": curves}.get(out.suffix)
     if draw is None:
         raise MoergeError(f"expected .html or .svg, found {out.name}", where="--out", todo="name such a file")
-    found = along(folder, _content(text), layer)
+    result = along(folder, _content(text), layer)
     with atomic_file(out) as file:
-        file.write(draw(found, f"Experts along a text: {folder.resolve().name}").encode())
-    told = ", ".join(shares(found.members, found.mean.mean(0).tolist()))
-    output().print(f"{out}: {len(found.pieces):,} tokens; {told}", highlight=False, markup=False)
+        file.write(draw(result, f"Experts along a text: {folder.resolve().name}").encode())
+    told = ", ".join(shares(result.members, result.mean.mean(0).tolist()))
+    output().print(f"{out}: {len(result.pieces):,} tokens; {told}", highlight=False, markup=False)
 
 
 def _content(text: str) -> str:

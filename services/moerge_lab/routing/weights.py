@@ -65,7 +65,7 @@ def along(folder: Path, text: str, layer: int | None = None) -> Along:
     """
     ids, pieces, rows = encoded(folder, text)
     model = load(folder)
-    parts = next((each for kind, each in _KINDS.items() if isinstance(model, kind)), _published)(model, ids, layer)
+    parts = next((item for kind, item in _KINDS.items() if isinstance(model, kind)), _published)(model, ids, layer)
     members = getattr(model.config, "members", None) or _recorded(folder)
     return Along(members, pieces, {part: weights[rows] for part, weights in parts.items()})
 
@@ -95,7 +95,7 @@ def routed(model: PreTrainedModel, ids: Sequence[int], context: int) -> Tensor:
     for window, new in reading(ids, context):
         with _router_logits(model) as seen:
             model.base_model(input_ids=window, use_cache=False)
-        logits.append(torch.stack([each[new].float() for each in seen]))
+        logits.append(torch.stack([item[new].float() for item in seen]))
     return torch.cat(logits, dim=1)
 
 
@@ -116,7 +116,7 @@ def _router_logits(model: PreTrainedModel) -> Iterator[list[Tensor]]:
 
 
 def _context(*configs: PretrainedConfig) -> int:
-    return min(*(int(each.max_position_embeddings) for each in configs), _LONGEST_CONTEXT)
+    return min(*(int(config.max_position_embeddings) for config in configs), _LONGEST_CONTEXT)
 
 
 @torch.inference_mode()
@@ -124,26 +124,26 @@ def _seen(
     model: PreTrainedModel, ids: Sequence[int], context: int, observing: _Observing = observed
 ) -> dict[str, Tensor]:
     """Module -> its weights of the members, [n, D] or [n, D, H]."""
-    found = defaultdict[str, list[Tensor]](list)
+    result = defaultdict[str, list[Tensor]](list)
     for window, new in reading(ids, context):
         with observing(model) as seen:
             model(input_ids=window, use_cache=False)
         for name, weights in seen:
-            found[name].append(weights[0, new].float())
-    return {name: torch.cat(parts) for name, parts in found.items()}
+            result[name].append(weights[0, new].float())
+    return {name: torch.cat(parts) for name, parts in result.items()}
 
 
 def _gates(model: Bts, ids: Sequence[int], layer: int | None) -> dict[str, Tensor]:
     """The gates of an experts-into-hub stitch layer, averaged over the hidden dimensions (BTS section 4.3)."""
     config = cast(BtsConfig, model.config)
     behind = places(config.dense_config.num_hidden_layers, config.stitches, alternating=config.alternating)
-    into_hub = [number for number, each in behind.items() if each]
+    into_hub = [number for number, item in behind.items() if item]
     chosen = into_hub[-1] if layer is None else layer
     if chosen not in into_hub:
         todo = f"use one of: {', '.join(map(str, into_hub))}"
         raise MoergeError(f"layer {chosen} has no experts-into-hub stitch layer", where="`layer`", todo=todo)
     seen = _seen(model, ids, _context(config.dense_config))
-    [weights] = [each for name, each in seen.items() if _layer(name) == chosen]
+    [weights] = [item for name, item in seen.items() if _layer(name) == chosen]
     return {f"gates of the stitch layer behind layer {chosen}": weights.mean(-1)}
 
 
@@ -161,7 +161,7 @@ def _by_layer(seen: Mapping[str, Tensor], layer: int | None) -> dict[str, Tensor
     """The routers of attention experts and of MLPs."""
     return {
         f"routers of {part}, {_said(layer)}": _chosen(
-            torch.stack([each for name, each in seen.items() if module in name]), layer
+            torch.stack([item for name, item in seen.items() if module in name]), layer
         )
         for module, part in _PARTS.items()
     }
@@ -184,8 +184,8 @@ _KINDS: Mapping[type[PreTrainedModel], Callable[[Any, Sequence[int], int | None]
 
 
 def _layer(module: str) -> int:
-    found = re.search(r"\.layers\.(\d+)\.", module)
-    return int(found[1]) if found else -1
+    match = re.search(r"\.layers\.(\d+)\.", module)
+    return int(match[1]) if match else -1
 
 
 def _chosen(weights: Tensor, layer: int | None) -> Tensor:

@@ -46,8 +46,8 @@ class Bank:
             (self.parameters[f"mlp.{layer}.weight"], self.parameters[f"mlp.{layer}.bias"]) for layer in (0, 1)
         )
         hidden = torch.nn.functional.linear(weights.to(first[0].device), *first).relu()
-        found: Tensor = torch.nn.functional.linear(hidden, *second)
-        return found
+        result: Tensor = torch.nn.functional.linear(hidden, *second)
+        return result
 
     def instantiate(self, alpha: Tensor) -> dict[str, Tensor]:
         """The model's parameters for coefficients [n]."""
@@ -56,15 +56,15 @@ class Bank:
     def _experts(self, name: str, alpha: Tensor) -> Tensor:
         whole = self.parameters.get(f"experts.{name}")
         if whole is not None:
-            found: Tensor = torch.tensordot(alpha, whole, dims=1)  # alpha_1 E_1 + ... + alpha_n E_n
-            return found
+            result: Tensor = torch.tensordot(alpha, whole, dims=1)  # alpha_1 E_1 + ... + alpha_n E_n
+            return result
         u, v = (self.parameters[f"experts.{name}.{side}"] for side in "uv")
         return torch.einsum("n,nor,nir->oi", alpha, u, v)
 
     @property
     def elements(self) -> int:
         """Number of elements of all parameters."""
-        return sum(each.numel() for each in self.parameters.values())
+        return sum(parameter.numel() for parameter in self.parameters.values())
 
 
 def shapes(model: Shapes, experts: int, rank: int, domains: int) -> dict[str, tuple[int, ...]]:
@@ -79,15 +79,15 @@ def shapes(model: Shapes, experts: int, rank: int, domains: int) -> dict[str, tu
         rank: R; 0: full. Smaller matrices and vectors are full.
         domains: number of domain weights.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    result: dict[str, tuple[int, ...]] = {}
     for name, shape in model.items():
-        found[f"shared.{name}"] = shape
+        result[f"shared.{name}"] = shape
         if _is_low(shape, rank):
-            found |= {f"experts.{name}.u": (experts, shape[0], rank), f"experts.{name}.v": (experts, shape[1], rank)}
+            result |= {f"experts.{name}.u": (experts, shape[0], rank), f"experts.{name}.v": (experts, shape[1], rank)}
         else:
-            found[f"experts.{name}"] = (experts, *shape)
-    found |= {"mlp.0.weight": (HIDDEN, domains), "mlp.0.bias": (HIDDEN,)}
-    return found | {"mlp.1.weight": (experts, HIDDEN), "mlp.1.bias": (experts,)}
+            result[f"experts.{name}"] = (experts, *shape)
+    result |= {"mlp.0.weight": (HIDDEN, domains), "mlp.0.bias": (HIDDEN,)}
+    return result | {"mlp.1.weight": (experts, HIDDEN), "mlp.1.bias": (experts,)}
 
 
 def _is_low(shape: Sequence[int], rank: int) -> bool:
@@ -132,16 +132,16 @@ def new_bank(
         made[f"shared.{name}"] = value.clone()
         own = [part(name) for part in parts]
         if _is_low(value.shape, rank):
-            sides = [_low(each, rank) for each in own]
+            sides = [_low(item, rank) for item in own]
             for number, side in enumerate("uv"):
-                made[f"experts.{name}.{side}"] = torch.stack([each[number] for each in sides])
+                made[f"experts.{name}.{side}"] = torch.stack([item[number] for item in sides])
         else:
             made[f"experts.{name}"] = torch.stack(own)
     made["mlp.0.weight"] = torch.randn(HIDDEN, domains, generator=generator)
     made["mlp.0.bias"] = torch.zeros(HIDDEN)
     made["mlp.1.weight"] = _MLP_DEVIATION * torch.randn(len(parts), HIDDEN, generator=generator)
     made["mlp.1.bias"] = torch.full((len(parts),), 1 / len(parts))
-    return Bank({name: Parameter(each.to(device), requires_grad=False) for name, each in made.items()})
+    return Bank({name: Parameter(item.to(device), requires_grad=False) for name, item in made.items()})
 
 
 def _task_vector(base: Mapping[str, Tensor], expert: Checkpoint, name: str) -> Tensor:

@@ -124,7 +124,7 @@ def instantiate(
     require_new(out)
     target = Target(fit, 0 if finetune is None else token_count(finetune, "finetune"), rate, seed, device)
     made = run(bank, text, text_field, target, out.absolute(), progress())
-    coefficients = ", ".join(f"{each:.3f}" for each in made.coefficients)
+    coefficients = ", ".join(f"{coefficient:.3f}" for coefficient in made.coefficients)
     output().print(
         f"{out}: specialist for {made.documents:,} documents; coefficients {coefficients}",
         highlight=False,

@@ -53,14 +53,14 @@ class Domains:
 
 def pooled(documents: Sequence[Sequence[Sequence[int]]], tokens: int, seed: int) -> list[Sequence[int]]:
     """Documents of several texts for a training: up to `POOL` x `tokens`, in equal parts, drawn by the seed."""
-    found: list[Sequence[int]] = []
-    for each in documents:
+    result: list[Sequence[int]] = []
+    for item in documents:
         left = POOL * tokens / len(documents)
-        for document in random.Random(seed).sample(each, len(each)):  # noqa: S311  # no secret
+        for document in random.Random(seed).sample(item, len(item)):  # noqa: S311  # no secret
             if left > 0 and document:
-                found.append(document)
+                result.append(document)
                 left -= len(document)
-    return found
+    return result
 
 
 @torch.inference_mode()
@@ -97,8 +97,8 @@ def k_means(vectors: Tensor, count: int, seed: int) -> Clusters:
         MoergeError: there are fewer vectors than clusters.
     """
     if len(vectors) < count:
-        found = f"expected at least as many documents as clusters, {count}, found {len(vectors)}"
-        raise MoergeError(found, where="`clusters`", todo="give more text, or a smaller number")
+        problem = f"expected at least as many documents as clusters, {count}, found {len(vectors)}"
+        raise MoergeError(problem, where="`clusters`", todo="give more text, or a smaller number")
     points, generator = vectors.double(), torch.Generator().manual_seed(seed)
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     while len(chosen) < count:
@@ -137,15 +137,17 @@ def pretraining_domains(
     while len(clusters.centroids):
         places = clusters.nearest(vectors).tolist()
         rows = [
-            joined([each for each, place in zip(documents, places, strict=True) if place == number], end, context)
+            joined(
+                [document for document, place in zip(documents, places, strict=True) if place == number], end, context
+            )
             for number in range(len(clusters.centroids))
         ]
-        kept = [number for number, each in enumerate(rows) if len(each)]
+        kept = [number for number, row in enumerate(rows) if len(row)]
         if len(kept) == len(rows):
             return Domains(clusters, rows)
         clusters = Clusters(clusters.centroids[kept])
-    found = f"no cluster of documents has {context} tokens"
-    raise MoergeError(found, where="`text`", todo="give more text, or a smaller `context`")
+    problem = f"no cluster of documents has {context} tokens"
+    raise MoergeError(problem, where="`text`", todo="give more text, or a smaller `context`")
 
 
 def sampled_weights(domains: int, support: int, generator: Generator) -> Tensor:

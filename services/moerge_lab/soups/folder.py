@@ -83,8 +83,8 @@ def read_bank(folder: Path, device: str = "cpu") -> Opened:
     centroids = stored.tensor(_CENTROIDS)
     expected = shapes(model_shapes(model), record.parts, record.rank, len(centroids))
     for name, shape in expected.items():
-        if (found := stored.tensor(name).shape) != shape:
-            what = f"expected shape {list(shape)}, found {list(found)}"
+        if (result := stored.tensor(name).shape) != shape:
+            what = f"expected shape {list(shape)}, found {list(result)}"
             raise CheckpointError(what, where=f"{folder / BANK_FILE}: {name}", todo="train the bank again")
     made = {name: Parameter(stored.tensor(name).to(device), requires_grad=False) for name in expected}
     return Opened(folder, record, model, Bank(made), Clusters(centroids))
@@ -93,7 +93,7 @@ def read_bank(folder: Path, device: str = "cpu") -> Opened:
 def write_specialist(opened: Opened, record: Specialist, out: Path, progress: Progress) -> None:
     """Writes a specialist, which is in the bank's model, in the seed's dtypes; the folder appears whole (law 10)."""
     dtypes = {name: spec.dtype for name, spec in opened.seed.checkpoint.specs.items()}
-    weights = _tensors(SINGLE, {name: each.detach().to(dtypes[name]) for name, each in opened.model.named_parameters()})
+    weights = _tensors(SINGLE, {name: item.detach().to(dtypes[name]) for name, item in opened.model.named_parameters()})
     small = {name: path for name, path in expert_files(opened.seed).items() if not is_weights(name) and name != INDEX}
     texts = [copied_file(path, name) for name, path in small.items()]
     texts += [record_file(record), text_file(CARD_FILE, _card(record))]
@@ -102,7 +102,7 @@ def write_specialist(opened: Opened, record: Specialist, out: Path, progress: Pr
 
 
 def _tensors(name: str, tensors: Mapping[str, Tensor]) -> FilePlan:
-    plans = [TensorPlan(key, each.dtype, tuple(each.shape), each.detach().cpu) for key, each in tensors.items()]
+    plans = [TensorPlan(key, tensor.dtype, tuple(tensor.shape), tensor.detach().cpu) for key, tensor in tensors.items()]
     return FilePlan(name, "", lambda out: write_safetensors(out, plans), {plan.name: plan.bytes for plan in plans})
 
 
@@ -127,7 +127,9 @@ are in `{RECORD_FILE}`.
 
 def _card(record: Specialist) -> str:
     names = list(record.bank.experts) or [str(number) for number in range(record.bank.parts)]
-    rows = markdown_rows((name, f"{each:.4f}") for name, each in zip(names, record.coefficients, strict=True))
+    rows = markdown_rows(
+        (name, f"{coefficient:.4f}") for name, coefficient in zip(names, record.coefficients, strict=True)
+    )
     return f"""\
 ---
 library_name: transformers

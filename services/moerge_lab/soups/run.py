@@ -89,7 +89,7 @@ def read_request(
         MoergeError: a model, a text or a setting is unsuitable; names it and the remedy.
     """
     _require(settings, experts)
-    seed, members = DenseExpert("seed", base), [DenseExpert(*each) for each in sorted(experts.items())]
+    seed, members = DenseExpert("seed", base), [DenseExpert(*item) for item in sorted(experts.items())]
     check_expert(seed, None, "the seed model")
     expert_files(seed)  # refuses an adapter before the training
     for member in members:

@@ -73,7 +73,7 @@ def fitted(model: PreTrainedModel, bank: Bank, alpha: Tensor, rows: Tensor, size
 
 def target_rows(documents: Sequence[Sequence[int]], end: int | None, context: int) -> Tensor:
     """A target's documents as rows of at most `context` tokens; one row if there are fewer."""
-    tokens = sum(len(each) + (end is not None) for each in documents)
+    tokens = sum(len(document) + (end is not None) for document in documents)
     return joined(documents, end, min(context, tokens))
 
 

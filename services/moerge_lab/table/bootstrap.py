@@ -36,4 +36,4 @@ def resampled(dense: Sequence[Score], model: Sequence[Score], domain: int) -> Fl
     drawn = draws(domain, len(dense))
     rows = [(own.nll, other.nll, own.tokens) for own, other in zip(dense, model, strict=True)]
     sums = drawn @ np.array(rows, dtype=np.float64)  # [RESAMPLES, 3]
-    return np.array([normalised(*each) for each in sums.tolist()])
+    return np.array([normalised(*item) for item in sums.tolist()])

@@ -71,10 +71,10 @@ class Figure:
 def mean(figures: Iterable[Figure]) -> Figure:
     """The average of the domains' figures, for each seed."""
     every = list(figures)
-    values = [average(each) for each in zip(*(figure.values for figure in every), strict=True)]
+    values = [average(item) for item in zip(*(figure.values for figure in every), strict=True)]
     return Figure(values, _mean([figure.resamples for figure in every]))
 
 
 def _mean(resamples: Sequence[Floats | None]) -> Floats | None:
-    known = [each for each in resamples if each is not None]
+    known = [resample for resample in resamples if resample is not None]
     return sum(known[1:], known[0]) / len(known) if len(known) == len(resamples) else None

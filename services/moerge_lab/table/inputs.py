@@ -40,7 +40,7 @@ class Inputs:
         """Each domain's texts; with `switch`, scored behind text of other domains."""
         require_one_tokenizer(self.sources)
         cut = replace(self.cut, tokens=sys.maxsize) if switch else self.cut
-        read = {name: read_texts(name, each, cut, split, training=training) for name, each in self.sources.items()}
+        read = {name: read_texts(name, source, cut, split, training=training) for name, source in self.sources.items()}
         return switched(read, self.cut) if switch else read
 
     def table(

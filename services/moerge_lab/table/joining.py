@@ -37,10 +37,10 @@ def plan(domains: Names, first: int, *, subsets: bool = False) -> Plan:
         raise MoergeError(f"{first} of {len(domains)} experts leave none to join", where="`expert`", todo="name more")
     sizes = range(first, len(domains) + 1)
     if subsets:
-        sets = [each for size in sizes for each in combinations(domains, size)]
-        return {trunk: [each for each in sets if set(trunk) <= set(each)] for trunk in sets}
+        sets = [combination for size in sizes for combination in combinations(domains, size)]
+        return {trunk: [item for item in sets if set(trunk) <= set(item)] for trunk in sets}
     grown = [domains[:size] for size in sizes]
-    return {grown[0]: grown, **{each: [each] for each in grown[1:]}}
+    return {grown[0]: grown, **{item: [item] for item in grown[1:]}}
 
 
 @quick_collections()
@@ -55,14 +55,15 @@ def join(
         runs: of recipes with parts.
         domains: in slot order, which is the joining order.
     """
-    tokens = {name: sum(window.scored for window in each.held_out) for name, each in domains.items()}
-    versions = [each for under in planned.values() for each in (*under, under[-1])]  # the largest by an oracle too
-    total = sum(tokens[name] for each in versions for name in each)
+    tokens = {name: sum(window.scored for window in domain.held_out) for name, domain in domains.items()}
+    versions = [item for under in planned.values() for item in (*under, under[-1])]  # the largest by an oracle too
+    total = sum(tokens[name] for version in versions for name in version)
     with progress.track("experts", sum(tokens.values()), "tokens") as tracker:
         own = {
-            name: _score(Loaded.of(each.expert, settings.device), name, each, tracker) for name, each in domains.items()
+            name: _score(Loaded.of(domain.expert, settings.device), name, domain, tracker)
+            for name, domain in domains.items()
         }
-    found = []
+    result = []
     for run in runs:
         scores: dict[tuple[Names, Names], list[tuple[_Scores, _Scores]]] = {}
         with progress.track(run.label, total * settings.seeds, "tokens") as tracker:
@@ -70,11 +71,11 @@ def join(
                 for key, scored in _measured(run, domains, planned, settings, seed, tracker):
                     scores.setdefault(key, []).append(scored)
         made = [
-            Version(trunk, names, *(_normalised([each[kind] for each in seeds], names, own) for kind in (0, 1)))
+            Version(trunk, names, *(_normalised([item[kind] for item in seeds], names, own) for kind in (0, 1)))
             for (trunk, names), seeds in scores.items()
         ]
-        found.append(Joined(run, tuple(domains), made))
-    return Growth(tuple(domains), found)
+        result.append(Joined(run, tuple(domains), made))
+    return Growth(tuple(domains), result)
 
 
 def _score(model: Model, name: str, texts: Texts, tracker: Tracker) -> Score:

@@ -45,7 +45,7 @@ class Version:
 
     def to_json(self) -> dict[str, object]:
         scores, oracles = (
-            {name: _record(figure) for name, figure in each.items()} for each in (self.scores, self.oracles)
+            {name: _record(figure) for name, figure in item.items()} for item in (self.scores, self.oracles)
         )
         figures = {"average": _record(self.average), "oracle": _record(self.oracle)}
         return {"trunk": self.trunk, "domains": self.domains, "scores": scores, "oracles": oracles, **figures}
@@ -114,19 +114,21 @@ class Joined:
         """Versions 1, 2, …, as experts join."""
         first = self.versions[0].trunk
         grown = [self.domains[:size] for size in range(len(first), len(self.domains) + 1)]
-        return [each for each in self.versions if each.trunk == first and each.domains in grown]
+        return [version for version in self.versions if version.trunk == first and version.domains in grown]
 
     @property
     def remerges(self) -> list[Remerge]:
         """The remerge of every version with newcomers, for any trunk."""
-        whole = {each.domains: each for each in self.versions if each.trunk == each.domains}
-        return [Remerge(each, whole[each.domains]) for each in self.versions if each.trunk != each.domains]
+        whole = {version.domains: version for version in self.versions if version.trunk == version.domains}
+        return [
+            Remerge(version, whole[version.domains]) for version in self.versions if version.trunk != version.domains
+        ]
 
     @property
     def joining(self) -> list[Remerge]:
         """The remerges of versions 2, 3, …, as experts join."""
         kept = self.kept
-        return [each for each in self.remerges if each.kept in kept]
+        return [remerge for remerge in self.remerges if remerge.kept in kept]
 
     def render(self, console: Console) -> Iterator[RichTable | str]:
         """The table, split in two on a narrow terminal, and its conclusions."""
@@ -154,15 +156,15 @@ class Joined:
 
     def conclusions(self) -> list[str]:
         """The remerges that pay, and the accuracy of the estimate."""
-        gains = [(number, each.gained.mean) for number, each in enumerate(self.joining, start=2)]
+        gains = [(number, item.gained.mean) for number, item in enumerate(self.joining, start=2)]
         said = " and ".join(f"{gain:+.1f} at version {number}" for number, gain in gains)
         paying = " and ".join(str(number) for number, gain in gains if gain >= WORTH)
         every = self.remerges
-        expected = [each.expected.mean for each in every]
+        expected = [item.expected.mean for item in every]
         return [
             f"{self.run.label}: a remerge gains {said}; it pays from {WORTH:g} point on: at {paying or 'none'}.",
-            _judged("The oracle's average", expected, [each.oracle_gained.mean for each in every]),
-            _judged("The average", expected, [each.gained.mean for each in every]),
+            _judged("The oracle's average", expected, [item.oracle_gained.mean for item in every]),
+            _judged("The average", expected, [item.gained.mean for item in every]),
         ]
 
     def to_json(self) -> dict[str, object]:
@@ -184,11 +186,11 @@ class Growth:
     recipes: Sequence[Joined]
 
     def render(self, console: Console) -> Iterator[RichTable | str]:
-        for each in self.recipes:
-            yield from each.render(console)
+        for recipe in self.recipes:
+            yield from recipe.render(console)
 
     def to_json(self) -> dict[str, object]:
-        return {"domains": self.domains, "recipes": [each.to_json() for each in self.recipes]}
+        return {"domains": self.domains, "recipes": [recipe.to_json() for recipe in self.recipes]}
 
 
 def _judged(what: str, expected: Sequence[float], gained: Sequence[float]) -> str:

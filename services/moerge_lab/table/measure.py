@@ -74,7 +74,7 @@ def measure(
         domains: in slot order.
         elsewhere: windows of text of no domain; they need the base.
     """
-    tokens = sum(window.scored for each in domains.values() for window in each.held_out)
+    tokens = sum(window.scored for domain in domains.values() for window in domain.held_out)
     abroad, base = sum(window.scored for window in elsewhere), list[Score]()
     if elsewhere and settings.base is not None:
         with progress.track("seed model", abroad, "tokens") as tracker:
@@ -92,7 +92,7 @@ def measure(
                     for name, result in _results(run, domains, elsewhere, settings, seed, shared, share, progress):
                         results.setdefault(name, []).append(result)
                 share.end()
-            rows += [Row(run, name, each) for name, each in results.items()]
+            rows += [Row(run, name, item) for name, item in results.items()]
     return Table(list(domains), rows, base)
 
 
@@ -124,13 +124,13 @@ def fleet_of(
     drawn = [
         Domain(
             name,
-            each.expert,
-            _drawn(each.statistics, most, seed),
-            _drawn(each.other, most, seed),
-            each.tuning,
-            each.training,
+            domain.expert,
+            _drawn(domain.statistics, most, seed),
+            _drawn(domain.other, most, seed),
+            domain.tuning,
+            domain.training,
         )
-        for name, each in domains.items()
+        for name, domain in domains.items()
     ]
     return Fleet(
         drawn, settings.base, seed, work, settings.device, settings.dtype, shared or Shared(), progress or NoProgress()

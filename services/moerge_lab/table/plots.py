@@ -137,7 +137,7 @@ def _plot(over: str, ticks: Sequence[str], figures: Mapping[str, Sequence[Figure
         for number, (name, curve) in enumerate(figures.items())
     ]
     known = [figure for curve in figures.values() for figure in curve if figure is not None]
-    heights = scale([each.mean + sign * _error(each) for each in known for sign in (-1, 1)], _TICKS, span=1)
+    heights = scale([item.mean + sign * _error(item) for item in known for sign in (-1, 1)], _TICKS, span=1)
     below = text(50, _HIGH + 38, over, "tick", anchor="middle")
     parts = [below, *charts.line_chart(curves, ticks, heights, _HIGH, (_WIDE, _WIDE))]
     left = MARGIN + 30

@@ -21,15 +21,15 @@ def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base
     if (recipe.needs_base or options.get(SEED)) and base is None:
         return "`base`"
     if recipe.needs_other:
-        return None if all(each.other for each in sources.values()) else "`preset`"
-    if recipe.uses_text and not all(each.text for each in sources.values()):
+        return None if all(source.other for source in sources.values()) else "`preset`"
+    if recipe.uses_text and not all(source.text for source in sources.values()):
         return "`text`"
     return None
 
 
 def differing(sources: Mapping[str, Sources]) -> str | None:
     """How an expert's architecture differs from the first one's; None if all are the same."""
-    folders = {each.expert: name for name, each in sources.items()}
+    folders = {source.expert: name for name, source in sources.items()}
     if len(folders) < 2:
         return None
     first, *others = [(read_config(folder), name) for folder, name in folders.items()]
@@ -62,7 +62,7 @@ def specialised(specs: Sequence[str], sources: Mapping[str, Sources], base: Path
     Raises:
         MoergeError: there is no such recipe or option, or a required option is missing.
     """
-    if not all(each.other for each in sources.values()):
+    if not all(source.other for source in sources.values()):
         raise MoergeError("no text to specialise on is given", where="`other`", todo="give NAME=FILES of every domain")
     every = ("averaging", *(recipe.name for recipe in RECIPES.values() if recipe.specialises))
     return _named((SEED_ROW, *(specs or every)), sources, base)

@@ -171,9 +171,9 @@ class Table:
         return {**_figures(row, self.normalised(row, domain)), "domain": domain, "perplexity": perplexity}
 
     def _average_record(self, row: Row) -> dict[str, object]:
-        record, found = _figures(row, self.average(row)), self.difference(row)
-        if found is not None:
-            record |= {"difference": found.mean, "difference_error": found.error}
+        record, result = _figures(row, self.average(row)), self.difference(row)
+        if result is not None:
+            record |= {"difference": result.mean, "difference_error": result.error}
         if abroad := self.elsewhere(row):
             there: dict[str, object] = {"score": abroad.mean, "error": abroad.error, "scores": list(abroad.values)}
             if gained := self.elsewhere_difference(row):
@@ -217,13 +217,13 @@ class Table:
         texts = {domain: self._own(domain) for domain in self.domains}
         if self.base:
             texts[self.frame.elsewhere] = self.base
-        scored = ", ".join(f"{name} {total(each).tokens:,} in {len(each)}" for name, each in texts.items())
+        scored = ", ".join(f"{name} {total(text).tokens:,} in {len(text)}" for name, text in texts.items())
         seed = f". {self.frame.elsewhere}: {self.frame.elsewhere_text}, 100 = the seed model" if self.base else ""
         return f"Scored tokens in documents: {scored}{seed}. ± standard error over documents and seeds"
 
     def _scores(self, row: Row, *, errors: bool = True) -> dict[str, str]:
-        found = {domain: self.normalised(row, domain) for domain in self.domains}
-        cells = {domain: str(each) if errors else f"{each.mean:.1f}" for domain, each in found.items()}
+        result = {domain: self.normalised(row, domain) for domain in self.domains}
+        cells = {domain: str(item) if errors else f"{item.mean:.1f}" for domain, item in result.items()}
         cells["average"] = str(self.average(row))
         if self.against is not None:
             cells[f"to {self.against}"] = _signed(self.difference(row), errors=errors)
@@ -236,7 +236,7 @@ class Table:
     def _costs(self, row: Row) -> dict[str, str]:
         memory = "" if row.peak_memory is None else f"{row.peak_memory / 1e6:,.0f} MB"
         cells = {"active": parameters(row.active_parameters)}
-        if any(each.trained for each in self.rows):
+        if any(item.trained for item in self.rows):
             cells["trained"] = parameters(row.trained.parameters) if row.trained else ""
             cells["tokens"] = f"{row.trained.tokens:,}" if row.trained else ""
         return {**cells, "seconds": f"{row.seconds:.1f}", "memory": memory}
@@ -253,7 +253,7 @@ class Table:
 
 def shown(row: Row) -> str:
     """A row's name with its chosen options, marked if it reads ahead."""
-    chosen = {name: " or ".join(f"{each:.2g}" for each in sorted(set(values))) for name, values in row.chosen.items()}
+    chosen = {name: " or ".join(f"{value:.2g}" for value in sorted(set(values))) for name, values in row.chosen.items()}
     name = " ".join([row.name, *(f"({option}={values})" for option, values in chosen.items())])
     return f"{name} {AHEAD}" if row.run.recipe.reads_ahead else name
 

@@ -85,7 +85,7 @@ def require_one_tokenizer(sources: Mapping[str, Sources]) -> None:
     Raises:
         IncompatibleExpertError: names the first expert with another one.
     """
-    folders = {each.expert: name for name, each in sources.items()}
+    folders = {source.expert: name for name, source in sources.items()}
     first = next(iter(folders), None)
     for folder, name in folders.items():
         if first is None or folder == first:
@@ -114,10 +114,10 @@ def read_targets(sources: Mapping[str, Sources], cut: Cut, split: Split) -> tupl
         MoergeError: a file can't be read, or a part is empty.
     """
     targets, generic = dict[str, Texts](), list[Window]()
-    for name, each in sources.items():
-        own = read_texts(name, replace(each, other=()), cut, split, training=True)
+    for name, source in sources.items():
+        own = read_texts(name, replace(source, other=()), cut, split, training=True)
         generic += [replace(window, document=window.document + _NEXT * len(targets)) for window in own.held_out]
-        other = _Files(each.expert).read("`other`", each.other)
+        other = _Files(source.expert).read("`other`", source.other)
         sample = [entry for entry in other if entry.split == "held-out"]
         scored = _without(other, sample)
         tuning = tuning_part(scored)
@@ -174,27 +174,27 @@ def switched(domains: Mapping[str, Texts], cut: Cut) -> dict[str, Texts]:
     if len(domains) < 2:
         raise MoergeError("expected two domains or more, found one", where="`switch`", todo="name several")
     half = cut.context // 2
-    held_out = _behind_others({name: each.held_out for name, each in domains.items()}, half, cut.tokens)
-    tuning = _behind_others({name: each.tuning for name, each in domains.items()}, half, TUNING_TOKENS)
+    held_out = _behind_others({name: domain.held_out for name, domain in domains.items()}, half, cut.tokens)
+    tuning = _behind_others({name: domain.tuning for name, domain in domains.items()}, half, TUNING_TOKENS)
     for name in domains:
         if not held_out[name]:
             todo = "give more text, or a smaller `context`"
             raise MoergeError(f"no scored document has {half} tokens", where=f"`switch` {name}", todo=todo)
-    return {name: replace(each, held_out=held_out[name], tuning=tuning[name]) for name, each in domains.items()}
+    return {name: replace(domain, held_out=held_out[name], tuning=tuning[name]) for name, domain in domains.items()}
 
 
 def _behind_others(cut: Mapping[str, Sequence[Window]], half: int, tokens: int) -> dict[str, list[Window]]:
     """The first `half` tokens of windows, each after as many of another domain; none if a domain has none."""
     halves = {
-        name: [replace(window, tokens=window.tokens[:half], new=half) for window in each if len(window.tokens) >= half]
-        for name, each in cut.items()
+        name: [replace(window, tokens=window.tokens[:half], new=half) for window in item if len(window.tokens) >= half]
+        for name, item in cut.items()
     }
-    found = {}
+    result = {}
     for name, every in halves.items():
         others = chain.from_iterable(zip(*(cycle(halves[other]) for other in cut if other != name), strict=True))
         pairs = zip(spread(every, tokens), others, strict=False)
-        found[name] = [replace(own, tokens=Tokens([*other.tokens.ids, *own.tokens.ids])) for own, other in pairs]
-    return found
+        result[name] = [replace(own, tokens=Tokens([*other.tokens.ids, *own.tokens.ids])) for own, other in pairs]
+    return result
 
 
 def _pieces(documents: Sequence[Entry], context: int) -> list[list[int]]:

@@ -56,8 +56,8 @@ def context_of(given: int | None, longest: int, whose: str) -> int:
     """
     context = given or min(CONTEXT, longest)
     if context > longest:
-        found = f"expected at most {longest}, {whose} context, found {context}"
-        raise MoergeError(found, where="`context`", todo="give a smaller one")
+        problem = f"expected at most {longest}, {whose} context, found {context}"
+        raise MoergeError(problem, where="`context`", todo="give a smaller one")
     return context
 
 

@@ -33,6 +33,6 @@ class Log:
 
 def losses(log: Path) -> tuple[float, float]:
     """The mean losses of the first and the last tenth of the steps in a training's log."""
-    found = [float(line.split(",")[2]) for line in log.read_text(encoding="utf-8").splitlines()[1:]]
-    tenth = max(1, len(found) // 10)
-    return fmean(found[:tenth]), fmean(found[-tenth:])
+    result = [float(line.split(",")[2]) for line in log.read_text(encoding="utf-8").splitlines()[1:]]
+    tenth = max(1, len(result) // 10)
+    return fmean(result[:tenth]), fmean(result[-tenth:])

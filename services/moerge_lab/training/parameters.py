@@ -43,17 +43,17 @@ def trainable(model: PreTrainedModel, which: Which | Mapping[str, Parameter]) ->
     if which in ("routers", "gates"):
         router = published_family(model.config).router_module
         chosen = {f"{router.format(layer=layer)}.weight" for layer in range(model.config.num_hidden_layers)}
-    found, elements, handles = dict[str, Parameter](), 0, []
+    result, elements, handles = dict[str, Parameter](), 0, []
     for name, parameter in model.named_parameters():
         halved = which == "gates" and name.endswith(_GATE_AND_UP)
         parameter.requires_grad_(which == "all" or name in chosen or halved)
         if parameter.requires_grad:
-            found[name] = parameter
+            result[name] = parameter
             elements += parameter.numel() // (2 if halved else 1)
         if halved:
             handles.append(parameter.register_hook(_of_gate))
     try:
-        yield Trainable(found, elements)
+        yield Trainable(result, elements)
     finally:
         for handle in handles:
             handle.remove()

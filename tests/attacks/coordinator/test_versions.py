@@ -93,7 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("owner")
     own = [DenseExpert("law", expert(folder / "expert", 1)), DenseExpert("art", expert(folder / "other", 2))]
     merged = local_trunk(own, folder / "trunk", "average")
-    sent = [router_contribution(each, merged, all_counted(ROWS), folder / f"{each.domain}.safetensors") for each in own]
+    sent = [router_contribution(item, merged, all_counted(ROWS), folder / f"{item.domain}.safetensors") for item in own]
     lineage, inputs = local_version(own, merged, sent)
     write_version(plan_version(lineage, inputs), folder / "version")
     (folder / "lineage.json").write_text(lineage.model_dump_json())
@@ -119,7 +119,7 @@ def evaluated(folder: Path, home: Path, client: Hostile, **policy: object) -> tu
 def scale(path: Path, name: str, by: float) -> None:
     tensors = load_file(path)
     save_file(
-        {each: tensor * by if name in each else tensor for each, tensor in tensors.items()}, path, {"format": "pt"}
+        {item: tensor * by if name in item else tensor for item, tensor in tensors.items()}, path, {"format": "pt"}
     )
 
 
@@ -169,13 +169,13 @@ def test_unverified_files_of_the_coordinator_have_no_effect(folder: Path, tmp_pa
 
 
 def test_version_of_a_refused_trunk_is_not_evaluated(folder: Path, tmp_path: Path, client: Hostile) -> None:
-    found = evaluated(folder, tmp_path, client, max_stray=0.001)
-    assert found == ([], Obstacle.TRUNK_STRAYS)
+    result = evaluated(folder, tmp_path, client, max_stray=0.001)
+    assert result == ([], Obstacle.TRUNK_STRAYS)
     shutil.copy(client.weights, crafted := tmp_path / "crafted.safetensors")
     scale(crafted, "model.norm", 300)
     client.weights, client.current = crafted, trunk("6" * 64)
-    found = evaluated(folder, tmp_path, client, max_stray=1000)
-    assert found == ([], Obstacle.TRUNK_HARMS)
+    result = evaluated(folder, tmp_path, client, max_stray=1000)
+    assert result == ([], Obstacle.TRUNK_HARMS)
 
 
 @pytest.mark.parametrize("budget", ["trunks_per_month", "versions_per_month"])

@@ -87,9 +87,9 @@ def test_commits_of_one_upload_run_one_by_one(attacker: Attacker) -> None:
     before, most = sum(files_below(server).values()), 0
     with ThreadPoolExecutor(8) as pool:
         commits = [pool.submit(attacker.commit, upload) for _ in range(8)]
-        while not all(each.done() for each in commits):
+        while not all(commit.done() for commit in commits):
             most = max(most, sum(_sizes(server.home / "blobs")))
-        assert [Stored.model_validate_json(each.result().content).sha256 for each in commits] == [whole] * 8
+        assert [Stored.model_validate_json(commit.result().content).sha256 for commit in commits] == [whole] * 8
     assert most - before < 2 * 2**25
 
 
@@ -135,5 +135,5 @@ def test_bodies_that_are_dear_to_parse_are_refused_unparsed(attacker: Attacker) 
 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(post, ["/uploads", "/experts"] * 4))
-    assert {each.status_code for each in answers} == {413}
+    assert {answer.status_code for answer in answers} == {413}
     assert peak_bytes(attacker.server) - before < 2**25

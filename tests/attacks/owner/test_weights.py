@@ -38,26 +38,26 @@ def shares(folder: Path, text: Sequence[list[int]], own_text: Sequence[list[int]
     experts = [DenseExpert(name, expert(folder / name, seed)) for seed, name in enumerate(("attacker", "law", "art"))]
     rows = [text, own_text, own_text]
     assert sum(map(len, own_text)) >= enough(32)
-    sent = [trunk_contribution(each, all_counted(rows[slot]), folder / f"{slot}") for slot, each in enumerate(experts)]
+    sent = [trunk_contribution(item, all_counted(rows[slot]), folder / f"{slot}") for slot, item in enumerate(experts)]
     merged = load_file(local_trunk(experts, folder / "trunk", "regmean", sent).path)[EMBEDDING]
-    own = torch.stack([load_file(each.folder / "model.safetensors")[EMBEDDING] for each in experts], dim=-1)
-    found = torch.linalg.lstsq(own.double(), merged.double()[:, :, None]).solution[:, 0, 0]
-    return found, torch.bincount(torch.tensor(own_text).flatten(), minlength=VOCAB) / sum(map(len, own_text))
+    own = torch.stack([load_file(item.folder / "model.safetensors")[EMBEDDING] for item in experts], dim=-1)
+    result = torch.linalg.lstsq(own.double(), merged.double()[:, :, None]).solution[:, 0, 0]
+    return result, torch.bincount(torch.tensor(own_text).flatten(), minlength=VOCAB) / sum(map(len, own_text))
 
 
 def test_one_token_of_text_takes_no_rows_of_the_others(tmp_path: Path) -> None:
     """It had nearly all of every row."""
-    found, use = shares(tmp_path, ONE_TOKEN, contributed_rows(0) * 7)
-    assert float(found @ use.double()) < 1 / 3
-    assert float(found.max()) < 0.7, "of the row of its token, too"
+    result, use = shares(tmp_path, ONE_TOKEN, contributed_rows(0) * 7)
+    assert float(result @ use.double()) < 1 / 3
+    assert float(result.max()) < 0.7, "of the row of its token, too"
 
 
 def test_evenly_spread_text_does_not_dominate_rows_of_others(tmp_path: Path) -> None:
     """Of rows that others use seldom it had nearly all."""
     often, seldom = [[token] * 40 for token in range(60)], torch.arange(60, VOCAB).reshape(-1, 40).tolist()
-    found, use = shares(tmp_path, EVENLY_SPREAD, [*often, *seldom])
-    assert float(found @ use.double()) < 1 / 3 + 0.01
-    assert float(found.max()) < 0.7
+    result, use = shares(tmp_path, EVENLY_SPREAD, [*often, *seldom])
+    assert float(result @ use.double()) < 1 / 3 + 0.01
+    assert float(result.max()) < 0.7
 
 
 def noised(tensor: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ def test_hostile_first_expert_is_named_and_can_be_withdrawn(tmp_path: Path) -> N
         save_file({**tensors, QUERY: 10 * tensors[QUERY]}, folder / "model.safetensors", {"format": "pt"})
         hostile = made.join("hostile", folder).register()
         law = made.join("law", expert(tmp_path / "law", seed=2))
-        found = law.register()
-        assert (hostile.state, found.state) == (ExpertState.READY, ExpertState.REFUSED)
-        assert found.problem is not None
+        result = law.register()
+        assert (hostile.state, result.state) == (ExpertState.READY, ExpertState.REFUSED)
+        assert result.problem is not None
         assert (
-            "(owner 'law-owner') differs from the expert of 'hostile' (owner 'hostile-owner')" in found.problem.detail
+            "(owner 'law-owner') differs from the expert of 'hostile' (owner 'hostile-owner')" in result.problem.detail
         )
         made.operator.withdraw_expert(hostile.digest)
         eventually(lambda: law.register().state is ExpertState.READY)

@@ -19,11 +19,11 @@ def main(job: dict[str, Any]) -> None:
         before, started = _memory(), time.perf_counter()
         engines[name] = _load(job[name])
         seconds[name], memory[name] = time.perf_counter() - started, float(_memory() - before)
-    found = {"load": [_pair(seconds)], "memory": [_pair(memory)], "prefill": [], "decoding": []}
+    result = {"load": [_pair(seconds)], "memory": [_pair(memory)], "prefill": [], "decoding": []}
     for _ in range(TURNS):
         for what, length, new in (("prefill", LENGTH - 1, 0), ("decoding", 4, NEW)):
-            found[what].append(_pair({name: _seconds(each, length, new) for name, each in engines.items()}))
-    Path(job["answers"]).write_text(json.dumps(found), encoding="utf-8")
+            result[what].append(_pair({name: _seconds(engine, length, new) for name, engine in engines.items()}))
+    Path(job["answers"]).write_text(json.dumps(result), encoding="utf-8")
 
 
 def _load(file: str) -> Llama:

@@ -34,11 +34,11 @@ def of_model(model: dict[str, Any], prompts: list[list[int]], new_tokens: int) -
         **model["options"],
     )
     greedy = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, logprobs=1, prompt_logprobs=1)
-    found = engine.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
+    result = engine.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
     scores, tokens = [], []
-    for ids, each in zip(prompts, found, strict=True):
-        [made] = each.outputs
-        read = [place[token].logprob for token, place in zip(ids[1:], each.prompt_logprobs[1:], strict=True)]
+    for ids, item in zip(prompts, result, strict=True):
+        [made] = item.outputs
+        read = [place[token].logprob for token, place in zip(ids[1:], item.prompt_logprobs[1:], strict=True)]
         new = [place[token].logprob for token, place in zip(made.token_ids, made.logprobs, strict=True)]
         scores.append(read + new)
         tokens.append(list(made.token_ids))

@@ -24,8 +24,8 @@ def said(*options: str) -> str:
 
 def rows(output: str) -> dict[str, list[str]]:
     """Label -> cells of the tables' rows."""
-    cells = [[each.strip() for each in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
-    return {label: found for label, *found in cells}
+    cells = [[item.strip() for item in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
+    return {label: cell for label, *cell in cells}
 
 
 def page() -> list[list[str]]:
@@ -36,7 +36,7 @@ def page() -> list[list[str]]:
     for line in lines[start:]:
         if not line.startswith("|"):
             break
-        table.append([each.strip() for each in line.strip("|").split("|")])
+        table.append([item.strip() for item in line.strip("|").split("|")])
     return table
 
 
@@ -44,18 +44,18 @@ def test_the_page_s_table_is_the_command_s_output() -> None:
     options, *table = page()
     assert len(table) > 20
     for column, given in enumerate(options[2:], 2):
-        found = rows(said(*given.strip("`").split(), *COMMON))
-        for each in table:
-            place = {"coordinator": 0, "worker": 1, "file": 0}[each[0]]
-            assert found[each[1]][place] == each[column], each
+        result = rows(said(*given.strip("`").split(), *COMMON))
+        for item in table:
+            place = {"coordinator": 0, "worker": 1, "file": 0}[item[0]]
+            assert result[item[1]][place] == item[column], item
 
 
 def test_json_has_bytes_and_hours() -> None:
-    found = json.loads(said("--shape", "70b", *COMMON, "--json"))
-    assert found["parameters"] == 70_553_706_496
-    assert found["files"]["a router contribution"] == 80 * 8 * (8192 * 8193 // 2 + 8192)
-    assert found["coordinator"]["memory"]["checking contributions"] == 2 * 12 * 8192**2
-    assert found["worker"]["hours"]["computing"] > 0
+    result = json.loads(said("--shape", "70b", *COMMON, "--json"))
+    assert result["parameters"] == 70_553_706_496
+    assert result["files"]["a router contribution"] == 80 * 8 * (8192 * 8193 // 2 + 8192)
+    assert result["coordinator"]["memory"]["checking contributions"] == 2 * 12 * 8192**2
+    assert result["worker"]["hours"]["computing"] > 0
 
 
 def test_a_shape_is_that_of_a_config_or_an_experts_folder(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_shape_is_that_of_a_config_or_an_experts_folder(tmp_path: Path) -> Non
     sizes = [json.loads(said("--config", str(path), *COMMON, "--json")) for path in (folder, folder / "config.json")]
     assert sizes[0] == sizes[1]
     weights = Checkpoint(folder).specs.values()
-    assert sizes[0]["files"]["an expert"] == sum(each.bytes for each in weights)
+    assert sizes[0]["files"]["an expert"] == sum(weight.bytes for weight in weights)
 
 
 @pytest.mark.parametrize("given", [(), ("--shape", "8b", "--config", "config.json")])

@@ -15,10 +15,10 @@ SVG = "{http://www.w3.org/2000/svg}"
     [([61.0, 97.0], 60, 100, [60, 70, 80, 90, 100]), ([0.013, 0.021], 0.012, 0.022, None), ([5.0], 4, 6, None)],
 )
 def test_scales_end_at_round_values(values: list[float], low: float, high: float, ticks: list[float] | None) -> None:
-    found = scale(values, 4)
-    assert (found.low, found.high) == pytest.approx((low, high))
-    assert ticks is None or list(found.ticks) == pytest.approx(ticks)
-    assert (found.share(found.low), found.share(found.high)) == (0, 1)
+    result = scale(values, 4)
+    assert (result.low, result.high) == pytest.approx((low, high))
+    assert ticks is None or list(result.ticks) == pytest.approx(ticks)
+    assert (result.share(result.low), result.share(result.high)) == (0, 1)
 
 
 def test_a_scale_is_no_narrower_than_its_span() -> None:

@@ -99,7 +99,7 @@ class _Watched(MemoryClient):
     history: History
 
     def upload(self, path: Path, progress: Progress, *, title: str, compress: bool = False) -> Stored:
-        assert [each for each in self.history.sendings() if not each.became], f"{path} left by another way"
+        assert [sending for sending in self.history.sendings() if not sending.became], f"{path} left by another way"
         return super().upload(path, progress, title=title, compress=compress)
 
 
@@ -108,7 +108,7 @@ def test_law_1_a_file_leaves_only_after_it_is_written_down(folder: Path, home: P
     with context_of(folder, home, client, trunk_contribution=True, fit=True, tuning_share=0.3) as context:
         client.history = context.outbox.history
         run_stages(context)
-        arrived = [(each.item.kind, each.became) for each in client.history.sendings()]
+        arrived = [(sending.item.kind, sending.became) for sending in client.history.sendings()]
     kinds = ["expert", "expert", "trunk", "expert", "router", "router"]  # config and tokenizer first
     assert arrived == [(kind, "arrived") for kind in kinds]
 

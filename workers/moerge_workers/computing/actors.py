@@ -320,7 +320,7 @@ class _Pool:
         if (cause := error.__cause__ or getattr(error, "cause", None)) is not None and is_out_of_memory(cause):
             raise self._too_large(str(cause)) from error
         self._living.remove(actor)
-        self.free = deque(each for each in self.free if each is not actor)
+        self.free = deque(item for item in self.free if item is not actor)
         self._how.events.lost(actor.slot)
         ray.kill(actor.handle)
         if not _alive():

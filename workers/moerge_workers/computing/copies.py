@@ -143,6 +143,6 @@ def here(original: Original, source: Source) -> Path:
 
 
 def _remove_unused(folder: Path) -> None:
-    for each in folder.iterdir():
-        if each.is_dir() and time.time() - each.stat().st_mtime > _KEPT_SECONDS:
-            shutil.rmtree(each, ignore_errors=True)
+    for item in folder.iterdir():
+        if item.is_dir() and time.time() - item.stat().st_mtime > _KEPT_SECONDS:
+            shutil.rmtree(item, ignore_errors=True)

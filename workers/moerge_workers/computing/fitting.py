@@ -55,8 +55,8 @@ def fitted_folder(
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            found = "not enough memory to fit the MLPs"
-            raise MoergeError(found, where="memory", todo=f"change one of these: {', '.join(WAYS)}") from error
+            problem = "not enough memory to fit the MLPs"
+            raise MoergeError(problem, where="memory", todo=f"change one of these: {', '.join(WAYS)}") from error
     os.replace(part, folder)
     sync_folder(folder.parent)
     return folder

@@ -53,7 +53,7 @@ class HeldOut:
         Raises:
             NotNowError: too few documents.
         """
-        found, least = self._count(earlier=False), self.settings.policy.min_documents
+        result, least = self._count(earlier=False), self.settings.policy.min_documents
         gone = self.ledger.gone()
         changed = gone + self.ledger.added()
         if self.ledger.files() and 0 < changed < least:
@@ -62,10 +62,10 @@ class HeldOut:
                     f"{changed:,} held-out documents were added or removed since the last evaluation, too few for a "
                     f"difference; the policy's min_documents is {least:,}"
                 )
-            found = self._count(earlier=True)
-        if found.documents < least:
-            raise NotNowError(f"{found.documents:,} held-out documents; the policy's min_documents is {least:,}")
-        return found
+            result = self._count(earlier=True)
+        if result.documents < least:
+            raise NotNowError(f"{result.documents:,} held-out documents; the policy's min_documents is {least:,}")
+        return result
 
     def score(self, model: StreamedModel, title: str, counted: Counted) -> Scored:
         """A model's summed negative log-likelihood of the documents.

@@ -87,11 +87,11 @@ class NodePass:
 
     def _copied(self) -> Pass:
         try:
-            places = {name: here(each, self.source) for name, each in self.files.items()}
+            places = {name: here(file, self.source) for name, file in self.files.items()}
         except OSError as error:
             todo = "free space there, start Ray there with another XDG_CACHE_HOME, or put the files on shared storage"
-            found = f"can't write a copy of the pass's files: {error.strerror or error}"
-            raise MoergeError(found, where=str(error.filename or "disk"), todo=todo) from error
+            problem = f"can't write a copy of the pass's files: {error.strerror or error}"
+            raise MoergeError(problem, where=str(error.filename or "disk"), todo=todo) from error
         expert = DenseFiles(places["expert"])
         if isinstance(self.work, RouterPass):
             return replace(self.work, expert=expert, trunk=DenseTrunk(places["trunk"], expert))
@@ -157,7 +157,7 @@ class Nodes:
 
     def __init__(self, work: Pass, settings: StatisticsSettings, say: Callable[[str], None]) -> None:
         named = originals(work)
-        paths = [file.path for each in named.values() for file in each.files]
+        paths = [file.path for item in named.values() for file in item.files]
         this = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         kind: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Reader)
         self._reader = kind.options(max_concurrency=_AT_ONCE, scheduling_strategy=this).remote(paths)
@@ -167,11 +167,11 @@ class Nodes:
     def tell(self) -> None:
         """Say which files are copied to which nodes: at the begin of a copy, and its progress every minute."""
         try:
-            found = ray.get(self._reader.copies.remote(), timeout=_ANSWER_SECONDS)
+            result = ray.get(self._reader.copies.remote(), timeout=_ANSWER_SECONDS)
         except (GetTimeoutError, RayError):
             return
         late = time.monotonic() - self._told >= _TELL_SECONDS
-        for (host, path), (done, total) in found.items():
+        for (host, path), (done, total) in result.items():
             if (host, path) not in self._said:
                 self._say(f"node {host} doesn't have {path} of this machine; it gets a copy, {decimal(total)}")
             elif late and done < total:

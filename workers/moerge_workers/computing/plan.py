@@ -23,8 +23,8 @@ class Size:
 
 
 def total(sizes: Iterable[Size | Sent]) -> Size:
-    each = list(sizes)
-    return Size(sum(size.documents for size in each), sum(size.tokens for size in each))
+    item = list(sizes)
+    return Size(sum(size.documents for size in item), sum(size.tokens for size in item))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Planner:
     def plan(self) -> Plan:
         """Read all documents of the split, and plan their shards."""
         counted = self.ledger.files()[-1:] if self.grows else self.ledger.files()
-        files = [self.ledger.path(each.name) for each in counted]
+        files = [self.ledger.path(item.name) for item in counted]
         if files and (not self.ledger.made_as(self.how) or (self.grows and not files[0].is_file())):
             return self._anew()
         sizes = self._sizes(everything=False)

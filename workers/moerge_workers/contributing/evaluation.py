@@ -196,8 +196,8 @@ def _send(context: Context, version: Version, path: Path, counted: Counted, ledg
     sums = NewEvaluation.model_validate_json(path.read_bytes())
     with _refusals_told(), outbox.sending(item):
         client.evaluate(version.number, sums)
-    found = f"perplexity {sums.version.perplexity:.3f}, your expert's {sums.dense.perplexity:.3f}"
-    context.events.say(f"evaluated version {version.number}: {found}")
+    problem = f"perplexity {sums.version.perplexity:.3f}, your expert's {sums.dense.perplexity:.3f}"
+    context.events.say(f"evaluated version {version.number}: {problem}")
     return True
 
 
@@ -220,7 +220,7 @@ def _scored(
         events.enter(Stage.EVALUATING)
         title = f"scoring version {version.number}"
         model = _model(published_weights(folder), settings)
-        found = documents.score(model, title, counted)
+        result = documents.score(model, title, counted)
         forced = _model(published_weights(folder), settings, slot_of(context, version))
         oracle = documents.score(forced, f"{title}, all by your expert", counted)
         routed = model.routed.tolist()
@@ -242,7 +242,7 @@ def _scored(
         context=settings.statistics.context,
         stride=settings.statistics.context // 2,
         dense=dense[counted.digest],
-        version=found,
+        version=result,
         oracle=oracle,
         routed=routed,
         software=SOFTWARE,

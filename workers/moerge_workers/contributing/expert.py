@@ -100,16 +100,16 @@ def _explain(context: Context, whole: Item, adapter: Mapping[str, Path]) -> None
     """Tell why a whole expert leaves, although it is an adapter."""
     alone = context.outbox.expert(file_sha256(adapter[WEIGHTS]), adapter, part="adapter")
     if context.outbox.history.movement(alone) is None:
-        found = "the coordinator has no base of this adapter that you may use"
+        result = "the coordinator has no base of this adapter that you may use"
         todo = f"; as an expert there, yours or with redistribute = true, it saves {decimal(whole.bytes - alone.bytes)}"
     else:
-        found, todo = "the coordinator can't merge the adapter to the same bytes", ""
-    context.events.say(f"{found}, so the whole expert leaves, {decimal(whole.bytes)}{todo}")
+        result, todo = "the coordinator can't merge the adapter to the same bytes", ""
+    context.events.say(f"{result}, so the whole expert leaves, {decimal(whole.bytes)}{todo}")
 
 
 def require_allowed(settings: Settings) -> None:
     """Require a policy that allows expert weights."""
     if not settings.policy.expert_weights:
         todo = "provide it another way (moerge expert add --source), or set expert_weights = true"
-        found = "the coordinator doesn't have this expert, and the policy forbids sending expert weights"
-        raise MoergeError(found, where=str(settings.expert), todo=todo)
+        problem = "the coordinator doesn't have this expert, and the policy forbids sending expert weights"
+        raise MoergeError(problem, where=str(settings.expert), todo=todo)

@@ -78,8 +78,8 @@ def checked_trunk(
     """
     weights = _checked(context, trunk, own_grams)
     if not context.outbox.history.bind(trunk.digest, file_sha256(weights.checkpoint.path)):
-        found = f"the coordinator served another file under the name of trunk {trunk.digest[:12]} before"
-        raise IncompatibleExpertError(found, where=weights.checkpoint.path.name, todo="ask the operator why")
+        problem = f"the coordinator served another file under the name of trunk {trunk.digest[:12]} before"
+        raise IncompatibleExpertError(problem, where=weights.checkpoint.path.name, todo="ask the operator why")
     item = context.outbox.trunk_use(trunk.digest, weights.checkpoint.path)
     if not context.outbox.may_use(item, outdated):
         return None
@@ -132,9 +132,9 @@ def _counted(context: Context, blank: RouterManifest) -> dict[str, Contribution]
 
 
 def _fitted_counts(context: Context, expert: str) -> MoergeError:
-    found, todo = f"its fitted expert {expert} contributes under this trunk", "set `fit`"
+    result, todo = f"its fitted expert {expert} contributes under this trunk", "set `fit`"
     todo += f", or withdraw it: moerge expert withdraw {expert}"
-    return MoergeError(found, where=str(context.expert.folder), todo=todo)
+    return MoergeError(result, where=str(context.expert.folder), todo=todo)
 
 
 def _is_lost(ledger: Ledger, counted: Mapping[str, Contribution]) -> bool:

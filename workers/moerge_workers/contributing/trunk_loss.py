@@ -37,7 +37,7 @@ def require_harmless(context: Context, trunk: str, weights: DenseTrunk) -> None:
     """
     path = context.settings.home / "losses" / f"{trunk}-{context.expert.digest[:12]}.json"
     if path.is_file():
-        own, under = (Score(**each) for each in json.loads(path.read_bytes()))
+        own, under = (Score(**load) for load in json.loads(path.read_bytes()))
     else:
         sample = _sample(context)
         if not sample:
@@ -76,11 +76,11 @@ def _scores(context: Context, weights: DenseTrunk, sample: list[Window]) -> tupl
     def scored(weights: DenseWeights, title: str) -> Score:
         with context.events.track(title, sum(window.scored for window in sample), "tokens") as tracker:
             model = streamed_model(weights, settings.statistics.precision, device, longest, settings.host_memory)
-            found = model.score(sample, tracker)
+            result = model.score(sample, tracker)
         del model
         if device == "cuda":
             torch.cuda.empty_cache()  # for the slots
-        return found
+        return result
 
     context.events.enter(Stage.EVALUATING)
     torch.set_num_threads(settings.slots)

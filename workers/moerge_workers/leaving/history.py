@@ -139,7 +139,7 @@ class History:
 
     def item(self, digest: str, coordinator: str) -> Item | None:
         row = self._db.execute("SELECT * FROM items WHERE digest = ? AND coordinator = ?", (digest, coordinator))
-        return next((Item(*each) for each in row), None)
+        return next((Item(*entry) for entry in row), None)
 
     def asked(self) -> list[Item]:
         """The items that wait for an answer, oldest first."""
@@ -160,17 +160,17 @@ class History:
     def sendings(self) -> list[Sending]:
         """All sent items, oldest first, without retries."""
         query = "SELECT at, event, items.* FROM events JOIN items USING (digest, coordinator) ORDER BY number"
-        found: list[Sending] = []
+        result: list[Sending] = []
         place: dict[tuple[str, str], int] = {}
         for at, event, *fields in self._db.execute(query):
             item, when = Item(*fields), datetime.fromisoformat(at)
             key = item.digest, item.coordinator
             if event == "leaves":
-                place[key] = len(found)
-                found.append(Sending(item, when, "", None))
+                place[key] = len(result)
+                result.append(Sending(item, when, "", None))
             elif event in _MOVEMENTS and key in place:
-                found[place[key]] = replace(found[place[key]], became=event, since=when)
-        return found
+                result[place[key]] = replace(result[place[key]], became=event, since=when)
+        return result
 
     def sent(self) -> dict[str, int]:
         """Kind -> bytes of all sent items; interrupted ones count in full."""

@@ -84,8 +84,8 @@ def read_owner_key(path: Path) -> Ed25519PrivateKey:
         todo = f"restore the file; if the key is lost, remove it and {NEW_REQUEST}"
         raise MoergeError(f"not an Ed25519 key in PKCS#8 PEM: {error}", where=str(path), todo=todo) from error
     if not isinstance(key, Ed25519PrivateKey):
-        found, todo = f"expected an Ed25519 key, found {type(key).__name__}", "move the file away"
-        raise MoergeError(found, where=str(path), todo=todo)
+        result, todo = f"expected an Ed25519 key, found {type(key).__name__}", "move the file away"
+        raise MoergeError(result, where=str(path), todo=todo)
     return key
 
 
@@ -137,9 +137,9 @@ def own_identity(client: Client, domain: str) -> Identity:
     """
     identity = client.identity()
     if identity.role is not Role.OWNER or domain not in identity.domains:
-        found = f"the token is {identity.who}'s, for {', '.join(identity.domains) or 'no domain'}, not for {domain!r}"
+        problem = f"the token is {identity.who}'s, for {', '.join(identity.domains) or 'no domain'}, not for {domain!r}"
         todo = "use the token of this domain's owner, from the operator"
-        raise MoergeError(found, where="`token`", todo=todo)
+        raise MoergeError(problem, where="`token`", todo=todo)
     return identity
 
 
@@ -172,15 +172,15 @@ def _unlike(identity: Identity, here: str | None, path: Path) -> MoergeError | N
         return MoergeError("the operator has not approved this key", where=where, todo=todo) if here else None
     approved = in_groups(key.fingerprint)
     if key.revoked is not None:
-        found = f"the operator revoked the key {approved} on {key.revoked:%Y-%m-%d %H:%M} UTC"
+        problem = f"the operator revoked the key {approved} on {key.revoked:%Y-%m-%d %H:%M} UTC"
         todo = f"ask why; to join again, move the file away and {NEW_REQUEST}"
-        return MoergeError(found, where=where, todo=todo)
+        return MoergeError(problem, where=where, todo=todo)
     if here is None:
         todo = f"copy it there; if it is lost, {NEW_REQUEST}"
         return MoergeError(f"the approved key {approved} is not on this machine", where=where, todo=todo)
     if here != key.fingerprint:
-        found = f"this key is {in_groups(here)}, the approved one is {approved}"
-        return MoergeError(found, where=where, todo=f"put the approved one there; if it is lost, {NEW_REQUEST}")
+        problem = f"this key is {in_groups(here)}, the approved one is {approved}"
+        return MoergeError(problem, where=where, todo=f"put the approved one there; if it is lost, {NEW_REQUEST}")
     return None
 
 

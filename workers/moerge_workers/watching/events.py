@@ -65,13 +65,13 @@ class Events:
         times = self._finished[slot]
         times.append((time.monotonic(), tokens))
         seconds = max(times[-1][0] - times[0][0], 1e-9)
-        rate = sum(each for _, each in list(times)[1:]) / seconds
+        rate = sum(item for _, item in list(times)[1:]) / seconds
         device = self.status.state.slots[slot].device
         self._change(slot, SlotState(device=device, tokens_per_second=rate), tokens=tokens)
 
     def lost(self, slot: int) -> None:
         """An actor is lost and will be replaced."""
-        slots = {number: each for number, each in self.status.state.slots.items() if number != slot}
+        slots = {number: item for number, item in self.status.state.slots.items() if number != slot}
         self.status.note(slots=slots, restarts=self.status.state.restarts + 1)
 
     def _change(self, slot: int, state: SlotState, tokens: int = 0) -> None:

@@ -25,10 +25,10 @@ def configure(sources: Sequence[str]) -> None:
 
     Import libraries that add handlers before this call.
     """
-    for each in logging.root.manager.loggerDict.values():
-        if isinstance(each, logging.Logger):
-            each.handlers.clear()
-            each.propagate = True
+    for item in logging.root.manager.loggerDict.values():
+        if isinstance(item, logging.Logger):
+            item.handlers.clear()
+            item.propagate = True
     roots = "|".join(re.escape(root) for root in map(_root, sources))
     names = re.compile(rf"(?:{roots}).*?{_ENDS}")
 

@@ -39,8 +39,8 @@ def served(port: int | None, status: Status) -> Iterator[None]:
         heard = 0.0 if state.heard is None else state.heard.timestamp()
         yield gauge("coordinator_answered_timestamp_seconds", "Time of the coordinator's last answer; 0: never.", heard)
         stage = GaugeMetricFamily("moerge_worker_stage", "1 for the current stage.", labels=["stage"])
-        for each in Stage:
-            stage.add_metric([each.value], each is state.stage)
+        for item in Stage:
+            stage.add_metric([item.value], item is state.stage)
         yield stage
 
     class Figures(Collector):
@@ -52,8 +52,8 @@ def served(port: int | None, status: Status) -> Iterator[None]:
     try:
         server, thread = start_http_server(port, HOST, registry)
     except OSError as error:
-        found, todo = f"can't listen on port {port}: {error.strerror}", "choose another port"
-        raise MoergeError(found, where="`metrics_port`", todo=todo) from error
+        result, todo = f"can't listen on port {port}: {error.strerror}", "choose another port"
+        raise MoergeError(result, where="`metrics_port`", todo=todo) from error
     try:
         yield
     finally:

@@ -57,15 +57,15 @@ def _open(visit: Visit, given: Given) -> str:
 
 def _ask_change(visit: Visit) -> Form:
     name = visit.path["name"]
-    found = visit.rest.round(name)
+    result = visit.rest.round(name)
     return Form(
         heading=f"Change the round {name}",
         button="Change",
         back=f"{HOME}/owners",
-        facts=(f"Missing: {', '.join(found.missing) or 'none'}.",),
+        facts=(f"Missing: {', '.join(result.missing) or 'none'}.",),
         fields=(
-            Field("minimum", "Minimum", value=str(found.minimum), required=True),
-            _deadline_field(found.deadline),
+            Field("minimum", "Minimum", value=str(result.minimum), required=True),
+            _deadline_field(result.deadline),
         ),
     )
 

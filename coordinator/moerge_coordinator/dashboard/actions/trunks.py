@@ -27,7 +27,7 @@ def _ask_merge(visit: Visit) -> Form:
                 "Method",
                 options=(
                     ("", "recommended"),
-                    *((each.name, f"{each.name}: {each.about}") for each in METHODS.values() if not each.needs),
+                    *((item.name, f"{item.name}: {item.about}") for item in METHODS.values() if not item.needs),
                 ),
                 hint=f"recommended: {RECOMMENDED.method}, if every owner has sent a trunk contribution;"
                 f" else {PAPER.method}",
@@ -54,22 +54,22 @@ def _of_trunk(visit: Visit) -> Remerge:
 
 
 def _ask_remerge(visit: Visit) -> Form:
-    found = _of_trunk(visit)
-    if found.expected is None:
-        missing = ", ".join(found.missing) or "any domain whose expert is in the trunk"
+    result = _of_trunk(visit)
+    if result.expected is None:
+        missing = ", ".join(result.missing) or "any domain whose expert is in the trunk"
         gain = f"The expected gain is unknown. Not evaluated: {missing}."
     else:
         gain = (
-            f"Expected gain: {found.expected:+.1f} points of the normalised average. An estimate: the oracle has"
-            f" {found.members_oracle:.1f} on domains whose experts are in the trunk, which are expected to lose"
-            f" {found.fall:.1f}, and {found.newcomers_oracle:.1f} on newcomers."
+            f"Expected gain: {result.expected:+.1f} points of the normalised average. An estimate: the oracle has"
+            f" {result.members_oracle:.1f} on domains whose experts are in the trunk, which are expected to lose"
+            f" {result.fall:.1f}, and {result.newcomers_oracle:.1f} on newcomers."
         )
     return Form(
         heading="Remerge the trunk",
         button="Merge",
         back=f"{HOME}/trunks",
         facts=(
-            f"The new trunk includes {', '.join(found.newcomers)}, by the same method. It becomes the current one.",
+            f"The new trunk includes {', '.join(result.newcomers)}, by the same method. It becomes the current one.",
             gain,
             _ANEW,
         ),

@@ -18,14 +18,14 @@ def _place(visit: Visit) -> str:
 
 
 def _ask_describe(visit: Visit) -> Form:
-    found = visit.rest.version(visit.path["number"])
+    result = visit.rest.version(visit.path["number"])
     return Form(
-        heading=f"Note and tags of version {found.number}",
+        heading=f"Note and tags of version {result.number}",
         button="Save",
         back=f"{HOME}{_place(visit)}",
         fields=(
-            Field("note", "Note", value=found.note, lines=True),
-            Field("tags", "Tags", value=" ".join(found.tags), hint="lower-case words, separated by spaces"),
+            Field("note", "Note", value=result.note, lines=True),
+            Field("tags", "Tags", value=" ".join(result.tags), hint="lower-case words, separated by spaces"),
         ),
     )
 
@@ -41,14 +41,14 @@ def _describe(visit: Visit, given: Given) -> str:
 
 
 def _ask_retire(visit: Visit) -> Form:
-    found = visit.rest.version(visit.path["number"])
+    result = visit.rest.version(visit.path["number"])
     facts = [
         "Its own files are deleted permanently. Its number and lineage stay.",
         "A retired version can't be promoted or pulled.",
     ]
-    if found.aliases:
-        facts.insert(0, f"First move or remove the aliases that point to it: {', '.join(found.aliases)}.")
-    return Form(f"Retire version {found.number}", "Retire", f"{HOME}{_place(visit)}", tuple(facts), danger=True)
+    if result.aliases:
+        facts.insert(0, f"First move or remove the aliases that point to it: {', '.join(result.aliases)}.")
+    return Form(f"Retire version {result.number}", "Retire", f"{HOME}{_place(visit)}", tuple(facts), danger=True)
 
 
 def _retire(visit: Visit, given: Given) -> str:

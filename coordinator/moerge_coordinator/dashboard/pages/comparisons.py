@@ -34,16 +34,16 @@ def _scores(old: VersionTable, new: VersionTable) -> dict[str, Any]:
     changes = score_changes(old, new)
     return {
         "rows": changes if old.scores or new.scores else [],
-        "own": {each.name: (_own(old, each.name), _own(new, each.name)) for each in changes},
+        "own": {change.name: (_own(old, change.name), _own(new, change.name)) for change in changes},
     }
 
 
 def _own(table: VersionTable, domain: str) -> float | None:
     """The share of a domain's tokens routed to its own expert, over all layers."""
-    for each in table.scores:
-        if each.domain == domain:
+    for score in table.scores:
+        if score.domain == domain:
             slot = table.domains.index(domain)
-            return sum(layer[slot] for layer in each.shares) / len(each.shares)
+            return sum(layer[slot] for layer in score.shares) / len(score.shares)
     return None
 
 

@@ -12,10 +12,12 @@ def _owners(visit: Visit) -> Response:
     rest = visit.rest
     page = rest.owners().page(visit.after)
     state = {
-        each.domain: each.state.value for each in rest.experts() if each.state != "withdrawn" and each.fitted is None
+        expert.domain: expert.state.value
+        for expert in rest.experts()
+        if expert.state != "withdrawn" and expert.fitted is None
     }
     newest = list(rest.rounds())[: -_MOST_ROWS - 1 : -1]
-    workers = {each.domain: each for each in rest.progress()}
+    workers = {item.domain: item for item in rest.progress()}
     return visit.show("owners.html", owners=page.items, further=page.next, rounds=newest, state=state, workers=workers)
 
 

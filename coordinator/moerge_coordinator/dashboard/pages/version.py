@@ -24,12 +24,12 @@ _MOST_BOXES = 12
 def _version(visit: Visit) -> Response:
     number = visit.path["number"]
     rest = visit.rest
-    found = rest.version(number)
-    domains, report = visit.domains(), _report(visit, found)
+    result = rest.version(number)
+    domains, report = visit.domains(), _report(visit, result)
     table = optional(rest.version_table, number)
-    content: dict[str, Any] = {"version": found, "table": table, "card": _card(visit, found), "report": None}
+    content: dict[str, Any] = {"version": result, "table": table, "card": _card(visit, result), "report": None}
     content["influence"] = optional(rest.version_influence, number) if visit.operates else None
-    content |= {"withdrawn": [domains.get(each, each[:10]) for each in found.contains_withdrawn]}
+    content |= {"withdrawn": [domains.get(item, item[:10]) for item in result.contains_withdrawn]}
     content["routing"] = [] if table is None else _routing(table)
     content["oracle"] = None if table is None else _oracle(table)
     content["average_name"] = "" if table is None else average_name(table)
@@ -40,9 +40,9 @@ def _version(visit: Visit) -> Response:
     if report is not None:
         content |= {"report": report, "conditioning": _conditioning(report), "norms": _norms(report)}
         content |= {"cosines": _cosines(report), "pairs": _pairs(report)}
-    made_of = found.lineage.contributions
+    made_of = result.lineage.contributions
     content |= {
-        "lineage": _lineage(found, _trunk(visit, found)),
+        "lineage": _lineage(result, _trunk(visit, result)),
         "parts_of": made_of[:_MOST_ROWS],
         "more_parts": len(made_of[_MOST_ROWS:]),
     }
@@ -71,12 +71,12 @@ def _card(visit: Visit, found: Version) -> str | None:
 
 def _routing(table: VersionTable) -> list[tuple[str, Markup, list[list[float]]]]:
     """Each domain, its heat map, and its numbers, experts x layers."""
-    found = []
+    result = []
     for score in table.scores:
         rows = [list(line) for line in zip(*score.shares, strict=True)]
         title = f"Tokens of {score.domain}: share of each expert, by layer"
-        found.append((score.domain, charts.heat(title, table.domains, rows), rows))
-    return found
+        result.append((score.domain, charts.heat(title, table.domains, rows), rows))
+    return result
 
 
 def _layers(report: SolveReport) -> list[str]:

@@ -41,7 +41,7 @@ def _versions(visit: Visit) -> Response:
     further = shown[-1].number if before or listed.next else None
     tables = visit.tables([*shown, *before])
     changes = {
-        each.number: _changes(each, earlier) for each, earlier in zip(shown, [*shown[1:], *before, None], strict=False)
+        item.number: _changes(item, earlier) for item, earlier in zip(shown, [*shown[1:], *before, None], strict=False)
     }
     common = {
         new.number: common_change(tables[old.number], tables[new.number])
@@ -78,18 +78,18 @@ def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[V
     versions = newest or rest.versions(newest=True).page().items
     trunk, history = rest.current_trunk(), optional(rest.trunk_history, "current")
     experts, rounds, workers = list(rest.experts()), list(rest.rounds()), list(rest.progress())
-    workflows = [each for kind in get_args(WorkflowKind) for each in rest.workflows(kind).page().items]
+    workflows = [item for kind in get_args(WorkflowKind) for item in rest.workflows(kind).page().items]
     influence = None
     if versions and versions[0] != champion and versions[0].retired is None:
         influence = optional(rest.version_influence, versions[0].number)
     remerge = history.remerge if history else None
-    running = [each for each in workflows if each.state is WorkflowState.RUNNING]
+    running = [workflow for workflow in workflows if workflow.state is WorkflowState.RUNNING]
     return {
         "needs": needs(champion, versions, trunk, experts, rounds, workflows, remerge, workers, influence),
         "steps": [] if champion else _steps(visit, experts, trunk, versions),
         "can_solve": trunk is not None and trunk.retired is None,
         "running": running,
-        "open_rounds": [each for each in rounds if each.state == "open"],
+        "open_rounds": [item for item in rounds if item.state == "open"],
     }
 
 
@@ -104,43 +104,43 @@ def _changes(version: Version, before: Version | None) -> list[Change]:
         return [Change("first version", "note")] if version.number == 1 else []
     old, new = before.lineage, version.lineage
     by_domain = domain_changes(old, new)
-    found = [Change(f"+ {domain}", "added") for domain in by_domain.added]
-    found += [Change(f"- {domain}", "gone") for domain in by_domain.removed]
+    result = [Change(f"+ {domain}", "added") for domain in by_domain.added]
+    result += [Change(f"- {domain}", "gone") for domain in by_domain.removed]
     if by_domain.replaced:
-        found.append(Change(f"other MLPs: {', '.join(by_domain.replaced)}", "note"))
+        result.append(Change(f"other MLPs: {', '.join(by_domain.replaced)}", "note"))
     if old.trunk != new.trunk:
-        found.append(Change("new trunk", "note"))
+        result.append(Change("new trunk", "note"))
     options, earlier = new.options.model_dump(), old.options.model_dump()
-    found += [
+    result += [
         Change(f"{name.replace('ridge_lambda', 'lambda').replace('_', ' ')} {earlier[name]} → {value}", "note")
         for name, value in options.items()
         if earlier[name] != value
     ]
-    if not found and set(old.contributions) != set(new.contributions):
-        found.append(Change("other contributions", "note"))
-    return found or [Change("other order of experts", "note")]
+    if not result and set(old.contributions) != set(new.contributions):
+        result.append(Change("other contributions", "note"))
+    return result or [Change("other order of experts", "note")]
 
 
 def _timeline(shown: Sequence[Version], tables: Mapping[int, VersionTable]) -> tuple[charts.Curves | None, str]:
     """Normalised scores over versions: a line for each domain, and the averages, with a caption."""
     oldest_first = list(reversed(shown))
-    names = list(dict.fromkeys(domain for each in oldest_first for domain in each.lineage.domains))
-    if not any(tables[each.number].scores for each in shown):
+    names = list(dict.fromkeys(domain for item in oldest_first for domain in item.lineage.domains))
+    if not any(tables[item.number].scores for item in shown):
         return None, ""
     scores = {number: {score.domain: score.normalised for score in table.scores} for number, table in tables.items()}
     lines: dict[str, list[float | None]] = {
-        name: [scores.get(each.number, {}).get(name) for each in oldest_first] for name in names
+        name: [scores.get(item.number, {}).get(name) for item in oldest_first] for name in names
     }
-    found = averages([tables[each.number] for each in oldest_first])
-    own, common = found.names
-    lines[own] = found.over_own
-    across = [str(each.number) for each in oldest_first]
+    result = averages([tables[item.number] for item in oldest_first])
+    own, common = result.names
+    lines[own] = result.over_own
+    across = [str(item.number) for item in oldest_first]
     title = "Normalised score of each version, by domain and on average"
     if not common:
         return charts.curves(title, [*names, own], lines, across, own), "Heavy line: the average."
-    if not found.over_common:
+    if not result.over_common:
         return charts.curves(title, [*names, own], lines, across, dots=own), _DOTS
-    lines[common] = found.over_common
+    lines[common] = result.over_common
     picture = charts.curves(title, [*names, own, common], lines, across, common, dots=own)
     return picture, f"{_DOTS} Heavy line: the {common} domains that all these versions have."
 

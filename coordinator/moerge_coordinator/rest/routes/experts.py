@@ -68,8 +68,8 @@ def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: W
         retired, served = withdraw_expert(session, row, serve=how.serve)
         expert, names, numbers = (
             message(Expert, row),
-            [each.digest for each in retired],
-            [each.number for each in served],
+            [item.digest for item in retired],
+            [item.number for item in served],
         )
     return Withdrawal(expert=expert, trunks=names, versions=numbers, remerge=state.workflows.start_remerge())
 

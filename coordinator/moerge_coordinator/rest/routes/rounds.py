@@ -36,11 +36,11 @@ def change_round(state: Coordinator, caller: Operator, name: RoundName, change: 
 def list_rounds(state: Coordinator, caller: OperatorOrOwner, after: After = 0) -> Page[Round]:
     """Lists rounds, with their contributors; for an owner, only rounds with its domains. Role: operator or owner."""
     with state.database.reading() as session:
-        found = page(session, select(RoundRow), RoundRow.number, after, lambda row: rounds.view(session, row))
+        result = page(session, select(RoundRow), RoundRow.number, after, lambda row: rounds.view(session, row))
     if caller.owner is None:
-        return found
-    own = (rounds.own_part(each, caller.domains) for each in found.items)
-    return Page(items=[each for each in own if each is not None], next=found.next)
+        return result
+    own = (rounds.own_part(item, caller.domains) for item in result.items)
+    return Page(items=[item for item in own if item is not None], next=result.next)
 
 
 @router.get("/{name}")

@@ -26,8 +26,8 @@ def list_workflows(
     kind: Annotated[WorkflowKind | None, Query(description="Only workflows of this kind.")] = None,
 ) -> Page[WorkflowEntry]:
     """Lists workflows, newest first, without the `after` first ones. Role: operator."""
-    found = state.workflows.entries(after, PAGE + 1, kind)
-    return Page(items=found[:PAGE], next=after + PAGE if len(found) > PAGE else None)
+    result = state.workflows.entries(after, PAGE + 1, kind)
+    return Page(items=result[:PAGE], next=after + PAGE if len(result) > PAGE else None)
 
 
 @router.get("/{id}")
@@ -46,12 +46,12 @@ def _found(id_: str, workflow: Workflow | None) -> Workflow:
 @router.post("/{id}/retry", status_code=202)
 def retry(state: Coordinator, caller: Operator, id_: Id) -> Workflow:
     """Restarts a failed workflow with the same input; reuses its results. Role: operator."""
-    found = _found(id_, state.workflows.find(id_))
+    result = _found(id_, state.workflows.find(id_))
     started = state.workflows.retry(id_)
     if started is None:
-        running = found.state is WorkflowState.RUNNING
+        running = result.state is WorkflowState.RUNNING
         what, todo = (
-            f"workflow {id_!r} is {found.state.value}",
+            f"workflow {id_!r} is {result.state.value}",
             "there is nothing to do; its owner sends the files again",
         )
         raise RefusedError(ProblemType.CONFLICT, what, where="id", todo="wait for it" if running else todo)

@@ -28,8 +28,8 @@ def require_options(method: Method, options: TrunkOptions) -> None:
     given = options.model_dump(exclude_defaults=True).keys()
     if superfluous := sorted(given - method.takes):
         takes = f"it takes {', '.join(sorted(method.takes))}" if method.takes else "it takes none"
-        found = f"the method {method.name!r} doesn't take this option"
-        raise MoergeError(found, where=f"options.{superfluous[0]}", todo=f"leave it out; {takes}")
+        problem = f"the method {method.name!r} doesn't take this option"
+        raise MoergeError(problem, where=f"options.{superfluous[0]}", todo=f"leave it out; {takes}")
     if missing := sorted(method.needs - given):
-        found = f"the method {method.name!r} needs this option"
-        raise MoergeError(found, where=f"options.{missing[0]}", todo="give it, or choose another method")
+        problem = f"the method {method.name!r} needs this option"
+        raise MoergeError(problem, where=f"options.{missing[0]}", todo="give it, or choose another method")

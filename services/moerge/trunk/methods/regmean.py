@@ -113,11 +113,11 @@ def regmean(owners: Sequence[Grams], *, for_fitted_mlps: bool = False) -> Rule:
             if for_fitted_mlps and piece.start == 0:
                 for _ in range(ALIGNMENTS):
                     head = solved_head(piece, having, tokens, alignments, threads)
-                    for expert, own, owner in zip(piece.experts, piece.tensors, having, strict=True):
-                        alignments[expert] = head_alignment(head, own, counts_of(owner.file)[: len(own)])
+                    for expert, tensor, owner in zip(piece.experts, piece.tensors, having, strict=True):
+                        alignments[expert] = head_alignment(head, tensor, counts_of(owner.file)[: len(tensor)])
             return solved_head(piece, having, tokens, alignments, threads)
         if piece.name in having[0]:
-            return least_squares(piece, ((gram, gram) for gram in (each.gram(piece.name) for each in having)), tokens)
+            return least_squares(piece, ((gram, gram) for gram in (item.gram(piece.name) for item in having)), tokens)
         return average(piece.tensors, piece.dtype)
 
     def alone(piece: Piece) -> Tensor:

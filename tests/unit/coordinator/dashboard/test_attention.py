@@ -25,7 +25,7 @@ def workflow(id_: str, state: str, why: ProblemType = ProblemType.CONFLICT) -> W
 
 def version(number: int, *withdrawn: str) -> Version:
     lineage = Lineage(trunk="0" * 64, experts=[], domains=[], contributions=[], options=SolveOptions(), solver="solver")
-    gone = [each * 64 for each in withdrawn]
+    gone = [item * 64 for item in withdrawn]
     return Version(
         number=number, lineage=lineage, files=[], bytes_total=0, bytes_written=0, note="", tags=[], aliases=[],
         contains_withdrawn=gone, created=NOW, withheld=None, retired=None,
@@ -33,7 +33,7 @@ def version(number: int, *withdrawn: str) -> Version:
 
 
 def test_a_failed_workflow_needs_attention_until_it_is_retried() -> None:
-    assert [each.what for each in needs(None, [], None, [], [], [workflow("version-a-1", "failed")])] == [
+    assert [item.what for item in needs(None, [], None, [], [], [workflow("version-a-1", "failed")])] == [
         "Solving a version failed: why"
     ]
     again = [workflow("version-a-2", "done"), workflow("version-a-1", "failed")]
@@ -49,16 +49,16 @@ def test_a_refused_solve_is_forgotten_once_a_later_one_succeeds() -> None:
 
 def test_champion_with_withdrawn_expert_needs_a_clean_version() -> None:
     champion, same, clean = version(1, "a"), version(2, "a"), version(3)
-    assert [each.todo for each in needs(champion, [clean, same, champion], None, [], [], [])] == ["promote version 3"]
-    found = [each.todo for each in needs(champion, [same, champion], None, [], [], [])]
-    assert found == ["merge a trunk without them, then solve a version"]
+    assert [item.todo for item in needs(champion, [clean, same, champion], None, [], [], [])] == ["promote version 3"]
+    result = [item.todo for item in needs(champion, [same, champion], None, [], [], [])]
+    assert result == ["merge a trunk without them, then solve a version"]
 
 
 @pytest.mark.parametrize("kind", ["expert", "contribution"])
 def test_operator_sees_internal_failures_but_not_refused_files(kind: str) -> None:
     assert needs(None, [], None, [], [], [workflow(f"{kind}-a-1", "failed")]) == []
     broken = workflow(f"{kind}-a-1", "failed", ProblemType.INTERNAL)
-    assert [each.place for each in needs(None, [], None, [], [], [broken])] == ["/workflows"]
+    assert [item.place for item in needs(None, [], None, [], [], [broken])] == ["/workflows"]
 
 
 def test_a_retired_trunk_and_a_short_round_need_attention() -> None:
@@ -84,8 +84,8 @@ def test_a_retired_trunk_and_a_short_round_need_attention() -> None:
     figures = {"shards_done": 0, "shards_total": 0, "tokens_per_second": 0, "seconds_left": None}
     about = {"domain": "art", "owner": "art", "number": 1, "heard": NOW, "stage": "waiting", "obstacle": "trunk-harms"}
     told = DomainProgress.model_validate({**about, **figures})
-    found = [each.what for each in needs(None, [], trunk, [], [asked], [], None, [told])]
-    assert found == [
+    result = [item.what for item in needs(None, [], trunk, [], [asked], [], None, [told])]
+    assert result == [
         "The current trunk is retired", "Round spring ended without enough contributions; missing: art",
         "Worker of art: refuses the trunk: its perplexity on the owner's text is too high",
     ]  # fmt: skip

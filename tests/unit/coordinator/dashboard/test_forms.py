@@ -9,8 +9,8 @@ from moerge_proto.versions import VersionChange
 
 
 def test_the_recommended_option_is_the_first() -> None:
-    found = choice("n", "N", "b", {"a": "A", "b": "B", "c": "C"})
-    assert found.options == (("b", "B"), ("a", "A"), ("c", "C"))
+    result = choice("n", "N", "b", {"a": "A", "b": "B", "c": "C"})
+    assert result.options == (("b", "B"), ("a", "A"), ("c", "C"))
 
 
 def test_a_number_is_read_as_its_kind() -> None:

@@ -115,7 +115,7 @@ def test_domains_without_both_evaluations_only_cause_warnings(session: Session, 
     evaluate(session, versions[1], "art", 10.0)
     moved = [aliases.promote(session, CHAMPION, Move(version=number), "operator", 2.0) for number in (1, 2)]
     first, second = ("version 1 is not evaluated on art", "version 2 is not evaluated on law")
-    assert [each.warnings for each in moved] == [[first], [first, second]]
+    assert [item.warnings for item in moved] == [[first], [first, second]]
 
 
 def test_lost_domains_cause_a_warning_unless_withdrawn(session: Session, versions: list[VersionRow]) -> None:

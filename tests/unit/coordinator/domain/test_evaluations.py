@@ -89,7 +89,7 @@ def test_repeated_evaluation_is_idempotent_and_newer_replaces(
     rows = session.scalars(select(EvaluationRow).order_by(EvaluationRow.number)).all()
     assert [(row.domain, row.active) for row in rows] == [("law", False), ("art", True), ("law", True)]
     table = version_table(session, version)
-    assert [each.normalised for each in table.scores] == [pytest.approx(36.787944), 100]
+    assert [score.normalised for score in table.scores] == [pytest.approx(36.787944), 100]
     withdraw_expert(session, law, serve=True)
     assert art.active
-    assert [each.domain for each in version_table(session, version).scores] == ["law", "art"], "what was told stays"
+    assert [score.domain for score in version_table(session, version).scores] == ["law", "art"], "what was told stays"

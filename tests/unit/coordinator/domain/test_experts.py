@@ -191,7 +191,7 @@ def test_fitted_expert_requires_ready_expert_and_active_trunk(joining: Joining) 
     law, art = joining.join("law", 1), joining.join("art", 2)
     files = joining.uploaded("law-owner", joining.models(3))
     with joining.ports.database.transaction("test") as session:
-        trunk = add_trunk(session, [experts.find(session, each.digest) for each in (law, art)])
+        trunk = add_trunk(session, [experts.find(session, item.digest) for item in (law, art)])
         old = add_trunk(session, [experts.find(session, art.digest)], retired=now(session))
     of = Fitted(expert=law.digest, trunk=trunk.digest)
     for change, kind, where in (

@@ -95,12 +95,12 @@ def test_signatures_are_listed_in_contribution_order(session: Session, key: Ed25
     """The signature stays checkable after its key was revoked; what nobody signed says so."""
     law, art = add_expert(session, "law"), add_expert(session, "art")
     trunk, name = add_trunk(session, [law, art]), fingerprint(public_key_of(key))
-    parts = [add_contribution(session, each, trunk) for each in (law, art)]
+    parts = [add_contribution(session, item, trunk) for item in (law, art)]
     parts[0].signature, parts[0].fingerprint = sign_contribution(key, "firm", parts[0].digest), name
     session.flush()
     owner_keys.revoke_keys(session, "firm")
     for order in (parts, parts[::-1]):
-        told = list(owner_keys.signatures(session, [each.digest for each in order]))
-        assert [each.digest for each in told] == [each.digest for each in order]
-        found = {each.domain: (each.public_key, each.is_genuine()) for each in told}
-        assert found == {"law": (public_key_of(key), True), "art": (None, False)}
+        told = list(owner_keys.signatures(session, [item.digest for item in order]))
+        assert [item.digest for item in told] == [item.digest for item in order]
+        result = {item.domain: (item.public_key, item.is_genuine()) for item in told}
+        assert result == {"law": (public_key_of(key), True), "art": (None, False)}

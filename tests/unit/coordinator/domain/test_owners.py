@@ -45,7 +45,7 @@ def test_an_identity_speaks_for_its_own_domains(session: Session) -> None:
 def test_approved_owner_gets_the_requested_key_and_a_token(session: Session, key: Ed25519PrivateKey) -> None:
     request = request_of(key)
     approved = owners.approve(session, "firm", Approval(request=request))
-    assert [each.public_key for each in approved.owner.keys] == [request.public_key]
+    assert [item.public_key for item in approved.owner.keys] == [request.public_key]
     assert (approved.token.role, approved.token.owner) == (Role.OWNER, "firm")
     for name, asked, where in (
         ("other", request, "request.owner"),
@@ -82,7 +82,7 @@ def test_key_replacement_requires_operator_and_revokes_old_key(session: Session,
     with pytest.raises(RefusedError, match="with another key"):
         owners.approve(session, "firm", Approval(request=again))
     replaced = owners.approve(session, "firm", Approval(request=again, replace=True))
-    assert [each.revoked is None for each in replaced.owner.keys] == [False, True]
+    assert [item.revoked is None for item in replaced.owner.keys] == [False, True]
     first = Approval(request=request_of(key), replace=True)
     with pytest.raises(RefusedError, match="keys can't be reused"):
         owners.approve(session, "firm", first)
@@ -104,7 +104,7 @@ def test_a_rotation_needs_both_keys_and_the_owner_s_own_token(session: Session, 
 def test_revoking_ends_keys_and_tokens(session: Session, key: Ed25519PrivateKey) -> None:
     owners.approve(session, "firm", Approval(request=request_of(key)))
     revoked = owners.revoke(session, "firm")
-    assert all(each.revoked is not None for each in revoked.keys)
+    assert all(item.revoked is not None for item in revoked.keys)
     assert all(row.revoked is not None for row in session.scalars(select(TokenRow)))
     with pytest.raises(RefusedError, match="no owner 'other'"):
         owners.revoke(session, "other")

@@ -23,7 +23,7 @@ def trunk(*domains: str, **change: Any) -> Trunk:
     """The trunk of the domains' experts, the current one."""
     fields = {
         "digest": digest(" ".join(domains)), "method": "average", "options": TrunkOptions(),
-        "experts": [digest(each) for each in domains], "contributions": [], "revision": 1, "family": "llama",
+        "experts": [digest(domain) for domain in domains], "contributions": [], "revision": 1, "family": "llama",
         "hidden_size": 8, "layers": 1, "exponents": [1], "tensors": 1, "files": [], "current": True, "created": NOW,
         "retired": None,
     }  # fmt: skip
@@ -37,14 +37,14 @@ def version(number: int, of: Trunk, *missing: str, **scores: tuple[float, float]
 
 
 def shown(of: Trunk, *versions: Evaluated, kin: list[Trunk] | None = None, gone: str = "") -> TrunkHistory:
-    ready = {expert for each in versions for expert in each.experts.values()} - {digest(gone)}
+    ready = {expert for item in versions for expert in item.experts.values()} - {digest(gone)}
     return history_of(of, kin or [of], versions, ready)
 
 
 def advice(of: Trunk, *versions: Evaluated, **more: Any) -> Remerge:
-    found = shown(of, *versions, **more).remerge
-    assert found is not None
-    return found
+    result = shown(of, *versions, **more).remerge
+    assert result is not None
+    return result
 
 
 TWO = trunk("law", "art")
@@ -55,11 +55,11 @@ SECOND = version(2, TWO, law=(89, 92), art=(81.5, 88), code=(60, 63))
 
 def test_each_domain_moves_from_where_the_version_before_had_it() -> None:
     first, second, third = shown(TWO, FIRST, SECOND, version(3, TWO, "art", law=(91, 92), code=(61, 63))).versions
-    assert [(each.domain, each.moved) for each in first.scores] == [("law", None), ("art", None)]
-    assert [(each.domain, each.newcomer, each.moved) for each in second.scores] == [
+    assert [(score.domain, score.moved) for score in first.scores] == [("law", None), ("art", None)]
+    assert [(score.domain, score.newcomer, score.moved) for score in second.scores] == [
         ("law", False, -1), ("art", False, 1.5), ("code", True, None),
     ]  # fmt: skip
-    assert [(each.domain, each.moved) for each in third.scores] == [("law", 2), ("code", 1)]
+    assert [(score.domain, score.moved) for score in third.scores] == [("law", 2), ("code", 1)]
     assert (first.average, first.behind, first.newcomers) == (85, None, [])
     assert second.average == pytest.approx(230.5 / 3)
     assert (second.behind, second.newcomers) == (25.25, ["code"])  # 85.25 - 60
@@ -74,13 +74,13 @@ def test_another_expert_of_the_domain_starts_anew() -> None:
 
 def test_newcomers_are_expected_to_reach_the_members_who_fall() -> None:
     """M = 90, N = 63: a third of 27 points, less 10 x 1 / (1 x 3) for every domain."""
-    found = advice(TWO, FIRST, SECOND)
-    assert (found.version, found.newcomers, found.missing) == (2, ["code"], [])
-    assert (found.members_oracle, found.newcomers_oracle) == (90, 63)
-    assert found.fall == pytest.approx(10 / 3)
-    assert found.expected == pytest.approx(17 / 3)
-    assert found.recommended
-    assert found.merge.experts == [digest("law"), digest("art"), digest("code")]
+    result = advice(TWO, FIRST, SECOND)
+    assert (result.version, result.newcomers, result.missing) == (2, ["code"], [])
+    assert (result.members_oracle, result.newcomers_oracle) == (90, 63)
+    assert result.fall == pytest.approx(10 / 3)
+    assert result.expected == pytest.approx(17 / 3)
+    assert result.recommended
+    assert result.merge.experts == [digest("law"), digest("art"), digest("code")]
 
 
 def test_estimate_for_two_new_experts_and_a_larger_trunk() -> None:
@@ -92,13 +92,13 @@ def test_estimate_for_two_new_experts_and_a_larger_trunk() -> None:
 
 def test_from_a_trunk_of_one_half_of_it_is_expected() -> None:
     one = trunk("law")
-    found = advice(one, version(1, one, law=(100, 100), art=(58, 60)))
-    assert (found.fall, found.expected) == (10, 10)  # half of 40 points, halved
+    result = advice(one, version(1, one, law=(100, 100), art=(58, 60)))
+    assert (result.fall, result.expected) == (10, 10)  # half of 40 points, halved
 
 
 def test_estimated_fall_is_zero_for_members_above_dense_score() -> None:
-    found = advice(TWO, version(1, TWO, law=(104, 104), art=(100, 102), code=(97, 100)))
-    assert (found.fall, found.expected) == (0, 1)
+    result = advice(TWO, version(1, TWO, law=(104, 104), art=(100, 102), code=(97, 100)))
+    assert (result.fall, result.expected) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -114,21 +114,21 @@ def test_current_trunk_remerge_is_recommended_from_one_point(
     code: float, change: dict[str, Any], recommended: bool
 ) -> None:
     two = TWO.model_copy(update=change)
-    found = advice(two, version(1, two, law=(92, 92), art=(88, 88), code=(code, code)))
-    assert found.recommended == recommended
+    result = advice(two, version(1, two, law=(92, 92), art=(88, 88), code=(code, code)))
+    assert result.recommended == recommended
 
 
 def test_missing_oracle_gives_no_estimate_and_names_the_domain() -> None:
-    found = advice(TWO, version(1, TWO, "art", "code", law=(90, 92)))
-    assert (found.expected, found.recommended, found.missing) == (None, False, ["art", "code"])
+    result = advice(TWO, version(1, TWO, "art", "code", law=(90, 92)))
+    assert (result.expected, result.recommended, result.missing) == (None, False, ["art", "code"])
     without = trunk("music")
     alone = advice(without, version(1, without, law=(90, 92)))
     assert (alone.expected, alone.missing, alone.newcomers) == (None, [], ["law"])  # no member to compare with
 
 
 def test_an_oracle_counts_from_any_version_of_the_trunk() -> None:
-    found = advice(TWO, FIRST, SECOND, version(3, TWO, "law", "art", code=(62, 66)))
-    assert (found.version, found.newcomers_oracle) == (2, 66)  # 2 is the one whose average is known
+    result = advice(TWO, FIRST, SECOND, version(3, TWO, "law", "art", code=(62, 66)))
+    assert (result.version, result.newcomers_oracle) == (2, 66)  # 2 is the one whose average is known
     elsewhere = version(3, THREE, "law", code=(88, 89), art=(84, 86))
     assert advice(TWO, version(4, TWO, "law", art=(80, 88), code=(60, 63)), elsewhere).missing == ["law"]
 
@@ -144,28 +144,28 @@ def test_what_came_of_a_remerge_stands_beside_what_was_expected() -> None:
     """From 230.5 / 3 to 86."""
     old = TWO.model_copy(update={"current": False})
     after = version(3, THREE, **LATER)
-    found = shown(THREE, FIRST, SECOND, after, kin=[old, THREE])
-    assert found.remerge is None
-    assert found.before is not None
-    assert (found.before.trunk, found.before.version, found.before.after) == (TWO.digest, 2, 3)
-    assert found.before.expected == advice(TWO, FIRST, SECOND).expected  # not wise after the event
-    assert found.before.real == pytest.approx(86 - 230.5 / 3)
-    assert shown(old, FIRST, SECOND, after, kin=[old, THREE]).remerge == found.before
+    result = shown(THREE, FIRST, SECOND, after, kin=[old, THREE])
+    assert result.remerge is None
+    assert result.before is not None
+    assert (result.before.trunk, result.before.version, result.before.after) == (TWO.digest, 2, 3)
+    assert result.before.expected == advice(TWO, FIRST, SECOND).expected  # not wise after the event
+    assert result.before.real == pytest.approx(86 - 230.5 / 3)
+    assert shown(old, FIRST, SECOND, after, kin=[old, THREE]).remerge == result.before
 
 
 def test_remerge_gain_is_unknown_before_evaluation() -> None:
     old = TWO.model_copy(update={"current": False})
     for last, number in ((version(3, THREE, "code", law=(86, 90), art=(84, 86)), 3), (FIRST, None)):
-        found = shown(THREE, FIRST, SECOND, last, kin=[old, THREE]).before
-        assert found is not None
-        assert (found.after, found.real) == (number, None)
+        result = shown(THREE, FIRST, SECOND, last, kin=[old, THREE]).before
+        assert result is not None
+        assert (result.after, result.real) == (number, None)
 
 
 def test_remerge_is_not_recommended_again_after_rollback() -> None:
     new = THREE.model_copy(update={"current": False})
-    found = advice(TWO, FIRST, SECOND, version(3, new, **LATER), kin=[TWO, new])
-    assert found.real == pytest.approx(86 - 230.5 / 3)
-    assert not found.recommended
+    result = advice(TWO, FIRST, SECOND, version(3, new, **LATER), kin=[TWO, new])
+    assert result.real == pytest.approx(86 - 230.5 / 3)
+    assert not result.recommended
 
 
 def test_unrelated_trunk_replaces_no_previous_trunk() -> None:

@@ -107,8 +107,8 @@ def test_remerge_omits_withdrawn_experts_and_adds_a_new_one(session: Session, la
 
 
 def test_solved_trunk_is_remerged_from_contributed_experts(session: Session, law: ExpertRow, art: ExpertRow) -> None:
-    sent = [add_contribution(session, each, None) for each in (law, art)]
-    trunk = add_trunk(session, [law, art], method="regmean", contributions=[each.digest for each in sent])
+    sent = [add_contribution(session, item, None) for item in (law, art)]
+    trunk = add_trunk(session, [law, art], method="regmean", contributions=[item.digest for item in sent])
     code = add_expert(session, "code")
     joined = trunks.remerge(session, code.digest)
     assert joined is not None

@@ -58,8 +58,8 @@ def test_version_without_a_trunk_expert_requires_partial(
     assert (caught.value.kind, caught.value.where) == (ProblemType.NOT_READY, "partial")
     assert "--wait" in caught.value.todo
     assert "`partial`" in caught.value.todo
-    found = contributors.of_trunk(session, trunk)
-    assert (found.contributed, found.missing) == (["law", "code"], ["art"])
+    result = contributors.of_trunk(session, trunk)
+    assert (result.contributed, result.missing) == (["law", "code"], ["art"])
     partial = asked(session, partial=True)
     assert (partial.domains, partial.left_out) == (["law", "code"], ["art"])
     named = asked(session, experts=[law.digest])

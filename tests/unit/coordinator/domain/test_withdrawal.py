@@ -39,7 +39,7 @@ def test_law_5_a_withdrawn_expert_is_in_no_later_version(
 ) -> None:
     row = add_version(session)
     retired, served = withdrawal.withdraw_expert(session, law, serve=True)
-    assert ([each.digest for each in retired], [each.number for each in served]) == ([trunk.digest], [1])
+    assert ([item.digest for item in retired], [item.number for item in served]) == ([trunk.digest], [1])
     assert (law.state, trunk.retired is not None, row.withheld) == (ExpertState.WITHDRAWN, True, None)
     lineage = versions.lineage_of(session, NewVersion())
     assert (lineage.domains, lineage.withdrawn) == (["art"], [law.digest])
@@ -63,7 +63,7 @@ def test_purge_covers_fitted_experts_that_hold_the_parameters(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
     """Art's is fitted to the trunk with law in it."""
-    laws, arts = (add_expert(session, each.domain, fitted=(each.digest, trunk.digest)) for each in (law, art))
+    laws, arts = (add_expert(session, item.domain, fitted=(item.digest, trunk.digest)) for item in (law, art))
     for plain in session.scalars(select(ContributionRow)):
         plain.active = False  # superseded
     for fitted in (laws, arts):
@@ -78,8 +78,8 @@ def test_purge_covers_fitted_experts_that_hold_the_parameters(
     assert remerge.experts == [art.digest]
     kept = add_expert(session, "art", fitted=(art.digest, add_trunk(session, [art]).digest))
     experts.purge(session, law, retire=True)
-    assert [each.purged is not None for each in (law, laws, arts, art, kept)] == [True, True, True, False, False]
-    assert needed(session).isdisjoint(file.sha256 for each in (law, laws, arts) for file in each.files)
+    assert [item.purged is not None for item in (law, laws, arts, art, kept)] == [True, True, True, False, False]
+    assert needed(session).isdisjoint(file.sha256 for item in (law, laws, arts) for file in item.files)
 
 
 def test_withdrawn_fitted_expert_allows_trained_contribution(session: Session, law: ExpertRow, trunk: TrunkRow) -> None:
@@ -93,8 +93,8 @@ def test_withdrawn_fitted_expert_allows_trained_contribution(session: Session, l
 
 
 def test_trunk_with_a_withdrawn_contribution_is_retired(session: Session, law: ExpertRow, art: ExpertRow) -> None:
-    sent = [add_contribution(session, each, None) for each in (law, art)]
-    solved = add_trunk(session, [law, art], method="regmean", contributions=[each.digest for each in sent])
+    sent = [add_contribution(session, item, None) for item in (law, art)]
+    solved = add_trunk(session, [law, art], method="regmean", contributions=[item.digest for item in sent])
     withdrawal.withdraw_contribution(session, sent[0])
     assert (sent[0].active, solved.retired is not None) == (False, True)
 

@@ -25,8 +25,8 @@ def kept(blobs: Blobs, content: str) -> str:
 def names(session: Session, **how: bool) -> set[str]:
     """The contents of needed blobs whose contents are one word."""
     words = ["expert", "refused", "purged", "trunk", "retired", "current", "version", "gone", "held", "artifact"]
-    found = needed(session, **how)
-    return {word for word in words if sha256_hex(word.encode()) in found}
+    result = needed(session, **how)
+    return {word for word in words if sha256_hex(word.encode()) in result}
 
 
 def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -> None:

@@ -32,13 +32,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def folders(place: Path, family: str = "llama", **settings: Any) -> dict[str, Path]:
     """A seed model and two experts."""
     names = ("seed", "a", "b")
-    return {name: expert(place / name, each, family, apart=0.02, **settings) for each, name in enumerate(names)}
+    return {name: expert(place / name, item, family, apart=0.02, **settings) for item, name in enumerate(names)}
 
 
 @torch.inference_mode()
 def logits(model: Any, ids: Tensor = IDS) -> Tensor:
-    found: Tensor = model(input_ids=ids).logits
-    return found
+    result: Tensor = model(input_ids=ids).logits
+    return result
 
 
 def stirred(model: Mixture, deviation: float = 0.1) -> Mixture:
@@ -52,8 +52,8 @@ def stirred(model: Mixture, deviation: float = 0.1) -> Mixture:
 
 def generated(model: Any, ids: Tensor = IDS, **settings: Any) -> Tensor:
     """Six greedy tokens behind the text."""
-    found: Tensor = model.generate(ids, max_new_tokens=6, do_sample=False, **settings)
-    return found[:, -6:]
+    result: Tensor = model.generate(ids, max_new_tokens=6, do_sample=False, **settings)
+    return result[:, -6:]
 
 
 def require_same_after_a_load(model: Mixture, folder: Path) -> None:

@@ -75,7 +75,7 @@ def test_it_is_saved_loaded_and_generates_the_same(tmp_path: Path, name: str) ->
 def test_gates_are_dense_matrices_for_every_member(tmp_path: Path) -> None:
     """Table 1: 4 x (3 + 4) x 3072^2 = 264 M for three experts; here 3 x (2 + 3) x 32^2."""
     model = Bts.of(folders(tmp_path))
-    assert sum(each.numel() for each in model.added().values()) == 3 * (2 + 3) * 32**2
+    assert sum(item.numel() for item in model.added().values()) == 3 * (2 + 3) * 32**2
     with observed(model) as seen:
         logits(model)
     assert [tuple(weights.shape) for _, weights in seen] == [(2, 20, 3, 32)] * 3

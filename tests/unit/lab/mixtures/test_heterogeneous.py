@@ -27,8 +27,8 @@ def folders(place: Path) -> dict[str, Path]:
 
 @torch.inference_mode()
 def logits(model: Any, ids: Tensor = IDS) -> Tensor:
-    found: Tensor = model(input_ids=ids).logits
-    return found
+    result: Tensor = model(input_ids=ids).logits
+    return result
 
 
 class Multiplied(nn.Module):
@@ -50,7 +50,7 @@ def by_hand(k: int) -> Heterogeneous:
     ]
     config = HeterogeneousConfig(
         members=["a", "b"],
-        dense=[each.to_dict() for each in dense],
+        dense=[item.to_dict() for item in dense],
         vocab_size=3,
         hidden_size=2,
         num_experts_per_tok=k,
@@ -84,7 +84,10 @@ def test_unweighted_expert_has_zero_gradients_in_training() -> None:
     model, ids = by_hand(1), torch.tensor([[0, 1]])
     model.train()
     model(ids, labels=ids).loss.backward()
-    assert [each.grad is not None and not each.grad.any() for each in model.inputs[1].parameters()] == [True, True]
+    assert [parameter.grad is not None and not parameter.grad.any() for parameter in model.inputs[1].parameters()] == [
+        True,
+        True,
+    ]
 
 
 def test_a_projector_is_a_two_layer_mlp() -> None:

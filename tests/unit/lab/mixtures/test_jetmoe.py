@@ -22,8 +22,8 @@ PLAIN: dict[str, Any] = {"num_key_value_heads": 4}
 
 @torch.inference_mode()
 def logits(model: Any) -> Tensor:
-    found: Tensor = model(input_ids=IDS).logits
-    return found
+    result: Tensor = model(input_ids=IDS).logits
+    return result
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_equal_experts_are_the_dense_model(tmp_path: Path, settings: dict[str, A
 
 def test_the_formula_of_one_layer(tmp_path: Path) -> None:
     """A single token attends to itself alone, so its attention output is sum_i p_i O_i v, with the mean v."""
-    folders = [expert(tmp_path / str(each), each, apart=0.02, num_hidden_layers=1, **PLAIN) for each in (1, 2)]
-    one, two = (dict(AutoModelForCausalLM.from_pretrained(each).state_dict()) for each in folders)
+    folders = [expert(tmp_path / str(item), item, apart=0.02, num_hidden_layers=1, **PLAIN) for item in (1, 2)]
+    one, two = (dict(AutoModelForCausalLM.from_pretrained(folder).state_dict()) for folder in folders)
     mixed = jetmoe({"a": folders[0], "b": folders[1]}, seed=0)
-    routers = {name: each for name, each in mixed.state_dict().items() if "router" in name}
+    routers = {name: item for name, item in mixed.state_dict().items() if "router" in name}
 
     def mean(name: str) -> Tensor:
-        found: Tensor = (one[name] + two[name]) / 2
-        return found
+        result: Tensor = (one[name] + two[name]) / 2
+        return result
 
     def norm(x: Tensor, name: str) -> Tensor:
         y: Tensor = mean(name) * x / (x.square().mean() + 1e-6).sqrt()
@@ -67,7 +67,7 @@ def test_the_formula_of_one_layer(tmp_path: Path) -> None:
     u = norm(x, f"{layer}post_attention_layernorm.weight")
     p = (routers[f"{layer}mlp.router.layer.weight"] @ u).softmax(0)
     for weight, own in zip(p, (one, two), strict=True):
-        gate, up, down = (own[f"{layer}mlp.{each}_proj.weight"] for each in ("gate", "up", "down"))
+        gate, up, down = (own[f"{layer}mlp.{item}_proj.weight"] for item in ("gate", "up", "down"))
         x = x + weight * (down @ (silu(gate @ u) * (up @ u)))
     expected = mean("lm_head.weight") @ norm(x, "model.norm.weight")
     with torch.inference_mode():
@@ -75,7 +75,7 @@ def test_the_formula_of_one_layer(tmp_path: Path) -> None:
 
 
 def test_training_has_no_load_balancing_and_reaches_the_routers(tmp_path: Path) -> None:
-    folders = {name: expert(tmp_path / name, each, apart=0.02, **PLAIN) for each, name in enumerate("ab")}
+    folders = {name: expert(tmp_path / name, item, apart=0.02, **PLAIN) for item, name in enumerate("ab")}
     model = jetmoe(folders, seed=0)
     model.train()
     given = model(input_ids=IDS, labels=IDS)
@@ -88,7 +88,7 @@ def test_training_has_no_load_balancing_and_reaches_the_routers(tmp_path: Path) 
 
 
 def test_it_is_saved_loaded_and_generates_the_same(tmp_path: Path) -> None:
-    folders = {name: expert(tmp_path / name, each, apart=0.02, **PLAIN) for each, name in enumerate("ab")}
+    folders = {name: expert(tmp_path / name, item, apart=0.02, **PLAIN) for item, name in enumerate("ab")}
     model: Any = jetmoe(folders, seed=0)
     model.save_pretrained(tmp_path / "saved")
     again: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
@@ -102,15 +102,15 @@ def test_the_recipe_trains_all_parameters_of_the_stock_class(tmp_path: Path) -> 
     model = only("bam:shared-kv=1,train=96,batch=2", on)
     assert isinstance(model, Loaded)
     assert type(model.model) is JetMoeForCausalLM
-    assert model.trained == (sum(each.numel() for each in model.model.parameters()), 96)
+    assert model.trained == (sum(parameter.numel() for parameter in model.model.parameters()), 96)
     untrained = jetmoe(members(on, {}), on.seed).state_dict()
-    assert not [name for name, each in model.model.state_dict().items() if torch.equal(each, untrained[name])]
+    assert not [name for name, item in model.model.state_dict().items() if torch.equal(item, untrained[name])]
     with pytest.raises(MoergeError, match="as many attention experts as MLPs"):
         only("bam:shared-kv=1,routing=top2", on)
 
 
 def test_all_parameters_but_the_embedding_are_active(tmp_path: Path) -> None:
-    folders = {name: expert(tmp_path / name, each, **PLAIN) for each, name in enumerate("ab")}
+    folders = {name: expert(tmp_path / name, item, **PLAIN) for item, name in enumerate("ab")}
     layer = 2 * (2 * 32 * 32 + 3 * 32 * 48) + 2 * 32 * 32 + 2 * 32 + 2 * 32  # experts, k and v, norms, zero biases
     routers = 2 * 2 * 32
     assert active_parameters(jetmoe(folders, seed=0)) == 300 * 32 + 32 + 3 * (layer + routers)

@@ -47,15 +47,15 @@ def told(model: PreTrainedModel, ids: list[int]) -> list[float]:
 def by_hand(models: list[PreTrainedModel], prior: list[float], ids: list[int], window: int = 0) -> Tensor:
     """The ensemble's -log p(x_t+1 | x_<=t) for every t, as the formula says it, one product at a time."""
     tables = [[1.0, *told(model, ids)] for model in models]
-    found = []
+    result = []
     for t in range(len(ids) - 1):
         joint = list(prior)
         for d, table in enumerate(tables):
             for s in range(max(1, t - window + 1) if window else 1, t + 1):
                 joint[d] *= table[s]
-        posterior = [each / sum(joint) for each in joint]
-        found.append(-log(sum(share * table[t + 1] for share, table in zip(posterior, tables, strict=True))))
-    return torch.tensor(found, dtype=torch.float64)
+        posterior = [item / sum(joint) for item in joint]
+        result.append(-log(sum(share * table[t + 1] for share, table in zip(posterior, tables, strict=True))))
+    return torch.tensor(result, dtype=torch.float64)
 
 
 def padded(*rows: list[int]) -> Rows:
@@ -68,9 +68,9 @@ def padded(*rows: list[int]) -> Rows:
 def test_next_tokens_are_mixed_by_the_posterior_of_the_prefix(
     experts: list[Dense], models: list[PreTrainedModel], prior: list[float], window: int
 ) -> None:
-    found = Ensemble(experts, torch.tensor(prior), window).losses(padded(SHORT, LONG))
-    for each, ids in zip(found, (SHORT, LONG), strict=True):
-        torch.testing.assert_close(each[: len(ids) - 1], by_hand(models, prior, ids, window), rtol=1e-5, atol=1e-6)
+    result = Ensemble(experts, torch.tensor(prior), window).losses(padded(SHORT, LONG))
+    for item, ids in zip(result, (SHORT, LONG), strict=True):
+        torch.testing.assert_close(item[: len(ids) - 1], by_hand(models, prior, ids, window), rtol=1e-5, atol=1e-6)
 
 
 def test_long_text_evidence_stays_finite_and_window_accurate(
@@ -78,17 +78,17 @@ def test_long_text_evidence_stays_finite_and_window_accurate(
 ) -> None:
     ids = torch.randint(0, 256, (250,), generator=torch.Generator().manual_seed(0)).tolist()
     for window in (0, 2):
-        found = Ensemble(experts, torch.full((3,), 1 / 3), window).losses(padded(ids))[0]
-        last = by_hand(models, [1 / 3] * 3, ids, window) if window else found
-        assert bool(found.isfinite().all())
-        torch.testing.assert_close(found, last, rtol=1e-5, atol=1e-5)
+        result = Ensemble(experts, torch.full((3,), 1 / 3), window).losses(padded(ids))[0]
+        last = by_hand(models, [1 / 3] * 3, ids, window) if window else result
+        assert bool(result.isfinite().all())
+        torch.testing.assert_close(result, last, rtol=1e-5, atol=1e-5)
 
 
 def test_cached_prior_is_the_mean_posterior_of_documents(experts: list[Dense], models: list[PreTrainedModel]) -> None:
     wanted = torch.zeros(3, dtype=torch.float64)
     for document in (SHORT, LONG):
         logs = [sum(map(log, told(model, document))) for model in models]
-        joint = torch.tensor([exp(each - max(logs)) for each in logs], dtype=torch.float64)
+        joint = torch.tensor([exp(item - max(logs)) for item in logs], dtype=torch.float64)
         wanted += joint / joint.sum() / 2
     torch.testing.assert_close(cached_prior(experts, [SHORT, LONG]), wanted, rtol=1e-4, atol=1e-9)
 

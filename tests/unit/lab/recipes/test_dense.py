@@ -16,13 +16,13 @@ QUERY, DOWN, NORM = "self_attn.q_proj.weight", "mlp.down_proj.weight", "input_la
 
 def state(model: object) -> dict[str, Tensor]:
     assert isinstance(model, Loaded)
-    found: dict[str, Tensor] = model.model.state_dict()
-    return found
+    result: dict[str, Tensor] = model.model.state_dict()
+    return result
 
 
 def folder_state(folder: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
-    return found
+    result: dict[str, Tensor] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    return result
 
 
 def task_vectors(on: Fleet, name: str) -> tuple[Tensor, Tensor]:
@@ -48,9 +48,9 @@ def test_averages_cover_all_parameters_and_weight_by_tokens(tmp_path: Path) -> N
     averaging, weighted = state(only("averaging", on)), state(only("weighted", on))
     assert averaging.keys() == experts[0].keys()
     for name, tensor in averaging.items():
-        each = torch.stack([expert[name].double() for expert in experts])
-        torch.testing.assert_close(tensor.double(), each.mean(dim=0), atol=1e-6, rtol=1e-6)
-        mean = torch.einsum("d...,d->...", each, torch.tensor([320, 280, 240]).double() / 840)
+        item = torch.stack([expert[name].double() for expert in experts])
+        torch.testing.assert_close(tensor.double(), item.mean(dim=0), atol=1e-6, rtol=1e-6)
+        mean = torch.einsum("d...,d->...", item, torch.tensor([320, 280, 240]).double() / 840)
         torch.testing.assert_close(weighted[name].double(), mean, atol=1e-6, rtol=1e-6)
 
 
@@ -77,11 +77,11 @@ def test_ties_trims_elects_and_adds_a_third(tmp_path: Path, part: str) -> None:
 def test_dare_drops_a_fifth_of_task_vectors_and_rescales_rest(tmp_path: Path, part: str) -> None:
     on, name = fleet(tmp_path), f"model.layers.1.{part}"
     base, vectors = task_vectors(on, name)
-    found = state(only("dare", on))[name] - base
+    result = state(only("dare", on))[name] - base
     subsets = torch.stack([torch.tensor([float(n >> d & 1) for d in range(3)]) for n in range(8)])
     sums = torch.einsum("sd,d...->s...", subsets, vectors) / 0.8 / 3  # of what can be kept
-    nearest = (sums - found).abs().min(dim=0)
+    nearest = (sums - result).abs().min(dim=0)
     assert float(nearest.values.max()) < 1e-5
     assert float(subsets.sum(dim=1)[nearest.indices].mean() / 3) == pytest.approx(0.8, abs=0.03)
     other = state(only("dare", Fleet(on.domains, on.base, 1, on.work)))[name] - base
-    assert not torch.equal(other, found)
+    assert not torch.equal(other, result)

@@ -27,8 +27,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_a_row_s_feature_is_the_mean_of_its_embeddings() -> None:
     table = torch.tensor([[1.0, 0.0], [0.0, 2.0], [4.0, 4.0]])
-    found = mean_embeddings(table, [[0, 1], [2], [0, 0, 1, 1]])
-    assert found.tolist() == [[0.5, 1.0], [4.0, 4.0], [0.5, 1.0]]
+    result = mean_embeddings(table, [[0, 1], [2], [0, 0, 1, 1]])
+    assert result.tolist() == [[0.5, 1.0], [4.0, 4.0], [0.5, 1.0]]
 
 
 def test_windowed_router_is_fitted_to_stretches_of_its_window() -> None:
@@ -73,9 +73,9 @@ def test_router_selects_expert_by_mean_embedding_of_the_prefix(folders: list[Pat
     model = PrefixRouted([Dense(folder, "cpu", {}) for folder in folders], table, router, window)
     texts = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(2)).tolist()
     texts[1] = texts[1][:9]
-    found = model.losses(Rows(torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, texts)), True), [12, 9], ""))
+    result = model.losses(Rows(torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, texts)), True), [12, 9], ""))
     read, predicted, chosen = 0, 0, set[int]()
-    for row, ids in zip(found, texts, strict=True):
+    for row, ids in zip(result, texts, strict=True):
         last = [0, 0]
         for t in range(len(ids) - 1):
             before = ids[max(0, t + 1 - window) if window else 0 : t + 1]
@@ -94,14 +94,14 @@ GIVEN: Options = {"lambda": 0.01, "steps": 1000, "window": 0, "seed": 0}
 
 def likeliest(folders: list[Path]) -> list[list[list[int]]]:
     """Texts that each expert finds likeliest, of tokens of their own."""
-    found = []
+    result = []
     for slot, model in enumerate(map(expert_model, map(DenseFiles, folders))):
         rows = torch.arange(20 + 100 * slot, 36 + 100 * slot)[:, None]
         with torch.inference_mode():
             for _ in range(40):
                 rows = torch.cat([rows, model(input_ids=rows).logits[:, -1:].argmax(dim=2)], dim=1)
-        found.append(rows.tolist())
-    return found
+        result.append(rows.tolist())
+    return result
 
 
 def chosen_by(router: Model, folders: list[Path], texts: list[list[int]]) -> list[int]:

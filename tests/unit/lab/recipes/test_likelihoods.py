@@ -35,8 +35,8 @@ def counted(model: torch.nn.Module) -> Iterator[list[int]]:
 
 def test_losses_are_each_text_s_alone(tmp_path: Path) -> None:
     folder = expert(tmp_path, 1, initializer_range=0.2)
-    found = Dense(folder, "cpu", {}).losses(ROWS)
-    for row, ids in zip(found, (SHORT, LONG), strict=True):
+    result = Dense(folder, "cpu", {}).losses(ROWS)
+    for row, ids in zip(result, (SHORT, LONG), strict=True):
         with torch.inference_mode():
             chances = (
                 expert_model(DenseFiles(folder))(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(dim=1)
@@ -87,9 +87,9 @@ def test_predictions_do_not_depend_on_later_tokens(tmp_path: Path, name: str) ->
             for end in (2, 20, 41):
                 changed = text.clone()
                 changed[end:] = (changed[end:] + 100) % 256
-                found = model.losses(Rows(changed[None], [60], "d1"))[0]
-                torch.testing.assert_close(found[: end - 1], whole[: end - 1], rtol=1e-4, atol=1e-4)
-                assert not torch.allclose(found[end - 1 :], whole[end - 1 :]), row
+                result = model.losses(Rows(changed[None], [60], "d1"))[0]
+                torch.testing.assert_close(result[: end - 1], whole[: end - 1], rtol=1e-4, atol=1e-4)
+                assert not torch.allclose(result[end - 1 :], whole[end - 1 :]), row
             every = text[:21].repeat(VOCAB, 1)
             every[:, 20] = torch.arange(VOCAB)
             chances = model.losses(Rows(every, [21] * VOCAB, "d1"))[:, 19].neg().exp()

@@ -44,8 +44,8 @@ def fleet(folders: list[Path], work: Path, base: Path | None = None) -> Fleet:
 
 def test_weights_are_the_softmax_of_the_k_largest_scores() -> None:
     first = 1 / (1 + exp(-0.5))  # softmax of 1 and 0.5
-    found = top_softmax(torch.tensor([[0.5, 0.1, 1.0]], dtype=torch.float64), k=2)
-    torch.testing.assert_close(found, torch.tensor([[1 - first, 0, first]], dtype=torch.float64))
+    result = top_softmax(torch.tensor([[0.5, 0.1, 1.0]], dtype=torch.float64), k=2)
+    torch.testing.assert_close(result, torch.tensor([[1 - first, 0, first]], dtype=torch.float64))
     assert top_softmax(torch.tensor([[0.5, 0.1, 1.0]]), k=1).tolist() == [[0, 0, 1]]
     torch.testing.assert_close(top_softmax(torch.zeros(1, 2), k=5), torch.full((1, 2), 0.5))
 
@@ -55,13 +55,13 @@ def test_confidence_is_inverse_perplexity_of_unpadded_tokens(
 ) -> None:
     dense = [Dense(folder, "cpu", {}) for folder in folders]
     with torch.inference_mode():
-        found = confidence(dense)(ROWS)
+        result = confidence(dense)(ROWS)
         for row, ids in enumerate((SHORT, LONG)):
             for slot, model in enumerate(models):
                 chances = model(input_ids=torch.tensor([ids])).logits[0].double().softmax(dim=1)
                 logs = [log(chances[t - 1, ids[t]]) for t in range(1, len(ids))]
                 perplexity = exp(-sum(logs) / len(logs))
-                assert float(found[row, slot]) == pytest.approx(1 / perplexity, rel=1e-5)
+                assert float(result[row, slot]) == pytest.approx(1 / perplexity, rel=1e-5)
 
 
 def gradient(base: PreTrainedModel, ids: list[int]) -> dict[str, Tensor]:
@@ -81,11 +81,11 @@ def test_alignment_with_own_gradient_step_has_cosine_one(folders: list[Path]) ->
             for name, parameter in experts[-1].named_parameters():
                 parameter.sub_(step[name], alpha=0.1)
     with torch.inference_mode():  # as recipes are scored
-        found = alignment(base, experts)(Rows(IDS.clone(), [4, 7], ""))
-    short, long = (torch.cat([each.flatten() for each in step.values()]).double() for step in steps.values())
+        result = alignment(base, experts)(Rows(IDS.clone(), [4, 7], ""))
+    short, long = (torch.cat([item.flatten() for item in step.values()]).double() for step in steps.values())
     cosine = float(short @ long / (short.norm() * long.norm()))
     wanted = torch.tensor([[1, cosine], [cosine, 1]], dtype=torch.float64)
-    torch.testing.assert_close(found, wanted, atol=1e-3, rtol=0)
+    torch.testing.assert_close(result, wanted, atol=1e-3, rtol=0)
     assert abs(cosine) < 0.9
 
 
@@ -95,10 +95,12 @@ def written_out(trunk: PreTrainedModel, models: list[PreTrainedModel], weights: 
     states = trunk.model.embed_tokens(torch.tensor([ids]))
     rope = trunk.model.rotary_emb(states, torch.arange(len(ids))[None])
     inner = layer.input_layernorm(states)
-    attended = [each.model.layers[0].self_attn(inner, position_embeddings=rope, attention_mask=None) for each in models]
+    attended = [
+        model.model.layers[0].self_attn(inner, position_embeddings=rope, attention_mask=None) for model in models
+    ]
     states = states + sum(weight * output for weight, (output, _) in zip(weights, attended, strict=True))
     inner = layer.post_attention_layernorm(states)
-    states = states + sum(w * each.model.layers[0].mlp(inner) for w, each in zip(weights, models, strict=True))
+    states = states + sum(w * model.model.layers[0].mlp(inner) for w, model in zip(weights, models, strict=True))
     logits: Tensor = trunk.lm_head(trunk.model.norm(states))[0]
     return logits
 
@@ -111,18 +113,18 @@ def test_the_chosen_experts_outputs_are_summed_in_every_layer(
     ((row, model),) = BY_NAME[name].build(fleet(folders, tmp_path), {"k": 2, "seed": 0})
     assert row == name
     dense = [Dense(folder, "cpu", {}) for folder in folders]
-    found = logits(model, ROWS)
+    result = logits(model, ROWS)
     with torch.inference_mode():
         merged = expert_model(DenseFiles(folders[0]))  # every parameter is the mean
         for key, parameter in merged.named_parameters():
-            parameter.copy_(torch.stack([dict(each.named_parameters())[key] for each in models]).mean(dim=0))
+            parameter.copy_(torch.stack([dict(item.named_parameters())[key] for item in models]).mean(dim=0))
         weights = top_softmax(confidence(dense)(ROWS), 2)
         chosen = models
         if not separate:
             chosen = [expert_model(DenseFiles(folder)) for folder in folders]
-            for each in chosen:
-                each.model.layers[0].self_attn.load_state_dict(merged.model.layers[0].self_attn.state_dict())
-        for ids, one, shares in zip((SHORT, LONG), found, weights.tolist(), strict=True):
+            for item in chosen:
+                item.model.layers[0].self_attn.load_state_dict(merged.model.layers[0].self_attn.state_dict())
+        for ids, one, shares in zip((SHORT, LONG), result, weights.tolist(), strict=True):
             assert sum(share == 0 for share in shares) == 1
             wanted = written_out(merged, chosen, shares, ids)
             torch.testing.assert_close(one[: len(ids)], wanted, rtol=1e-4, atol=1e-4)
@@ -136,9 +138,9 @@ def test_equal_experts_compute_what_each_of_them_does(tmp_path: Path, family: st
     for recipe in RECIPES:
         base = expert(tmp_path / "base", 2, family) if recipe.needs_base else None
         ((_, model),) = recipe.build(fleet([folder] * 3, tmp_path, base), recipe.options)
-        found = logits(model, ROWS)
-        torch.testing.assert_close(found[0, :4], wanted[0, :4], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(found[1], wanted[1], rtol=1e-4, atol=1e-4)
+        result = logits(model, ROWS)
+        torch.testing.assert_close(result[0, :4], wanted[0, :4], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(result[1], wanted[1], rtol=1e-4, atol=1e-4)
 
 
 def test_routing_counts_among_the_active_parameters(folders: list[Path], tmp_path: Path) -> None:
@@ -174,6 +176,6 @@ def test_the_seed_model_is_one_of_the_experts_if_asked_for(folders: list[Path], 
     *two, seed = folders
     for name in ("mergeme-ppl", "mergeme-ppl-separate"):
         ((_, wanted),) = BY_NAME[name].build(fleet(folders, tmp_path), {"k": 2, "seed": 0})
-        ((_, found),) = BY_NAME[name].build(fleet(two, tmp_path, seed), {"k": 2, "seed": 1})
-        torch.testing.assert_close(logits(found, ROWS), logits(wanted, ROWS))
-        assert found.active_parameters == wanted.active_parameters
+        ((_, result),) = BY_NAME[name].build(fleet(two, tmp_path, seed), {"k": 2, "seed": 1})
+        torch.testing.assert_close(logits(result, ROWS), logits(wanted, ROWS))
+        assert result.active_parameters == wanted.active_parameters

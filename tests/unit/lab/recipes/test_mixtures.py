@@ -49,11 +49,11 @@ def test_what_is_frozen_stays_bit_for_bit(on: Fleet, spec: str, moves: set[str] 
     added = model.model.added()
     if moves is None:
         assert changed == after.keys()
-        assert model.trained.parameters == sum(each.numel() for each in after.values())
+        assert model.trained.parameters == sum(item.numel() for item in after.values())
     else:
         assert changed == added.keys()
         assert {part for name in changed for part in moves if f".{part}." in name} == moves
-        assert model.trained.parameters == sum(each.numel() for each in added.values())
+        assert model.trained.parameters == sum(item.numel() for item in added.values())
 
 
 def test_the_seed_is_the_hub_unless_another_is_named(on: Fleet) -> None:

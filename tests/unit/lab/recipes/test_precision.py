@@ -44,7 +44,7 @@ def test_only_matrices_are_rounded_in_blocks_of_32(tmp_path: Path, dtype: Dtype,
     exact, kept, changed = stock(on.work / "version").state_dict(), routers(model.model), 0
     for name, own in model.model.state_dict().items():
         before = exact[name]
-        if own.dim() == 1 or any(torch.equal(own, each.get_parameter("weight")) for each in kept):
+        if own.dim() == 1 or any(torch.equal(own, item.get_parameter("weight")) for item in kept):
             assert torch.equal(own, before), name
             continue
         changed += 1

@@ -49,9 +49,9 @@ def textbook(
     """DUME eq. 7 for one layer, with unit columns: [D, H] float64. By default all experts are in the trunk."""
     trunk = trunk_file([domain.expert for domain in on.domains[:merged]], on.work / "expected-trunk")
     models = [domain_model(*on_trunk(domain.expert, trunk))[0] for domain in on.domains]
-    each = [inputs(m, f"model.layers.{layer}.mlp", text) for m, text in zip(models, texts, strict=True)]
-    x = torch.cat(each)
-    y = torch.cat([torch.eye(len(each), dtype=torch.float64)[[d] * len(part)] for d, part in enumerate(each)])
+    item = [inputs(m, f"model.layers.{layer}.mlp", text) for m, text in zip(models, texts, strict=True)]
+    x = torch.cat(item)
+    y = torch.cat([torch.eye(len(item), dtype=torch.float64)[[d] * len(part)] for d, part in enumerate(item)])
     w: Tensor = torch.linalg.solve(x.T @ x + ridge_lambda * torch.eye(x.shape[1]), x.T @ y)
     columns: Tensor = w / w.norm(dim=0)
     return columns.T
@@ -64,11 +64,11 @@ def test_dume_solves_the_paper_s_ridge_regression(
     tmp_path: Path, spec: str, ridge_lambda: float, tokens: int | None
 ) -> None:
     on = fleet(tmp_path)
-    found = weights(only(spec, on))
+    result = weights(only(spec, on))
     texts = [[document[:tokens] for document in domain.statistics] for domain in on.domains]
     for layer in range(3):
         expected = textbook(on, layer, texts, ridge_lambda).float()
-        torch.testing.assert_close(found[layer], expected, atol=2e-3, rtol=0)
+        torch.testing.assert_close(result[layer], expected, atol=2e-3, rtol=0)
 
 
 def test_expert_joining_a_kept_trunk_is_solved_like_all_others(tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ def test_expert_joining_a_kept_trunk_is_solved_like_all_others(tmp_path: Path) -
     assert recipe.parts is not None
     trunk = trunk_in(recipe.parts, replace(on, domains=on.domains[:2]), options)
     made = assembled(recipe.parts, on, options, trunk=trunk, slots=(2, 0, 1))
-    found = solve_lineage(made.lineage, made.inputs)[0]
+    result = solve_lineage(made.lineage, made.inputs)[0]
     for layer in range(3):
         expected = textbook(on, layer, [domain.statistics for domain in on.domains], 0.01, merged=2)
-        torch.testing.assert_close(found[layer], expected[[2, 0, 1]], atol=2e-3, rtol=0)
+        torch.testing.assert_close(result[layer], expected[[2, 0, 1]], atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path, spec: str, said:
 def test_out_of_distribution_statistics_use_the_other_text(tmp_path: Path) -> None:
     whole = fleet(tmp_path)
     on = Fleet([*whole.domains[1:]], whole.base, 0, whole.work)  # the first has no other text
-    found = weights(only("dume-ood", on))
+    result = weights(only("dume-ood", on))
     expected = textbook(on, 1, [domain.other for domain in on.domains], 0.01).float()
-    torch.testing.assert_close(found[1], expected, atol=2e-3, rtol=0)
+    torch.testing.assert_close(result[1], expected, atol=2e-3, rtol=0)
 
 
 def test_an_oracle_is_the_trunk_with_the_text_s_own_mlps(tmp_path: Path) -> None:
@@ -114,19 +114,19 @@ def test_an_oracle_is_the_trunk_with_the_text_s_own_mlps(tmp_path: Path) -> None
     for domain in on.domains:
         with torch.inference_mode():
             expected = domain_model(*on_trunk(domain.expert, trunk))[0](HELD).logits
-            found = logits(oracle, Rows(HELD, [30], domain.name))
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+            result = logits(oracle, Rows(HELD, [30], domain.name))
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
 
 def test_random_routers_are_standard_normal_and_the_seed_s(tmp_path: Path) -> None:
     on = fleet(tmp_path)
-    found = torch.stack(weights(only("random", on)))
-    assert float(found.std()) == pytest.approx(1, abs=0.15)
-    assert float(found.mean()) == pytest.approx(0, abs=0.15)
+    result = torch.stack(weights(only("random", on)))
+    assert float(result.std()) == pytest.approx(1, abs=0.15)
+    assert float(result.mean()) == pytest.approx(0, abs=0.15)
     again = Fleet(on.domains, on.base, 0, on.work)
     other = Fleet(on.domains, on.base, 1, on.work)
-    assert torch.equal(torch.stack(weights(only("random", again))), found)
-    assert not torch.equal(torch.stack(weights(only("random", other))), found)
+    assert torch.equal(torch.stack(weights(only("random", again))), result)
+    assert not torch.equal(torch.stack(weights(only("random", other))), result)
 
 
 def test_dume_with_full_averaged_task_vectors_equals_dume(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_dume_with_full_averaged_task_vectors_equals_dume(tmp_path: Path) -> Non
     on = fleet(tmp_path)
     with torch.inference_mode():
         expected = logits(only("dume:k=2", on), Rows(HELD, [30], ""))
-        found = logits(only("dume-dare:retain=1,k=2", on), Rows(HELD, [30], ""))
+        result = logits(only("dume-dare:retain=1,k=2", on), Rows(HELD, [30], ""))
         ties = logits(only("dume-ties:k=2", on), Rows(HELD, [30], ""))
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(result, expected, atol=1e-3, rtol=0)
     assert not torch.allclose(ties, expected, atol=1e-2)
 
 
@@ -144,7 +144,7 @@ def test_regmean_trunk_is_least_squares_fit_on_expert_inputs(tmp_path: Path) -> 
     on, module = fleet(tmp_path), "model.layers.1.self_attn.q_proj"
     model = only("regmean", on)
     assert isinstance(model, Loaded)
-    found = model.model.get_submodule(module).get_parameter("weight").double()
+    result = model.model.get_submodule(module).get_parameter("weight").double()
     total = torch.zeros(32, 32, dtype=torch.float64)
     right, mean, tokens = torch.zeros_like(total), torch.zeros_like(total), 0
     for domain in on.domains:
@@ -155,7 +155,7 @@ def test_regmean_trunk_is_least_squares_fit_on_expert_inputs(tmp_path: Path) -> 
         total, right, mean, tokens = total + gram, right + own @ gram, mean + own / 3, tokens + len(x)
     shrinkage = SHRINKAGE_TO_AVERAGE * 32 / tokens * total.diagonal().mean() * torch.eye(32, dtype=torch.float64)
     expected = torch.linalg.solve(total + shrinkage, (right + mean @ shrinkage).T).T
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
 
 def test_a_table_s_recipes_share_equal_trunks_and_only_these(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_a_table_s_recipes_share_equal_trunks_and_only_these(tmp_path: Path) -> 
     alone = fleet(tmp_path)
     on, rows = replace(alone, shared=Shared(tmp_path / "shared")), Rows(HELD, [HELD.shape[1]], "d1")
     for spec in ("regmean", "recommended", "regmean-oracle", "regmean:rare_below=0", "regmean:tokens=5", "dume"):
-        found = logits(only(spec, on), rows)
-        torch.testing.assert_close(found, logits(only(spec, alone), rows), msg=spec)
+        result = logits(only(spec, on), rows)
+        torch.testing.assert_close(result, logits(only(spec, alone), rows), msg=spec)
     assert len(on.shared.trunks) == 3
 
 

@@ -19,7 +19,7 @@ from support.recipes import fleet, logits, only
 def features(on: Fleet, layer: int, *, fitted: bool) -> list[Tensor]:
     """[n, H] float64 of each domain, by a hook of our own: what the MLP of a layer reads behind its owner's MLPs."""
     seen: list[Tensor] = []
-    each = []
+    item = []
     for slot, domain in enumerate(on.domains):
         folder = next(on.work.glob(f"fitted-d{slot}-*")) if fitted else domain.expert
         model, _ = domain_model(*on_trunk(folder, on.work / "trunk" / "trunk.safetensors"))
@@ -28,9 +28,9 @@ def features(on: Fleet, layer: int, *, fitted: bool) -> list[Tensor]:
         )
         for document in domain.statistics:
             model(torch.tensor([document]), use_cache=False)
-        each.append(torch.cat(seen))
+        item.append(torch.cat(seen))
         seen.clear()
-    return each
+    return item
 
 
 @pytest.mark.parametrize("spec", ["recommended", "recommended:fit=1"])
@@ -48,8 +48,8 @@ def test_routers_are_discriminants_of_features_with_owner_mlps(tmp_path: Path, s
         ones = torch.linalg.solve(gram, means.mean(dim=0))
         scores = (columns + torch.outer(ones, constants)).T.float()
         expected = scores - scores.mean(dim=0)
-        found = router.get_parameter("weight").detach()
-        torch.testing.assert_close(found, expected, rtol=0, atol=2e-3 * float(expected.abs().max()))
+        result = router.get_parameter("weight").detach()
+        torch.testing.assert_close(result, expected, rtol=0, atol=2e-3 * float(expected.abs().max()))
 
 
 @torch.inference_mode()
@@ -61,5 +61,5 @@ def test_its_oracle_runs_each_domain_s_fitted_expert(tmp_path: Path) -> None:
         alone, _ = domain_model(
             *on_trunk(next(on.work.glob(f"fitted-d{slot}-*")), on.work / "trunk" / "trunk.safetensors"),
         )
-        found = logits(model, Rows(ids, [30], domain.name))
-        torch.testing.assert_close(found, alone(ids).logits, rtol=0, atol=1e-4)
+        result = logits(model, Rows(ids, [30], domain.name))
+        torch.testing.assert_close(result, alone(ids).logits, rtol=0, atol=1e-4)

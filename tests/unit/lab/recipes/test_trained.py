@@ -62,14 +62,14 @@ def test_routers_of_btx_are_random_small_and_of_the_seed(on: Fleet) -> None:
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     """Names of tensors with other bits; of an expert's gate and up matrix, each half by itself."""
-    found = set[str]()
+    result = set[str]()
     for name, old in before.items():
         if "gate_up_proj" in name:
             halves = zip(("gate", "up"), old.chunk(2, 1), after[name].chunk(2, 1), strict=True)
-            found |= {f"{name} {half}" for half, one, other in halves if not torch.equal(one, other)}
+            result |= {f"{name} {half}" for half, one, other in halves if not torch.equal(one, other)}
         elif not torch.equal(old, after[name]):
-            found.add(name)
-    return found
+            result.add(name)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
 )
 def test_the_rest_stays_bit_for_bit(on: Fleet, spec: str, moves: set[str]) -> None:
     with_options = f"{spec}{',' if ':' in spec else ':'}train=96,batch=2"
-    before, after = (state(only(each, on)) for each in (f"{with_options},rate=0", with_options))
-    found = changed(before, after)
-    assert {name.rpartition("mlp.")[2].removeprefix("experts.") for name in found} == moves
-    layers = {name.split(".")[2] for name in found}
+    before, after = (state(only(item, on)) for item in (f"{with_options},rate=0", with_options))
+    result = changed(before, after)
+    assert {name.rpartition("mlp.")[2].removeprefix("experts.") for name in result} == moves
+    layers = {name.split(".")[2] for name in result}
     assert layers == {"0", "1", "2"}
 
 
@@ -98,7 +98,7 @@ def test_all_parameters_are_trained_and_counted(on: Fleet, spec: str) -> None:
     after = state(model)
     assert {name.split()[0] for name in changed(state(before), after)} == after.keys()
     assert model.trained is not None
-    assert model.trained.parameters == sum(each.numel() for each in after.values())
+    assert model.trained.parameters == sum(item.numel() for item in after.values())
     assert model.trained.tokens == 96
 
 
@@ -117,7 +117,7 @@ def test_a_trained_model_is_saved_loaded_and_generates_the_same(tmp_path: Path, 
     again: PreTrainedModel = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
     torch.testing.assert_close(told(Loaded(again.eval())), told(model))
     ids = HELD.ids[:, :8]
-    one, other = (each.generate(ids, max_new_tokens=8, do_sample=False) for each in (again, model.model))  # type: ignore[operator]
+    one, other = (item.generate(ids, max_new_tokens=8, do_sample=False) for item in (again, model.model))  # type: ignore[operator]
     assert torch.equal(one, other)
 
 
@@ -142,9 +142,9 @@ def test_a_domain_without_text_for_training_is_named(tmp_path: Path) -> None:
 
 
 def test_a_seed_of_the_table_draws_routers_and_text_anew(on: Fleet) -> None:
-    one, other = (state(only("btx-router:train=96,batch=2", each)) for each in (on, replace(on, seed=1)))
+    one, other = (state(only("btx-router:train=96,batch=2", item)) for item in (on, replace(on, seed=1)))
     again = state(only("btx-router:train=96,batch=2", on))
-    name = next(each for each in one if each.endswith("gate.weight"))
+    name = next(item for item in one if item.endswith("gate.weight"))
     assert torch.equal(one[name], again[name])
     assert not torch.equal(one[name], other[name])
 
@@ -153,4 +153,4 @@ def test_a_trained_model_is_ready_for_inference(on: Fleet) -> None:
     model = only("btx:train=32,batch=2", on)
     assert isinstance(model, Loaded)
     assert not model.model.training
-    assert not any(each.requires_grad for each in model.model.parameters())
+    assert not any(parameter.requires_grad for parameter in model.model.parameters())

@@ -70,27 +70,27 @@ def test_task_vector_scale_minimises_loss_on_tuning_text(tmp_path: Path, name: s
     on = fleet(tmp_path)
     texts = [[(7 * place + slot) % 250 for place in range(30)] for slot in range(3)]
     on = tuned(on, [windows(all_counted([text]), 64, 32) for text in texts])
-    found = {}
+    result = {}
     for scale in SCALES:
         model = only(f"{name}:scale={scale!r}", on)
         assert model.chosen == {}
-        found[scale] = sum(mean_loss(model, text) for text in texts)
-    best = min(found, key=found.__getitem__)
+        result[scale] = sum(mean_loss(model, text) for text in texts)
+    best = min(result, key=result.__getitem__)
     chosen = only(name, on)
     assert chosen.chosen == {"scale": best}
-    assert sum(mean_loss(chosen, text) for text in texts) == pytest.approx(found[best])
+    assert sum(mean_loss(chosen, text) for text in texts) == pytest.approx(result[best])
 
 
 def test_trunk_scale_minimises_loss_with_the_domains_own_mlps(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     texts = [[(7 * place + slot) % 250 for place in range(30)] for slot in range(3)]
     on = tuned(on, [windows(all_counted([text]), 64, 32) for text in texts])
-    found = {}
+    result = {}
     for scale in SCALES:
         trunk = trunk_of(on, "ties", {"retain": 0.8, "scale": scale})
         models = [domain_model(*on_trunk(domain.expert, trunk.path))[0] for domain in on.domains]
-        found[scale] = sum(mean_loss(model, text) for model, text in zip(models, texts, strict=True))
-    assert only("dume-ties", on).chosen == {"scale": min(found, key=found.__getitem__)}
+        result[scale] = sum(mean_loss(model, text) for model, text in zip(models, texts, strict=True))
+    assert only("dume-ties", on).chosen == {"scale": min(result, key=result.__getitem__)}
 
 
 def continued(folder: Path, begun: list[int], tokens: int) -> list[int]:
@@ -99,8 +99,8 @@ def continued(folder: Path, begun: list[int], tokens: int) -> list[int]:
     with torch.inference_mode():
         for _ in range(tokens):
             ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(dim=2)], dim=1)
-    found: list[int] = ids[0].tolist()
-    return found
+    result: list[int] = ids[0].tolist()
+    return result
 
 
 def test_windows_are_chosen_by_what_the_tuning_text_is_like(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_windows_are_chosen_by_what_the_tuning_text_is_like(tmp_path: Path) -> N
         here = tuned(replace(on, domains=domains), [windows(all_counted([text]), 200, 100) for text in texts])
         rows = Rows(torch.tensor(texts), [121, 121], "")
         for name in ("btm", "btm-cached"):
-            found = {float(w): float(only(f"{name}:window={w}", here).losses(rows).mean()) for w in WINDOWS}
-            assert only(name, here).chosen == {"window": min(found, key=found.__getitem__)}, found
-            assert (found[0] - min(found.values()) < 1e-4) == (texts is pure), found
+            result = {float(w): float(only(f"{name}:window={w}", here).losses(rows).mean()) for w in WINDOWS}
+            assert only(name, here).chosen == {"window": min(result, key=result.__getitem__)}, result
+            assert (result[0] - min(result.values()) < 1e-4) == (texts is pure), result
         assert "window" in only("expert-routing", here).chosen
 
 

@@ -46,9 +46,9 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def seen(model: PreTrainedModel, ids: list[int]) -> dict[str, Tensor]:
-    with observed(model) as found, torch.inference_mode():
+    with observed(model) as result, torch.inference_mode():
         model(torch.tensor([ids]), use_cache=False)
-    return {name: weights[0] for name, weights in found}
+    return {name: weights[0] for name, weights in result}
 
 
 def recorded(members: Sequence[str]) -> TunedMixture:
@@ -79,10 +79,10 @@ def test_version_weights_are_layer_averages_of_router_softmax(tmp_path: Path) ->
     version = published([members["code"], members["law"]], tmp_path)
     model = AutoModelForCausalLM.from_pretrained(version, dtype=torch.float32)
     out = model(torch.tensor([tokenizer()(TEXT)["input_ids"]]), output_router_logits=True)
-    wanted = torch.stack([each.softmax(-1) for each in out.router_logits])
-    found = along(version, TEXT)
-    assert (found.members, "".join(found.pieces)) == (["d0", "d1"], TEXT)
-    torch.testing.assert_close(found.mean, wanted.mean(0))
+    wanted = torch.stack([logit.softmax(-1) for logit in out.router_logits])
+    result = along(version, TEXT)
+    assert (result.members, "".join(result.pieces)) == (["d0", "d1"], TEXT)
+    torch.testing.assert_close(result.mean, wanted.mean(0))
     torch.testing.assert_close(along(version, TEXT, 1).mean, wanted[1])
     assert "layer 3" in ran(version, "--text", TEXT, "--out", tmp_path / "a.svg", "--layer", 3)
     assert "moerge publishes no model_type 'llama'" in ran(members["law"], "--text", "a", "--out", tmp_path / "a.svg")
@@ -92,10 +92,10 @@ def test_bts_weights_are_gates_of_experts_into_hub_layers(tmp_path: Path) -> Non
     model = Bts.of(folders(tmp_path))  # experts-into-hub behind the layers 0 and 2
     folder = saved(model, tmp_path / "bts")
     gates = seen(model, IDS)
-    found = along(folder, TEXT)
-    assert list(found.members) == ["seed", "code", "law"]
-    torch.testing.assert_close(found.mean, gates["stock.model.layers.2.stitch.weights"].mean(-1))
-    torch.testing.assert_close(found.mean.sum(-1), torch.ones(len(TEXT)))
+    result = along(folder, TEXT)
+    assert list(result.members) == ["seed", "code", "law"]
+    torch.testing.assert_close(result.mean, gates["stock.model.layers.2.stitch.weights"].mean(-1))
+    torch.testing.assert_close(result.mean.sum(-1), torch.ones(len(TEXT)))
     torch.testing.assert_close(along(folder, TEXT, 0).mean, gates["stock.model.layers.0.stitch.weights"].mean(-1))
     with pytest.raises(MoergeError, match=r"(?s)layer 1 has no experts-into-hub stitch layer.*use one of: 0, 2"):
         along(folder, TEXT, 1)
@@ -106,10 +106,10 @@ def test_bts_weights_are_gates_of_experts_into_hub_layers(tmp_path: Path) -> Non
 def test_bam_has_the_routers_of_attention_and_of_mlps(tmp_path: Path) -> None:
     model = Bam.of(folders(tmp_path), seed=0)
     folder, weights = saved(model, tmp_path / "bam"), seen(model, IDS)
-    found = along(folder, TEXT)
+    result = along(folder, TEXT)
     for part, module in (("attention", "self_attn"), ("MLPs", "mlp")):
         wanted = torch.stack([weights[f"stock.model.layers.{layer}.{module}.weights"] for layer in range(3)]).mean(0)
-        torch.testing.assert_close(found.parts[f"routers of {part}, mean over the layers"], wanted)
+        torch.testing.assert_close(result.parts[f"routers of {part}, mean over the layers"], wanted)
 
 
 def test_jetmoe_weights_use_the_members_of_its_record(tmp_path: Path) -> None:
@@ -123,13 +123,13 @@ def test_jetmoe_weights_use_the_members_of_its_record(tmp_path: Path) -> None:
     with pytest.raises(MoergeError, match="not found"):
         along(folder, TEXT)
     (folder / "moerge.json").write_text(recorded([*members]).model_dump_json())
-    found = along(folder, TEXT)
-    assert found.members == ["seed", "code", "law"]
+    result = along(folder, TEXT)
+    assert result.members == ["seed", "code", "law"]
     assert len(logits) == 9
     for first, part in ((1, "attention"), (2, "MLPs")):
-        wanted = torch.stack([each.softmax(-1) for each in logits[first::3]])
+        wanted = torch.stack([logit.softmax(-1) for logit in logits[first::3]])
         assert wanted.std() > 0.05
-        torch.testing.assert_close(found.parts[f"routers of {part}, mean over the layers"], wanted.mean(0))
+        torch.testing.assert_close(result.parts[f"routers of {part}, mean over the layers"], wanted.mean(0))
         torch.testing.assert_close(along(folder, TEXT, 2).parts[f"routers of {part}, layer 2"], wanted[2])
 
 
@@ -137,12 +137,12 @@ def test_experts_of_different_architectures_have_one_router(tmp_path: Path) -> N
     members = folders(tmp_path) | {"art": expert(tmp_path / "art", 5, "qwen2", max_position_embeddings=8)}
     model = Heterogeneous.of(members, 0, 2)
     folder = saved(model, tmp_path / "heterogeneous")
-    found = along(folder, TEXT)
-    assert (found.members, "".join(found.pieces)) == ([*members], TEXT)
+    result = along(folder, TEXT)
+    assert (result.members, "".join(result.pieces)) == ([*members], TEXT)
     means = running_means(model.embed_tokens(torch.tensor([IDS[:8], IDS[4:]])))  # windows of the shortest context
     logits = model.router(torch.cat([means[0], means[1, 4:]]))
     wanted = torch.zeros_like(logits).scatter(1, logits.topk(2).indices, logits.topk(2).values.softmax(-1))
-    torch.testing.assert_close(found.mean, wanted)
+    torch.testing.assert_close(result.mean, wanted)
     with pytest.raises(MoergeError, match="one router for all layers"):
         along(folder, TEXT, 0)
 
@@ -154,14 +154,14 @@ def test_the_pictures_show_every_token_and_need_no_other_file(tmp_path: Path) ->
     assert f"a.html: {len(TEXT)} tokens; seed " in said
     page = (tmp_path / "a.html").read_text()
     drawn = ElementTree.fromstring(page.partition("\n")[2])  # noqa: S314
-    [tokens] = [each for each in drawn.iter("p") if each.get("class") == "tokens"]
+    [tokens] = [item for item in drawn.iter("p") if item.get("class") == "tokens"]
     assert "".join(tokens.itertext()) == TEXT
-    assert all(" %, law " in (each.get("title") or "") for each in tokens)
+    assert all(" %, law " in (token.get("title") or "") for token in tokens)
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     ran(folder, "--text", 200 * TEXT, "--out", tmp_path / "a.svg")  # 2400 tokens, in windows of 256
     drawing = ElementTree.parse(tmp_path / "a.svg").getroot()  # noqa: S314
-    assert [len((each.get("points") or "").split()) for each in drawing.iter(f"{SVG}polyline")] == [480] * 3
-    shown = {each.text for each in drawing.iter(f"{SVG}text")}
+    assert [len((item.get("points") or "").split()) for item in drawing.iter(f"{SVG}polyline")] == [480] * 3
+    shown = {item.text for item in drawing.iter(f"{SVG}text")}
     assert {"2000", "gates of the stitch layer behind layer 2"} <= shown
     assert "expected .html or .svg" in ran(folder, "--text", "a", "--out", tmp_path / "a.png")
     assert "can't be read" in ran(folder, "--text", "@none.txt", "--out", tmp_path / "a.svg")

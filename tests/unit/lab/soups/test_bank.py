@@ -33,11 +33,11 @@ def seed_model(folders: list[Path]) -> Any:
 
 
 def bank_of(folders: list[Path], rank: int = 0, start: Any = "experts") -> Bank:
-    return new_bank(seed_model(folders), start, [Checkpoint(each) for each in folders[1:]], 2, rank, 3, 0)
+    return new_bank(seed_model(folders), start, [Checkpoint(folder) for folder in folders[1:]], 2, rank, 3, 0)
 
 
 def state(bank: Bank) -> dict[str, torch.Tensor]:
-    return {name: each.detach().clone() for name, each in bank.parameters.items()}
+    return {name: parameter.detach().clone() for name, parameter in bank.parameters.items()}
 
 
 def test_the_formula_by_hand() -> None:
@@ -53,19 +53,19 @@ def test_the_formula_by_hand() -> None:
         "mlp.1.weight": [[2.0, 7], [1, 7]],
         "mlp.1.bias": [0.0, -1],
     }
-    bank = Bank({name: Parameter(torch.tensor(each)) for name, each in numbers.items()})
+    bank = Bank({name: Parameter(torch.tensor(number)) for name, number in numbers.items()})
     alpha = bank.alpha(torch.tensor([0.5, 0.5]))
     assert alpha.tolist() == [4, 1], "relu([2, -1]) = [2, 0]"
-    found = bank.instantiate(alpha)
-    assert found["w"].tolist() == [[5, 6], [3, 6]]
-    assert found["g"].tolist() == [5, 11]
+    result = bank.instantiate(alpha)
+    assert result["w"].tolist() == [[5, 6], [3, 6]]
+    assert result["g"].tolist() == [5, 11]
 
 
 def test_a_bank_of_experts_starts_from_their_average(folders: list[Path]) -> None:
     bank = bank_of(folders)
     alpha = bank.alpha(torch.tensor([0.5, 0.5, 0]))
     torch.testing.assert_close(alpha, torch.full((2,), 0.5), atol=0.2, rtol=0)
-    one, two = (Checkpoint(each) for each in folders[1:])
+    one, two = (Checkpoint(folder) for folder in folders[1:])
     for name, value in bank.instantiate(torch.tensor([0.5, 0.5])).items():
         torch.testing.assert_close(value, (one.tensor(name) + two.tensor(name)) / 2)
 
@@ -75,7 +75,7 @@ def test_a_bank_of_experts_starts_from_their_average(folders: list[Path]) -> Non
 )
 def test_single_coefficient_of_1_reproduces_an_expert(tmp_path: Path, family: str, settings: dict[str, Any]) -> None:
     seed, own = (expert(tmp_path / str(number), number, family, apart=0.02, **settings) for number in (1, 2))
-    model, dense = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (seed, own))
+    model, dense = (AutoModelForCausalLM.from_pretrained(item, dtype=torch.float32) for item in (seed, own))
     bank = new_bank(model, "experts", [Checkpoint(own)], 1, 0, 2, 0)
     with torch.no_grad():
         expected = dense(input_ids=ROWS, labels=ROWS).loss
@@ -98,7 +98,7 @@ def test_matrices_of_low_rank_are_the_nearest_ones(folders: list[Path]) -> None:
 def test_the_parameters_of_each_start_have_the_named_shapes(folders: list[Path], start: str, rank: int) -> None:
     bank = bank_of(folders, rank, start)
     expected = shapes(model_shapes(seed_model(folders)), 2, rank, 3)
-    assert {name: tuple(each.shape) for name, each in bank.parameters.items()} == expected
+    assert {name: tuple(parameter.shape) for name, parameter in bank.parameters.items()} == expected
     shared = bank.parameters["shared.model.embed_tokens.weight"]
     assert torch.equal(shared, Checkpoint(folders[0]).tensor("model.embed_tokens.weight")) == (start != "scratch")
 
@@ -121,22 +121,22 @@ def test_expert_gradient_is_coefficient_times_model_gradient(folders: list[Path]
 
 def test_a_training_moves_all_of_the_bank_and_lowers_the_loss(folders: list[Path], tmp_path: Path) -> None:
     model, bank = seed_model(folders), bank_of(folders, 4)
-    before, own = state(bank), {name: each.clone() for name, each in model.state_dict().items()}
+    before, own = state(bank), {name: item.clone() for name, item in model.state_dict().items()}
     train(replace(bank_job(model, bank, ROWS.chunk(3), 2, Run(20, 4, 3e-3)), folder=tmp_path))
     first, last = losses(tmp_path / LOG)
-    assert not any(torch.equal(before[name], each) for name, each in bank.parameters.items())
+    assert not any(torch.equal(before[name], parameter) for name, parameter in bank.parameters.items())
     assert last < first
-    assert all(torch.equal(own[name], each) for name, each in model.state_dict().items())
-    assert not any(each.requires_grad for each in bank.parameters.values())
+    assert all(torch.equal(own[name], item) for name, item in model.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in bank.parameters.values())
 
 
 def test_a_fit_moves_the_coefficients_alone_and_lowers_the_loss(folders: list[Path]) -> None:
     model, bank = seed_model(folders), bank_of(folders)
     before, alpha = state(bank), bank.alpha(torch.tensor([1.0, 0, 0]))
     start = alpha.clone()
-    found = fitted(model, bank, alpha, ROWS, 8, 0)
-    assert all(torch.equal(before[name], each) for name, each in bank.parameters.items())
+    result = fitted(model, bank, alpha, ROWS, 8, 0)
+    assert all(torch.equal(before[name], parameter) for name, parameter in bank.parameters.items())
     assert torch.equal(alpha, start)
     with torch.no_grad():
-        one, other = (float(loss_of(model, bank.instantiate(each), ROWS)) for each in (found, start))
+        one, other = (float(loss_of(model, bank.instantiate(item), ROWS)) for item in (result, start))
     assert one < other

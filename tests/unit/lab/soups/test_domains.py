@@ -31,9 +31,9 @@ def test_target_weights_are_shares_of_nearest_documents() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_clusters_of_separate_points_are_their_means(seed: int) -> None:
-    found = k_means(SQUARE, 3, seed).centroids
-    assert sorted(found.tolist()) == [[0, 0.5], [0.5, 9], [10, 0.5]]
-    assert torch.equal(found, k_means(SQUARE, 3, seed).centroids)
+    result = k_means(SQUARE, 3, seed).centroids
+    assert sorted(result.tolist()) == [[0, 0.5], [0.5, 9], [10, 0.5]]
+    assert torch.equal(result, k_means(SQUARE, 3, seed).centroids)
 
 
 def test_equal_points_make_clusters_and_too_few_are_refused() -> None:
@@ -67,15 +67,15 @@ def test_a_mixture_has_rows_of_its_domains_by_their_weights() -> None:
 
 
 def test_pool_has_equal_parts_per_text_and_twice_the_tokens() -> None:
-    found = pooled([[[1] * 10] * 50, [[2] * 5] * 100, [[3] * 10]], 60, 0)
-    assert [sum(map(len, [each for each in found if each[0] == text])) for text in (1, 2, 3)] == [40, 40, 10]
+    result = pooled([[[1] * 10] * 50, [[2] * 5] * 100, [[3] * 10]], 60, 0)
+    assert [sum(map(len, [item for item in result if item[0] == text])) for text in (1, 2, 3)] == [40, 40, 10]
 
 
 def test_document_vector_is_the_mean_of_last_hidden_states(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(expert(tmp_path, seed=1), dtype=torch.float32)
     documents = [[5, 6, 7], [8] * 12, [9, 1]]
-    found = embedded(model, documents, 8, "", NoProgress())
-    for vector, document in zip(found, documents, strict=True):
+    result = embedded(model, documents, 8, "", NoProgress())
+    for vector, document in zip(result, documents, strict=True):
         with torch.no_grad():
             states = model(input_ids=torch.tensor([document[:8]]), output_hidden_states=True).hidden_states[-1]
         torch.testing.assert_close(vector, states[0].mean(dim=0))

@@ -79,7 +79,7 @@ def test_specialist_is_a_stock_model_with_its_parameters(folder: Path, tmp_path:
     assert type(stock).__name__ == "LlamaForCausalLM"
     ids = AutoTokenizer.from_pretrained(tmp_path / "sp")("abcabc", return_tensors="pt")["input_ids"]
     functional: Any = opened.model
-    one, other = (each.generate(ids, max_new_tokens=8, do_sample=False) for each in (stock, functional))
+    one, other = (item.generate(ids, max_new_tokens=8, do_sample=False) for item in (stock, functional))
     assert torch.equal(one, other)
     card = (tmp_path / "sp" / "README.md").read_text()
     assert all(word in card for word in (made.bank_file, made.text, "library_name: transformers", "finetune | 0"))
@@ -98,7 +98,7 @@ def test_a_fit_and_a_fine_tuning_are_recorded(folder: Path, tmp_path: Path) -> N
 
 
 def test_a_random_start_and_a_low_rank_give_specialists_too(folder: Path, tmp_path: Path) -> None:
-    line = [each for each in command(folder, tmp_path / "bank", "--rank=4", "--start=seed") if "--expert" not in each]
+    line = [item for item in command(folder, tmp_path / "bank", "--rank=4", "--start=seed") if "--expert" not in item]
     assert CliRunner().invoke(app, line).exit_code == 0
     (tmp_path / "seed.jsonl").write_bytes((folder / "seed.jsonl").read_bytes())
     assert len(instantiated(tmp_path, tmp_path / "sp").coefficients) == 2

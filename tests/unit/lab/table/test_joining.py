@@ -50,12 +50,12 @@ def test_first_trunk_is_kept_and_later_versions_also_remerged() -> None:
 
 def test_subsets_are_all_ways_in_which_some_join_others() -> None:
     """Of four, from two on: a trunk of two and one or two who join, 6 x (2 + 1), and a trunk of three, 4 x 1."""
-    found = plan(("a", "b", "c", "d"), 2, subsets=True)
-    ways = [(trunk, version) for trunk, versions in found.items() for version in versions if version != trunk]
+    result = plan(("a", "b", "c", "d"), 2, subsets=True)
+    ways = [(trunk, version) for trunk, versions in result.items() for version in versions if version != trunk]
     assert len(ways) == len(set(ways)) == 22
     assert all(set(trunk) < set(version) for trunk, version in ways)
-    assert found["b", "d"] == [("b", "d"), ("a", "b", "d"), ("b", "c", "d"), ("a", "b", "c", "d")]
-    assert len(found) == 6 + 4 + 1
+    assert result["b", "d"] == [("b", "d"), ("a", "b", "d"), ("b", "c", "d"), ("a", "b", "c", "d")]
+    assert len(result) == 6 + 4 + 1
 
 
 def test_remerge_with_all_experts_equals_the_recipe(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_moerge_s_experts_join_a_trunk_of_one(tmp_path: Path) -> None:
     [joined] = grown(fleet(tmp_path, 2), "recommended:fit=1", first=1, seeds=2).recipes
     assert [version.domains for version in joined.kept] == [("d0",), ("d0", "d1")]
     assert joined.kept[0].average.mean == pytest.approx(100, abs=5)
-    assert all(len(each.expected.values) == 2 for each in joined.remerges)
+    assert all(len(remerge.expected.values) == 2 for remerge in joined.remerges)
 
 
 def options_of(folder: Path, count: int = 3) -> dict[str, Any]:
@@ -126,16 +126,16 @@ def test_a_user_gets_a_table_and_its_json(tmp_path: Path, capsys: pytest.Capture
     out = tmp_path / "table.json"
     options = {**options_of(tmp_path), "subsets": True, "tokens": 50, "context": 32}
     table("joined", **options, recipe=["dume", "dume:tokens=8"], json_file=out)
-    found = json.loads(out.read_text())
-    assert found["domains"] == ["d0", "d1", "d2"]
-    assert [each["row"] for each in found["recipes"]] == ["dume", "dume:tokens=8"]
-    for each in found["recipes"]:
-        assert [remerge["trunk"] for remerge in each["remerges"]] == [["d0", "d1"], ["d0", "d2"], ["d1", "d2"]]
+    result = json.loads(out.read_text())
+    assert result["domains"] == ["d0", "d1", "d2"]
+    assert [item["row"] for item in result["recipes"]] == ["dume", "dume:tokens=8"]
+    for item in result["recipes"]:
+        assert [remerge["trunk"] for remerge in item["remerges"]] == [["d0", "d1"], ["d0", "d2"], ["d1", "d2"]]
         by = {
-            (*version["trunk"], "|", *version["domains"]): version["average"]["score"] for version in each["versions"]
+            (*version["trunk"], "|", *version["domains"]): version["average"]["score"] for version in item["versions"]
         }
         gained = by["d0", "d1", "d2", "|", "d0", "d1", "d2"] - by["d0", "d1", "|", "d0", "d1", "d2"]
-        assert each["remerges"][0]["gained"]["score"] == pytest.approx(gained)
+        assert item["remerges"][0]["gained"]["score"] == pytest.approx(gained)
     said = " ".join(capsys.readouterr().out.split())
     assert "1 d0, d1" in said
     assert "2 + d2" in said

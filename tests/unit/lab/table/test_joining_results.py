@@ -16,7 +16,7 @@ Scores = Mapping[str, tuple[float, ...]]
 
 def version(trunk: str, scores: Scores, oracles: Scores) -> Version:
     """Of domains that are letters."""
-    figures = [{name: Figure(values) for name, values in each.items()} for each in (scores, oracles)]
+    figures = [{name: Figure(values) for name, values in item.items()} for item in (scores, oracles)]
     return Version(tuple(trunk), tuple(scores), *figures)
 
 
@@ -39,8 +39,8 @@ JOINED = Joined(
 
 
 def test_kept_trunk_versions_are_compared_with_remerged_ones() -> None:
-    assert [each.domains for each in JOINED.kept] == [("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")]
-    assert [each.average.mean for each in JOINED.kept] == pytest.approx([86, (230 / 3 + 78) / 2, 79.5])
+    assert [item.domains for item in JOINED.kept] == [("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")]
+    assert [item.average.mean for item in JOINED.kept] == pytest.approx([86, (230 / 3 + 78) / 2, 79.5])
     one, two = JOINED.joining
     assert (one.newcomers, two.newcomers) == (("c",), ("c", "d"))
     assert one.gained.values == pytest.approx([86 - 230 / 3, 8])
@@ -81,9 +81,9 @@ def test_a_gain_that_was_not_expected_is_told() -> None:
 
 @pytest.mark.parametrize(("width", "tables"), [(140, 1), (60, 2)])
 def test_the_table_has_a_dash_for_domains_that_are_not_in_yet(width: int, tables: int) -> None:
-    found = [each for each in JOINED.render(Console(width=width)) if isinstance(each, RichTable)]
-    assert len(found) == tables
-    columns = {str(column.header): list(column.cells) for each in found for column in each.columns}
+    result = [item for item in JOINED.render(Console(width=width)) if isinstance(item, RichTable)]
+    assert len(result) == tables
+    columns = {str(column.header): list(column.cells) for item in result for column in item.columns}
     assert columns["version"] == ["1 a, b", "2 + c", "", "", "3 + d", "", ""]
     assert columns["trunk"] == ["merged", "kept", "remerged", "gain", "kept", "remerged", "gain"]
     assert columns["c"] == ["-", "60.0", "88.0", "+28.0", "60.0", "80.0", "+20.0"]

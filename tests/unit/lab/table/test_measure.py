@@ -56,14 +56,14 @@ def test_strides_that_leave_tokens_without_context_are_refused(context: int, str
 def test_a_score_is_the_cross_entropy_of_each_document_alone(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(expert(tmp_path, seed=1), dtype=torch.float32)
     documents = [ROWS[0], ROWS[1][:7], ROWS[2][:2], [9]]
-    found = score(model, windows(all_counted(documents), 64, 32), Silent())
+    result = score(model, windows(all_counted(documents), 64, 32), Silent())
     expected = 0.0
     for document in documents[:3]:
         ids = torch.tensor([document])
         expected += float(model(ids, labels=ids).loss.detach()) * (len(document) - 1)
-    assert found.tokens == 39 + 6 + 1
-    assert found.nll == pytest.approx(expected, rel=1e-5)
-    assert found.perplexity == pytest.approx(math.exp(expected / 46), rel=1e-5)
+    assert result.tokens == 39 + 6 + 1
+    assert result.nll == pytest.approx(expected, rel=1e-5)
+    assert result.perplexity == pytest.approx(math.exp(expected / 46), rel=1e-5)
 
 
 def test_first_choice_is_counted_once_per_scored_token(tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_uncounted_tokens_are_read_but_not_scored(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     model = AutoModelForCausalLM.from_pretrained(published(experts, tmp_path), dtype=torch.float32)
     marked = Tokens(ROWS[0], [False] * 30 + [True] * 10)
-    found, counter = {}, RoutingCounter(model)
+    result, counter = {}, RoutingCounter(model)
     for name, ids in {"all": ROWS[0], "first": ROWS[0][:30]}.items():
-        found[name] = score(model, windows([Tokens(ids)], 64, 32), Silent())
+        result[name] = score(model, windows([Tokens(ids)], 64, 32), Silent())
     with counter.counting():
         last = score(model, windows([marked], 64, 32), Silent(), counter.count)
     assert last.tokens == 10
-    assert last.nll == pytest.approx(found["all"].nll - found["first"].nll, rel=1e-5)
+    assert last.nll == pytest.approx(result["all"].nll - result["first"].nll, rel=1e-5)
     assert counter.counts.sum(dim=1).tolist() == [10] * 3
 
 
@@ -102,23 +102,23 @@ def test_text_outside_domains_is_scored_against_the_seed(tmp_path: Path) -> None
     elsewhere = windows(all_counted(ROWS[2:4]), 32, 16)
     runs = [Run(*parse(name)) for name in ("experts", "averaging", "random", "oracle")]
     table = measure(runs, domains, Settings(seed), LogProgress(), elsewhere)
-    found = {each.name: table.elsewhere(each) for each in table.rows}
+    result = {item.name: table.elsewhere(item) for item in table.rows}
     mean = table.row("averaging").results[0].elsewhere
     base = score(AutoModelForCausalLM.from_pretrained(seed, dtype=torch.float32), elsewhere, Silent())
-    assert found["law expert"] is not None
-    assert (found["law expert"].mean, found["law expert"].error) == (100, 0)
-    assert found["averaging"] is not None
-    assert found["averaging"].mean == pytest.approx(100 * base.perplexity / total(mean).perplexity)
-    assert found["oracle"] is None
+    assert result["law expert"] is not None
+    assert (result["law expert"].mean, result["law expert"].error) == (100, 0)
+    assert result["averaging"] is not None
+    assert result["averaging"].mean == pytest.approx(100 * base.perplexity / total(mean).perplexity)
+    assert result["oracle"] is None
     assert table.average(table.row("law expert")).mean < 100
     record: dict[str, Any] = json.loads(json.dumps(table.to_json()))
-    assert record["elsewhere"] == {"tokens": sum(len(each) - 1 for each in ROWS[2:4]), "documents": 2}
-    assert [each.get("elsewhere", {}).get("score") is None for each in record["averages"]] == [False] * 4 + [True]
+    assert record["elsewhere"] == {"tokens": sum(len(item) - 1 for item in ROWS[2:4]), "documents": 2}
+    assert [item.get("elsewhere", {}).get("score") is None for item in record["averages"]] == [False] * 4 + [True]
     assert "100 = the seed model" in table.scored()
 
 
 def row(name: str, *scores: Mapping[str, Sequence[Score]]) -> Row:
-    return Row(Run(RECIPES["dume"], {}, name), name, [Result(each, 1e6, 1.0) for each in scores])
+    return Row(Run(RECIPES["dume"], {}, name), name, [Result(item, 1e6, 1.0) for item in scores])
 
 
 def test_the_normalised_table_follows_the_paper_s_formula() -> None:
@@ -139,10 +139,10 @@ def test_errors_are_over_documents_and_paired_for_differences() -> None:
     difference. Two domains with independent documents halve the variance."""
     dense = {name: [Score(20.0, 10)] * 50 for name in ("law", "art")}
     model = {name: [Score(20.0 + 4 * (number % 2), 10) for number in range(50)] for name in dense}
-    better = {name: [Score(each.nll - 0.1, 10) for each in scores] for name, scores in model.items()}
+    better = {name: [Score(item.nll - 0.1, 10) for item in scores] for name, scores in model.items()}
     rows = [
-        row(name, each)
-        for name, each in zip(("law expert", "art expert", "dume", "x"), (dense, dense, model, better), strict=True)
+        row(name, item)
+        for name, item in zip(("law expert", "art expert", "dume", "x"), (dense, dense, model, better), strict=True)
     ]
     table = Table(("law", "art"), rows, against="dume")
     score = 100 * math.exp(-0.2)
@@ -155,9 +155,9 @@ def test_errors_are_over_documents_and_paired_for_differences() -> None:
     assert difference.error == pytest.approx(average.error * (math.exp(0.01) - 1))
     assert table.normalised(rows[0], "law").error == 0
     assert table.difference(rows[2]) is None
-    found: dict[str, Any] = json.loads(json.dumps(table.to_json()))
-    assert (found["documents"], found["against"]) == ({"law": 50, "art": 50}, "dume")
-    assert found["averages"][3]["difference_error"] == pytest.approx(difference.error)
+    result: dict[str, Any] = json.loads(json.dumps(table.to_json()))
+    assert (result["documents"], result["against"]) == ({"law": 50, "art": 50}, "dume")
+    assert result["averages"][3]["difference_error"] == pytest.approx(difference.error)
 
 
 def test_errors_over_seeds_are_added_in_quadrature() -> None:
@@ -165,9 +165,9 @@ def test_errors_over_seeds_are_added_in_quadrature() -> None:
     dense = {"law": [Score(20.0, 10)] * 20}
     seeds = [{"law": [Score(20.0 + seed + number % 2, 10) for number in range(20)]} for seed in (0, 1)]
     rows = [row("law expert", dense), row("dume", *seeds)]
-    found = Table(("law",), rows).average(rows[1])
-    assert found.resamples is not None
-    assert found.error == pytest.approx(math.hypot(found.resamples.std(ddof=1), found.deviation / math.sqrt(2)))
+    result = Table(("law",), rows).average(rows[1])
+    assert result.resamples is not None
+    assert result.error == pytest.approx(math.hypot(result.resamples.std(ddof=1), result.deviation / math.sqrt(2)))
     alone = [row("law expert", {"law": [Score(20.0, 10)]}), row("dume", {"law": [Score(21.0, 10)]})]
     assert Table(("law",), alone).average(alone[1]).error is None
     assert str(Table(("law",), alone).average(alone[1])) == "90.5"

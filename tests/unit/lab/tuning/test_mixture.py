@@ -95,8 +95,8 @@ def differing(before: Path, after: Path) -> set[str]:
 def generated(folder: Path) -> list[int]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     assert AutoTokenizer.from_pretrained(folder).eos_token_id == 257
-    found: list[int] = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=3, do_sample=False)[0].tolist()
-    return found
+    result: list[int] = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=3, do_sample=False)[0].tolist()
+    return result
 
 
 @pytest.mark.parametrize("recipe", ["bts:batch=2,stitches=2", "bam-adapters:batch=2"])
@@ -104,7 +104,7 @@ def test_frozen_members_keep_bits_and_need_no_remote_code(folder: Path, tmp_path
     asked = request(folder, recipe)
     out = tuned_by(asked, tmp_path)
     assert differing(untrained(asked, tmp_path), out) == added(out)
-    assert {each.dtype for each in tensors(out).values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in tensors(out).values()} == {torch.bfloat16}
     kept = tensors(out)
     for slot, name in enumerate(("seed", "d0", "d1")):
         own = tensors(folder / name)["model.layers.0.self_attn.q_proj.weight"]
@@ -114,7 +114,7 @@ def test_frozen_members_keep_bits_and_need_no_remote_code(folder: Path, tmp_path
     made = read_record(out)
     assert isinstance(made, TunedMixture)
     assert made == asked.record
-    assert [each.name for each in made.members] == ["seed", "d0", "d1"]
+    assert [member.name for member in made.members] == ["seed", "d0", "d1"]
     assert made.members[1].digest == DenseExpert("d0", folder / "d0").digest
     card = (out / "README.md").read_text()
     assert all(
@@ -133,13 +133,13 @@ def test_different_architectures_share_the_first_tokenizer(folder: Path, tmp_pat
     assert (out / "tokenizer.json").read_bytes() == (folder / "d0" / "tokenizer.json").read_bytes()
     assert differing(untrained(asked, tmp_path), out) == added(out)
     kept = tensors(out)
-    assert {each.dtype for each in kept.values()} == {torch.float32}, "which holds bfloat16, too"
+    assert {item.dtype for item in kept.values()} == {torch.float32}, "which holds bfloat16, too"
     for slot, name in enumerate(model.config.members):
         own = tensors(folder / name)["model.layers.0.mlp.up_proj.weight"]
         assert torch.equal(kept[f"members.{slot}.layers.0.mlp.up_proj.weight"], own.float())
     assert read_record(out) == asked.record
     assert isinstance(asked.record, TunedMixture)
-    assert [each.name for each in asked.record.members] == model.config.members
+    assert [member.name for member in asked.record.members] == model.config.members
     card = (out / "README.md").read_text()
     assert all(said in card for said in ("library_name: moerge", "import moerge_lab.mixtures", "law 6", "frozen 1"))
     assert len(generated(out)) == 6

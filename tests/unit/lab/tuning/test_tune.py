@@ -112,7 +112,7 @@ def test_invalid_folder_missing_text_and_used_output_refused(folder: Path, tmp_p
     (tmp_path / "file").touch()
     line = command(folder, tmp_path)
     assert "the folder is not empty" in str(CliRunner().invoke(app, line).exception)
-    line = [each for each in command(folder, tmp_path / "out") if not each.startswith("--text=d1")]
+    line = [item for item in command(folder, tmp_path / "out") if not item.startswith("--text=d1")]
     assert "no text of d1" in str(CliRunner().invoke(app, line).exception)
     line = command(folder, tmp_path / "out")
     line[1] = str(folder / "expert-0")
@@ -203,7 +203,7 @@ def test_two_processes_train_like_one_and_result_is_scored(folder: Path, tmp_pat
     finished(asked, tmp_path)
     done = run_command(*command(folder, tmp_path / "two", "dume-plus:batch=2", "256", "--weight=d1=3", "--workers=2"))
     assert done.returncode == 0, done.stderr
-    alone, together = ([float(each) for each in losses(path)] for path in (tmp_path / LOG, tmp_path / "two" / LOG))
+    alone, together = ([float(loss) for loss in losses(path)] for path in (tmp_path / LOG, tmp_path / "two" / LOG))
     assert together == pytest.approx(alone, abs=1e-5)
     given = [f"--expert=d{slot}={folder / f'expert-{slot}'}" for slot in range(2)]
     given += [f"--text=d{slot}={folder / f'd{slot}.jsonl'}" for slot in range(2)]

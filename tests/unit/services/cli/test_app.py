@@ -47,7 +47,7 @@ def test_every_command_that_shows_a_table_has_json_as_a_flag() -> None:
             for word, command in commands.items():
                 if word in shows and (name, word) != ("trunk", "merge"):
                     seen += 1
-                    flags = [each for each in command.params if "--json" in each.opts]
+                    flags = [param for param in command.params if "--json" in param.opts]
                     lacking += [] if flags and flags[0].is_flag else [f"{name} {word}"]
     assert (lacking, seen > 20) == ([], True)
 

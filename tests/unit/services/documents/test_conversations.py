@@ -64,8 +64,8 @@ def test_whatever_is_said_the_assistant_s_share_is_exact(turns: list[tuple[str, 
         assert any("\ud800" <= letter <= "\ue001" for _, content in turns for letter in content)
         return
     assert document.counted is not None
-    found = [document.text[start:stop] for start, stop in document.counted]
-    assert found == [content for role, content in turns if role == "assistant"]
+    result = [document.text[start:stop] for start, stop in document.counted]
+    assert result == [content for role, content in turns if role == "assistant"]
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ IDS = st.lists(st.tuples(st.integers(0, 255), st.booleans()), max_size=60)
 def test_shards_hold_first_counted_tokens_and_their_context(
     documents: list[list[tuple[int, bool]]], context: int, most: int | None
 ) -> None:
-    given = [Tokens([id_ for id_, _ in each], [counts for _, counts in each]) for each in documents]
+    given = [Tokens([id_ for id_, _ in document], [counts for _, counts in document]) for document in documents]
     settings = StatisticsSettings(tokens_per_document=most, context=context)
     shards = list(plan(given, lambda tokens: tokens, settings, 1, b"key"))
-    counted = [[id_ for id_, counts in each if counts][:most] for each in documents]
+    counted = [[id_ for id_, counts in document if counts][:most] for document in documents]
     assert [id_ for shard in shards for row in shard.rows for id_ in compress(row.ids, row.mask)] == list(
         chain(*counted)
     )

@@ -32,7 +32,7 @@ def conversations(folder: Path, count: int) -> Path:
         for number in range(count)
     ]
     path = folder / "talks.jsonl"
-    path.write_text("".join(json.dumps({"talk": each}) + "\n" for each in turns))
+    path.write_text("".join(json.dumps({"talk": turn}) + "\n" for turn in turns))
     return path
 
 
@@ -56,12 +56,12 @@ def test_the_file_has_the_streamed_documents_and_splits(folder: Path, key: bytes
 
 def test_views_are_the_documents_of_a_split(folder: Path) -> None:
     corpus = Corpus([str(documents(folder, 60))], DenseFiles(folder), SplitRule(held_out_share=0.3))
-    named = [(digest, corpus.encode(each)) for digest, split, each in corpus.documents() if split == "statistics"]
+    named = [(digest, corpus.encode(item)) for digest, split, item in corpus.documents() if split == "statistics"]
     text, settings, expected = corpus.read(), StatisticsSettings(), [tokens for _, tokens in named]
     assert [list(text), list(text)] == [expected, expected]  # again, from the start
     assert len(list(text.held_out)) == 60 - len(expected) > 0
     assert list(text.part("tuning")) == []
-    sample = fitting_sample([(digest, partial(Tokens, each.ids)) for digest, each in named], settings, 2_000, 3)
+    sample = fitting_sample([(digest, partial(Tokens, item.ids)) for digest, item in named], settings, 2_000, 3)
     assert text.sample(settings, 2_000, 3) == sample
 
 

@@ -34,16 +34,16 @@ def test_small_corpus_is_selected_whole_without_duplicates() -> None:
 
 
 def test_selection_is_minimal_and_independent_of_order() -> None:
-    found = chosen(TEXTS, 700)
-    assert letters(found) >= 700
-    assert LEAST < len(found) < len(TEXTS)
-    assert found == [text for text in TEXTS if text in found] != TEXTS[: len(found)]
+    result = chosen(TEXTS, 700)
+    assert letters(result) >= 700
+    assert LEAST < len(result) < len(TEXTS)
+    assert result == [text for text in TEXTS if text in result] != TEXTS[: len(result)]
     shuffled = [*TEXTS[1::2], *TEXTS[::2]]
-    assert chosen(shuffled, 700) == [text for text in shuffled if text in found]
-    fewer = chosen(TEXTS, letters(found) - max(map(len, TEXTS)))
-    assert set(fewer) < set(found)
-    assert len(chosen(TEXTS, letters(found) + 1)) == len(found) + 1
-    assert len(chosen(TEXTS, letters(found))) == len(found)
+    assert chosen(shuffled, 700) == [text for text in shuffled if text in result]
+    fewer = chosen(TEXTS, letters(result) - max(map(len, TEXTS)))
+    assert set(fewer) < set(result)
+    assert len(chosen(TEXTS, letters(result) + 1)) == len(result) + 1
+    assert len(chosen(TEXTS, letters(result))) == len(result)
 
 
 def test_never_fewer_documents_than_the_least() -> None:

@@ -59,7 +59,7 @@ def drawn_fit(inputs: Tensor, wanted: Tensor, own: Tensor) -> Tensor:
 
 def some_counted() -> list[Tokens]:
     """The documents; in every second one, a seventh of the tokens doesn't count."""
-    marks = [[place % 7 != 3 or number % 2 == 0 for place in range(len(each))] for number, each in enumerate(DOCUMENTS)]
+    marks = [[place % 7 != 3 or number % 2 == 0 for place in range(len(item))] for number, item in enumerate(DOCUMENTS)]
     return list(map(Tokens, DOCUMENTS, marks))
 
 
@@ -78,10 +78,13 @@ def test_it_is_byte_for_byte_the_fit_with_both_models_in_memory(
 ) -> None:
     folder, trunk = two(tmp_path, family, **settings)
     cut = list(batches(some_counted(), 200))
-    found, expected = Checkpoint(fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted")), whole_fit(folder, trunk, cut)
+    result, expected = (
+        Checkpoint(fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted")),
+        whole_fit(folder, trunk, cut),
+    )
     assert len(expected) == 3 * len(FAMILIES[family].mlp)
     for name, tensor in expected.items():
-        assert torch.equal(found.tensor(name), tensor), name
+        assert torch.equal(result.tensor(name), tensor), name
 
 
 def test_interrupted_fit_resumes_at_the_interrupted_layer(tmp_path: Path) -> None:
@@ -112,8 +115,8 @@ def test_interrupted_fit_resumes_at_the_interrupted_layer(tmp_path: Path) -> Non
     assert (tmp_path / "fitted" / "fitted-1.part").stat().st_mtime_ns == first
     with pytest.raises(KeyboardInterrupt):  # of other text, nothing is used
         fit(*on_trunk(folder, trunk), cut[1:], tmp_path / "fitted", done=until(0))
-    found = fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted") / "model.safetensors"
-    assert found.read_bytes() == whole.read_bytes()
+    result = fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted") / "model.safetensors"
+    assert result.read_bytes() == whole.read_bytes()
     assert begun() == kept(folder)
 
 
@@ -140,17 +143,17 @@ def test_the_first_layer_is_the_textbook_s_fit(tmp_path: Path) -> None:
         expert_model(DenseFiles(folder)),
         domain_model(*on_trunk(folder, trunk))[0],
     )
-    found = fitted(folder, trunk)
+    result = fitted(folder, trunk)
     mlp, norm = "model.layers.0.mlp", "model.layers.0.post_attention_layernorm"
     old, new = reads(own, mlp), reads(behind, mlp)
     for name in (GATE, UP):
         weight = Checkpoint(folder).tensor(name)
         expected = drawn_fit(new, old @ weight.double().T, weight)
-        torch.testing.assert_close(found.tensor(name).double(), expected, rtol=0, atol=1e-4 * float(expected.std()))
-    hidden = nn.functional.silu(new @ found.tensor(GATE).double().T) * (new @ found.tensor(UP).double().T)
+        torch.testing.assert_close(result.tensor(name).double(), expected, rtol=0, atol=1e-4 * float(expected.std()))
+    hidden = nn.functional.silu(new @ result.tensor(GATE).double().T) * (new @ result.tensor(UP).double().T)
     missing = reads(own, "model.layers.1.input_layernorm") - reads(behind, norm)
     expected = drawn_fit(hidden, missing, Checkpoint(folder).tensor(DOWN))
-    torch.testing.assert_close(found.tensor(DOWN).double(), expected, rtol=0, atol=1e-3 * float(expected.std()))
+    torch.testing.assert_close(result.tensor(DOWN).double(), expected, rtol=0, atol=1e-3 * float(expected.std()))
 
 
 @torch.inference_mode()
@@ -189,10 +192,10 @@ def test_behind_the_expert_s_own_trunk_nothing_changes(tmp_path: Path, family: s
 
 def test_a_fitted_expert_is_the_trunk_with_the_fitted_mlps(tmp_path: Path) -> None:
     folder, trunk = two(tmp_path)
-    found, merged = fitted(folder, trunk), Checkpoint(trunk)
-    assert found.specs.keys() == merged.specs.keys() | set(FAMILIES["llama"].dense_mlp_names(3))
-    assert all(torch.equal(found.tensor(name), merged.tensor(name)) for name in merged.specs)
-    assert sorted(path.name for path in found.path.iterdir()) == kept(folder)
+    result, merged = fitted(folder, trunk), Checkpoint(trunk)
+    assert result.specs.keys() == merged.specs.keys() | set(FAMILIES["llama"].dense_mlp_names(3))
+    assert all(torch.equal(result.tensor(name), merged.tensor(name)) for name in merged.specs)
+    assert sorted(path.name for path in result.path.iterdir()) == kept(folder)
 
 
 def kept(folder: Path) -> Sequence[str]:

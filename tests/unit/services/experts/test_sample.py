@@ -38,7 +38,7 @@ def chosen(own: DenseExpert, free: Free, least: int = 0) -> tuple[int, list[str]
 
 
 def test_a_fit_writes_the_expert_and_its_mlps(own: DenseExpert) -> None:
-    assert fitted_bytes(own) == sum(each.bytes for each in own.checkpoint.specs.values()) + 3 * 3 * 4 * H * INNER
+    assert fitted_bytes(own) == sum(spec.bytes for spec in own.checkpoint.specs.values()) + 3 * 3 * 4 * H * INNER
 
 
 def test_as_many_tokens_as_fit_are_chosen(own: DenseExpert) -> None:

@@ -103,8 +103,8 @@ def test_a_failed_converter_leaves_nothing_and_is_quoted(version: Path, tmp_path
 
 def test_a_missing_converter_says_how_to_get_it(version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for llama, found in ((None, "not on PATH"), (tmp_path, "has no convert_hf_to_gguf.py")):
-        with pytest.raises(MoergeError, match=found) as caught:
+    for llama, result in ((None, "not on PATH"), (tmp_path, "has no convert_hf_to_gguf.py")):
+        with pytest.raises(MoergeError, match=result) as caught:
             export_gguf(version, tmp_path / "a.gguf", llama, None, NoProgress())
         assert "git clone" in caught.value.todo
 
@@ -127,12 +127,12 @@ def test_nothing_else_is_exported(version: Path, tmp_path: Path) -> None:
     dense = expert(tmp_path / "dense", 1)
     refused = published([expert(tmp_path / str(seed), seed, "olmo2") for seed in (1, 2)], tmp_path / "olmo")
     (tmp_path / "there.gguf").touch()
-    for folder, out, found in (
+    for folder, out, result in (
         (tmp_path / "champion", "a.gguf", "no config.json"),
         (dense, "a.gguf", "expected a version"),
         (refused, "a.gguf", "no FlexOlmo"),
         (version, "there.gguf", "already exists"),
     ):
-        with pytest.raises(MoergeError, match=found):
+        with pytest.raises(MoergeError, match=result):
             export_gguf(folder, tmp_path / out, llama, None, NoProgress())
     assert not (tmp_path / "a.gguf").exists()

@@ -61,7 +61,7 @@ def test_versions_that_llama_cpp_reads_right_keep_their_form(family: str, settin
 )
 def test_versions_without_an_equivalent_form_are_refused(family: str, settings: dict[str, Any], reason: str) -> None:
     config = published(family, **settings)
-    assert [reason in each for each in refusals(config)] == [True]
+    assert [reason in refusal for refusal in refusals(config)] == [True]
 
 
 def test_qwen2_becomes_mixtral_without_its_shared_expert() -> None:
@@ -83,7 +83,7 @@ def test_windows_become_those_of_granite_with_sinks(family: str, settings: dict[
     form = converter_form(published(family, **settings))
     assert (form.config["architectures"], form.sinks) == (["GraniteMoeSWAForCausalLM"], True)
     assert (form.config["sliding_window"], form.config["logits_scaling"]) == (8, 1.0)
-    assert [each == "sliding_attention" for each in form.config["layer_types"]] == windows
+    assert [item == "sliding_attention" for item in form.config["layer_types"]] == windows
 
 
 def test_longrope_becomes_short_divisors_and_a_score_factor() -> None:

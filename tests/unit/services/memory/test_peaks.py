@@ -61,7 +61,7 @@ def test_scoring_takes_layers_and_not_the_model(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 16}
     version = published([expert(tmp_path / "expert", 1, **sizes)] * 2, tmp_path, rows=[[[1, 2, 3]]] * 2)
     weights = published_weights(version)
-    whole = sum(each.bytes for each in weights.checkpoint.specs.values())
+    whole = sum(spec.bytes for spec in weights.checkpoint.specs.values())
     two = scoring(weights.config, torch.float32, 64, 64).device["two layers"]
     assert peak_of(SCORE, version) < two + 2**25 < whole / 2
 
@@ -84,7 +84,7 @@ def test_a_fit_takes_layers_and_not_models(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", 1, **sizes)
     trunk, own = trunk_file([folder], tmp_path / "trunk"), DenseExpert("law", folder)
     need = fitting_need(own, StatisticsSettings(context=64, batch_tokens=128), "cpu")
-    whole = 2 * sum(each.bytes for each in own.checkpoint.specs.values())
+    whole = 2 * sum(spec.bytes for spec in own.checkpoint.specs.values())
     assert peak_of(FIT, folder, trunk, tmp_path) < need.total(128) + 2**25 < whole / 3
 
 

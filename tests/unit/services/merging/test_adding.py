@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def added(folder: Path, out: Path, *domains: str, to: Path | None = None, **how: Any) -> Report:
-    return merge([source(folder, each) for each in domains], out, version=kept(to or folder / "merged"), **how)
+    return merge([source(folder, domain) for domain in domains], out, version=kept(to or folder / "merged"), **how)
 
 
 def weights(folder: Path) -> dict[str, str]:
@@ -99,7 +99,7 @@ def test_without_links_the_bytes_are_the_same(folder: Path, tmp_path: Path, monk
 def test_only_the_new_domain_is_scored_and_the_cost_is_told(folder: Path, tmp_path: Path) -> None:
     said: list[str] = []
     report = added(folder, tmp_path / "out", "code", settings=SETTINGS, say=said.append)
-    assert [each is None for each in report.scores] == [True, True, False]
+    assert [score is None for score in report.scores] == [True, True, False]
     assert [counts.tokens > 0 for counts in report.counts] == [True, True, True]
     assert any("law, art; give their texts" in line for line in said)
     assert any(line.startswith("not in the trunk: code; ") for line in report.warnings)
@@ -113,7 +113,7 @@ def test_an_old_domain_is_scored_on_the_text_of_its_merge_alone(folder: Path, tm
     given = {"law": corpus_of(folder, "law-elsewhere", folder / "law.jsonl")}
     given["art"] = corpus_of(folder, "art-elsewhere", folder / "bio.jsonl")
     report = added(folder, tmp_path / "out", "code", settings=SETTINGS, say=said.append, texts=given)
-    assert [each is None for each in report.scores] == [False, True, False]
+    assert [score is None for score in report.scores] == [False, True, False]
     assert [line.partition(":")[0] for line in said if "isn't that of its merge" in line] == ["art"]
     [before], [now] = (
         re.findall(r"\| law \| ([\d,]+) \| ([\d.]+) \|", (out / "README.md").read_text())
@@ -245,7 +245,7 @@ def test_the_command_adds_an_expert(folder: Path, tmp_path: Path) -> None:
     given = [f"--add=code={folder / 'code'}", f"--text=code={folder / 'code.jsonl'}", f"--from={folder / 'merged'}"]
     done = run_command("merge", *given, f"--out={tmp_path / 'out'}", "--scored-tokens=500", "--json")
     assert done.returncode == 0, done.stderr
-    assert [each["domain"] for each in json.loads(done.stdout)["domains"]] == ["law", "art", "code"]
+    assert [load["domain"] for load in json.loads(done.stdout)["domains"]] == ["law", "art", "code"]
     assert "not scored, for want of held-out text: law, art" in done.stderr
     added(folder, tmp_path / "same", "code", settings=SETTINGS)
     assert weights(tmp_path / "out") == weights(tmp_path / "same")

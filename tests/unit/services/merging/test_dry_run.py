@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, domain in enumerate(("law", "art", "code"), 1):
         expert(made / domain, seed, **SMALL)
         documents = [f"{seed}{number:03}" * 32 for number in range(90)]  # of one length, without padding
-        (made / f"{domain}.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
+        (made / f"{domain}.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     return made
 
 
@@ -51,11 +51,11 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def sources(folder: Path, *domains: str) -> list[Source]:
-    return [source(folder, each) for each in domains or ("law", "art")]
+    return [source(folder, item) for item in domains or ("law", "art")]
 
 
 def of(costs: Costs) -> list[tuple[str, str]]:
-    return [(each.domain, each.kind) for each in costs.passes]
+    return [(item.domain, item.kind) for item in costs.passes]
 
 
 @pytest.mark.parametrize("host_memory", [None, 7 * ONE_SHARD // 2])
@@ -68,11 +68,11 @@ def test_the_costs_are_those_of_the_merge_that_follows(
     assert of(costs) == BOTH
     windows.clear()
     report = merge(sources(folder), tmp_path / "out", settings)
-    assert [each.estimate.tokens for each in costs.passes] == [counts.tokens for counts in report.counts] * 2
-    told = sum(each.estimate.windows for each in costs.passes)
+    assert [item.estimate.tokens for item in costs.passes] == [counts.tokens for counts in report.counts] * 2
+    told = sum(item.estimate.windows for item in costs.passes)
     assert told == 4 if host_memory is None else told > 8
     assert told <= len(windows) <= told + (0 if host_memory is None else 4)  # a last shard may be larger
-    [one] = {each.estimate.read / each.estimate.windows for each in costs.passes}
+    [one] = {item.estimate.read / item.estimate.windows for item in costs.passes}
     assert one == sum(
         spec.bytes for name, spec in sources(folder)[0].expert.checkpoint.specs.items() if ".layers." in name
     )
@@ -107,8 +107,8 @@ def test_an_unsuitable_input_is_refused_as_in_the_merge(folder: Path, tmp_path: 
     short.write_text("x")
     expert(tmp_path / "odd", 2, **{**SMALL, "rms_norm_eps": 1e-3})
     texts(tmp_path / "odd.jsonl", 2, documents=90)
-    for other, found in ((source(folder, "art", short), "tokens"), (source(tmp_path, "odd"), "differs")):
-        with pytest.raises(MoergeError, match=found) as raised:
+    for other, result in ((source(folder, "art", short), "tokens"), (source(tmp_path, "odd"), "differs")):
+        with pytest.raises(MoergeError, match=result) as raised:
             dry_run.merge([source(folder, "law"), other], tmp_path / "out", SETTINGS)
         with pytest.raises(MoergeError) as expected:
             merge([source(folder, "law"), other], tmp_path / "out", SETTINGS)
@@ -131,7 +131,7 @@ def test_an_addition_has_one_pass_under_the_version_s_trunk(folder: Path, tmp_pa
     assert len(windows) == costs.passes[0].estimate.windows
     with pytest.raises(MoergeError, match="is the expert of 'law'"):
         dry_run.merge(
-            [replace(each, expert=replace(each.expert, domain="new")) for each in sources(folder, "law")],
+            [replace(item, expert=replace(item.expert, domain="new")) for item in sources(folder, "law")],
             tmp_path / "other",
             SETTINGS,
             version=version,
@@ -144,7 +144,7 @@ def test_dry_run_generates_no_texts_and_keeps_interrupted_work(folder: Path, tmp
     (work / "generated-art.jsonl").write_text("some")
     written = replace(source(folder, "art"), corpus=Prompts(["abc"], 2_000))
     costs = dry_run.merge([source(folder, "law"), written], tmp_path / "out", SETTINGS)
-    assert [each.estimate.tokens for each in costs.passes if each.domain == "art"] == [2_000, 2_000]
+    assert [item.estimate.tokens for item in costs.passes if item.domain == "art"] == [2_000, 2_000]
     assert costs.memory["writing texts of art"] > 0
     assert any(line.startswith("Unknown: the time to write the text of art") for line in costs.unknown)
     assert any(str(work) in line for line in costs.unknown)
@@ -162,9 +162,9 @@ def test_the_command_prints_the_costs_as_json_or_in_80_columns(folder: Path, tmp
     done = run_command("merge", *given, f"--out={tmp_path / 'out'}", "--dry-run", "--host-memory=1MB", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert [(each["domain"], each["pass"]) for each in told["passes"]] == BOTH
+    assert [(item["domain"], item["pass"]) for item in told["passes"]] == BOTH
     for name, total in told["total"].items():
-        every = [each[name] for each in told["passes"]]
+        every = [item[name] for item in told["passes"]]
         assert total == pytest.approx(max(every) if "memory" in name else sum(every))
     assert list(tmp_path.iterdir()) == []
     costs = dry_run.merge(sources(folder), tmp_path / "out", SETTINGS)

@@ -16,5 +16,5 @@ def test_base_method_copies_the_base_tensors_for_any_experts(tmp_path: Path) -> 
     merged = Checkpoint(trunk.path)
     assert merged.specs
     assert all(merged.tensor(name).equal(base.checkpoint.tensor(name)) for name in merged.specs)
-    assert [each.digest for each in trunk.contains] == [base.digest]
+    assert [item.digest for item in trunk.contains] == [base.digest]
     assert trunk.digest == local_trunk([art], tmp_path / "other", "base", base=base).digest

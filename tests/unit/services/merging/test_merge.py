@@ -214,7 +214,7 @@ def test_kept_statistics_are_used_again(folder: Path, whole: Path, computed: lis
     report = merge(sources(folder), whole, KEPT)
     assert computed == []
     assert files(whole) == before
-    assert [each.tokens > 0 for each in report.scores if each] == [True, True]
+    assert [score.tokens > 0 for score in report.scores if score] == [True, True]
     card = (whole / "README.md").read_text()
     assert f"| average |  |  |  | {report.average:.1f} |" in card
     assert "Scores are measured later" not in card
@@ -269,12 +269,12 @@ def test_one_plain_file_is_cut_into_pieces_that_are_documents(folder: Path, tmp_
     path.write_text("".join(json.loads(line)["text"] for line in lines))
     length = len(path.read_text())
     settings = MergeSettings(statistics=StatisticsSettings(context=32), held_out_share=0.2, scored_tokens=10**6)
-    found = read_corpus("law", corpus_of(folder, "law", path), settings)
-    held_out = list(found.text.held_out)
-    assert 10 < found.documents < length // 32
-    assert found.documents + len(held_out) == -(-length // 32)
-    assert found.tokens + sum(tokens.count for tokens in held_out) == length
-    assert sum(window.scored for window in found.scored) == sum(tokens.count - 1 for tokens in held_out)
+    result = read_corpus("law", corpus_of(folder, "law", path), settings)
+    held_out = list(result.text.held_out)
+    assert 10 < result.documents < length // 32
+    assert result.documents + len(held_out) == -(-length // 32)
+    assert result.tokens + sum(tokens.count for tokens in held_out) == length
+    assert sum(window.scored for window in result.scored) == sum(tokens.count - 1 for tokens in held_out)
 
 
 def test_every_text_is_read_and_tokenised_once(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -298,11 +298,11 @@ def test_every_text_is_read_and_tokenised_once(folder: Path, monkeypatch: pytest
 
 
 def test_many_documents_stay_whole_and_none_is_in_two_splits(folder: Path) -> None:
-    found = read_corpus("law", corpus_of(folder, "law"), MergeSettings(held_out_share=0.2, scored_tokens=100))
-    held_out = {bytes(tokens.ids) for tokens in found.text.held_out}
-    kept = {bytes(tokens.ids) for tokens in found.text}
-    assert (len(kept), len(kept) + len(held_out), kept & held_out) == (found.documents, 90, set())
-    assert 100 <= sum(window.scored for window in found.scored) < 200
+    result = read_corpus("law", corpus_of(folder, "law"), MergeSettings(held_out_share=0.2, scored_tokens=100))
+    held_out = {bytes(tokens.ids) for tokens in result.text.held_out}
+    kept = {bytes(tokens.ids) for tokens in result.text}
+    assert (len(kept), len(kept) + len(held_out), kept & held_out) == (result.documents, 90, set())
+    assert 100 <= sum(window.scored for window in result.scored) < 200
 
 
 def test_insufficient_text_is_refused_with_the_required_tokens(
@@ -368,8 +368,8 @@ def test_json_is_the_only_stdout_and_files_match_the_library(folder: Path, whole
     done = run_command(*command(folder, tmp_path / "out", "--json", "--slots=2", "--keep-statistics"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert [each["domain"] for each in told["domains"]] == ["law", "art"]
-    assert all(each["score"]["normalised"] > 0 for each in told["domains"])
+    assert [item["domain"] for item in told["domains"]] == ["law", "art"]
+    assert all(item["score"]["normalised"] > 0 for item in told["domains"])
     assert told["folder"] == str(tmp_path / "out")
     assert re.search(r"router statistics of art: 100 %, [\d,]+ tokens/s", done.stderr)
     assert files(tmp_path / "out") == files(whole)
@@ -438,10 +438,10 @@ def printed(report: Report) -> str:
 def test_the_table_names_every_domain_within_80_columns() -> None:
     scores = [DomainScore(10.0, 10.0 + number, 1000.0 / (10.0 + number), 100, [1 / 8] * 8) for number in range(8)]
     shown = printed(reported(scores))
-    for number, each in enumerate(scores):
-        assert re.search(rf"domain-{number} .* {each.normalised:.1f} ", shown)
+    for number, score in enumerate(scores):
+        assert re.search(rf"domain-{number} .* {score.normalised:.1f} ", shown)
     assert "average" in shown
-    assert f"{sum(each.normalised for each in scores) / 8:.1f}" in shown
+    assert f"{sum(score.normalised for score in scores) / 8:.1f}" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 

@@ -157,7 +157,7 @@ def test_unsuitable_prompts_are_refused(
 def test_a_merge_mixes_texts_and_prompts_and_says_which(folder: Path, tmp_path: Path) -> None:
     given = [source(folder, "law"), Source(DenseExpert("art", folder / "art"), Prompts(["one"], TOKENS))]
     report = merge(given, tmp_path / "out", MergeSettings(scored_tokens=500, keep_statistics=True))
-    assert [each is None for each in report.scores] == [False, True]
+    assert [score is None for score in report.scores] == [False, True]
     assert report.counts[1].tokens >= TOKENS - 8
     assert any(line.startswith("not scored, because their experts wrote their text: art; ") for line in report.warnings)
     card = (tmp_path / "out" / "README.md").read_text()
@@ -173,13 +173,13 @@ def test_prompts_are_given_one_by_one_or_in_a_file(folder: Path, tmp_path: Path)
     told = Texts([f"law={folder}/law.jsonl"], [f"art=@{tmp_path}/art.txt", "art=a=b"], 100, "text", None, print)
     _, art = sources("expert", experts, told, [])
     assert art.corpus == Prompts(["first", "second = 2", "a=b"], 100)
-    for prompt, found in (
+    for prompt, result in (
         ("law=x", "law has texts and prompts"),
         ("tax=x", "no expert of tax"),
         ("art=@missing.txt", "can't be read"),
         ("art", "expected NAME="),
     ):
-        with pytest.raises(MoergeError, match=found) as raised:
+        with pytest.raises(MoergeError, match=result) as raised:
             sources("expert", experts, replace(told, prompt=[prompt]), [])
         assert raised.value.where.startswith("`prompt`")
     with pytest.raises(MoergeError, match="no text of art"):

@@ -28,7 +28,7 @@ def test_scores_keep_hidden_states_within_the_given_memory(tmp_path: Path, monke
     monkeypatch.setattr("moerge.merging.scores.streamed_model", noted)
     held_out = [HeldOut(windows([Tokens([5] * 40)] * 3, 40, 20), DenseExpert("law", folder)) for folder in experts]
     least = 4 * int(read_config(version).hidden_size) * BATCH_TOKENS
-    found = [scores(held_out, version, Computing(host_memory=each), print) for each in (1, 2 * least, None)]
+    result = [scores(held_out, version, Computing(host_memory=item), print) for item in (1, 2 * least, None)]
     assert given[:8] == [least] * 4 + [2 * least] * 4
     assert min(given[8:]) > 2 * least
-    assert found[0] == found[1] == found[2]
+    assert result[0] == result[1] == result[2]

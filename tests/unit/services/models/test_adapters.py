@@ -93,10 +93,10 @@ def test_an_adapter_is_the_model_that_peft_merges(base: Path, tmp_path: Path, ki
     checkpoint = Checkpoint(folder)
     changed = 0
     for name, spec in checkpoint.specs.items():
-        found = checkpoint.tensor(name)
-        assert (found.dtype, tuple(found.shape)) == (spec.dtype, spec.shape)
-        torch.testing.assert_close(found, merged[name])
-        changed += spec not in Checkpoint(base).specs.values() or not torch.equal(found, Checkpoint(base).tensor(name))
+        result = checkpoint.tensor(name)
+        assert (result.dtype, tuple(result.shape)) == (spec.dtype, spec.shape)
+        torch.testing.assert_close(result, merged[name])
+        changed += spec not in Checkpoint(base).specs.values() or not torch.equal(result, Checkpoint(base).tensor(name))
     assert checkpoint.specs.keys() == merged.keys()
     assert changed
     assert read_config(folder).vocab_size == merged["lm_head.weight"].shape[0]
@@ -203,8 +203,8 @@ def test_a_base_may_be_a_hub_id_or_beside_the_adapter_or_given(
     shutil.copytree(base, folder / "base")
 
     def require_merged(place: Path) -> None:
-        found = Checkpoint(place).tensor("model.layers.1.mlp.down_proj.weight")
-        torch.testing.assert_close(found, merged["model.layers.1.mlp.down_proj.weight"])
+        result = Checkpoint(place).tensor("model.layers.1.mlp.down_proj.weight")
+        torch.testing.assert_close(result, merged["model.layers.1.mlp.down_proj.weight"])
 
     for place, given in ((name, revision), ("base", None)):
         changed(folder, CONFIG, base_model_name_or_path=place, revision=given)

@@ -79,7 +79,7 @@ def mixed(tensors: Tensors) -> Tensors:
 
 def published(experts: list[Path], folder: Path) -> tuple[Tensors, Path]:
     """All tensors of a version of these experts, and its folder."""
-    own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
+    own = [DenseExpert(f"d{slot}", item) for slot, item in enumerate(experts)]
     routers = [torch.randn(2, 32, generator=torch.Generator().manual_seed(layer)) for layer in range(3)]
     lineage, inputs = local_version(own, local_trunk(own, folder / "trunk", "average"), [], SolveOptions())
     out = write_version(plan_version(lineage, inputs, given(routers)), folder / "version")
@@ -89,9 +89,9 @@ def published(experts: list[Path], folder: Path) -> tuple[Tensors, Path]:
 def test_shards_dtypes_and_buffers_keep_published_tensors(tmp_path: Path, good: Path) -> None:
     other = expert(tmp_path / "other", seed=2)
     plain = changed(good, tmp_path / "plain", mixed)
-    found = sharded(changed(good, tmp_path / "found", lambda tensors: {**mixed(tensors), **BUFFERS}))
-    check_expert(DenseFiles(found), DenseFiles(good), "expert of 'law'")
-    (one, _), (two, folder) = (published([each, other], tmp_path / each.name / "out") for each in (plain, found))
+    result = sharded(changed(good, tmp_path / "found", lambda tensors: {**mixed(tensors), **BUFFERS}))
+    check_expert(DenseFiles(result), DenseFiles(good), "expert of 'law'")
+    (one, _), (two, folder) = (published([item, other], tmp_path / item.name / "out") for item in (plain, result))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) and one[name].dtype == two[name].dtype for name in one)
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -126,8 +126,8 @@ def refusal(folder: Path) -> MoergeError:
 
 def test_missing_untied_head_is_refused_with_the_setting(tmp_path: Path, good: Path) -> None:
     """Stock transformers would draw a random one."""
-    found = changed(good, tmp_path / "found", lambda tensors: {n: t for n, t in tensors.items() if n != HEAD})
-    error = refusal(found)
+    result = changed(good, tmp_path / "found", lambda tensors: {n: t for n, t in tensors.items() if n != HEAD})
+    error = refusal(result)
     assert HEAD in error.where
     assert "tie_word_embeddings" in error.todo
 
@@ -141,10 +141,10 @@ def test_the_command_that_converts_pickled_weights_works(
     torch.save(load_file(good / SINGLE), folder / "pytorch_model.bin")
     error = refusal(folder)
     assert "pytorch_model.bin" in error.what
-    found = re.search(r'python -c "(.*)"$', error.todo)
-    assert found is not None
+    match = re.search(r'python -c "(.*)"$', error.todo)
+    assert match is not None
     monkeypatch.chdir(tmp_path)
-    exec(found[1], {})  # noqa: S102  # moerge's own remedy
+    exec(match[1], {})  # noqa: S102  # moerge's own remedy
     check_expert(DenseFiles(tmp_path / "NEW_FOLDER"), DenseFiles(good), "converted")
     assert all(
         torch.equal(Checkpoint(good).tensor(n), Checkpoint(tmp_path / "NEW_FOLDER").tensor(n))
@@ -193,8 +193,8 @@ QUANTISED: dict[str, Tensors] = {
 
 
 def test_float64_is_refused_with_advice_to_use_float32(tmp_path: Path, good: Path) -> None:
-    found = changed(good, tmp_path / "found", lambda tensors: {**tensors, f"{UP}.weight": torch.ones(48, 32).double()})
-    error = refusal(found)
+    result = changed(good, tmp_path / "found", lambda tensors: {**tensors, f"{UP}.weight": torch.ones(48, 32).double()})
+    error = refusal(result)
     assert "dtype F64" in error.what
     assert "float32" in error.todo
 
@@ -202,7 +202,7 @@ def test_float64_is_refused_with_advice_to_use_float32(tmp_path: Path, good: Pat
 @pytest.mark.parametrize("method", QUANTISED)
 def test_quantised_weights_without_setting_name_the_tensor(tmp_path: Path, good: Path, method: str) -> None:
     def quantise(tensors: Tensors) -> Tensors:
-        return {name: each for name, each in tensors.items() if not name.startswith(UP)} | QUANTISED[method]
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(UP)} | QUANTISED[method]
 
     error = refusal(changed(good, tmp_path / "found", quantise))
     assert f"quantised by {method};" in error.what

@@ -56,9 +56,9 @@ def test_no_family_is_both_known_and_refused() -> None:
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_every_family_names_tensors_that_its_models_have(tmp_path: Path, name: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=name)
-    family, found = FAMILIES[name], Checkpoint(folder).specs.keys()
+    family, result = FAMILIES[name], Checkpoint(folder).specs.keys()
     patterns = [*family.mlp, *family.heads, *family.added]
     patterns += [f"{module}.weight" for module in (*family.attention.inputs, family.attention.output)]
     patterns += [gain for gain in (family.gain, family.attention.gain) if gain]
-    assert {pattern.format(layer=2) for pattern in patterns} <= found
+    assert {pattern.format(layer=2) for pattern in patterns} <= result
     assert (family.gain is None) == bool(family.added)

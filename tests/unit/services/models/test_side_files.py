@@ -87,7 +87,7 @@ def test_every_auto_class_call_disables_remote_code() -> None:
     open_calls = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path, node in calls
-        if "trust_remote_code=False" not in [ast.unparse(each) for each in node.keywords]
+        if "trust_remote_code=False" not in [ast.unparse(keyword) for keyword in node.keywords]
     ]
     assert len(calls) >= 7
     assert open_calls == []

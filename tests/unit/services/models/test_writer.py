@@ -27,8 +27,8 @@ def test_every_tensor_starts_at_a_multiple_of_its_item_size(name: str) -> None:
     length = int.from_bytes(out.getvalue()[:8], "little")
     header = json.loads(out.getvalue()[8 : 8 + length])
     assert header.pop("__metadata__") == {"format": "pt"}  # transformers refuses files without
-    for each in plans:
-        assert (8 + length + header[each.name]["data_offsets"][0]) % each.dtype.itemsize == 0
+    for item in plans:
+        assert (8 + length + header[item.name]["data_offsets"][0]) % item.dtype.itemsize == 0
 
 
 @pytest.mark.parametrize("found", [torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.zeros(3)])
@@ -55,7 +55,7 @@ def test_parallel_computation_keeps_tensors_and_memory_limit() -> None:
         return TensorPlan(f"{number}", torch.float32, (size,), compute)
 
     several, one = io.BytesIO(), io.BytesIO()
-    write_safetensors(several, [made(*each) for each in enumerate(sizes)], at_once=8)
+    write_safetensors(several, [made(*item) for item in enumerate(sizes)], at_once=8)
     write_safetensors(one, [plan(f"{n}", torch.full((size,), float(n))) for n, size in enumerate(sizes)])
     assert several.getvalue() == one.getvalue()
     assert max(seen) == 4

@@ -66,11 +66,11 @@ def test_figures_from_sums_are_those_of_the_tokens(
     files: list[StatisticsFile], features: list[Tensor], which: str
 ) -> None:
     options = OPTIONS[which]
-    found = measure(files, DOMAINS, GAINS, options)
-    assert found.layers == list(range(LAYERS))
-    tokens = [GAINS[0].double() * each.double() for each in features]
+    result = measure(files, DOMAINS, GAINS, options)
+    assert result.layers == list(range(LAYERS))
+    tokens = [GAINS[0].double() * feature.double() for feature in features]
     routers = routers_of(files, DOMAINS, options)
-    for d, row in enumerate(found.domains):
+    for d, row in enumerate(result.domains):
         assert (row.domain, row.owner, row.tokens) == (DOMAINS[d], OWNERS[d], len(tokens[d]))
         values = torch.linalg.svdvals(tokens[d]) ** 2
         assert row.effective_rank == pytest.approx(float(values.sum() ** 2 / (values**2).sum()), rel=1e-3)
@@ -106,16 +106,16 @@ def test_auto_measures_with_the_lambda_that_it_chose(files: list[StatisticsFile]
             split = {"split": "tuning", "tokens": sums.tokens, "documents": sums.documents}
             path = written(tmp_path / file.name, file.manifest.model_copy(update=split), sums)
             tuning.append(stack.enter_context(StatisticsFile(path)))
-        found = measure([*files, *tuning], DOMAINS, GAINS, options)
+        result = measure([*files, *tuning], DOMAINS, GAINS, options)
         _, report = solve_layers([*files, *tuning], DOMAINS, GAINS, options)
     plain = options.model_copy(update={"lambda_scale": "absolute", "ridge_lambda": report.layers[0].ridge_lambda})
-    for with_auto, same in zip(found.domains, measure(files, DOMAINS, GAINS, plain).domains, strict=True):
+    for with_auto, same in zip(result.domains, measure(files, DOMAINS, GAINS, plain).domains, strict=True):
         assert with_auto.drawn == pytest.approx(same.drawn, abs=1e-6)
 
 
 def test_a_version_of_one_owner_has_no_influence_to_tell(files: list[StatisticsFile]) -> None:
-    [row] = (found := measure(files[:2], ["law"], GAINS, RECOMMENDED.solve)).domains
-    assert (row.drawn, row.moved, row.mean_distances, found.warnings) == ([0.0], [0.0], [0.0], [])
+    [row] = (result := measure(files[:2], ["law"], GAINS, RECOMMENDED.solve)).domains
+    assert (row.drawn, row.moved, row.mean_distances, result.warnings) == ([0.0], [0.0], [0.0], [])
 
 
 @pytest.mark.parametrize(("layers", "owners", "count"), [(3, 4, 3), (32, 3, 8), (32, 15, 2), (32, 200, 1), (1, 1, 1)])
@@ -137,15 +137,15 @@ def test_routers_of_a_few_tokens_are_warned_of(tmp_path: Path) -> None:
                 sums = shard_of(drawn(domain, tokens))
                 path = written(tmp_path / f"{name}-{tokens}", manifest_of(sums, 1, domain=name), sums)
                 opened.append(stack.enter_context(StatisticsFile(path)))
-            found = measure(opened, DOMAINS, torch.ones(LAYERS, HIDDEN), OPTIONS["recommended"]).warnings
+            result = measure(opened, DOMAINS, torch.ones(LAYERS, HIDDEN), OPTIONS["recommended"]).warnings
             routers = solve_layers(opened, DOMAINS, torch.ones(LAYERS, HIDDEN), OPTIONS["recommended"])[0][0]
         scores = torch.cat([drawn(domain, tokens).double() for domain in range(4)]) @ routers.T
         sizes = scores.square().mean(dim=0).sqrt()
-        named = [each for each in found if each.startswith("The scores of")]
+        named = [item for item in result if item.startswith("The scores of")]
         assert len(named) == int((sizes > 100).sum()), (tokens, sizes)
         assert float(sizes.max()) < most
         for size in sizes[sizes > 100].tolist():
-            assert any(f" are {size:.0f} on average" in each for each in named)
+            assert any(f" are {size:.0f} on average" in item for item in named)
         assert bool(named) is (tokens == 2)
 
 
@@ -165,9 +165,9 @@ def test_warnings_name_owner_and_value_only_for_outliers() -> None:
     [narrow] = warnings([*honest[:2], row("code", rank=1.0)])
     assert narrow.startswith("The features of code (owner code-owner) span 1.0 directions, those of others 20.0:")
     drawn = warnings([*honest[:2], row("code", drawn=0.33)])
-    assert [each.partition(":")[0] for each in drawn] == [
-        f"code (owner code-owner) is expected to draw 33 % of the tokens of {each} (owner {each}-owner)"
-        for each in ("law", "art")
+    assert [item.partition(":")[0] for item in drawn] == [
+        f"code (owner code-owner) is expected to draw 33 % of the tokens of {item} (owner {item}-owner)"
+        for item in ("law", "art")
     ]
     assert len(warnings([*honest[:2], row("code", most=0.6)])) == 2
     [moved] = warnings([*honest[:2], row("code", moved=0.57)])

@@ -102,8 +102,8 @@ def test_discriminants_are_those_of_the_features(files: Files, chosen: object) -
     ones = regression(parts, weights, 1e-9).sum(dim=0)  # of targets that sum to 1
     scores = (columns + torch.outer(ones, constants)).T
     expected = scores - scores.mean(dim=0)
-    found = files.router(routers="discriminant", domain_weights=chosen, ridge_lambda=1e-6)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    result = files.router(routers="discriminant", domain_weights=chosen, ridge_lambda=1e-6)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
 def test_auto_selects_lambda_with_least_error_on_tuning_split(files: Files) -> None:
@@ -145,9 +145,9 @@ def test_wide_range_and_nearly_singular_grams_stay_accurate(files: Files) -> Non
     for domain, part in enumerate(parts):
         files.add(domain, part)
     expected = unit(regression(parts, [1.0, 1.0], 0.01))
-    found = files.router()
+    result = files.router()
     x = torch.cat(parts).double()
-    scores, wanted = x @ found.T, x @ expected.T
+    scores, wanted = x @ result.T, x @ expected.T
     assert float((scores - wanted).norm() / wanted.norm()) < 0.01
     agreement = float((scores.argmax(dim=1) == wanted.argmax(dim=1)).double().mean())
     assert agreement > 0.998
@@ -206,15 +206,15 @@ def test_law_3_parallel_layers_have_bits_of_sequential_ones(tmp_path: Path) -> N
     for domain in (0, 1):
         x = torch.randn(700, hidden, generator=generator)
         files.add(domain, x / x.pow(2).mean(dim=1, keepdim=True).sqrt())
-    before, found = torch.get_num_threads(), []
+    before, result = torch.get_num_threads(), []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             routers, report = solve_layers(files.opened, DOMAINS, torch.ones(LAYERS, hidden), SolveOptions())
-            found.append((torch.stack(routers), report))
+            result.append((torch.stack(routers), report))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
         files.close()
-    assert torch.equal(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1]
+    assert torch.equal(result[0][0], result[1][0])
+    assert result[0][1] == result[1][1]

@@ -24,24 +24,24 @@ def test_overlapping_windows_score_each_token_once(tmp_path: Path) -> None:
         for place in range(scored, end):
             expected -= float(chances[place - start - 1, document[place]])
         scored = end
-    found = score(model, windows([Tokens(document)], context, stride), Silent())
-    assert found.tokens == len(document) - 1
-    assert found.nll == pytest.approx(expected, rel=1e-5)
+    result = score(model, windows([Tokens(document)], context, stride), Silent())
+    assert result.tokens == len(document) - 1
+    assert result.nll == pytest.approx(expected, rel=1e-5)
 
 
 def test_each_document_s_score_is_that_of_it_alone(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(expert(tmp_path, seed=1), dtype=torch.float32)
     losses = losses_by(lambda rows: logits(model, rows))
     documents = [ROWS[1], ROWS[2][:3], [7], ROWS[0]]
-    found = document_scores(losses, windows(all_counted(documents), 16, 6), Silent())
-    alone = [score(model, windows([Tokens(each)], 16, 6), Silent()) for each in (ROWS[1], ROWS[2][:3], ROWS[0])]
-    assert [each.tokens for each in found] == [each.tokens for each in alone] == [39, 2, 39]
-    assert [each.nll for each in found] == pytest.approx([each.nll for each in alone], rel=1e-5)
-    assert total(found).tokens == 80
+    result = document_scores(losses, windows(all_counted(documents), 16, 6), Silent())
+    alone = [score(model, windows([Tokens(item)], 16, 6), Silent()) for item in (ROWS[1], ROWS[2][:3], ROWS[0])]
+    assert [item.tokens for item in result] == [item.tokens for item in alone] == [39, 2, 39]
+    assert [item.nll for item in result] == pytest.approx([item.nll for item in alone], rel=1e-5)
+    assert total(result).tokens == 80
 
 
 def test_losses_are_negative_log_probabilities_of_next_tokens() -> None:
     """With logits 0 and log 3, the probabilities are 1/4 and 3/4."""
     rows = Rows(torch.tensor([[0, 1, 0], [1, 1, 1]]), [3, 3], "")
-    found = losses_by(lambda rows: torch.tensor([1.0, 3.0]).log().expand(2, 3, 2))(rows)
-    assert (-found).exp().tolist() == [pytest.approx([3 / 4, 1 / 4]), pytest.approx([3 / 4, 3 / 4])]
+    result = losses_by(lambda rows: torch.tensor([1.0, 3.0]).log().expand(2, 3, 2))(rows)
+    assert (-result).exp().tolist() == [pytest.approx([3 / 4, 1 / 4]), pytest.approx([3 / 4, 3 / 4])]

@@ -55,7 +55,7 @@ def test_scores_and_routing_are_those_of_the_whole_model(
     assert torch.equal(model.routed, counter.counts)
     one = streamed(published_weights(version), expert=1)
     assert list(one.scores(BLOCKS, Silent())) == oracle
-    assert one.routed.tolist() == [[0, each.tokens] for each in [total(oracle)] * 3]
+    assert one.routed.tolist() == [[0, item.tokens] for item in [total(oracle)] * 3]
     dense = load(experts[0])
     assert streamed(expert_weights(DenseFiles(experts[0]))).score(BLOCKS[0], Silent()) == score(
         dense, BLOCKS[0], Silent()
@@ -68,8 +68,8 @@ def test_bfloat16_scores_are_those_of_the_whole_model(tmp_path: Path, family: st
         published([expert(tmp_path / str(seed), seed, family) for seed in (1, 2)], tmp_path),
         torch.bfloat16,
     )
-    found = streamed(published_weights(version), dtype=coarse).score(BLOCKS[0], Silent())
-    assert found == score(load(version, coarse), BLOCKS[0], Silent())
+    result = streamed(published_weights(version), dtype=coarse).score(BLOCKS[0], Silent())
+    assert result == score(load(version, coarse), BLOCKS[0], Silent())
 
 
 def test_trunk_and_mlps_and_adapters_are_scored_too(tmp_path: Path) -> None:
@@ -104,13 +104,13 @@ def test_window_block_size_keeps_scores_and_one_read_per_block(tmp_path: Path) -
     model = streamed(Counted(given.config, given.places), 4 * 32 * BATCH_TOKENS)
     assert list(model.scores(blocks, Told())) == expected
     assert read == [0, 1, 2] * 3
-    assert sum(told) == sum(each.tokens for each in expected)
+    assert sum(told) == sum(item.tokens for item in expected)
 
 
 def alive(*shape: int) -> int:
     """The number of tensors that end with this shape."""
-    tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
-    return sum(each.shape[-len(shape) :] == shape for each in tensors)
+    tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor]
+    return sum(tensor.shape[-len(shape) :] == shape for tensor in tensors)
 
 
 def test_scoring_holds_one_micro_batch_logits_and_two_layers(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class Made:
 
     def counted(self) -> list[Counted]:
         """The experts' weights."""
-        return [Counted(each.folder / "model.safetensors") for each in self.experts]
+        return [Counted(item.folder / "model.safetensors") for item in self.experts]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
@@ -89,12 +89,12 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     shape = Shape.of(own[0].config, torch.float32)
     rows = [all_counted(8 * ROWS) for _ in own]
     trunk_sums = [
-        trunk_contribution(each, text, folder / f"trunk-{each.domain}") for each, text in zip(own, rows, strict=True)
+        trunk_contribution(item, text, folder / f"trunk-{item.domain}") for item, text in zip(own, rows, strict=True)
     ]
     trunk = local_trunk(own, folder / "trunk", "regmean", trunk_sums)
     router_sums = [
-        router_contribution(each, trunk, all_counted(contributed_rows(slot)), folder / f"router-{each.domain}")
-        for slot, each in enumerate(own)
+        router_contribution(item, trunk, all_counted(contributed_rows(slot)), folder / f"router-{item.domain}")
+        for slot, item in enumerate(own)
     ]
     version = write_version(plan_version(*local_version(own, trunk, router_sums)), folder / "version")
     return Made(shape, own, trunk, trunk_sums, router_sums, version)
@@ -102,8 +102,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_files_have_the_bytes_of_their_formulas(made: Made) -> None:
     shape = made.shape
-    for each in made.experts:
-        assert body_bytes(each.folder / "model.safetensors") == files.expert_bytes(shape)
+    for item in made.experts:
+        assert body_bytes(item.folder / "model.safetensors") == files.expert_bytes(shape)
     assert body_bytes(made.trunk.path) == files.trunk_bytes(shape)
     assert {*map(body_bytes, made.trunk_sums)} == {files.trunk_contribution_bytes(shape)}
     assert {*map(body_bytes, made.router_sums)} == {files.router_contribution_bytes(shape)}
@@ -115,7 +115,7 @@ def test_files_have_the_bytes_of_their_formulas(made: Made) -> None:
 def test_traffic_and_disk_are_those_of_the_files(made: Made) -> None:
     shape = made.shape
     sums = [*made.trunk_sums, *made.router_sums]
-    sent = [each.folder / "model.safetensors" for each in made.experts] + sums
+    sent = [item.folder / "model.safetensors" for item in made.experts] + sums
     size = estimate(Work(shape, DOMAINS, 1000), Machines(1, 1, 1, 1000, 1, 1))
     assert sum(map(body_bytes, sent)) == size.coordinator.received == DOMAINS * size.worker.sent
     assert DOMAINS * body_bytes(made.trunk.path) == size.coordinator.sent == DOMAINS * size.worker.received
@@ -127,17 +127,17 @@ def test_traffic_and_disk_are_those_of_the_files(made: Made) -> None:
 
 def closed(counted: Sequence[Counted]) -> int:
     """The bytes read from files, which it closes."""
-    for each in counted:
-        each.close()
-    return sum(each.count for each in counted)
+    for item in counted:
+        item.close()
+    return sum(item.count for item in counted)
 
 
 def test_a_merge_reads_the_bytes_of_its_formula(made: Made, tmp_path: Path) -> None:
     weights, sums = made.counted(), [Counted(path) for path in made.trunk_sums]
-    digests = {each.digest: each for each in made.experts}
-    opened = [DenseFiles(each.folder) for each in made.experts]
-    for each, file in zip(opened, weights, strict=True):
-        each.checkpoint = Checkpoint(each.folder, {"model.safetensors": file})
+    digests = {item.digest: item for item in made.experts}
+    opened = [DenseFiles(item.folder) for item in made.experts]
+    for item, file in zip(opened, weights, strict=True):
+        item.checkpoint = Checkpoint(item.folder, {"model.safetensors": file})
     lineage = TrunkLineage(
         method="regmean",
         options=TrunkOptions(),
@@ -147,7 +147,7 @@ def test_a_merge_reads_the_bytes_of_its_formula(made: Made, tmp_path: Path) -> N
     )
     inputs = TrunkInputs(
         dict(zip(digests, opened, strict=True)),
-        {digest: each.domain for digest, each in digests.items()},
+        {digest: item.domain for digest, item in digests.items()},
         dict(zip(lineage.contributions, sums, strict=True)),
     )
     merged = merge_trunk(lineage, inputs, FolderFiles(tmp_path), NoProgress())
@@ -157,10 +157,10 @@ def test_a_merge_reads_the_bytes_of_its_formula(made: Made, tmp_path: Path) -> N
 
 def test_solve_reads_the_predicted_bytes_one_gram_at_a_time(made: Made) -> None:
     sums = [Counted(path) for path in made.router_sums]
-    domains = [each.domain for each in made.experts]
+    domains = [item.domain for item in made.experts]
     solve_routers(made.trunk, sums, domains, SolveOptions())
     assert closed(sums) == coordinator.solve_reads(made.shape, DOMAINS)
-    assert {each.most for each in sums} == {8 * gram_length(made.shape.hidden)}
+    assert {item.most for item in sums} == {8 * gram_length(made.shape.hidden)}
 
 
 def test_writing_a_version_reads_the_bytes_of_its_formula(made: Made) -> None:
@@ -180,14 +180,14 @@ def test_writing_a_version_reads_the_bytes_of_its_formula(made: Made) -> None:
 def test_checks_read_the_bytes_of_their_formulas(made: Made) -> None:
     weights = made.counted()
     checkpoints = [
-        Checkpoint(each.folder, {"model.safetensors": file}) for each, file in zip(made.experts, weights, strict=True)
+        Checkpoint(item.folder, {"model.safetensors": file}) for item, file in zip(made.experts, weights, strict=True)
     ]
     with NoProgress().track("", 0, "B") as tracker:
-        for slot, each in enumerate(checkpoints):
-            require_finite(each, tracker)
+        for slot, checkpoint in enumerate(checkpoints):
+            require_finite(checkpoint, tracker)
             others = {str(other): checkpoints[other] for other in range(slot)}
             if others:
-                require_near_others(each, others, 2.0, "it", tracker)
+                require_near_others(checkpoint, others, 2.0, "it", tracker)
     assert closed(weights) == coordinator.expert_check_reads(made.shape, DOMAINS)
     sums = [Counted(path) for path in (*made.trunk_sums, *made.router_sums)]
     for own, file in zip([*made.experts, *made.experts], sums, strict=True):

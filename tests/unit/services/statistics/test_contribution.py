@@ -41,7 +41,7 @@ def test_documents_changed_between_readings_are_refused(
     assert caught.value.where == "code"
     assert not path.exists()
     assert trunk_contribution(own, DOCUMENTS, path).is_file()
-    assert [each.name for each in tmp_path.iterdir()] == ["sums"]
+    assert [item.name for item in tmp_path.iterdir()] == ["sums"]
 
 
 def test_expert_replaced_during_the_pass_is_refused(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_rerun_after_kill_at_join_removes_partial_files(own: DenseExpert, tmp_pa
     for name in ("sums.2.part", ".sums.2.part.01234567.tmp", ".sums.0123456789abcdef.states.01234567.tmp"):
         (tmp_path / name).write_bytes(b"of a killed run")
     assert trunk_contribution(own, DOCUMENTS, path) == path
-    assert [each.name for each in tmp_path.iterdir()] == ["sums"]
+    assert [item.name for item in tmp_path.iterdir()] == ["sums"]
 
 
 def test_a_contribution_removes_no_file_of_others(own: DenseExpert, tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_a_contribution_removes_no_file_of_others(own: DenseExpert, tmp_path: Pa
     for name in others:
         (tmp_path / name).write_bytes(b"of the user")
     trunk_contribution(own, DOCUMENTS, tmp_path / "sums")
-    assert {each.name for each in tmp_path.iterdir()} == {"sums", *others}
+    assert {item.name for item in tmp_path.iterdir()} == {"sums", *others}

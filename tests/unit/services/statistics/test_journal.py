@@ -52,7 +52,7 @@ def test_any_order_and_restarts_give_the_same_journal_bytes(
                 add(journal, layer, name)
     assert journal.complete == journal.begun == set(NAMES)
     journal.join()
-    assert [each.name for each in folder.iterdir()] == [path.name]
+    assert [item.name for item in folder.iterdir()] == [path.name]
     assert path.read_bytes() == straight(folder)
     again = Journal(path, BLANK)
     assert again.complete == set(NAMES)
@@ -63,9 +63,9 @@ def test_law_4_a_shard_is_never_added_twice_to_a_layer(tmp_path: Path) -> None:
     path = tmp_path / "journal.safetensors"
     journal = Journal(path, BLANK)
     add(journal, 1, NAMES[0])
-    for each in (journal, Journal(path, BLANK)):
+    for item in (journal, Journal(path, BLANK)):
         with pytest.raises(ValueError, match="counts already"):
-            add(each, 1, NAMES[1], NAMES[0])
+            add(item, 1, NAMES[1], NAMES[0])
     assert journal.complete == set()
     assert journal.begun == {NAMES[0]}
 

@@ -47,7 +47,7 @@ def features(folder: Path, *, packed: bool) -> list[Tensor]:
     seen: list[list[Tensor]] = [[] for _ in range(model.config.num_hidden_layers)]
     for batch in batches(ROWS, 150):
         visit_features(model, batch, lambda layer, x: seen[layer].append(x))
-    return [torch.cat(each) for each in seen]
+    return [torch.cat(item) for item in seen]
 
 
 @pytest.mark.parametrize(("family", "settings"), KINDS)
@@ -130,10 +130,10 @@ def test_windows_threads_and_saved_states_keep_the_integers(tmp_path: Path, plac
     alone = [sums_of(work, shard.rows, 150) for shard in shards]
     streamed, arrays, expected = Streamed(work, 150, threads), dict[str, Int64](), alone[0] + alone[1]
     for layer in range(streamed.begin(shards), streamed.layers):
-        found = streamed.sums({"0", "1"})
-        assert found is not None
-        assert (found.tokens, found.documents) == (expected.tokens, expected.documents)
-        arrays |= found.arrays
+        result = streamed.sums({"0", "1"})
+        assert result is not None
+        assert (result.tokens, result.documents) == (expected.tokens, expected.documents)
+        arrays |= result.arrays
         if layer == 0:
             streamed.save(tmp_path / "window.states", "work")
             streamed = Streamed(work, 150, threads)
@@ -169,7 +169,7 @@ def test_states_without_disk_space_are_not_saved(
     with files_of_at_most(len(before) // 2):
         assert not streamed.save(path, "work")
     assert path.read_bytes() == before
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
 
 
 def test_dynamic_rope_does_not_carry_over_from_longer_shards(tmp_path: Path) -> None:
@@ -179,10 +179,10 @@ def test_dynamic_rope_does_not_carry_over_from_longer_shards(tmp_path: Path) -> 
     longer, own = (Shard(name, [Tokens(range(tokens))], 1) for name, tokens in (("longer", 60), ("own", 30)))
     streamed, expected = Streamed(work, 150), sums_of(work, own.rows, 150)
     for layer in range(streamed.begin([longer, own]), streamed.layers):
-        found = streamed.sums({"own"})
-        assert found is not None
+        result = streamed.sums({"own"})
+        assert result is not None
         part = {name: array for name, array in expected.arrays.items() if name.startswith(f"layers.{layer}.")}
-        require_same(found, replace(expected, arrays=part))
+        require_same(result, replace(expected, arrays=part))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -191,9 +191,9 @@ def test_measuring_the_pace_changes_no_integer(tmp_path: Path, threads: int) -> 
         streamed, shard = Streamed(work, 150, threads), Shard("one", ROWS, len(ROWS))
         assert streamed.pace(shard) > 0
         assert streamed.begin([shard]) == 0
-        found, expected = streamed.sums({"one"}), sums_of(work, ROWS, 150)
-        assert found is not None
-        require_same(found, replace(expected, arrays={name: expected.arrays[name] for name in found.arrays}))
+        result, expected = streamed.sums({"one"}), sums_of(work, ROWS, 150)
+        assert result is not None
+        require_same(result, replace(expected, arrays={name: expected.arrays[name] for name in result.arrays}))
 
 
 def test_unwanted_layers_are_skipped_and_the_last_not_computed(tmp_path: Path) -> None:
@@ -202,9 +202,9 @@ def test_unwanted_layers_are_skipped_and_the_last_not_computed(tmp_path: Path) -
     streamed = Streamed(router, 150)
     assert streamed.begin([Shard("one", ROWS, len(ROWS))]) == 0
     assert streamed.sums(frozenset()) is None
-    found = streamed.sums({"one"})
-    assert found is not None
-    require_same(found, replace(expected, arrays={name: expected.arrays[name] for name in found.arrays}))
+    result = streamed.sums({"one"})
+    assert result is not None
+    require_same(result, replace(expected, arrays={name: expected.arrays[name] for name in result.arrays}))
     assert streamed.sums(frozenset()) is None
 
 

@@ -138,5 +138,5 @@ def test_check_memory_is_one_triangle_and_one_square(tmp_path: Path) -> None:
     assert len(sums.arrays) > 2
     del sums
     assert check(path, hidden) == []
-    found = peak_of(CHECK, path)
-    assert found < 1.5 * 12 * hidden**2
+    result = peak_of(CHECK, path)
+    assert result < 1.5 * 12 * hidden**2

@@ -75,8 +75,8 @@ def merged(
     """The experts' regmean trunk; the n-th contributes the n-th rows."""
     with ExitStack() as stack:
         files = []
-        for slot, each in enumerate(experts):
-            path = sent(each, rows[slot] if rows else contributed_rows(slot), folder / f"sent-{slot}")
+        for slot, item in enumerate(experts):
+            path = sent(item, rows[slot] if rows else contributed_rows(slot), folder / f"sent-{slot}")
             files.append(stack.enter_context(StatisticsFile(path)))
         domains = [folder.name for folder in experts]
         opened = MethodInputs(list(map(DenseFiles, experts)), domains, TrunkOptions(), statistics=files)
@@ -108,8 +108,8 @@ def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, f
     for n, (module, norm) in enumerate(zip([*modules, "lm_head"], [*norms, "model.norm.weight"], strict=True)):
         x = inputs(folder, module, rows)
         u = x / own.checkpoint.tensor(norm) if norm else x
-        found = unpack(to_floats(summed.arrays[trunk_gram_names(3)[n]], exponents[n]), x.shape[1])
-        np.testing.assert_allclose(found, (u.T @ u).numpy(), atol=2e-5 * float((u**2).sum(dim=0).mean()))
+        result = unpack(to_floats(summed.arrays[trunk_gram_names(3)[n]], exponents[n]), x.shape[1])
+        np.testing.assert_allclose(result, (u.T @ u).numpy(), atol=2e-5 * float((u**2).sum(dim=0).mean()))
         assert float((u**2).sum(dim=1).max()) <= bounds[n] * (1 + 1e-6)
     assert (
         summed.arrays["token_counts"].tolist()
@@ -158,7 +158,7 @@ def test_features_stay_within_their_bounds(tmp_path: Path, family: str) -> None:
 
     for batch in batches(all_counted(contributed_rows(0)), 512):
         visit_features(model, batch, visit)
-    assert all(bound / 200 < found <= bound for found, bound in zip(largest, bounds, strict=True))
+    assert all(bound / 200 < result <= bound for result, bound in zip(largest, bounds, strict=True))
 
 
 def textbook(experts: Sequence[Path], name: str, rows: slice, shares: Sequence[float]) -> Tensor:
@@ -180,22 +180,22 @@ def textbook(experts: Sequence[Path], name: str, rows: slice, shares: Sequence[f
 @pytest.mark.parametrize("name", [QUERY, VALUE, OUTPUT])
 def test_every_module_is_the_least_squares_fit_to_the_experts(tmp_path: Path, name: str) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
-    found = merged(experts, tmp_path)[name].double()
+    result = merged(experts, tmp_path)[name].double()
     expected = textbook(experts, name, slice(None), [0.5, 0.5])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.std()))
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-3 * float(expected.std()))
 
 
 def test_head_row_is_weighted_by_token_counts_of_domains(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
-    found = merged(experts, tmp_path)[HEAD].double()
+    result = merged(experts, tmp_path)[HEAD].double()
     counts = [torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300) + 1.0 for slot in (0, 1)]
     uneven = int((counts[0] / counts[1]).argmax())
     for token in (uneven, 299):  # the last stands in neither text
-        used = torch.stack([each[token] for each in counts])  # the texts are of equal length
+        used = torch.stack([count[token] for count in counts])  # the texts are of equal length
         shares = (used / used.sum() + EVENNESS / 2) / (1 + EVENNESS)
         parts = (shares / shares.max()).mul(8).round()  # of eight, as rows share a solution
         expected = textbook(experts, HEAD, slice(token, token + 1), (parts / parts.sum()).tolist())
-        torch.testing.assert_close(found[token], expected[0], rtol=0, atol=1e-3 * float(expected.std()))
+        torch.testing.assert_close(result[token], expected[0], rtol=0, atol=1e-3 * float(expected.std()))
     assert counts[0][uneven] > 2 * counts[1][uneven]
 
 
@@ -259,23 +259,23 @@ def test_of_one_expert_the_trunk_is_its_own(tmp_path: Path) -> None:
 def test_where_no_text_points_the_trunk_is_the_average(tmp_path: Path) -> None:
     """One token: its direction is fitted, all others are averaged."""
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
-    found = merged(experts, tmp_path, [[[5]], [[5]]])[QUERY].double()
-    mean = torch.stack([Checkpoint(each).tensor(QUERY).double() for each in experts]).mean(dim=0)
-    directions = torch.cat([inputs(each, QUERY.removesuffix(".weight"), [[5]]) for each in experts])
+    result = merged(experts, tmp_path, [[[5]], [[5]]])[QUERY].double()
+    mean = torch.stack([Checkpoint(item).tensor(QUERY).double() for item in experts]).mean(dim=0)
+    directions = torch.cat([inputs(item, QUERY.removesuffix(".weight"), [[5]]) for item in experts])
     unseen = torch.linalg.svd(directions).Vh[2:]
-    torch.testing.assert_close(found @ unseen.T, mean @ unseen.T, rtol=0, atol=1e-5)
-    assert not torch.allclose(found @ directions.T, mean @ directions.T, atol=1e-3)
+    torch.testing.assert_close(result @ unseen.T, mean @ unseen.T, rtol=0, atol=1e-5)
+    assert not torch.allclose(result @ directions.T, mean @ directions.T, atol=1e-3)
 
 
 def test_embedding_rows_are_weighted_and_norms_averaged(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed, tie_word_embeddings=True) for seed in (1, 2)]
     trunk = merged(experts, tmp_path, [[[5, 5, 5, 6]], [[5, 7]]])
-    own = [Checkpoint(each).tensor(EMBEDDING) for each in experts]
+    own = [Checkpoint(item).tensor(EMBEDDING) for item in experts]
     for token, counts in {5: (3, 1), 6: (1, 0), 7: (0, 1), 8: (0, 0)}.items():
         one, other = (count / (tokens + 300) + 1 / 303 for count, tokens in zip(counts, (4, 2), strict=True))
         share = (one / (one + other) + EVENNESS / 2) / (1 + EVENNESS)
         torch.testing.assert_close(trunk[EMBEDDING][token], share * own[0][token] + (1 - share) * own[1][token])
-    gains = [Checkpoint(each).tensor(NORM) for each in experts]
+    gains = [Checkpoint(item).tensor(NORM) for item in experts]
     torch.testing.assert_close(trunk[NORM], (gains[0] + gains[1]) / 2)
     assert not torch.allclose(trunk[HEAD], trunk[EMBEDDING], atol=1e-3)  # tied experts get a head of its own
 

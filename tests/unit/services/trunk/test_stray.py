@@ -177,12 +177,12 @@ def test_honest_trunks_pass(drawn: tuple[str, TrunkMethod, list[int], int, float
     if method.for_fitted_mlps and family == "olmo2":
         return
     trunk = local_trunk(
-        [each.expert for each in owners[:size]],
+        [owner.expert for owner in owners[:size]],
         Path(mkdtemp(prefix="stray-")),
         name,
-        [each.grams for each in owners[:size]] if method.solved else [],
+        [owner.grams for owner in owners[:size]] if method.solved else [],
         TrunkOptions(weights={"d1": 3.0} if "weights" in method.takes else {}),
         base=owners[-1].expert if "base" in method.takes else None,
     )
-    for each in owners:
-        each.stray(trunk.path)
+    for owner in owners:
+        owner.stray(trunk.path)

@@ -44,8 +44,8 @@ def card(
 ) -> str:
     made = Lineage(
         trunk="3" * 64,
-        experts=[each.digest for each in experts],
-        domains=[each.domain for each in experts],
+        experts=[item.digest for item in experts],
+        domains=[item.domain for item in experts],
         options=options,
         solver="ridge-3",
         **{"contributions": ["4" * 64], **lineage},
@@ -112,7 +112,7 @@ def test_only_limits_of_engines_have_a_section() -> None:
 
 def test_parameters_are_those_of_the_loaded_model(tmp_path: Path) -> None:
     folder = published([expert(tmp_path / str(seed), seed) for seed in (1, 2, 3)], tmp_path, top_k=2)
-    counts = {name: each.numel() for name, each in AutoModelForCausalLM.from_pretrained(folder).named_parameters()}
+    counts = {name: item.numel() for name, item in AutoModelForCausalLM.from_pretrained(folder).named_parameters()}
     mlps = sum(count for name, count in counts.items() if ".experts." in name)
     total = sum(counts.values())
     text = (folder / "README.md").read_text()

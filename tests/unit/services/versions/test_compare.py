@@ -54,13 +54,13 @@ def test_domains_that_were_not_evaluated_on_both_are_left_out() -> None:
     [*_, whole, common] = score_changes(table("art", law=90), table(law=89, art=78))
     assert (whole.before, whole.after, whole.points) == (None, 83.5, None)
     assert (common.name, common.points) == ("average of the 1 with a score on both", -1)
-    assert [each.name for each in score_changes(table("law"), table("law"))] == ["law", "average of its 1 domain"]
+    assert [change.name for change in score_changes(table("law"), table("law"))] == ["law", "average of its 1 domain"]
 
 
 def test_averages_of_many_versions_are_over_common_domains_too() -> None:
     same = [table(law=90, art=80), None, table(law=92, art=80)]
     assert averages(same) == Averages(("average of its 2 domains", ""), [85, None, 86], [])
-    found = averages([table(law=90, art=80), table(law=89, art=78, code=61), table("code", law=88, art=76)])
-    assert found.names == ("own average", "average of 2")
-    assert (found.over_own, found.over_common) == ([85, 76, None], [85, 83.5, 82])
+    result = averages([table(law=90, art=80), table(law=89, art=78, code=61), table("code", law=88, art=76)])
+    assert result.names == ("own average", "average of 2")
+    assert (result.over_own, result.over_common) == ([85, 76, None], [85, 83.5, 82])
     assert averages([table(law=90), table(art=80)]).over_common == []

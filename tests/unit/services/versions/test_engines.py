@@ -18,7 +18,7 @@ def limits(family: str, **settings: Any) -> list[tuple[str, str]]:
     """Engine and fault of each limit of a version of such experts."""
     config = AutoConfig.for_model(family, **{**SMALL, **settings})
     published = published_config(family_of(config), config, 3, 1, "float32", config.vocab_size, tied=False)
-    return [(each.engine, each.happens) for each in engine_limits(published)]
+    return [(limit.engine, limit.happens) for limit in engine_limits(published)]
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,11 @@ def test_rows_stand_in_the_order_of_the_domains(tmp_path: Path) -> None:
 
 
 def test_lambda_is_what_the_system_is_solved_with(tmp_path: Path) -> None:
-    found = router(content(tmp_path, SolveOptions(ridge_lambda=50.0)))
+    result = router(content(tmp_path, SolveOptions(ridge_lambda=50.0)))
     with ExitStack() as stack:
         gram, cross = ridge_system(opened(tmp_path, stack), DOMAINS, 0, GAIN)
-    torch.testing.assert_close(found, ridge_router(gram.clone(), cross, 50.0).T.float())
-    assert not torch.allclose(found, ridge_router(gram.clone(), cross, 0.01).T.float(), atol=1e-3)
+    torch.testing.assert_close(result, ridge_router(gram.clone(), cross, 50.0).T.float())
+    assert not torch.allclose(result, ridge_router(gram.clone(), cross, 0.01).T.float(), atol=1e-3)
     relative = router(content(tmp_path, SolveOptions(ridge_lambda=0.5, lambda_scale="relative")))
     torch.testing.assert_close(
         relative, ridge_router(gram.clone(), cross, 0.5 * float(gram.diagonal().mean())).T.float()

@@ -51,18 +51,18 @@ def test_names_and_index_are_what_the_engines_read(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed, tie_word_embeddings=True) for seed in (1, 2)]
     folder = published(experts, tmp_path)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            found |= dict.fromkeys(file.keys(), path.name)
-    assert index["weight_map"] == found
+            result |= dict.fromkeys(file.keys(), path.name)
+    assert index["weight_map"] == result
     assert index["metadata"]["total_size"] == sum(_tensor_bytes(path) for path in folder.glob("*.safetensors"))
-    assert sorted(set(found.values())) == [
+    assert sorted(set(result.values())) == [
         "model-expert-00000.safetensors", "model-expert-00001.safetensors", "model-router.safetensors",
         "model-trunk-added.safetensors", "model-trunk.safetensors",
     ]  # fmt: skip
-    assert found["model.layers.2.block_sparse_moe.experts.1.w3.weight"] == "model-expert-00001.safetensors"
-    assert found["lm_head.weight"] == "model-trunk-added.safetensors"
+    assert result["model.layers.2.block_sparse_moe.experts.1.w3.weight"] == "model-expert-00001.safetensors"
+    assert result["lm_head.weight"] == "model-trunk-added.safetensors"
     config = json.loads((folder / "config.json").read_text())
     assert (config["tie_word_embeddings"], config["head_dim"], config["rope_theta"]) == (False, 8, 10000.0)
 
@@ -93,4 +93,4 @@ def test_the_average_trunk_is_the_mean_in_the_experts_dtype(tmp_path: Path) -> N
         names = set(file.keys())
         trunk = file.get_tensor(name)
     torch.testing.assert_close(trunk, torch.stack(tensors).double().mean(dim=0).float())
-    assert not any("mlp" in each for each in names)
+    assert not any("mlp" in item for item in names)

@@ -16,10 +16,10 @@ def counted(folder: Path, home: Path, client: MemoryClient, *, sent: bool = Fals
         context_of(folder, home, client, held_out_share=0.5) as context,
         closing(Ledger(home / "evaluations" / "ledger.sqlite")) as ledger,
     ):
-        found = HeldOut(context.settings, context.data, context.events, ledger).counted()
+        result = HeldOut(context.settings, context.data, context.events, ledger).counted()
         if sent:
-            ledger.send(Sent("file", "0" * 64, found.documents, found.tokens), "", replace=True)
-    return found
+            ledger.send(Sent("file", "0" * 64, result.documents, result.tokens), "", replace=True)
+    return result
 
 
 def kept(home: Path, documents: slice) -> None:

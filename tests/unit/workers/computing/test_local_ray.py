@@ -63,7 +63,7 @@ def test_ray_uses_loopback_requires_token_and_private_folder(
     try:
         next(sums)
         processes = {**marked(str(tmp_path)), os.getpid(): "this one"}
-        found = {command: set(listened_on(process)) for process, command in processes.items()}
+        result = {command: set(listened_on(process)) for process, command in processes.items()}
         [server] = [process for process, command in processes.items() if "/gcs_server " in command]
         [folder] = short.glob("ray-*")
         assert list(folder.glob("r/session_*/sockets/raylet"))
@@ -72,7 +72,7 @@ def test_ray_uses_loopback_requires_token_and_private_folder(
         assert environment(server)["RAY_AUTH_TOKEN"] == os.environ["RAY_AUTH_TOKEN"]
     finally:
         sums.close()
-    assert sum(map(bool, found.values())) >= 4  # the server, the raylet, the actor, this one
-    assert set().union(*found.values()) <= LOOPBACK, found
+    assert sum(map(bool, result.values())) >= 4  # the server, the raylet, the actor, this one
+    assert set().union(*result.values()) <= LOOPBACK, result
     assert not ray.is_initialized()
     assert list(short.glob("ray-*")) == []

@@ -84,7 +84,7 @@ def test_copy_is_private_made_once_and_removed_when_unused(tmp_path: Path, monke
         assert (copy / name).read_bytes() == (there / name).read_bytes()
     assert copy.stat().st_mode & 0o077 == 0
     [(_, told)] = source.copies().items()
-    assert told == (sum(each.size for each in whole.files),) * 2
+    assert told == (sum(item.size for item in whole.files),) * 2
     before = (copy / "a.safetensors").stat()
     (copy / "b.safetensors").unlink()  # of a copy that was killed
     assert here(whole, source) == copy
@@ -225,11 +225,11 @@ def test_two_nodes_compute_shards_despite_the_loss_of_one(nodes: Nodes) -> None:
             if events.gone and number % 5 == 4:
                 return
 
-    found: dict[int, dict[str, Int64]] = {}
+    result: dict[int, dict[str, Int64]] = {}
     for done in nodes.slots(said.append, events=events).compute(nodes.work, given()):
         if done.sums is None:  # kept before the loss of the node that began this window
             continue
-        arrays = found.setdefault(int(done.window.shards[0].name), {})
+        arrays = result.setdefault(int(done.window.shards[0].name), {})
         assert not arrays.keys() & done.sums.arrays.keys()
         arrays |= done.sums.arrays
         if len(events.done) == 2 and not killed:
@@ -237,9 +237,9 @@ def test_two_nodes_compute_shards_despite_the_loss_of_one(nodes: Nodes) -> None:
             killed = True
     assert events.gone
     assert set(events.devices.values()) == {f"cpu of {socket.gethostname()}"}
-    assert sorted(found) == list(range(len(found)))
+    assert sorted(result) == list(range(len(result)))
     expected = [sums_of(nodes.work, rows, SETTINGS.batch_tokens, 1).arrays for rows in ROWS]
-    for number, arrays in found.items():
+    for number, arrays in result.items():
         assert list(arrays) == list(expected[number % 5])
         assert all(np.array_equal(array, arrays[name]) for name, array in expected[number % 5].items())
     assert [line.split(" doesn't have ")[1].split()[0] for line in said[:2]] == [

@@ -153,11 +153,11 @@ def journals(home: Path) -> list[str]:
 @pytest.mark.parametrize("shards", [1, 2, None])
 def test_the_bytes_are_the_same_whatever_the_windows(owner: Owner, tmp_path: Path, kind: str, shards: int) -> None:
     assert owner.contribute(tmp_path, kind, shards) == owner.whole[kind]
-    found = {names for _, names in owner.steps}
-    assert len(owner.steps) == LAYERS * len(found)
-    every = frozenset[str]().union(*found)
-    assert sum(map(len, found)) == len(every) >= 4
-    assert max(map(len, found)) == (len(every) if shards is None else shards)
+    result = {names for _, names in owner.steps}
+    assert len(owner.steps) == LAYERS * len(result)
+    every = frozenset[str]().union(*result)
+    assert sum(map(len, result)) == len(every) >= 4
+    assert max(map(len, result)) == (len(every) if shards is None else shards)
     assert owner.shown[0] == (0, len(every))
     assert owner.shown[-1] == (len(every), len(every))
 
@@ -174,8 +174,8 @@ def test_law_4_killed_work_resumes_at_its_layer_and_window(
     home = tmp_path_factory.mktemp("home")
     assert owner.contribute(home, kind, shards, [*kills, *NEVER]) == owner.whole[kind]
     if shards is not None:  # otherwise a window is all that is left, and the last one's layers may differ
-        found = {names for _, names in owner.steps}
-        assert len(owner.steps) <= LAYERS * len(found) + len(kills)
+        result = {names for _, names in owner.steps}
+        assert len(owner.steps) <= LAYERS * len(result) + len(kills)
 
 
 def test_kill_within_a_layer_repeats_only_that_layer(owner: Owner, tmp_path: Path) -> None:
@@ -235,9 +235,9 @@ def test_documents_removed_during_a_window_are_excluded(owner: Owner, tmp_path: 
     fewer.write_text("".join(lines[:50] + lines[70:]))
     try:
         owner.then[0] = lambda: fewer.rename(owner.data)  # whoever reads the old file reads it to its end
-        found = owner.contribute(tmp_path / "a", "router", 1)
+        result = owner.contribute(tmp_path / "a", "router", 1)
         assert any("documents were removed during the work" in text for text in owner.said)
-        assert found == owner.contribute(tmp_path / "b", "router") != owner.whole["router"]
+        assert result == owner.contribute(tmp_path / "b", "router") != owner.whole["router"]
     finally:
         owner.data.write_text(before)
 

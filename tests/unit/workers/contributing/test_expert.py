@@ -60,7 +60,7 @@ def test_history_records_bytes_of_adapter_then_whole_expert(
     with context_of(folder, home, client) as given:
         own = replace(given.expert, folder=dense_folder(DenseFiles(lora), home / "expert"), adapter=lora)
         assert expert.run(replace(given, expert=own))
-        sent = {each.item.about: (each.item.bytes, each.became) for each in given.outbox.history.sendings()}
+        sent = {sending.item.about: (sending.item.bytes, sending.became) for sending in given.outbox.history.sendings()}
     whole = sum(path.stat().st_size for path in own.folder.iterdir())
     assert sent["law: adapter, 1 file"] == ((lora / WEIGHTS).stat().st_size, "arrived")
     assert sent[f"law: expert, {len(own.files)} files"] == (whole, "arrived")
@@ -105,12 +105,12 @@ def test_fitted_expert_replaces_the_expert_unless_refused(folder: Path, home: Pa
         assert fit(context, client) is context.expert
         assert client.known == {}
         context.outbox.history.note(item, "approved")
-        found = fit(context, client)
-        assert found is not None
-        assert found.trained is context.expert
-        assert client.known[found.digest].trained == context.expert.digest
+        result = fit(context, client)
+        assert result is not None
+        assert result.trained is context.expert
+        assert client.known[result.digest].trained == context.expert.digest
         gone = {"state": ExpertState.WITHDRAWN, "withdrawn": NOW}
-        client.known[found.digest] = client.known[found.digest].model_copy(update=gone)
+        client.known[result.digest] = client.known[result.digest].model_copy(update=gone)
         assert fit(context, client) is context.expert
 
 

@@ -28,8 +28,8 @@ def test_second_run_sends_nothing_and_more_documents_supersede(folder: Path, hom
 
 
 def test_a_dry_run_sends_nothing_and_has_the_grams(folder: Path, home: Path, client: MemoryClient) -> None:
-    found = outcome(folder, home, client, dry_run=True)
-    assert found.sent is None
-    assert found.grams is not None
-    assert found.grams.is_file()
+    result = outcome(folder, home, client, dry_run=True)
+    assert result.sent is None
+    assert result.grams is not None
+    assert result.grams.is_file()
     assert client.uploaded == []

@@ -31,9 +31,9 @@ def test_larger_share_moves_no_tuning_or_held_out_documents(
 
 
 def test_splits_have_their_shares() -> None:
-    found: list[str] = [split_of(document_mac(b"key", str(number)), 0.1, 0.3) for number in range(5000)]
+    result: list[str] = [split_of(document_mac(b"key", str(number)), 0.1, 0.3) for number in range(5000)]
     for split, share in (("tuning", 0.1), ("held-out", 0.3), ("statistics", 0.6)):
-        assert found.count(split) / 5000 == pytest.approx(share, abs=0.03)  # over four standard deviations
+        assert result.count(split) / 5000 == pytest.approx(share, abs=0.03)  # over four standard deviations
 
 
 def settings(folder: Path, **changed: object) -> Settings:

@@ -48,7 +48,7 @@ def test_a_retry_is_no_second_sending_and_rows_stay(tmp_path: Path) -> None:
         one, other = item_of("router", tmp_path, "1" * 64), item_of("router", tmp_path, "2" * 64)
         with pytest.raises(OSError, match="no network"), outbox.sending(one):
             raise OSError("no network")
-        assert [each.became for each in history.sendings()] == [""]
+        assert [sending.became for sending in history.sendings()] == [""]
         with outbox.sending(one):
             pass
         with outbox.sending(other, [one.digest]):
@@ -56,7 +56,7 @@ def test_a_retry_is_no_second_sending_and_rows_stay(tmp_path: Path) -> None:
         outbox.withdrawn(other.digest)
         with outbox.sending(one):  # it had lost its place, so this is another sending
             pass
-        became = [(each.item.digest[0], each.became) for each in history.sendings()]
+        became = [(sending.item.digest[0], sending.became) for sending in history.sendings()]
         assert became == [("1", "superseded"), ("2", "withdrawn"), ("1", "arrived")]
     with closing(sqlite3.connect(tmp_path / FILE)) as database, pytest.raises(sqlite3.IntegrityError, match="stay"):
         database.execute("DELETE FROM events")

@@ -23,8 +23,8 @@ def test_a_key_is_made_once_and_only_its_user_may_read_it(tmp_path: Path) -> Non
     path = tmp_path / "keys" / "firm.pem"
     requests = [join_request(path, "firm", domains) for domains in (["law", "art", "law"], ["art"])]
     assert requests[0].domains == ["art", "law"]
-    assert [each.public_key for each in requests] == 2 * [public_key_of(read_owner_key(path))]
-    assert all(each.is_genuine() for each in requests)
+    assert [request.public_key for request in requests] == 2 * [public_key_of(read_owner_key(path))]
+    assert all(request.is_genuine() for request in requests)
     assert path.stat().st_mode & 0o777 == 0o600
     assert join_request(tmp_path / "other" / "firm.pem", "firm", ["art"]).public_key != requests[0].public_key
 
