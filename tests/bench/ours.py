@@ -21,7 +21,7 @@ from moerge.progress import NoProgress
 from moerge.routers.solve import solve_layers
 from moerge.statistics.integers import pack, to_integers
 from moerge.trunk.merge import TrunkInputs, merge_trunk
-from moerge.versions.files import (
+from moerge.versions.file_plans import (
     FilePlan,
     config_files,
     expert_file,

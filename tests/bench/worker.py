@@ -27,7 +27,7 @@ from moerge.statistics.windows import Done, Window, computed
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings
 from moerge_workers.computing import pending
 from moerge_workers.computing.actors import Slots
-from moerge_workers.data.splits import Data
+from moerge_workers.data.documents import Data
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events

@@ -125,7 +125,7 @@ def test_withdrawing_a_trunk_contribution_retires_its_trunk(federation: Federati
     sent, _ = (send_trunk(item, written(federation.folder / "trunk", *honest_trunk(item))) for item in (law, art))
     trunk = federation.merge(law.domain, art.domain, method="regmean")
     withdraw = ("contribution", "withdraw")
-    for digits, message in ((7, "expected at least 8 digits"), (8, "trunks solved from it are retired")):
+    for digits, message in ((7, "expected at least 8 digits"), (8, "Trunks that were solved with it are retired")):
         with pytest.raises(AssertionError, match=message):
             federation.moerge(*withdraw, sent.digest[:digits])
     federation.moerge(*withdraw, sent.digest[:8], "--yes")

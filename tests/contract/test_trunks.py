@@ -63,7 +63,7 @@ def test_the_command_explains_the_default_method(federation: Federation) -> None
     assert "Method: regmean" in first.stderr
     second = CliRunner().invoke(app, [*command, "--expert", "art"], env=federation.server.environment())
     assert "Method: average, because these domains have no trunk contribution: art." in second.stderr
-    assert "set `trunk_contribution`" in second.stderr
+    assert "`moerge worker run --trunk-contribution`" in second.stderr
     assert federation.operator.trunk(second.stdout.strip()).method == "average"
 
 
@@ -140,14 +140,14 @@ def test_vocabularies_are_padded_if_the_settings_say_so(tmp_path: Path) -> None:
 
 
 def test_a_trunk_of_an_earlier_revision_is_merged_anew(federation: Federation) -> None:
-    new = federation.merge("law", method="moerge")
+    new = federation.merge("law", method="regmean-fitted")
     federation.server.stop()
     with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
         change = "UPDATE trunks SET revision = 1, digest = ? WHERE digest = ?"
         assert database.execute(change, ["1" * 64, new.digest]).rowcount == 1
     federation.server.start()
     assert federation.trunk().digest == "1" * 64
-    again = federation.merge("law", method="moerge")
+    again = federation.merge("law", method="regmean-fitted")
     assert (again.digest, again.current) == (new.digest, True)
 
 

@@ -12,9 +12,9 @@ import torch
 
 from moerge.documents.corpus import Corpus
 from moerge.files import file_sha256
+from moerge.merging.kept import kept
 from moerge.merging.local import local_trunk, local_version
 from moerge.merging.merge import MergeSettings, Source, merge
-from moerge.merging.record import kept
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
 from moerge.versions.folder import write_version

@@ -7,7 +7,7 @@ import torch
 
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families import FAMILIES
-from moerge.versions.files import expert_file, router_file, trunk_files
+from moerge.versions.file_plans import expert_file, router_file, trunk_files
 from moerge.versions.plan import VersionPlan
 from support.lineages import DOMAINS, Group, planned
 from support.models import expert

@@ -14,7 +14,7 @@ from moerge.models.expert_folder import expert_files
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
-from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
+from moerge.versions.file_plans import FilePlan, expert_file, router_file, trunk_files
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.references import needed

@@ -28,7 +28,7 @@ from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
 from moerge_proto.trunks import Trunk, TrunkOptions
 from moerge_proto.uploads import Stored
 from moerge_workers.contributing.context import Context
-from moerge_workers.data.splits import Data
+from moerge_workers.data.documents import Data
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.settings import Settings

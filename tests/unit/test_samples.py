@@ -36,7 +36,9 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
 def command(words: list[str]) -> TyperCommand:
     """The command that the words name, with what comes after it left out."""
     result: Any = get_command(cli.app)
-    while words and isinstance(result, TyperGroup) and result.commands:
+    while (
+        words and isinstance(result, TyperGroup) and (words[0] in result.commands or not result.invoke_without_command)
+    ):
         _, result, words = result.resolve_command(Context(result), words)
     return result  # type: ignore[no-any-return]  # what typer makes of its groups has no public type
 

@@ -30,8 +30,8 @@ from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.memory import free_memory, require_gpus, room_of
 from moerge_workers.contributing.evaluation import require_memory
 from moerge_workers.contributing.expert import require_allowed
+from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
-from moerge_workers.data.splits import Data
 from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.owner_key import own_identity, require_approved

@@ -29,8 +29,8 @@ from moerge_workers.contributing import expert, router, trunk
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.contributing.trunk_loss import HarmfulTrunkError
+from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
-from moerge_workers.data.splits import Data
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.outbox import POLL_SECONDS, Outbox
 from moerge_workers.leaving.owner_key import own_identity, require_approved

@@ -15,7 +15,7 @@ from moerge.models.sources import hub_id
 from moerge.routers.influence import MOST_LAYERS
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge.versions.card import Contributed, ExpertRecord
-from moerge.versions.files import FilePlan
+from moerge.versions.file_plans import FilePlan
 from moerge.versions.plan import (
     Slot,
     Solution,

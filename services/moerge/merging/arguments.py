@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
+from moerge.merging.kept import KeptVersion, kept
 from moerge.merging.prompts import Prompts
-from moerge.merging.record import KeptVersion, kept
 from moerge.merging.settings import Source
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert

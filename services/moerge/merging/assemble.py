@@ -1,7 +1,7 @@
 """The assembly of a version on one machine: trunk, experts, router contributions and lineage.
 
 Merges, additions, the laboratory's recipes and its table of joining experts call `assemble`. Only the coordinator has
-steps of its own, because its parts come from other machines.
+steps of its own, because its parts come from other machines. `Assembled.write` links files of an earlier output.
 """
 
 import os

@@ -10,7 +10,7 @@ from moerge.errors import MoergeError
 from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import require_fittable
 from moerge.files import LOCK, work_folder
-from moerge.merging.record import KeptExpert, KeptVersion
+from moerge.merging.kept import KeptExpert, KeptVersion
 from moerge.merging.settings import MergeSettings, Source
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite

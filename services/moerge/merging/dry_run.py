@@ -16,10 +16,10 @@ from moerge.memory.needs import Need, merging, solving
 from moerge.memory.shapes import Shape
 from moerge.merging.checks import check
 from moerge.merging.costs import Costs, PassCost
+from moerge.merging.kept import KeptVersion
 from moerge.merging.local import LocalTrunk
 from moerge.merging.merge import settings_of
 from moerge.merging.prompts import Prompts, checked, require_memory
-from moerge.merging.record import KeptVersion
 from moerge.merging.settings import MergeSettings, Source
 from moerge.merging.texts import read_text
 from moerge.models.bounds import feature_exponents, input_exponents

@@ -9,14 +9,14 @@ from moerge.errors import MoergeError
 from moerge.files import LOCK, alone, atomic_file, work_folder
 from moerge.merging.assemble import Assembled, assemble
 from moerge.merging.checks import check
-from moerge.merging.record import KeptExpert, KeptVersion, Record, keep, kept_expert, share, windows_digest
+from moerge.merging.kept import KeptExpert, KeptVersion, Record, keep, kept_expert, share, windows_digest
 from moerge.merging.report import DomainCounts, Report
 from moerge.merging.scores import HeldOut, Scored, scores
 from moerge.merging.settings import MergeSettings, Source
 from moerge.merging.texts import read_corpus, read_text
 from moerge.scoring.perplexity import Score
 from moerge.versions.card_scores import CARD_FILE, scored_card
-from moerge.versions.files import REPORT_FILE
+from moerge.versions.file_plans import REPORT_FILE
 from moerge_proto.records import RECORD_FILE, read_record
 from moerge_proto.versions import Lineage, SolveReport
 

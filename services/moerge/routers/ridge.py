@@ -1,4 +1,4 @@
-"""The ridge solve: W = (A + lambda I)^-1 b, columns normalised (DUME eq. 6)."""
+"""The linear system behind every kind of router: W = (A + lambda I)^-1 b, columns normalised (DUME eq. 6)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

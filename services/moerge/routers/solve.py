@@ -1,4 +1,4 @@
-"""All routers of a version, layer by layer."""
+"""The closed form of a layer's router (`solve_layer`), and of all layers of a version (`solve_layers`)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -61,9 +61,9 @@ def ridge_system(
     exponent, hidden = files[0].manifest.exponents[layer], files[0].manifest.hidden_size
     weight = {domain: 1.0 if weights is None else weights[domain] for domain in domains}
     packed = np.zeros(gram_length(hidden))
-    for item in sorted(set(weight.values())):
-        alike = [file for file in files if weight[file.manifest.domain] == item]
-        packed += item * to_floats(_total(alike, lambda file: file.gram(layer)), exponent)
+    for value in sorted(set(weight.values())):
+        alike = [file for file in files if weight[file.manifest.domain] == value]
+        packed += value * to_floats(_total(alike, lambda file: file.gram(layer)), exponent)
     columns = []
     for domain in domains:
         cross = _total(of_domain(files, domain), lambda file: file.cross(layer))

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCardData
 
 from moerge.routers.registry import ROUTERS
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
-from moerge.versions.files import FilePlan, text_file
+from moerge.versions.file_plans import FilePlan, text_file
 from moerge_proto.digests import sha256_hex
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import EngineLimit, Lineage

@@ -1,4 +1,4 @@
-"""The plan of a version: a pure function of its lineage and of the files that the lineage names (law 3)."""
+"""The files of a version and their order: a pure function of its lineage and of the files that it names (law 3)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ from moerge.routers import influence
 from moerge.routers.solve import solve_layers
 from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, card_file
 from moerge.versions.engines import engine_limits
-from moerge.versions.files import (
+from moerge.versions.file_plans import (
     FilePlan,
     config_files,
     expert_file,

@@ -18,7 +18,7 @@ from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.progress import Progress
 from moerge.scoring.perplexity import load
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
-from moerge.versions.files import FilePlan, copied_file, record_file, text_file
+from moerge.versions.file_plans import FilePlan, copied_file, record_file, text_file
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionPlan
 from moerge_lab.soups.bank import Bank, model_shapes, shapes

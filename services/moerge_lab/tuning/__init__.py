@@ -1,1 +1,1 @@
-"""`moerge tune`: a version trained further on pooled text, outside the federation (laws 1 and 3)."""
+"""`moerge tune`: a version or a mixture trained on pooled text, outside the federation (laws 1 and 3)."""

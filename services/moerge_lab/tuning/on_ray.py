@@ -21,8 +21,8 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device, prepare_model
 from moerge.errors import MoergeError
 from moerge.memory.machine import is_out_of_memory
 from moerge_lab.training.job import LOG, Process
-from moerge_lab.tuning.process import train_process
 from moerge_lab.tuning.request import Request
+from moerge_lab.tuning.train_process import train_process
 from moerge_workers.computing.cluster import cluster
 
 _LOOK_SECONDS = 0.5

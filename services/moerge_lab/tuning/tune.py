@@ -16,7 +16,7 @@ from moerge.models.side_files import GENERATION, published_generation, published
 from moerge.models.sources import checkpoint_folder
 from moerge.progress import Progress
 from moerge.versions.card_scores import CARD_FILE
-from moerge.versions.files import CONFIG_FILE, FilePlan, copied_file, record_file, text_file
+from moerge.versions.file_plans import CONFIG_FILE, FilePlan, copied_file, record_file, text_file
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionPlan
 from moerge_lab.training.folder import make_once, work_of
@@ -26,8 +26,8 @@ from moerge_lab.training.losses import experts_per_token
 from moerge_lab.tuning.card import card
 from moerge_lab.tuning.mixture import HOW_NEW, read_new, read_stitched, stitched
 from moerge_lab.tuning.on_ray import train_on_ray
-from moerge_lab.tuning.process import MODEL, ROWS, Done
 from moerge_lab.tuning.request import Request, Wanted
+from moerge_lab.tuning.train_process import MODEL, ROWS, Done
 from moerge_lab.tuning.version import read_version
 from moerge_proto.records import TunedModel
 

@@ -15,7 +15,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
 from moerge.progress import Progress
 from moerge.statistics.contribution import router_contribution
-from moerge.versions.files import ROUTER_FILE, TRUNK_FILE
+from moerge.versions.file_plans import ROUTER_FILE, TRUNK_FILE
 from moerge.versions.folder import write_version
 from moerge.versions.plan import plan_version
 from moerge_proto.evaluations import Evaluation, NewEvaluation

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moerge.versions.files import record_file
+from moerge.versions.file_plans import record_file
 from moerge_proto.digests import canonical_json
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.records import (

@@ -14,7 +14,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge_proto.progress import Stage
 from moerge_workers.computing.sample import sample_of
-from moerge_workers.data.splits import Data
+from moerge_workers.data.documents import Data
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 

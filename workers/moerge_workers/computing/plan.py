@@ -9,8 +9,8 @@ from moerge.errors import MoergeError
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import MAX_SHARDS, Manifest, StatisticsFile
+from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import too_little
-from moerge_workers.data.splits import Data
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events

@@ -7,7 +7,7 @@ from moerge.documents.splits import text_digest
 from moerge.models.tokens import Tokens
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.data.splits import Data
+from moerge_workers.data.documents import Data
 from moerge_workers.watching.events import Events
 
 

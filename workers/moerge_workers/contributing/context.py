@@ -15,7 +15,7 @@ from moerge.statistics.windows import ComputeWindows
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import Manifest
 from moerge_workers.computing.pending import PendingStatistics
-from moerge_workers.data.splits import Data
+from moerge_workers.data.documents import Data
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.settings import Settings

@@ -10,7 +10,7 @@ from moerge.models.dense_files import DenseTrunk
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
-from moerge.versions.files import ROUTER_FILE, FilePlan, config_files, expert_file, trunk_files, version_config
+from moerge.versions.file_plans import ROUTER_FILE, FilePlan, config_files, expert_file, trunk_files, version_config
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing.context import Context

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from moerge.documents.shards import cut, enough
 from moerge.errors import MoergeError
-from moerge_workers.data.splits import Data
+from moerge_workers.data.documents import Data
 from moerge_workers.settings import Settings
 
 _MOST_DOCUMENTS = 2000

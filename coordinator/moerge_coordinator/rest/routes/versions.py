@@ -9,7 +9,7 @@ from sqlalchemy import select
 from moerge.versions.card_scores import CARD_FILE
 from moerge.versions.compare import compare
 from moerge.versions.engines import engine_limits
-from moerge.versions.files import CONFIG_FILE, REPORT_FILE
+from moerge.versions.file_plans import CONFIG_FILE, REPORT_FILE
 from moerge_coordinator.domain import cards, owner_keys, trunks, versions
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route

@@ -146,7 +146,7 @@ def test_a_user_gets_a_table_and_its_json(tmp_path: Path, capsys: pytest.Capture
     ("change", "said"),
     [
         ({"recipe": ["averaging"]}, "--recipe averaging: makes no version with a trunk"),
-        ({"recipe": ["random"]}, "dume, dume-ood, dume-ties, dume-dare, regmean, moerge"),
+        ({"recipe": ["random"]}, "dume, dume-ood, dume-ties, dume-dare, regmean, recommended"),
         ({"recipe": ["dume-ties"]}, "needs --base"),
         ({"expert": ["d0=.", "d1=."], "text": ["d0=x", "d1=x"]}, "--expert: 2 of 2 experts leave none to join"),
     ],

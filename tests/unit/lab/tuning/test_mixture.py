@@ -16,8 +16,8 @@ from moerge.progress import NoProgress
 from moerge_lab.mixtures.bts import Bts, BtsConfig
 from moerge_lab.mixtures.heterogeneous import Heterogeneous
 from moerge_lab.training.job import Process
-from moerge_lab.tuning.process import Done, train_process
 from moerge_lab.tuning.request import Request, Wanted
+from moerge_lab.tuning.train_process import Done, train_process
 from moerge_lab.tuning.tune import read_request, write_rows, write_tuned
 from moerge_proto.records import TunedMixture, read_record
 from support.models import expert, texts

@@ -16,8 +16,8 @@ from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge.settings import token_count
 from moerge_lab.training.job import LOG, Process
-from moerge_lab.tuning.process import Done, train_process
 from moerge_lab.tuning.request import Request, Wanted
+from moerge_lab.tuning.train_process import Done, train_process
 from moerge_lab.tuning.tune import write_rows, write_tuned
 from moerge_lab.tuning.version import read_version
 from moerge_proto.records import read_record

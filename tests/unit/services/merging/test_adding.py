@@ -15,8 +15,8 @@ import pytest
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import work_folder
 from moerge.merging.arguments import Choices, Texts, again, sources, version
+from moerge.merging.kept import kept
 from moerge.merging.merge import MergeSettings, merge
-from moerge.merging.record import kept
 from moerge.merging.report import Report
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing

@@ -12,9 +12,9 @@ from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
 from moerge.merging import dry_run
 from moerge.merging.costs import Costs
+from moerge.merging.kept import kept
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.prompts import Prompts
-from moerge.merging.record import kept
 from moerge.statistics.contribution import Computing
 from moerge.statistics.streamed import Streamed
 from moerge_proto.options import PAPER, RECOMMENDED

@@ -24,7 +24,7 @@ from moerge.statistics.validate import validate, validate_trunk
 from moerge.trunk.folder import FolderFiles
 from moerge.trunk.merge import TrunkInputs, merge_trunk
 from moerge.trunk.methods.registry import METHODS
-from moerge.versions.files import ROUTER_FILE, expert_name
+from moerge.versions.file_plans import ROUTER_FILE, expert_name
 from moerge.versions.folder import write_version
 from moerge.versions.plan import plan_version, solve_routers
 from moerge_proto.digests import sha256_hex

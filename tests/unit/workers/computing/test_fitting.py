@@ -13,7 +13,7 @@ from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_workers.computing import fitting
 from moerge_workers.computing.sample import sample_of
-from moerge_workers.data.splits import Data
+from moerge_workers.data.documents import Data
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status
@@ -74,7 +74,7 @@ def test_little_memory_reduces_fitted_tokens_or_is_refused(
             monkeypatch.setattr(fitting, "free_for", lambda device: Free(need.total(tokens), None))
             return fitting.fitted_folder(settings, context.data, context.events, own, trunk)
 
-        with pytest.raises(MoergeError, match="residuals of 16,384 tokens"):
+        with pytest.raises(MoergeError, match="hidden states of 16,384 tokens"):
             fitted_with(16_000)
         made = fitted_with(20_000)
         assert made is not None

@@ -20,7 +20,7 @@ from moerge.statistics.windows import Done, Window, computed
 from moerge_proto.statistics_file import MAX_SHARDS, RouterManifest, StatisticsFile, StatisticsSettings, TrunkManifest
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.computing.plan import Plan, Planner, Size
-from moerge_workers.data.splits import Data
+from moerge_workers.data.documents import Data
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events

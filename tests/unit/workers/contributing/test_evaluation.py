@@ -63,5 +63,5 @@ def test_version_requires_disk_space_and_memory_for_two_layers(
         with pytest.raises(NotNowError, match="are free at"):
             require_room(2**60)
         monkeypatch.setattr(evaluation, "free_for", lambda device: Free(2**20, None))
-        with pytest.raises(NotNowError, match=r"^not enough memory; scoring needs .* two layers .* has 1\.0 MB"):
+        with pytest.raises(NotNowError, match=r"^not enough memory; scoring needs .*\(two layers .* has 1\.0 MB"):
             require_room(1)

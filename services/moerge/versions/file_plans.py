@@ -1,4 +1,4 @@
-"""The files of a version. A plan names its content before it is written, so that existing files are reused."""
+"""The plan of each file of a version. It names the content before it is written, so existing files are reused."""
 
 import hashlib
 import json

@@ -20,7 +20,7 @@ from moerge.models.reader import Checkpoint
 from moerge.scoring.perplexity import Score, Window
 from moerge.trunk.merge import MergedTrunk
 from moerge.versions.card import ExpertRecord
-from moerge.versions.files import expert_name
+from moerge.versions.file_plans import expert_name
 from moerge.versions.plan import Slot
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import Message

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from moerge.documents.conversations import Document
 from moerge.documents.splits import document_mac, split_of
 from moerge.models.dense_files import DenseFiles
-from moerge_workers.data.splits import Data
+from moerge_workers.data.documents import Data
 from moerge_workers.settings import Settings
 from support.models import tokenizer
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from moerge.models.families import FAMILIES
 from moerge.routers.solve import solve_layers
 from moerge.routers.system import ridge_system
-from moerge.versions.files import FilePlan, router_file
+from moerge.versions.file_plans import FilePlan, router_file
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from support.statistics import LAYERS, honest_sums, manifest_of, ridge_router, written
