@@ -107,7 +107,7 @@ def test_full_disk_is_reported_and_restart_sends_same_bytes(place: Owner, home: 
     assert path.stat().st_size > 20_000
     said = log_of(home).read_text()
     assert re.search(r"\.\d\.part: the disk is full", said)
-    assert "what to do: free space, or move --home to a larger disk" in said
+    assert "what to do: free space, or move `home` to a larger disk" in said
     assert [item.name for item in path.parent.glob(".*")] == []
     before = shards_done(home)
     assert place.start(home).wait(300) == 0
