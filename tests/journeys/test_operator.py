@@ -237,7 +237,7 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         found(DIGEST, operator.types(part.next("moerge trunk remerge")))
         others = " ".join(f"--expert {name}={name}/ --text {name}='{name}/*.jsonl'" for name in ("law", "art"))
         said = operator.types(part.next("moerge table joined", {" ...": f" {others}"}))
-        assert "moerge" in said
+        assert "recommended" in said
 
     with Part("docs/operating.md", "Rounds") as part:
         assert "spring" in operator.types(part.next("moerge round open spring"))
