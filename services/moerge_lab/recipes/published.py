@@ -29,6 +29,7 @@ from moerge_lab.recipes.base import (
     TextOf,
     nothing_chosen,
     number,
+    other_text,
     statistics_text,
     whole,
 )
@@ -213,9 +214,7 @@ RECIPES = (
     Recipe("random", "DUME section 3.2", _random, {"k": 1}, uses_text=False, drawn=True),
     Recipe("oracle", "DUME section 3.2", partial(oracle, "oracle", ridge("average")), uses_text=False),
     published_recipe("dume", "DUME section 2.3", ridge("average"), RIDGE),
-    published_recipe(
-        "dume-ood", "DUME section 3.3", ridge("average", lambda domain: domain.other), RIDGE, needs_other=True
-    ),
+    published_recipe("dume-ood", "DUME section 3.3", ridge("average", other_text), RIDGE, needs_other=True),
     published_recipe(
         "dume-ties",
         "DUME under MergeME's trunk, MergeME 3.1",

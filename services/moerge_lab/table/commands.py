@@ -134,7 +134,7 @@ def joined(
 ) -> None:
     """Add experts one at a time, in the order of --expert, with the trunk kept and remerged.
 
-    The first version has two experts. Recipes: those with a trunk and solved routers; default dume and moerge.
+    The first version has two experts. Recipes: those with a trunk and solved routers; default dume and recommended.
 
     Example: moerge table joined --preset demo --subsets
     """
