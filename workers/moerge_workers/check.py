@@ -271,6 +271,6 @@ class _Fleet:
         theirs = trunk.family, trunk.hidden_size, trunk.layers
         for what, mine, expected in zip(("family", "hidden_size", "num_hidden_layers"), own, theirs, strict=True):
             if mine != expected:
-                result, todo = f"{what} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
-                raise IncompatibleExpertError(result, where=str(self.own.folder / "config.json"), todo=todo)
+                problem, todo = f"{what} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
+                raise IncompatibleExpertError(problem, where=str(self.own.folder / "config.json"), todo=todo)
         return f"same as the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; `run` checks the rest"

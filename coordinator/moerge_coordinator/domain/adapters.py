@@ -38,8 +38,8 @@ def require_base(session: Session, owner: str, adapter: NewAdapter | None) -> No
     query = select(ExpertRow).where(ExpertRow.digest == adapter.base, ExpertRow.state == ExpertState.READY)
     base = session.scalar(query.where(ExpertRow.fitted_to.is_(None)))
     if base is None or (base.owner != owner and not base.redistribute):
-        result, todo = f"no expert {adapter.base} that you may use as a base", "upload the merged model"
-        raise RefusedError(ProblemType.NOT_FOUND, result, where="adapter.base", todo=todo)
+        problem, todo = f"no expert {adapter.base} that you may use as a base", "upload the merged model"
+        raise RefusedError(ProblemType.NOT_FOUND, problem, where="adapter.base", todo=todo)
 
 
 def require_complete(ports: Ports, owner: str, new: NewExpert, adapter: NewAdapter) -> None:

@@ -202,11 +202,11 @@ def _require_room(session: Session, manifest: RouterManifest) -> None:
     )
     rows = session.scalars(query).all()
     if (total := manifest.tokens + sum(row.tokens for row in rows)) > MAX_TOKENS:
-        result = f"{total} tokens with all other contributions; expected at most {MAX_TOKENS}"
+        problem = f"{total} tokens with all other contributions; expected at most {MAX_TOKENS}"
         if most := max(rows, key=lambda row: row.tokens, default=None):
-            result += f". Contribution {most.digest} of owner {most.owner!r} has the most, {most.tokens}"
+            problem += f". Contribution {most.digest} of owner {most.owner!r} has the most, {most.tokens}"
         todo = "send fewer tokens, or ask the operator to withdraw a contribution"
-        raise RefusedError(ProblemType.CONFLICT, result, where="manifest.tokens", todo=todo)
+        raise RefusedError(ProblemType.CONFLICT, problem, where="manifest.tokens", todo=todo)
 
 
 def _require_unclaimed(session: Session, manifest: RouterManifest) -> None:

@@ -94,8 +94,8 @@ def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
             if row is None:
                 raise RefusedError(ProblemType.NOT_FOUND, f"no domain {new.domain!r}", where="domain")
             if new.redistribute:
-                result, todo = "only an expert's owner may allow its redistribution", "omit it"
-                raise RefusedError(ProblemType.FORBIDDEN, result, where="redistribute", todo=todo)
+                problem, todo = "only an expert's owner may allow its redistribution", "omit it"
+                raise RefusedError(ProblemType.FORBIDDEN, problem, where="redistribute", todo=todo)
             return row.owner
     owner = own_name(caller)
     require_own_domain(caller, new.domain)

@@ -26,8 +26,8 @@ def add_key(session: Session, owner: str, public_key: PublicKey, where: str) -> 
         RefusedError: the coordinator knows the key, of any owner.
     """
     if session.scalar(select(KeyRow).where(KeyRow.public_key == public_key)) is not None:
-        result, todo = "the key was in use before; keys can't be reused", f"make a new key: {ANEW}"
-        raise RefusedError(ProblemType.CONFLICT, result, where=where, todo=todo)
+        problem, todo = "the key was in use before; keys can't be reused", f"make a new key: {ANEW}"
+        raise RefusedError(ProblemType.CONFLICT, problem, where=where, todo=todo)
     revoke_keys(session, owner)
     session.add(KeyRow(owner=owner, public_key=public_key, fingerprint=fingerprint(public_key)))
     session.flush()
@@ -46,15 +46,15 @@ def rotate(session: Session, asked: Rotation) -> None:
         RefusedError: a signature is forged, or the old key is not the owner's active one.
     """
     if (name := asked.forged()) is not None:
-        result, todo = "it is not that key's signature of this rotation", "run again: moerge worker rotate"
-        raise RefusedError(ProblemType.INVALID_REQUEST, result, where=name, todo=todo)
+        problem, todo = "it is not that key's signature of this rotation", "run again: moerge worker rotate"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where=name, todo=todo)
     active = next((row.public_key for row in keys_of(session, asked.owner) if row.revoked is None), None)
     if active == asked.new_key:
         return
     if active != asked.old_key:
-        result = f"it is not the active key of owner {asked.owner!r}"
+        problem = f"it is not the active key of owner {asked.owner!r}"
         todo = f"if it was revoked or replaced, {ANEW}"
-        raise RefusedError(ProblemType.CONFLICT, result, where="old_key", todo=todo)
+        raise RefusedError(ProblemType.CONFLICT, problem, where="old_key", todo=todo)
     add_key(session, asked.owner, asked.new_key, "new_key")
 
 
@@ -68,12 +68,12 @@ def require_signed(session: Session, owner: str, new: NewContribution) -> str | 
     if not rows:
         if new.signature is None:
             return None
-        result, todo = f"owner {owner!r} has no key for its verification", "ask for approval: moerge owner approve"
+        problem, todo = f"owner {owner!r} has no key for its verification", "ask for approval: moerge owner approve"
     elif rows[-1].revoked is not None:
-        result = f"the key of owner {owner!r} was revoked on {rows[-1].revoked:%Y-%m-%d %H:%M} UTC"
+        problem = f"the key of owner {owner!r} was revoked on {rows[-1].revoked:%Y-%m-%d %H:%M} UTC"
         todo = f"ask the operator for the reason; to join again, {ANEW}"
     elif new.signature is None:
-        result = f"it is missing; expected a signature by key {rows[-1].fingerprint} of owner {owner!r}"
+        problem = f"it is missing; expected a signature by key {rows[-1].fingerprint} of owner {owner!r}"
         todo = "run the worker on the machine with that key"
     else:
         message = contribution_message(owner, new.sha256)
@@ -81,11 +81,11 @@ def require_signed(session: Session, owner: str, new: NewContribution) -> str | 
         if signer is rows[-1]:
             return signer.fingerprint
         if signer is None:
-            result = f"it is not key {rows[-1].fingerprint}'s signature of owner {owner!r} and digest {new.sha256}"
+            problem = f"it is not key {rows[-1].fingerprint}'s signature of owner {owner!r} and digest {new.sha256}"
         else:
-            result = f"it is by key {signer.fingerprint}, which was revoked on {signer.revoked:%Y-%m-%d %H:%M} UTC"
+            problem = f"it is by key {signer.fingerprint}, which was revoked on {signer.revoked:%Y-%m-%d %H:%M} UTC"
         todo = f"run the worker on the machine with the owner's key; if it is lost, {ANEW}"
-    raise RefusedError(ProblemType.FORBIDDEN, result, where="signature", todo=todo)
+    raise RefusedError(ProblemType.FORBIDDEN, problem, where="signature", todo=todo)
 
 
 def signatures(session: Session, digests: Sequence[str]) -> Iterator[ContributionSignature]:

@@ -80,8 +80,8 @@ def _add(session: Session, name: str, domains: Sequence[str]) -> OwnerRow:
     session.flush()
     for domain in sorted(set(domains)):
         if (taken := session.get(DomainRow, domain)) is not None:
-            result, todo = f"domain {domain!r} belongs to {taken.owner!r}", "choose another name"
-            raise RefusedError(ProblemType.CONFLICT, result, where="domains", todo=todo)
+            problem, todo = f"domain {domain!r} belongs to {taken.owner!r}", "choose another name"
+            raise RefusedError(ProblemType.CONFLICT, problem, where="domains", todo=todo)
         session.add(DomainRow(name=domain, owner=name))
     session.flush()
     return row
@@ -115,18 +115,18 @@ def approve(session: Session, name: str, asked: Approval) -> Approved:
     """
     new = asked.request
     if new.owner != name:
-        result = f"the request is of owner {new.owner!r}, not {name!r}"
-        raise RefusedError(ProblemType.INVALID_REQUEST, result, where="request.owner")
+        problem = f"the request is of owner {new.owner!r}, not {name!r}"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="request.owner")
     if not new.is_genuine():
-        result, todo = "it is not by the request's key", "ask the owner for the complete request from its worker"
-        raise RefusedError(ProblemType.INVALID_REQUEST, result, where="request.signature", todo=todo)
+        problem, todo = "it is not by the request's key", "ask the owner for the complete request from its worker"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="request.signature", todo=todo)
     row = _there(session, name, new.domains)
     active = [key.public_key for key in owner_keys.keys_of(session, name) if key.revoked is None]
     if active != [new.public_key]:
         if row is not None and not asked.replace:
-            result = f"owner {name!r} already exists, {'with another key' if active else 'without this key'}"
+            problem = f"owner {name!r} already exists, {'with another key' if active else 'without this key'}"
             todo = "to replace the key: moerge owner approve --replace"
-            raise RefusedError(ProblemType.CONFLICT, result, where="replace", todo=todo)
+            raise RefusedError(ProblemType.CONFLICT, problem, where="replace", todo=todo)
         row = row or _add(session, name, new.domains)
         owner_keys.add_key(session, name, new.public_key, "request.public_key")
         tell(session, f"owner {name} is approved: {', '.join(new.domains)}")

@@ -243,17 +243,17 @@ def require_shared(session: Session, owner: str, row: VersionRow) -> None:
     contains = [*row.lineage.experts, *versions(session)(row).contains_withdrawn]
     experts = list(session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(contains)).order_by(ExpertRow.number)))
     if not any(expert.owner == owner and expert.state is ExpertState.READY for expert in experts):
-        result, todo = f"version {row.number} has no ready expert of yours", "ask the operator for a reader's token"
-        raise RefusedError(ProblemType.FORBIDDEN, result, where="number", todo=todo)
+        problem, todo = f"version {row.number} has no ready expert of yours", "ask the operator for a reader's token"
+        raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)
     gone = [expert.domain for expert in experts if expert.withdrawn is not None]
     if gone:
-        result = f"version {row.number} contains withdrawn experts: {', '.join(gone)}"
-        raise RefusedError(ProblemType.FORBIDDEN, result, where="number", todo="wait for a version without them")
+        problem = f"version {row.number} contains withdrawn experts: {', '.join(gone)}"
+        raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo="wait for a version without them")
     kept = [expert.domain for expert in experts if expert.owner != owner and not expert.redistribute]
     if kept:
-        result = f"domains of version {row.number} don't allow redistribution: {', '.join(kept)}"
+        problem = f"domains of version {row.number} don't allow redistribution: {', '.join(kept)}"
         todo = "ask their owners to set `redistribute = true` in their policies"
-        raise RefusedError(ProblemType.FORBIDDEN, result, where="number", todo=todo)
+        raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)
 
 
 def influence_of(session: Session, number: int) -> VersionInfluence:

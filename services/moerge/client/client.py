@@ -130,8 +130,8 @@ class Client:
             version = str(response.json()["version"])
             there = parsedate_to_datetime(response.headers["Date"])
         except (ValueError, KeyError, TypeError) as error:
-            result, todo = "the server at this address is not a moerge coordinator", "correct the address"
-            raise MoergeError(result, where=str(self.http.url), todo=todo) from error
+            problem, todo = "the server at this address is not a moerge coordinator", "correct the address"
+            raise MoergeError(problem, where=str(self.http.url), todo=todo) from error
         tls = response.extensions["network_stream"].get_extra_info("ssl_object")
         return Greeting(version, (there - middle).total_seconds(), None if tls is None else _names(tls.getpeercert()))
 

@@ -272,11 +272,11 @@ def require_family(model_type: str, fields: Collection[str] = ()) -> Family:
         why = REFUSED.get(model_type)
         if why is None and ("moe" in model_type or not _EXPERTS.isdisjoint(fields)):
             todo = "name the dense model of this domain; instead of a version, name the experts that it was merged from"
-            result = f"model_type {model_type!r} is a mixture of experts, and an expert must be dense"
-            raise IncompatibleExpertError(result, where="config.json: model_type", todo=todo)
-        result = f"model_type {model_type!r} has no stock MoE class" + (f": {why}" if why else " in moerge")
+            problem = f"model_type {model_type!r} is a mixture of experts, and an expert must be dense"
+            raise IncompatibleExpertError(problem, where="config.json: model_type", todo=todo)
+        problem = f"model_type {model_type!r} has no stock MoE class" + (f": {why}" if why else " in moerge")
         known = f"use one of the supported families: {', '.join(sorted(FAMILIES))}"
-        raise IncompatibleExpertError(result, where="config.json: model_type", todo=known)
+        raise IncompatibleExpertError(problem, where="config.json: model_type", todo=known)
     return family
 
 

@@ -248,7 +248,7 @@ def _weight_files(folder: Path, remote: Mapping[str, Ranges]) -> list[Path]:
         todo = f"add the index of all shards, or name a single file {SINGLE}"
         raise CheckpointError(f"{shard} without {INDEX}", where=str(folder), todo=todo)
     other = next((item.name for kind in _OTHER for item in sorted(folder.glob(kind))), None)
-    result = "no safetensors weights" + (f", only {other}" if other else "")
+    problem = "no safetensors weights" + (f", only {other}" if other else "")
     todo = f"name a folder with {SINGLE} or {INDEX}"
     if other and other.endswith(".bin"):
         todo = (
@@ -259,4 +259,4 @@ def _weight_files(folder: Path, remote: Mapping[str, Ranges]) -> list[Path]:
         )
     elif other:
         todo += ", as the model's authors publish for transformers; moerge reads no other format"
-    raise CheckpointError(result, where=str(folder), todo=todo)
+    raise CheckpointError(problem, where=str(folder), todo=todo)

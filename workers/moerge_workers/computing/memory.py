@@ -24,11 +24,11 @@ def require_gpus(settings: Settings) -> None:
     gpus = torch.cuda.device_count()
     if settings.device != "cuda" or settings.ray_address is not None or gpus >= settings.slots:
         return
-    result, todo = "torch finds no GPU", "install torch with CUDA and the GPU's driver, or set device to cpu"
+    problem, todo = "torch finds no GPU", "install torch with CUDA and the GPU's driver, or set device to cpu"
     if gpus:
-        result = f"{settings.slots} slots need {settings.slots} GPUs; torch finds {gpus}"
+        problem = f"{settings.slots} slots need {settings.slots} GPUs; torch finds {gpus}"
         todo = f"set slots to {gpus}, or device to cpu"
-    raise MoergeError(result, where="device", todo=todo)
+    raise MoergeError(problem, where="device", todo=todo)
 
 
 def room_of(work: Pass, settings: Settings, free: Free) -> Room:

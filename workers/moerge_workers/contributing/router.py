@@ -132,9 +132,9 @@ def _counted(context: Context, blank: RouterManifest) -> dict[str, Contribution]
 
 
 def _fitted_counts(context: Context, expert: str) -> MoergeError:
-    result, todo = f"its fitted expert {expert} contributes under this trunk", "set `fit`"
+    problem, todo = f"its fitted expert {expert} contributes under this trunk", "set `fit`"
     todo += f", or withdraw it: moerge expert withdraw {expert}"
-    return MoergeError(result, where=str(context.expert.folder), todo=todo)
+    return MoergeError(problem, where=str(context.expert.folder), todo=todo)
 
 
 def _is_lost(ledger: Ledger, counted: Mapping[str, Contribution]) -> bool:

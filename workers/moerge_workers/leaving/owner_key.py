@@ -84,8 +84,8 @@ def read_owner_key(path: Path) -> Ed25519PrivateKey:
         todo = f"restore the file; if the key is lost, remove it and {NEW_REQUEST}"
         raise MoergeError(f"not an Ed25519 key in PKCS#8 PEM: {error}", where=str(path), todo=todo) from error
     if not isinstance(key, Ed25519PrivateKey):
-        result, todo = f"expected an Ed25519 key, found {type(key).__name__}", "move the file away"
-        raise MoergeError(result, where=str(path), todo=todo)
+        problem, todo = f"expected an Ed25519 key, found {type(key).__name__}", "move the file away"
+        raise MoergeError(problem, where=str(path), todo=todo)
     return key
 
 

@@ -52,8 +52,8 @@ def served(port: int | None, status: Status) -> Iterator[None]:
     try:
         server, thread = start_http_server(port, HOST, registry)
     except OSError as error:
-        result, todo = f"can't listen on port {port}: {error.strerror}", "choose another port"
-        raise MoergeError(result, where="`metrics_port`", todo=todo) from error
+        problem, todo = f"can't listen on port {port}: {error.strerror}", "choose another port"
+        raise MoergeError(problem, where="`metrics_port`", todo=todo) from error
     try:
         yield
     finally:
