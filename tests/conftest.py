@@ -1,6 +1,6 @@
 """Settings of every test: one thread, no hub, no progress bars. Tests import the heavy libraries that they need."""
 
-import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -19,8 +19,7 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 def pytest_collection_finish() -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # torch and transformers have a million objects, which each later collection would look through
+    importlib.import_module("support.frozen")
 
 
 @pytest.fixture(scope="session")
