@@ -38,12 +38,11 @@ text { fill: var(--ink); font-variant-numeric: tabular-nums; } .tick { fill: var
 
 
 def style(place: str = "svg") -> str:
-    """The style sheet, with its variables and its font at a CSS selector."""
+    """The style sheet, with its variables and font at a CSS selector."""
     return _STYLE.replace("svg {", f"{place} {{")
 
 
 def colour(index: int) -> str:
-    """The class of the index-th colour."""
     return f"c{index % _COLOURS}"
 
 
@@ -55,14 +54,13 @@ def round_up(value: float) -> float:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to shares of a length; `ticks` are round values from `low` to `high`."""
+    """From values to shares of a length: 0 for `low`, 1 for `high`. `ticks` are round values between them."""
 
     low: float
     high: float
     ticks: tuple[float, ...]
 
     def share(self, value: float) -> float:
-        """0 for `low`, 1 for `high`."""
         return (value - self.low) / (self.high - self.low)
 
 
@@ -83,7 +81,7 @@ def scale(values: Sequence[float], ticks: int, *, step: float = 0.0, span: float
 class Curve:
     """A line over equally distant places; None leaves a gap. `kind` is the class of its colour.
 
-    `errors` are drawn as whiskers. A value alone always has a mark; with `marked`, all have.
+    `errors` are whiskers. A lone value always has a mark; with `marked`, all have.
     """
 
     name: str
@@ -115,10 +113,7 @@ def line_chart(
 ) -> list[svg.Element]:
     """Grid, ticks, lines, marks, and the lines' names at their ends. The plot is from y = 0 to `height`.
 
-    Args:
-        across: names of the places, `below` the plot.
-        rooms: pixels for these names in a narrow and a wide container.
-        shown: a tick's text.
+    `across` names the places, `below` the plot; `rooms` are pixels for the names in a narrow and a wide container.
     """
 
     def y(value: float) -> float:
@@ -130,12 +125,9 @@ def line_chart(
     lines, marks, ends = list[svg.Element](), list[svg.Element](), list[tuple[float, str, str]]()
     for curve in curves:
         runs, known = curve.runs(), {index: y(value) for index, value in enumerate(curve.values) if value is not None}
-        points = {index: svg.Point(round(_x(index, across), 2), round(known[index], 1)) for index in known}
-        lines += [
-            svg.Polyline(points=[points[index] for index in run], class_=["line", curve.kind])
-            for run in runs
-            if len(run) > 1
-        ]
+        points = {index: svg.Point(round(_x(index, across), 2), round(value, 1)) for index, value in known.items()}
+        long = [[points[index] for index in run] for run in runs if len(run) > 1]
+        lines += [svg.Polyline(points=run, class_=["line", curve.kind]) for run in long]
         for index in [index for run in runs if len(run) == 1 or curve.marked for index in run]:
             marks += _marks(curve, index, _x(index, across), y)
         if known:
@@ -148,7 +140,6 @@ def _x(index: int, across: Sequence[str]) -> float:
 
 
 def _marks(curve: Curve, index: int, x: float, y: Callable[[float], float]) -> list[svg.Element]:
-    """A value's dot, and its whisker."""
     value, error = curve.values[index] or 0.0, curve.errors[index] if curve.errors else 0.0
     shown = f"{value:.1f} ± {error:.1f}" if curve.errors else f"{value:.3g}"
     whisker = [line(x, x, y(value - error), "whisker", curve.kind, to=y(value + error))] if error else []
@@ -207,7 +198,7 @@ def dot(x: float, y: float, kind: str, said: str) -> svg.Circle:
 
 
 def stretched(height: float, elements: Sequence[svg.Element]) -> svg.SVG:
-    """Lines and curves, with x from 0 to 100, drawn over the whole width of the container."""
+    """Elements with x from 0 to 100, drawn over the whole width of the container."""
     return svg.SVG(
         viewBox=svg.ViewBoxSpec(0, 0, 100, round(height)),
         width=percent(100),

@@ -4,14 +4,9 @@ from moerge_proto.problems import Problem, ProblemType
 
 
 class MoergeError(Exception):
-    """Base of every error that a user may see.
+    """Base of every error that a user may see: the fault, its place (file, tensor, layer or field), and the remedy.
 
     Its texts name fields in backquotes: `host_memory`. The command line shows them as options.
-
-    Args:
-        what: the fault, with the expected and the found value.
-        where: the file, tensor, layer or field.
-        todo: the remedy.
     """
 
     kind = ProblemType.INVALID_REQUEST

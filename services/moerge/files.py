@@ -110,11 +110,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Makes a folder that only this user may enter, and removes others' access to an existing one.
-
-    Raises:
-        MoergeError: its mode can't be changed.
-    """
+    """Makes a folder that only this user may enter, and removes others' access to an existing one."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if stat.S_IMODE(folder.stat().st_mode) == 0o700:
         return
@@ -126,17 +122,11 @@ def private_folder(folder: Path) -> None:
 
 
 def require_small(path: Path, most: int) -> None:
-    """Requires at most `most` bytes of a file that is read whole.
-
-    Raises:
-        CheckpointError: it has more.
-    """
     if (size := path.stat().st_size) > most:
         raise CheckpointError(f"expected at most {most} bytes, found {size}", where=str(path))
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, read piece by piece."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

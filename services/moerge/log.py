@@ -10,9 +10,7 @@ from structlog.typing import Processor
 def configure(*processors: Processor, json: bool) -> None:
     """Sends all log lines of this process, including libraries' and warnings, to standard error.
 
-    Args:
-        processors: the last ones for every line, before it is written.
-        json: whether a line is a JSON object.
+    The processors are the last ones for every line, before it is written; with `json` a line is a JSON object.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -26,7 +26,6 @@ class Progress(Protocol):
 
 
 def amount(value: float, unit: str) -> str:
-    """An amount with its unit."""
     if unit == "B":
         return decimal(int(value))
     return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
@@ -40,8 +39,6 @@ class _Rate(ProgressColumn):
 
 
 class TerminalProgress:
-    """Bars on standard error."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
 
@@ -109,8 +106,6 @@ def progress() -> Progress:
 
 
 class NoProgress:
-    """Shows nothing."""
-
     @contextmanager
     def track(self, title: str, total: int, unit: str) -> Iterator["NoProgress"]:
         yield self

@@ -18,11 +18,6 @@ _PREFIXES = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file's keys.
-
-    Raises:
-        MoergeError: it is not TOML, or can't be read.
-    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -32,11 +27,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def named_values(field: str, values: Sequence[str]) -> dict[str, list[str]]:
-    """The values of a field, each of the form NAME=VALUE; a name may have several.
-
-    Raises:
-        MoergeError: a value has another form.
-    """
+    """NAME=VALUE pairs of a field; a name may have several values."""
     pairs: dict[str, list[str]] = {}
     for value in values:
         name, _, place = value.partition("=")
@@ -47,11 +38,7 @@ def named_values(field: str, values: Sequence[str]) -> dict[str, list[str]]:
 
 
 def single_values(field: str, values: Sequence[str]) -> dict[str, str]:
-    """The values of a field, each of the form NAME=VALUE.
-
-    Raises:
-        MoergeError: a value has another form, or a name has several.
-    """
+    """NAME=VALUE pairs of a field; a name has one value."""
     pairs = named_values(field, values)
     for name, pair in pairs.items():
         if len(pair) > 1:
@@ -59,12 +46,20 @@ def single_values(field: str, values: Sequence[str]) -> dict[str, str]:
     return {name: result for name, [result] in pairs.items()}
 
 
-def token_count(text: str, field: str = "tokens") -> int:
-    """A number of tokens such as 250000, 250k or 1M.
+def named_numbers(field: str, values: Sequence[str]) -> dict[str, float]:
+    """NAME=NUMBER pairs of a field."""
+    numbers = {}
+    for value in values:
+        name, _, number = value.partition("=")
+        try:
+            numbers[name] = float(number)
+        except ValueError as error:
+            raise MoergeError(f"expected NAME=NUMBER, found {value!r}", where=f"`{field}`") from error
+    return numbers
 
-    Raises:
-        MoergeError: it has another form, or is 0.
-    """
+
+def token_count(text: str, field: str = "tokens") -> int:
+    """A number of tokens such as 250000, 250k or 1M."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.lower())
     count = round(float(match[1]) * _PREFIXES[match[2]]) if match else 0
     if not count:
@@ -73,11 +68,7 @@ def token_count(text: str, field: str = "tokens") -> int:
 
 
 def byte_count(text: str, field: str) -> int:
-    """The bytes of a size such as 16GB.
-
-    Raises:
-        MoergeError: it is no size.
-    """
+    """The bytes of a size such as 16GB."""
     try:
         return TypeAdapter[ByteSize](Annotated[ByteSize, Field(ge=1)]).validate_python(text)
     except ValidationError as error:
@@ -86,7 +77,6 @@ def byte_count(text: str, field: str) -> int:
 
 
 def put(values: dict[str, Any], keys: Keys, value: object) -> None:
-    """Sets a key, or a key of a table, and replaces its value."""
     for key in keys[:-1]:
         table = values.get(key)
         values[key] = values = dict(table) if isinstance(table, dict) else {}
@@ -96,14 +86,9 @@ def put(values: dict[str, Any], keys: Keys, value: object) -> None:
 def built(
     model: type[M], values: Mapping[str, Any], places: Mapping[Keys, str], elsewhere: str, apart: Sequence[str] = ()
 ) -> tuple[M | None, list[MoergeError]]:
-    """The settings, or all of their errors.
+    """The settings, or all of their errors; the model must refuse unknown keys.
 
-    Args:
-        model: it must refuse unknown keys.
-        values: key -> value.
-        places: keys -> the place of their value.
-        elsewhere: the place of other keys.
-        apart: keys of the model that can't be set by name.
+    `places` maps keys to their value's place; `elsewhere` is that of others. Keys in `apart` can't be set by name.
     """
     try:
         return model.model_validate(values), []

@@ -17,5 +17,4 @@ def output() -> Console:
 
 
 def show_json(content: object) -> None:
-    """Prints messages, or plain data, as one JSON document."""
     typer.echo(to_json(content, indent=1))

@@ -36,13 +36,7 @@ from moerge.files import is_of_full_disk
 
 @dataclass(frozen=True)
 class Component:
-    """Commands of another component.
-
-    Attributes:
-        module: the module with its `app`.
-        help: its line in the root's help, shown without loading the module.
-        extra: the package extra with its requirements.
-    """
+    """Commands of another component: the module of its `app`, their line in the root's help, and the package extra."""
 
     module: str
     help: str
@@ -95,8 +89,6 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
 
 
 class _Root(TyperGroup):
-    """Lists the commands in the order of PANELS, and loads a component on its first call."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for commands in PANELS.values() for name in commands]
 

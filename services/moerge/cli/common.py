@@ -22,12 +22,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Skip the confirmation; require
 
 
 def confirm(consequence: str, *, yes: bool) -> None:
-    """Asks for confirmation on a terminal. Without a terminal, `yes` is required.
-
-    Raises:
-        MoergeError: neither a terminal nor `yes`.
-        typer.Abort: the answer is no.
-    """
+    """Asks for confirmation on a terminal; without one, `yes` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -45,7 +40,6 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
 def show_list(
     title: str, columns: list[str], messages: Iterable[M], line: Callable[[M], list[str]], *, as_json: bool
 ) -> None:
-    """Prints the messages as a table, or as JSON."""
     if as_json:
         show_json(list(messages))
     else:
@@ -57,11 +51,7 @@ LEAST_DIGITS = 8
 
 
 def the_one(kind: str, given: str, known: Iterable[str]) -> str:
-    """The known digest or id that is, or begins with, the given one; `…` at its end is ignored.
-
-    Raises:
-        MoergeError: no match, or several.
-    """
+    """The known digest or id that is, or begins with, the given one; `…` at its end is ignored."""
     start = given.rstrip("…")
     result = [name for name in dict.fromkeys(known) if name.startswith(start)]
     if given in result:
@@ -73,29 +63,9 @@ def the_one(kind: str, given: str, known: Iterable[str]) -> str:
 
 
 def wait(client: Client, workflow: Workflow) -> str:
-    """Waits for a workflow and returns its result; a terminal shows a spinner meanwhile.
-
-    Raises:
-        CoordinatorError: the workflow failed, with its problem.
-    """
+    """Waits for a workflow and returns its result; a terminal shows a spinner meanwhile."""
     with Console(stderr=True).status(f"the coordinator is running {workflow.id}"):
         return client.wait(workflow)
-
-
-def numbers(option: str, values: list[str]) -> dict[str, float]:
-    """NAME=NUMBER pairs.
-
-    Raises:
-        MoergeError: a value has another form.
-    """
-    numbers = {}
-    for value in values:
-        name, _, number = value.partition("=")
-        try:
-            numbers[name] = float(number)
-        except ValueError as error:
-            raise MoergeError(f"expected NAME=NUMBER, found {value!r}", where=option) from error
-    return numbers
 
 
 def digest_of_domain(option: str, domain: str, digests: Mapping[str, str]) -> str:

@@ -166,7 +166,6 @@ def withdraw(
 
 
 def _follows(client: Client, row: Expert, *, serve: bool) -> str:
-    """The consequences of a withdrawal."""
     words = f"Expert {row.digest[:12]} of {row.domain} and its contributions are withdrawn."
     trunks = [trunk for trunk in client.trunks() if row.digest in trunk.contains]
     names = {trunk.digest for trunk in trunks}

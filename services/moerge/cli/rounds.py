@@ -26,7 +26,6 @@ def _in_hours(hours: float) -> datetime:
 
 
 def _reasons(client: Client) -> dict[str, str]:
-    """Domain -> the obstacle that its worker has reported."""
     return {item.domain: f" ({item.obstacle.words})" for item in client.progress() if item.obstacle is not None}
 
 
@@ -51,7 +50,6 @@ def _missing(client: Client, round: str | None) -> list[str]:
 
 
 def _show(client: Client, rows: list[Round]) -> None:
-    """Prints rounds, with the reasons of missing domains."""
     why = _reasons(client)
     columns = ["name", "for", "deadline", "minimum", "contributed", "missing", "state"]
     lines = [

@@ -6,9 +6,10 @@ import typer
 from pydantic import ValidationError
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, digest_of_domain, numbers, show, show_list, the_one, wait
+from moerge.cli.common import Coordinator, Secret, digest_of_domain, show, show_list, the_one, wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge.settings import named_numbers
 from moerge.terminal import AsJson, show_json
 from moerge.trunk.methods.registry import SOLVED, takers
 from moerge_proto.experts import ExpertState
@@ -23,7 +24,6 @@ Digest = Annotated[str, typer.Argument(help="The trunk's digest, or its first di
 
 
 def _named(client: Client, digest: str) -> str:
-    """A trunk's complete digest, or `current`."""
     whole = digest == "current" or len(digest) == _DIGITS
     return digest if whole else the_one("trunk", digest, (row.digest for row in client.trunks()))
 
@@ -65,7 +65,7 @@ def merge_trunk(
         ready = [row for row in client.experts() if row.state is ExpertState.READY and row.fitted is None]
         digests = {row.domain: row.digest for row in ready}
         given = {
-            "weights": numbers("--weight", weight) if weight else None,
+            "weights": named_numbers("weight", weight) if weight else None,
             "base": digest_of_domain("--base", base, digests) if base else None,
             "retain": retain,
             "scale": scale,
@@ -84,7 +84,6 @@ def merge_trunk(
 
 
 def _chosen(client: Client, merged: Trunk) -> str:
-    """The default method chosen for a trunk, and the reason."""
     if merged.contributions:
         return f"Method: {merged.method}, because all merged experts have trunk contributions."
     sent = {contribution.expert for contribution in client.contributions("trunk") if contribution.active}

@@ -17,7 +17,6 @@ FLOAT32_LIMIT = 2.0**24
 
 
 def show_files(row: Version) -> None:
-    """Prints a version's lineage and files."""
     made, options = row.lineage, row.lineage.options
     for line in _notices(row):
         output().print(line, highlight=False, markup=False)
@@ -40,7 +39,6 @@ def show_files(row: Version) -> None:
 
 
 def show_signatures(rows: Sequence[ContributionSignature]) -> None:
-    """Prints the signatures of a version's contributions, verified on this machine."""
     title = "Contributions (compare each key's fingerprint with its owner)"
     lines = [[row.kind, row.domain, row.owner, row.digest[:12], _signed(row)] for row in rows]
     show(title, ["", "domain", "owner", "digest", "signature"], lines)
@@ -67,13 +65,11 @@ def _notices(row: Version) -> list[str]:
 
 
 def show_engines(limits: Sequence[EngineLimit]) -> None:
-    """Prints the engines that don't run a version as transformers does."""
     for limit in limits:
         typer.echo(f"{limit.engine} {limit.happens}. To avoid it: {limit.remedy}.")
 
 
 def show_influence(found: VersionInfluence) -> None:
-    """Prints each owner's influence on the routers, with warnings."""
     rows = [
         [
             row.domain,
@@ -107,7 +103,6 @@ def show_warnings(warnings: Sequence[str]) -> None:
 
 
 def show_routers(report: SolveReport) -> None:
-    """Prints each layer's router diagnostics."""
     rows = []
     for number, layer in enumerate(report.layers):
         apart = [value for i, row in enumerate(layer.cosines) for value in row[:i]]
@@ -125,7 +120,7 @@ def show_routers(report: SolveReport) -> None:
 
 
 def show_comparison(found: Comparison, domains: Mapping[str, str], scores: Sequence[ScoreChange]) -> None:
-    """Prints the differences between two versions. `domains` maps experts' digests to domains."""
+    """Prints two versions' differences; `domains` maps experts' digests to domains."""
     lines = [
         ["trunk", "same" if found.same_trunk else "different"],
         ["experts added", ", ".join(domains[item] for item in found.experts_added)],

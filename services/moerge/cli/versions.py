@@ -7,7 +7,7 @@ import typer
 from pydantic import ValidationError
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, Yes, confirm, numbers, show, show_list, wait
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, show, show_list, wait
 from moerge.cli.rounds import wait_for_contributions
 from moerge.cli.version_page import (
     show_comparison,
@@ -22,6 +22,7 @@ from moerge.client.client import Client
 from moerge.client.http import optional
 from moerge.errors import MoergeError
 from moerge.routers.registry import ROUTERS
+from moerge.settings import named_numbers
 from moerge.terminal import AsJson, show_json
 from moerge.versions.compare import average_name, lost_domains, score_changes
 from moerge_proto.messages import plainly
@@ -38,11 +39,6 @@ app = typer.Typer(no_args_is_help=True, help="Router versions.")
 
 
 def resolve(client: Client, name: str) -> int:
-    """The number of a version given as a number or an alias.
-
-    Raises:
-        MoergeError: there is no such alias.
-    """
     if name.isdecimal():
         return int(name)
     alias = optional(client.alias, name)
@@ -53,7 +49,6 @@ def resolve(client: Client, name: str) -> int:
 
 
 def _option(field: str, help: str, *names: str) -> Any:
-    """A solve option that shows the recommended value."""
     return typer.Option(*names, help=help, show_default=str(getattr(RECOMMENDED.solve, field) or "none"))
 
 
@@ -114,16 +109,13 @@ def solve_version(
 def _weights(given: list[str] | None) -> dict[str, float] | Literal["balanced"] | None:
     if given == ["balanced"]:
         return "balanced"
-    return {} if given == ["none"] else numbers("--domain-weight", given) if given else None
+    return {} if given == ["none"] else named_numbers("domain_weight", given) if given else None
 
 
 def new_version(recipe: RecipeName, options: Mapping[str, object], **more: object) -> NewVersion:
-    """The message for a version by a recipe. An option of None is not given.
+    """The message for a version by a recipe; an option of None is not given.
 
     With the recommended recipe, only given options are sent; the coordinator adds the others.
-
-    Raises:
-        MoergeError: an option is invalid.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if recipe != "recommended":

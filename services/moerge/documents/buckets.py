@@ -16,11 +16,7 @@ class StoreError(ValueError):
 
 
 class Buckets(FsspecStore):
-    """The buckets of AWS, or of the store at AWS_ENDPOINT_URL. Settings and credentials come from AWS_* variables.
-
-    Raises:
-        StoreError: the store doesn't answer, or refuses a request.
-    """
+    """The buckets of AWS, or of the store at AWS_ENDPOINT_URL, with settings and credentials from AWS_* variables."""
 
     protocol = "s3"
 

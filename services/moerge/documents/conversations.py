@@ -18,12 +18,10 @@ _MARK = "\ue000{}\ue001"  # placeholder of a turn's content, from Unicode's priv
 
 @dataclass(frozen=True)
 class Document:
-    """A document.
+    """A text as the model reads it.
 
-    Attributes:
-        text: the whole text, as the model reads it.
-        counted: start and end of the characters whose tokens count; None if every token counts.
-        rendered: whether the text is the output of a chat template, with all special tokens.
+    Tokens of the characters in `counted` (starts and ends) count; None: all. `rendered` text is a chat template's, with
+    all special tokens.
     """
 
     text: str
@@ -32,18 +30,11 @@ class Document:
 
 
 def plain(value: object) -> Document:
-    """A text as a document.
-
-    Raises:
-        TypeError, ValueError: it is not a text.
-    """
     return Document(as_text(value))
 
 
 def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises:
-    MoergeError: the tokenizer has no chat template, or doesn't report its tokens' positions.
-    """
+    """Requires a chat template, and a tokenizer that reports its tokens' positions."""
     if not tokenizer.chat_template or not tokenizer.is_fast:
         problem = "the expert's tokenizer has no chat template" if tokenizer.is_fast else "expected a fast tokenizer"
         raise MoergeError(problem, where="`chat`", todo="add one to the expert's folder, or use `text_field`")
@@ -95,7 +86,6 @@ def _places(around: str, contents: Sequence[str]) -> list[tuple[int, int]] | Non
 
 
 def _filled(around: str, contents: Sequence[str], places: Sequence[tuple[int, int]]) -> str:
-    """The rendered conversation with contents in place of the marks."""
     pieces, end = [], 0
     for content, (start, stop) in zip(contents, places, strict=True):
         pieces += [around[end:start], content]
@@ -106,7 +96,6 @@ def _filled(around: str, contents: Sequence[str], places: Sequence[tuple[int, in
 def _spans(
     places: Sequence[tuple[int, int]], contents: Sequence[str], roles: Sequence[str]
 ) -> Iterator[tuple[int, int]]:
-    """The places of the assistant's contents after the marks are replaced."""
     shift = 0
     for (start, stop), content, role in zip(places, contents, roles, strict=True):
         if role == "assistant":

@@ -30,16 +30,11 @@ class Corpus:
     Args:
         sources: paths, patterns, folders and fsspec URLs of documents.
         expert: with the tokenizer.
-        rule: of the splits.
         text_field: field or column with a document's text.
         chat: field or column with a document's messages, read through the tokenizer's chat template; None reads texts.
         chat_turns: the turns of a conversation whose tokens count.
         bad_share: share of the documents that may be unreadable.
-        say: gets a line about skipped documents.
         where: names the sources in errors.
-
-    Raises:
-        MoergeError: there are no such files, no tokenizer, or a chat template is missing.
     """
 
     def __init__(
@@ -66,11 +61,7 @@ class Corpus:
             self._read = partial(conversation, tokenizer=self._tokenizer, turns=chat_turns)
 
     def of(self, sources: Sequence[str], where: str) -> Self:
-        """The documents of other files, read the same way.
-
-        Raises:
-            MoergeError: there are no such files.
-        """
+        """The documents of other files, read the same way."""
         made = copy(self)
         made._sources, made._where = list(sources), where
         made.size()
@@ -83,20 +74,15 @@ class Corpus:
         return made
 
     def size(self) -> int:
-        """Bytes of all files, as stored."""
         return sum(file.size for file in data_files(*self._sources, where=self._where))
 
     def documents(self, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Split, Document]]:
-        """(digest, split, document) of all documents that aren't empty, in a fixed order.
-
-        Unreadable ones are reported in the first full pass.
-        """
+        """(digest, split, document) of all documents that aren't empty, in a fixed order."""
         for document in self._documents(tracker):
             digest, place = self._rule.named(document.text)
             yield digest, self._rule.split(place), document
 
     def encode(self, document: Document) -> Tokens:
-        """A document's tokens."""
         return encode(self._tokenizer, document)
 
     def read(
@@ -107,16 +93,9 @@ class Corpus:
         context: int | None = None,
         folder: Path | None = None,
     ) -> Text:
-        """Tokenises all documents into a file.
+        """Tokenises all documents into a file in `folder`, by default the system's temporary one.
 
-        Args:
-            title: of the progress.
-            progress: gets the bytes read.
-            context: size of the pieces that a few documents are cut into; None: documents stay whole.
-            folder: of the file; None: the system's temporary folder.
-
-        Raises:
-            MoergeError: a file or too many documents can't be read; names file and line.
+        A few documents are cut into pieces of `context`; None: they stay whole.
         """
         with (progress or NoProgress()).track(title, self.size(), "B") as tracker:
             return Text.of(self._named(tracker, context), self._rule, folder)

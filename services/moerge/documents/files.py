@@ -32,24 +32,18 @@ _DATASET, _DATASETS = "state.json", "dataset_dict.json"  # `save_to_disk` writes
 
 
 def silent(text: str) -> None:
-    """Says nothing."""
+    """Discards a message."""
 
 
 @dataclass(frozen=True, order=True)
 class DataFile:
-    """A file of documents.
-
-    Attributes:
-        url: its local path, or its URL.
-        size: bytes, as stored; 0 if unknown.
-    """
+    """A file of documents: its local path or URL, and its bytes as stored, 0 if unknown."""
 
     url: str
     size: int
 
     @property
     def form(self) -> Form | None:
-        """The format by its name; None if unknown."""
         suffixes = [suffix.lower() for suffix in PurePosixPath(self.url).suffixes[-2:]] or [""]
         if suffixes[-1] in _UNPACK:
             form = FORMS.get(suffixes[0]) if len(suffixes) == 2 else None
@@ -66,11 +60,7 @@ class DataFile:
 
 
 def arrow() -> Any:
-    """The module pyarrow.
-
-    Raises:
-        MoergeError: it isn't installed.
-    """
+    """The module pyarrow, which an extra of the package installs."""
     try:
         import pyarrow  # type: ignore[import-untyped]
     except ImportError as error:
@@ -97,11 +87,7 @@ _READABLE = f"{', '.join(FORMS)}; JSON Lines and text also with {', '.join(_UNPA
 def data_files(*sources: str, where: str = "`data`", say: Callable[[str], None] = silent) -> list[DataFile]:
     """The files of paths, globs, folders and URLs, sorted, each once; of a folder, all files below it of known formats.
 
-    For a dataset of `save_to_disk`, these are the files in its state. `say` gets a line about files left out of
-    folders; `where` names the sources in errors.
-
-    Raises:
-        MoergeError: there are no files, a named file has an unknown format, or a source can't be read.
+    For a dataset of `save_to_disk`, these are the files in its state. `where` names the sources in errors.
     """
     return sorted({file for source in sources for file in _files(source, f"{where} {source}", say)})
 
@@ -139,7 +125,6 @@ def _files(source: str, where: str, say: Callable[[str], None]) -> list[DataFile
 
 
 def _place_of(source: str, where: str) -> tuple[Any, str]:
-    """(file system, path in it) of a path or URL."""
     if not source.startswith(_S3):
         return fsspec.url_to_fs(source)  # type: ignore[no-any-return]
     from moerge.blobs.objects import require_credentials
@@ -167,7 +152,6 @@ def _of_folder(place: Any, path: str, named: Any, say: Callable[[str], None]) ->
 
 
 def _dataset(place: Any, name: str) -> list[str]:
-    """The names of a dataset's files, from its state."""
     try:
         with place.open(name, "rb") as file:
             return [str(item["filename"]) for item in json.load(file)["_data_files"]]

@@ -35,9 +35,6 @@ def fitting_sample(
 
     The sample is a function of the texts alone: the documents with the lowest digests, as few as have `tokens` counted
     tokens and are `least_documents`; all, if they are too few. Only the sample is in memory.
-
-    Args:
-        documents: the digest of each document's text, and a function that gives its tokens.
     """
     kept: list[_Kept] = []
     lots, total = set[int](), 0

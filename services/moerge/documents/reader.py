@@ -19,12 +19,7 @@ _EVERY = 256  # records between two progress updates
 
 
 class BadLines:
-    """Counts unreadable documents, reports the first ones, and stops above a share.
-
-    Args:
-        share: allowed share of unreadable documents.
-        say: gets a line for each of the first few, and their number at the end.
-    """
+    """Counts unreadable documents, reports the first ones, and stops above a share of all documents."""
 
     def __init__(self, share: float = 0.0, say: Callable[[str], None] = lambda text: None) -> None:
         self._share, self._say = share, say
@@ -34,11 +29,6 @@ class BadLines:
         self._all += 1
 
     def bad(self, where: str, reason: str) -> None:
-        """Counts one unreadable document.
-
-        Raises:
-            MoergeError: there are too many; names its file and line.
-        """
         self._all, self._bad, self._last = self._all + 1, self._bad + 1, (where, reason)
         if self._bad > self._share * max(self._all, _PATIENCE):
             self._stop()
@@ -46,9 +36,6 @@ class BadLines:
             self._say(f"skipped: {where}: {reason}")
 
     def end(self) -> None:
-        """Raises:
-        MoergeError: there were too many; names the last one's file and line.
-        """
         if self._bad > self._share * self._all:
             self._stop()
         if self._bad:
@@ -63,11 +50,7 @@ class BadLines:
 
 
 def as_text(value: object) -> str:
-    """A field's value as a text.
-
-    Raises:
-        TypeError, ValueError: it is not a text.
-    """
+    """A field's value as a text; another value raises TypeError or ValueError."""
     if not isinstance(value, str):
         raise TypeError("not a string")
     value.encode()  # raises for half of a surrogate pair
@@ -83,15 +66,7 @@ def documents(
 ) -> Iterator[T]:
     """The results of `read` for a field of every line or row, or for the text of a plain text file.
 
-    Args:
-        files: in reading order.
-        field: of the JSON objects, or column.
-        read: raises TypeError or ValueError for a value that is not a document.
-        bad: counts unreadable documents.
-        tracker: gets the number of bytes read.
-
-    Raises:
-        MoergeError: too many documents, or a whole file, can't be read; names file and line.
+    `read` raises TypeError or ValueError for a value that is not a document. The tracker gets the number of bytes read.
     """
     for file in files:
         for where, value in _values(file, field, tracker):

@@ -24,12 +24,9 @@ def shard_name(key: bytes, rows: Sequence[Tokens]) -> str:
 
 @dataclass(frozen=True)
 class Shard:
-    """The owner's unit of work.
+    """The owner's unit of work, named by the HMAC of its tokens.
 
-    Attributes:
-        name: HMAC of its tokens.
-        rows: at most `context` tokens a row; a longer document has several rows. Every row has a token that counts.
-        documents: number of documents.
+    A row has at most `context` tokens, of which one counts at least; a longer document has several rows.
     """
 
     name: str
@@ -38,7 +35,6 @@ class Shard:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that count."""
         return sum(row.count for row in self.rows)
 
 

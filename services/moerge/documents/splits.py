@@ -14,9 +14,7 @@ HELD_OUT_SHARE = 0.1
 class SplitRule:
     """The split of documents by their texts alone, so equal documents are in one split.
 
-    Attributes:
-        held_out_share, tuning_share: shares of all documents.
-        key: an owner's, without which nobody can tell a document's split.
+    With an owner's `key`, nobody else can tell a document's split.
     """
 
     held_out_share: float = HELD_OUT_SHARE
@@ -34,12 +32,10 @@ class SplitRule:
         return text_digest(text), hashlib.sha256(b"moerge split\0" + text.encode()).digest()
 
     def split(self, place: bytes) -> Split:
-        """The split of a document at a place; its first eight bytes decide."""
         return split_of(place, self.tuning_share, self.held_out_share)
 
 
 def text_digest(text: str) -> bytes:
-    """SHA-256 of a document's text."""
     return hashlib.sha256(text.encode()).digest()
 
 
@@ -49,7 +45,7 @@ def document_mac(key: bytes, text: str) -> bytes:
 
 
 def split_of(digest: bytes, tuning_share: float, held_out_share: float) -> Split:
-    """A document's split: a function of its digest alone, which may depend on an owner's key.
+    """A document's split, a function of its digest alone.
 
     Held-out documents come from the lower end of [0, 1), tuning documents from the upper. So a growing share keeps its
     documents, and doesn't change the other share.

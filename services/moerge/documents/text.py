@@ -20,14 +20,7 @@ _DOCUMENT = np.dtype([("end", "<u8"), ("digest", "V32"), ("place", f"V{_PLACE}")
 
 
 class Entry(NamedTuple):
-    """A document.
-
-    Attributes:
-        digest: names its text.
-        place: decides its split.
-        split: its split.
-        tokens: reads its token ids.
-    """
+    """A document: the digest of its text, the bytes that decide its split, the split, and a reader of its token ids."""
 
     digest: bytes
     place: bytes
@@ -48,11 +41,7 @@ class Text:
 
     @classmethod
     def of(cls, documents: Iterable[tuple[str, Tokens]], rule: SplitRule, folder: Path | None = None) -> "Text":
-        """Writes documents, each with the text that names it.
-
-        Args:
-            rule: of the splits.
-            folder: of the file; None: the system's temporary folder.
+        """Writes documents, each with the text that names it, into a file in `folder`, by default a temporary one.
 
         Raises:
             OSError: it can't be written; names the folder.
@@ -76,15 +65,12 @@ class Text:
 
     @property
     def held_out(self) -> "Part":
-        """The held-out documents."""
         return self.part("held-out")
 
     def part(self, split: Split) -> "Part":
-        """The documents of a split."""
         return Part(self, split)
 
     def sample(self, settings: StatisticsSettings, tokens: int, least_documents: int) -> list[list[Tokens]]:
-        """The rows of each document of a sample for fitting; arguments are those of `fitting_sample`."""
         named = ((entry.digest, entry.tokens) for entry in self.documents() if entry.split == "statistics")
         return fitting_sample(named, settings, tokens, least_documents)
 

@@ -19,12 +19,7 @@ from moerge.models.writer import TensorPlan, write_safetensors
 
 
 class FittedLayers:
-    """Fitted MLPs in a file per layer, float32; an interrupted fit goes on behind the last one.
-
-    Args:
-        folder: of the files.
-        work: the digest of the fit; files of another one are not read.
-    """
+    """Fitted MLPs in a file per layer, float32; files of another fit, by its digest `work`, are not read."""
 
     def __init__(self, folder: Path, work: str) -> None:
         self._folder, self._work = folder, work
@@ -37,19 +32,16 @@ class FittedLayers:
             return False
 
     def write(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
-        """Writes a layer's tensors; a file is whole or absent."""
         plans = [TensorPlan(name, tensor.dtype, tuple(tensor.shape), tensor.cpu) for name, tensor in tensors.items()]
         with atomic_file(self._file(layer)) as out:
             write_safetensors(out, plans, metadata={"work": self._work})
 
     def tensor(self, layer: int, name: str) -> Tensor:
-        """One tensor, in memory of its own."""
         with safe_open(self._file(layer), framework="pt") as file:
             tensor: Tensor = file.get_tensor(name).clone()
             return tensor
 
     def clear(self, layers: int) -> None:
-        """Removes the files."""
         for layer in range(layers):
             self._file(layer).unlink(missing_ok=True)
 

@@ -41,22 +41,18 @@ class _LeastSquares:
         self._tokens = 0
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
-        """Adds inputs [n, in] and targets [n, out], float32."""
         self._gram += inputs.T @ inputs
         self._cross += inputs.T @ targets
         self._tokens += len(inputs)
 
     @cached_property
     def _ridge(self) -> tuple[float, Tensor]:
-        """The ridge, and the factor of gram and ridge, for all solves; changes the gram."""
+        """The ridge, and the factor of gram and ridge, for all solves; nothing can be added afterwards."""
         shrinkage = SHRINKAGE_TO_EXPERT * len(self._gram) / self._tokens * float(self._gram.diagonal().mean())
         return shrinkage, Ridge.of(self._gram, shrinkage).factor
 
     def solve(self, own: Tensor, projection: Tensor | None = None) -> Tensor:
-        """[out, in] like `own`: the fit, shrunk towards `own`; with `projection` [targets, out], to their product.
-
-        Nothing can be added afterwards.
-        """
+        """[out, in] like `own`: the fit, shrunk towards `own`; with `projection` [targets, out], to their product."""
         shrinkage, factor = self._ridge
         right = self._cross if projection is None else self._cross @ projection.double()
         return torch.cholesky_solve(right + shrinkage * own.double().T, factor).T.to(own.dtype)
@@ -74,14 +70,8 @@ def fit(
 ) -> Path:
     """Writes the expert with MLPs fitted to the trunk into `folder`; returns it. On one thread, for equal bytes.
 
-    An interrupted fit into the same folder goes on: it solves no finished layer again.
-
-    Args:
-        expert: the owner's.
-        trunk: the trunk.
-        batches: the owner's text; two residuals per token, of H float32, are in host memory.
-        device: torch device.
-        done: called with numbers of tokens; every token counts once per layer.
+    An interrupted fit into the same folder goes on. Two residuals per token, of H float32, are in host memory. `done`
+    gets numbers of tokens; every token counts once per layer.
 
     Raises:
         IncompatibleExpertError: its family normalises the outputs of its MLPs.
@@ -97,11 +87,7 @@ def fit(
 
 
 def require_fittable(expert: DenseFiles) -> None:
-    """Requires MLPs whose outputs are added to the residual unchanged.
-
-    Raises:
-        IncompatibleExpertError: the family normalises them.
-    """
+    """Requires MLPs whose outputs are added to the residual unchanged."""
     if expert.family.gain is None:
         problem = f"{expert.family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
         raise IncompatibleExpertError(problem, where=str(expert.folder), todo="omit `fit`")
@@ -125,8 +111,6 @@ def _solve_first(fit: _LeastSquares, mlp: nn.Module) -> None:
 
 
 class _Fitting:
-    """The fit of one layer after another; residuals of earlier layers are in memory."""
-
     def __init__(
         self,
         expert: DenseFiles,
@@ -142,7 +126,6 @@ class _Fitting:
         self._ids = torch.cat([batch.input_ids[batch.counted] for batch in batches])
 
     def layer(self, number: int, fitted: FittedLayers) -> None:
-        """Fits the next layer and writes it; a written one is only passed."""
         names = [pattern.format(layer=number) for pattern in self._expert.family.mlp]
         with self._own.held(number), self._new.held(number):
             parameters = {name: self._new.parameter(name) for name in names}

@@ -15,11 +15,9 @@ from moerge.statistics.features import placed
 
 
 class Residuals:
-    """The residuals before the next layer, in host memory, and the held layer.
+    """The residuals before the next layer, in host memory, and the module of the held layer.
 
-    Attributes:
-        states: [B, T, H] float32 of each batch.
-        layer: the module of the held layer.
+    `states`: [B, T, H] float32 of each batch. Functions take a batch's number.
     """
 
     layer: Any
@@ -42,7 +40,6 @@ class Residuals:
             self._decoder.release(number)
 
     def parameter(self, name: str) -> Tensor:
-        """A tensor of the held layer."""
         parameter: Tensor = self._decoder.module(name.rpartition(".")[0]).get_parameter(name.rpartition(".")[2])
         return parameter
 
@@ -52,32 +49,26 @@ class Residuals:
         return self._decoder.reached(self._batches[number], self.states[number], norm)
 
     def features(self, attended: Tensor) -> Tensor:
-        """The MLP's input from the residual before it."""
         normed: Tensor = self.layer.post_attention_layernorm(attended)
         return normed
 
     def keep(self, number: int, states: Tensor) -> None:
-        """Replaces a batch's residual."""
         self.states[number] = self._decoder.kept(self.states[number], states)
 
     def pass_layer(self) -> None:
-        """Takes all batches through the held layer."""
         for number, batch in enumerate(self._batches):
             self.states[number] = self._decoder.passed(batch, self.states[number])
 
     def placed(self, number: int) -> Tensor:
-        """A batch's residual, on the device."""
         states: Tensor = placed(self.states[number], self._device)
         return states
 
     def normed(self, states: Tensor) -> Tensor:
-        """The final norm's output."""
         result: Tensor = self._decoder.norm(states)
         return result
 
     @property
     def gain(self) -> Tensor:
-        """[H] of the final norm."""
         weight: Tensor = self._decoder.norm.weight
         return weight
 

@@ -20,7 +20,6 @@ _LEAST_SHARE = 4
 
 
 def need_of(expert: DenseExpert, settings: StatisticsSettings, device: str) -> Need:
-    """The memory of a fit, by the expert's config."""
     tokens = max(settings.batch_tokens, settings.context)
     return fitting(Shape.of(expert.config, torch.float32), tokens, device)
 
@@ -45,11 +44,10 @@ def fitting_sample_that_fits(
 ) -> tuple[list[list[Tokens]], list[Batch]]:
     """The documents' rows to fit to, and their micro-batches: `fitting_tokens`, or fewer if memory is short.
 
+    On a smaller machine other MLPs may therefore be fitted.
+
     Args:
         sample: the rows of each document of a sample with a number of tokens.
-        device: of the models.
-        free: memory; by it the number is chosen, so on a smaller machine other MLPs may be fitted.
-        say: gets a message if they are fewer.
         least: of tokens, if that is more than `least_fitting_tokens`.
 
     Raises:
@@ -72,11 +70,7 @@ def fitting_sample_that_fits(
 
 
 def tokens_that_fit(need: Need, hidden_size: int, free: Free, least: int = 0) -> int:
-    """`fitting_tokens`, or fewer if memory is short; all count.
-
-    Raises:
-        MoergeError: not even the least fit.
-    """
+    """`fitting_tokens`, or fewer if memory is short."""
     most, left = fitting_tokens(hidden_size), tokens_for(need, free)
     wanted = most if left is None else min(most, left)
     _require(need, hidden_size, wanted, free, least)
@@ -84,12 +78,10 @@ def tokens_that_fit(need: Need, hidden_size: int, free: Free, least: int = 0) ->
 
 
 def _require(need: Need, hidden_size: int, wanted: int, free: Free, least: int) -> None:
-    """Requires memory for the least tokens, of which `wanted` fit."""
     least = min(fitting_tokens(hidden_size), max(least, least_fitting_tokens(hidden_size)))
     if wanted < least:
         raise too_large(need, free, WAYS, tokens=least)
 
 
 def _positions(cut: Sequence[Batch]) -> int:
-    """The tokens that the models read, and padding."""
     return sum(batch.input_ids.numel() for batch in cut)

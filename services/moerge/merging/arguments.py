@@ -20,9 +20,9 @@ from moerge_proto.digests import Name
 from moerge_proto.messages import plainly
 from moerge_proto.options import VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.trunks import TrunkMethod
+from moerge_proto.trunks import TrunkMethod, TrunkOptions
 
-_OWN = {"ridge_lambda", "top_k"}  # options of the solve that are given apart from the recipe
+_APART = {"ridge_lambda", "top_k"}  # options of the solve that are given apart from the recipe
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Choices:
     recipe: RecipeName | None
     method: TrunkMethod | None
     base: str | None
+    weights: Mapping[str, float]
     ridge_lambda: float | None
     top_k: int | None
     fit: bool
@@ -51,10 +52,16 @@ class Choices:
         try:
             options = SolveOptions.model_validate(solve)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise MoergeError(plainly(first), where="`ridge_lambda`") from error
+            raise MoergeError(plainly(error.errors()[0]), where="`ridge_lambda`") from error
         chosen = self.method or ("regmean-fitted" if self.fit else named.method)
         return named.model_copy(update={"method": chosen, "fit": self.fit or named.fit, "solve": options})
+
+    @property
+    def trunk(self) -> TrunkOptions:
+        try:
+            return TrunkOptions.model_validate({"weights": self.weights})
+        except ValidationError as error:
+            raise MoergeError(plainly(error.errors()[0]), where="`weight`") from error
 
     @property
     def statistics(self) -> StatisticsSettings:
@@ -68,8 +75,8 @@ class Choices:
             MoergeError: names the first option that does.
         """
         recipe, statistics = version.record.recipe, version.record.statistics
-        solve = recipe.solve.model_dump(exclude=_OWN)
-        names = [name for name, item in VERSION_RECIPES.items() if item.solve.model_dump(exclude=_OWN) == solve]
+        solve = recipe.solve.model_dump(exclude=_APART)
+        names = [name for name, item in VERSION_RECIPES.items() if item.solve.model_dump(exclude=_APART) == solve]
         pairs: dict[str, tuple[object, object]] = {
             "`recipe`": (self.recipe, names[0] if names else "another one"),
             "`method`": (self.method, recipe.method),
@@ -84,14 +91,13 @@ class Choices:
                 raise MoergeError(f"{version.folder} was made with {fixed}, not {given}", where=field, todo=todo)
         if self.fit and not recipe.fit:
             raise MoergeError(f"{version.folder} was made without fitted MLPs", where="`fit`", todo=todo)
-        if self.base is not None:
-            raise MoergeError(f"the trunk of {version.folder} stays", where="`base`", todo=todo)
+        if self.base is not None or self.weights:
+            field = "`weight`" if self.base is None else "`base`"
+            raise MoergeError(f"the trunk of {version.folder} stays", where=field, todo=todo)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The options of texts and prompts."""
-
     text: Sequence[str]
     prompt: Sequence[str]
     prompt_tokens: int
@@ -100,30 +106,20 @@ class Texts:
     say: Callable[[str], None]
 
     def corpus(self, name: str, files: Sequence[str], expert: DenseFiles) -> Corpus:
-        """A domain's documents, for its expert's tokenizer."""
         return Corpus(files, expert, text_field=self.text_field, chat=self.chat, say=self.say, where=f"`text` {name}")
 
     @property
     def files(self) -> dict[str, list[str]]:
-        """Domain -> its files."""
         return named_values("text", self.text)
 
     @property
     def prompts(self) -> dict[str, Prompts]:
-        """Domain -> its prompts.
-
-        Raises:
-            MoergeError: a file can't be read, or has no prompt.
-        """
-        given = named_values("prompt", self.prompt)
-        return {
-            name: Prompts([line for value in values for line in _prompts(value)], self.prompt_tokens)
-            for name, values in given.items()
-        }
+        given = named_values("prompt", self.prompt).items()
+        lines = {name: [line for value in values for line in _prompts(value)] for name, values in given}
+        return {name: Prompts(prompts, self.prompt_tokens) for name, prompts in lines.items()}
 
 
 def _prompts(value: str) -> list[str]:
-    """The prompts of a value: the text, or with @ the lines of a file."""
     if not value.startswith("@"):
         return [value]
     try:
@@ -143,22 +139,18 @@ def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], cho
         MoergeError: the options don't fit together, or contradict the version.
     """
     if (folder is None) != (not add):
-        todo = "give both: experts to add, and the output of a merge"
-        raise MoergeError(
-            "`add` and `from_` need each other", where="`from_`" if folder is None else "`add`", todo=todo
-        )
+        where, todo = "`from_`" if folder is None else "`add`", "give both: experts to add, and the output of a merge"
+        raise MoergeError("`add` and `from_` need each other", where=where, todo=todo)
     if folder is None:
         return None
     if experts:
-        todo = "name new experts with `add`; the others are those of `from_`"
-        raise MoergeError("given with `add`", where="`expert`", todo=todo)
+        raise MoergeError("given with `add`", where="`expert`", todo="name new experts with `add` alone")
     result = kept(folder)
     chosen.require_same(result)
     return result
 
 
 def again(version: KeptVersion, texts: Texts) -> dict[str, Corpus]:
-    """Old domain -> its texts, for scores."""
     files = texts.files
     slots = {slot.record.domain: slot.side_files for slot in version.slots}
     return {name: texts.corpus(name, files[name], slots[name]) for name in slots if name in files}
@@ -192,12 +184,12 @@ def sources(
     if missing := sorted(folders.keys() - files.keys() - prompts.keys()):
         todo = "give it with `text` NAME=FILES, or prompts with `prompt` NAME=PROMPT"
         raise MoergeError(f"no text of {', '.join(missing)}", where="`text`", todo=todo)
-    made = []
+    result = []
     for name, place in folders.items():
         folder = checkpoint_folder(place)
-        own = DenseExpert(name, folder, license=spdx.get(name, "unknown"), hub_id=hub_id(place))
-        made.append(Source(own, prompts[name] if name in prompts else texts.corpus(name, files[name], own)))
-    return made
+        expert = DenseExpert(name, folder, license=spdx.get(name, "unknown"), hub_id=hub_id(place))
+        result.append(Source(expert, prompts[name] if name in prompts else texts.corpus(name, files[name], expert)))
+    return result
 
 
 def _one_each(field: str, values: Sequence[str]) -> dict[str, str]:

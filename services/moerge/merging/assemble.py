@@ -17,7 +17,7 @@ from moerge.documents.shards import shard_name
 from moerge.experts.fitting import fit
 from moerge.experts.sample import fitting_sample_that_fits
 from moerge.memory.machine import free_for
-from moerge.merging.local import LocalTrunk, given, local_trunk, slot_of, version_of
+from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
 from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
@@ -25,7 +25,7 @@ from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import router_contribution, trunk_contribution
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.folder import write_version
-from moerge.versions.plan import Slot, Solution, VersionInputs, plan_version, solve_lineage
+from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.versions import Lineage
@@ -47,7 +47,7 @@ class StatisticsText(Protocol):
 
 @dataclass(frozen=True)
 class KeptParts:
-    """The parts of an earlier version that stay: its trunk, and possibly experts with their contributions."""
+    """The parts of an earlier version that stay: its trunk, and perhaps experts with their contributions."""
 
     trunk: LocalTrunk
     slots: Sequence[Slot] = ()
@@ -56,13 +56,9 @@ class KeptParts:
 
 @dataclass(frozen=True)
 class Assembled:
-    """An assembled version, before its routers are solved.
+    """An assembled version, before its routers are solved. `experts` are the new ones, fitted if the recipe says so.
 
-    Attributes:
-        lineage, inputs: the arguments of `plan_version`.
-        trunk: of the version.
-        experts: the new ones, as they are in the version.
-        routers: given ones, [D, H] per layer; None: solved from the contributions.
+    `routers` are given ones, [D, H] per layer; None: solved from the contributions.
     """
 
     lineage: Lineage
@@ -74,24 +70,20 @@ class Assembled:
     def write(self, folder: Path, progress: Progress | None = None, earlier: Path | None = None) -> Path:
         """Solves the routers, writes the version into a new folder, and returns it.
 
-        Args:
-            progress: of the solve and of the files.
-            earlier: folder of the version with the kept parts, whose files are linked, not copied.
+        Files of the folder `earlier`, the version with the kept parts, are linked, not copied.
         """
         progress = progress or NoProgress()
         with progress.track("solving the routers", self.trunk.layers, "layers") as tracker:
-            solution = self._solved(lambda layer: tracker.advance(1))
+            if self.routers is not None:
+                solution = given(self.routers)(self.lineage, self.inputs)
+            else:
+                solution = solve_lineage(self.lineage, self.inputs, lambda layer: tracker.advance(1))
         plan = plan_version(self.lineage, self.inputs, lambda lineage, inputs: solution)
         files = {} if earlier is None else {file.key: earlier / file.name for file in plan.shared}
         kept = {key: path for key, path in files.items() if path.is_file()}
         total = sum(sum(file.tensors.values()) for file in plan.files)
         with progress.track(f"writing {folder.name}", total, "B") as tracker:
             return write_version(plan, folder, lambda file: tracker.advance(sum(file.tensors.values())), kept)
-
-    def _solved(self, solved: Callable[[int], None]) -> Solution:
-        if self.routers is not None:
-            return given(self.routers)(self.lineage, self.inputs)
-        return solve_lineage(self.lineage, self.inputs, solved)
 
 
 def assemble(
@@ -109,7 +101,6 @@ def assemble(
     Args:
         experts: new ones, in slot order, behind those that are kept.
         texts: of each expert's domain.
-        settings: the version's choices.
         work: existing folder of trunk, fitted experts and contributions.
         kept: parts of an earlier version; None: a trunk is merged from the experts.
         routers: given ones, in place of contributions and a solve.
@@ -124,13 +115,12 @@ def assemble(
         members = [
             fitted(expert, text, kept.trunk, settings, work, say) for expert, text in zip(experts, texts, strict=True)
         ]
-    parts = list(kept.contributions)
+    parts, trunk = list(kept.contributions), kept.trunk
     if routers is None:
-        parts += [
-            _router_part(expert, text, kept.trunk, settings, work) for expert, text in zip(members, texts, strict=True)
-        ]
-    slots = [*kept.slots, *map(slot_of, members)]
-    lineage, inputs = version_of(slots, kept.trunk, parts, settings.recipe.solve)
+        for expert, text in zip(members, texts, strict=True):
+            path = work / f"router-{expert.domain}-{trunk.digest[:16]}.safetensors"
+            parts.append(router_contribution(expert, trunk, text, path, settings.statistics, settings.computing))
+    lineage, inputs = local_version(members, trunk, parts, settings.recipe.solve, kept=kept.slots)
     return Assembled(lineage, inputs, kept.trunk, members, routers)
 
 
@@ -164,13 +154,11 @@ def fitted(
     work: Path,
     say: Callable[[str], None] = silent,
 ) -> DenseExpert:
-    """The expert with MLPs fitted to the trunk."""
-    statistics, computing = settings.statistics, settings.computing
+    statistics, computing, device = settings.statistics, settings.computing, settings.computing.device
 
     def sample(tokens: int) -> list[list[Tokens]]:
         return text.sample(statistics, tokens, LEAST_DOCUMENTS)
 
-    device = computing.device
     documents, batches = fitting_sample_that_fits(expert, statistics, sample, device, free_for(device), say)
     rows = [row for document in documents for row in document]
     name = digest_of({"expert": expert.digest, "trunk": trunk.digest, "rows": shard_name(b"", rows)})
@@ -182,10 +170,3 @@ def fitted(
             fit(expert, trunk, batches, part, device, tracker.advance)
         os.replace(part, folder)
     return replace(expert, folder=folder, trained=expert)
-
-
-def _router_part(
-    expert: DenseExpert, text: StatisticsText, trunk: LocalTrunk, settings: VersionSettings, work: Path
-) -> Path:
-    path = work / f"router-{expert.domain}-{trunk.digest[:16]}.safetensors"
-    return router_contribution(expert, trunk, text, path, settings.statistics, settings.computing)

@@ -11,6 +11,8 @@ from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import require_fittable
 from moerge.files import LOCK, work_folder
 from moerge.merging.kept import KeptExpert, KeptVersion
+from moerge.merging.local import with_base
+from moerge.merging.prompts import Prompts
 from moerge.merging.settings import MergeSettings, Source
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
@@ -20,18 +22,11 @@ from moerge_proto.records import RECORD_FILE
 
 
 def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version: KeptVersion | None = None) -> int:
-    """Checks output, options, experts and disk; returns the missing bytes on it.
-
-    Args:
-        version: that the sources are added to; None: they are merged.
-
-    Raises:
-        MoergeError: as in `merge`.
-    """
+    """Checks output, options, experts and disk, of which it returns the missing bytes; errors are those of `merge`."""
     _check_out(out)
     experts = [source.expert for source in sources]
     if version is None:
-        _check_options(settings, len(experts))
+        _check_options(settings, [expert.domain for expert in experts])
     else:
         _check_new(experts, version.record.experts)
     if settings.recipe.fit:
@@ -39,7 +34,7 @@ def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version
             require_fittable(expert)
     every = experts if settings.base is None else [*experts, settings.base]
     _check_experts(every, settings.computing.progress, None if version is None else version.trunk.expert)
-    return _check_disk(experts, out, settings)
+    return _check_disk(sources, out, settings)
 
 
 def _check_out(out: Path) -> None:
@@ -49,8 +44,10 @@ def _check_out(out: Path) -> None:
         raise MoergeError("the folder is not empty", where=str(out), todo="name a new folder, or remove this one")
 
 
-def _check_options(settings: MergeSettings, experts: int) -> None:
-    recipe = settings.recipe
+def _check_options(settings: MergeSettings, domains: Sequence[str]) -> None:
+    recipe, experts = settings.recipe, len(domains)
+    if unknown := sorted(settings.trunk.weights.keys() - set(domains)):
+        raise MoergeError(f"no expert of {', '.join(unknown)}", where="`weight`", todo=f"use {', '.join(domains)}")
     if experts < 2:
         raise MoergeError("a merge needs two experts or more", where="`expert`", todo="name each: NAME=DIR")
     if recipe.solve.top_k > experts:
@@ -59,10 +56,7 @@ def _check_options(settings: MergeSettings, experts: int) -> None:
     if recipe.solve.lambda_scale == "auto":
         todo = "give a number with `ridge_lambda`, in the scale absolute or relative"
         raise MoergeError("a merge on one machine has no tuning split", where="`lambda_scale` auto", todo=todo)
-    options, base = settings.trunk, settings.base
-    require_options(
-        METHODS[recipe.method], options if base is None else options.model_copy(update={"base": base.digest})
-    )
+    require_options(METHODS[recipe.method], with_base(settings.trunk, settings.base))
 
 
 def _check_new(experts: Sequence[DenseExpert], old: Sequence[KeptExpert]) -> None:
@@ -89,15 +83,18 @@ def _check_experts(experts: Sequence[DenseExpert], progress: Progress, reference
                 raise MoergeError(error.what, where=f"{expert.folder}: {error.where}", todo=error.todo) from error
 
 
-def _check_disk(experts: Sequence[DenseExpert], out: Path, settings: MergeSettings) -> int:
+def _check_disk(sources: Sequence[Source], out: Path, settings: MergeSettings) -> int:
     """Requires, and returns, the missing bytes of output and work.
 
-    The output has the trunk and all MLPs; the work folder a trunk and the sums, and fitted experts.
+    The output has the trunk and all MLPs; the work folder a trunk and the sums, fitted experts, and token ids of 4
+    bytes, which are about as large as the texts.
     """
     work, total = work_folder(out), 0
-    for expert in experts:
+    for source in sources:
+        expert, corpus = source.expert, source.corpus
         size, hidden = sum(spec.bytes for spec in expert.checkpoint.specs.values()), int(expert.config.hidden_size)
         total += size + 8 * hidden * (hidden + 1) * int(expert.config.num_hidden_layers)
+        total += 4 * corpus.tokens if isinstance(corpus, Prompts) else corpus.size()
         total += fitted_bytes(expert) if settings.recipe.fit else 0
     total -= sum(path.stat().st_size for path in work.rglob("*") if path.is_file())  # of an interrupted run
     free = shutil.disk_usage(next(folder for folder in work.absolute().parents if folder.is_dir())).free

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from moerge.merging.report import SCORED_TOKENS
-from moerge.settings import byte_count
+from moerge.settings import byte_count, named_numbers
 from moerge.terminal import AsJson, output, show_json
 from moerge_proto.options import RECOMMENDED, RecipeName
 from moerge_proto.statistics_file import StatisticsSettings
@@ -57,6 +57,9 @@ def merge(
     base: Annotated[
         str | None,
         typer.Option(help="DIR or HUB/ID of the base model, for the methods base, ties and dare."),
+    ] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option(help="NAME=NUMBER: an expert's weight, for the method weighted; repeat.")
     ] = None,
     ridge_lambda: Annotated[
         float | None, typer.Option("--lambda", help="Ridge regulariser, in the recipe's scale. Default: the recipe's.")
@@ -114,7 +117,6 @@ def merge(
 
     from moerge.merging import arguments
     from moerge.merging import dry_run as dry
-    from moerge.merging.costs import Costs
     from moerge.merging.merge import MergeSettings
     from moerge.merging.merge import merge as run_merge
     from moerge.merging.report import Report
@@ -125,16 +127,18 @@ def merge(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    told = Console(stderr=True)
+    errors = Console(stderr=True)
 
     def say(line: str) -> None:
-        told.print(line, highlight=False, markup=False)
+        errors.print(line, highlight=False, markup=False)
 
-    chosen = arguments.Choices(recipe, method, base, ridge_lambda, top_k, fit, context, precision)
+    weights = named_numbers("weight", weight or [])
+    chosen = arguments.Choices(recipe, method, base, weights, ridge_lambda, top_k, fit, context, precision)
     texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say)
     version = arguments.version(from_, add or (), expert or (), chosen)
     settings = MergeSettings(
         recipe=chosen.followed,
+        trunk=chosen.trunk,
         base=None if base is None else DenseExpert("base", checkpoint_folder(base), hub_id=hub_id(base)),
         statistics=chosen.statistics,
         scored_tokens=scored_tokens,
@@ -146,7 +150,7 @@ def merge(
         ),
         keep_statistics=keep_statistics,
     )
-    report: Report | Costs
+    report: Report | dry.Costs
     again = {} if version is None else arguments.again(version, texts)
     option, named = ("--expert", expert) if version is None else ("--add", add)
     sources = arguments.sources(option, named or (), texts, license or (), again)

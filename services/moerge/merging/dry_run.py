@@ -1,11 +1,14 @@
-"""A merge's checks and costs, without its work: nothing is written."""
+"""A merge's checks, and its costs in memory, disk and time, without its work: nothing is written."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 import torch
+from rich.console import RenderableType
+from rich.filesize import decimal
+from rich.table import Table
 
 from moerge.documents.shards import enough
 from moerge.experts.sample import need_of as fitting_need
@@ -15,7 +18,6 @@ from moerge.memory.machine import free_for
 from moerge.memory.needs import Need, merging, solving
 from moerge.memory.shapes import Shape
 from moerge.merging.checks import check
-from moerge.merging.costs import Costs, PassCost
 from moerge.merging.kept import KeptVersion
 from moerge.merging.local import LocalTrunk
 from moerge.merging.merge import settings_of
@@ -25,10 +27,77 @@ from moerge.merging.texts import read_text
 from moerge.models.bounds import feature_exponents, input_exponents
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import room_of
-from moerge.statistics.estimate import estimate, largest
+from moerge.statistics.estimate import Estimate, duration, estimate, largest
 from moerge.statistics.passes import Pass, RouterPass, TrunkPass
 from moerge.statistics.streamed import Streamed
 from moerge.trunk.methods.registry import METHODS
+from moerge_proto.statistics_file import Kind
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """A pass over one domain's text. `host`: bytes of host memory, which include `device` if the model is there."""
+
+    domain: str
+    kind: Kind
+    device: int
+    host: int
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a merge: its passes, the memory of other steps, the missing disk, and notes on unknown costs."""
+
+    folder: str
+    passes: Sequence[PassCost]
+    memory: Mapping[str, int]
+    disk: int
+    unknown: Sequence[str]
+
+    def to_json(self) -> dict[str, object]:
+        """The costs as data for JSON; sizes in bytes."""
+        return {
+            "folder": self.folder,
+            "passes": [{"domain": item.domain, "pass": item.kind, **_figures([item])} for item in self.passes],
+            "total": _figures(self.passes),
+            "memory": dict(self.memory),
+            "disk": self.disk,
+            "unknown": list(self.unknown),
+        }
+
+    def render(self) -> Iterator[RenderableType]:
+        table = Table("domain", "pass", "tokens", "device", "host", "windows", "read", "time", title="Passes")
+        for column in table.columns[2:]:
+            column.justify = "right"
+        for item in self.passes:
+            table.add_row(item.domain, item.kind, *_cells([item]))
+        table.add_section()
+        table.add_row("total", "", *_cells(self.passes))
+        yield table
+        yield "Columns: memory where the model is; host memory, with the model on a CPU; weights read; time to compute."
+        yield f"Memory of other steps: {', '.join(f'{step} {decimal(size)}' for step, size in self.memory.items())}."
+        yield f"Disk: output and work need up to {decimal(self.disk)} more."
+        yield from self.unknown
+        yield "Nothing was written."
+
+
+def _figures(passes: Sequence[PassCost]) -> dict[str, float]:
+    """Passes run one after the other: the most memory, and the sums of the other figures."""
+    return {
+        "tokens": sum(item.estimate.tokens for item in passes),
+        "device_memory": max(item.device for item in passes),
+        "host_memory": max(item.host for item in passes),
+        "windows": sum(item.estimate.windows for item in passes),
+        "read": sum(item.estimate.read for item in passes),
+        "seconds": sum(item.estimate.seconds for item in passes),
+    }
+
+
+def _cells(passes: Sequence[PassCost]) -> list[str]:
+    result = _figures(passes)
+    sizes = [decimal(int(result[name])) for name in ("device_memory", "host_memory", "read")]
+    return [f"{result['tokens']:,}", *sizes[:2], f"{result['windows']:,}", sizes[2], duration(result["seconds"])]
 
 
 def merge(
@@ -43,8 +112,14 @@ def merge(
     disk, trunk = check(sources, out, settings, version), None if version is None else version.trunk
     texts, passes = [_Text.of(settings, source, say) for source in sources], _Passes(settings)
     experts, solved = [item.expert for item in texts], METHODS[settings.recipe.method].solved and trunk is None
-    costs = [passes.cost(item, _trunk_pass(settings, item.expert)) for item in texts if solved]
-    costs += [passes.cost(item, _router_pass(settings, item.expert, trunk)) for item in texts]
+    precision, device = settings.statistics.precision, settings.computing.device
+    costs = list[PassCost]()
+    for text in texts if solved else ():
+        costs.append(passes.cost(TrunkPass(text.expert, input_exponents(text.expert), precision, device), text))
+    for text in texts:  # under the trunk, or the expert's own, which has the same shapes
+        exponents = feature_exponents(text.expert) if trunk is None else trunk.exponents
+        work = RouterPass(text.expert, trunk or text.expert, exponents, precision, device)
+        costs.append(passes.cost(work, text))
     memory = {item.writing.work: item.writing.total() for item in texts if item.writing is not None}
     memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(settings, experts, trunk)}
     return Costs(str(out), costs, memory, disk, [*_unknown(out, texts)])
@@ -53,12 +128,11 @@ def merge(
 def _other_steps(
     settings: MergeSettings, experts: Sequence[DenseExpert], trunk: LocalTrunk | None
 ) -> Iterator[tuple[Need, int]]:
-    """The memory of the steps that read no text for sums, each with a number of tokens.
-
-    `trunk`: of the version that experts are added to; None: one is merged.
-    """
+    """The memory of the steps that read no text for sums, each with a number of tokens."""
     recipe = settings.recipe
-    shape, cores = Shape.of(experts[0].config, _widest(experts)), torch.get_num_threads()
+    dtypes = {spec.dtype for expert in experts for spec in expert.checkpoint.specs.values()}
+    widest = max(dtypes, key=lambda dtype: dtype.itemsize)
+    shape, cores = Shape.of(experts[0].config, widest), torch.get_num_threads()
     if trunk is None:
         yield merging(shape, len(experts), METHODS[recipe.method], cores), 0
     if recipe.fit:
@@ -66,14 +140,6 @@ def _other_steps(
         need, free = max(needs, key=Need.total), free_for(settings.computing.device)
         yield need, tokens_that_fit(need, shape.hidden, free)
     yield solving(shape, cores), 0
-
-
-def _widest(experts: Sequence[DenseExpert]) -> torch.dtype:
-    """The widest number format of the experts' weights."""
-    return max(
-        (spec.dtype for expert in experts for spec in expert.checkpoint.specs.values()),
-        key=lambda dtype: dtype.itemsize,
-    )
 
 
 @dataclass(frozen=True)
@@ -92,17 +158,6 @@ class _Text:
         return cls(source.expert, source.corpus.tokens, require_memory(source.expert, settings.computing.device))
 
 
-def _trunk_pass(settings: MergeSettings, expert: DenseExpert) -> TrunkPass:
-    return TrunkPass(expert, input_exponents(expert), settings.statistics.precision, settings.computing.device)
-
-
-def _router_pass(settings: MergeSettings, expert: DenseExpert, trunk: LocalTrunk | None) -> RouterPass:
-    """Under the trunk, or the expert's own, which has the same shapes."""
-    exponents = feature_exponents(expert) if trunk is None else trunk.exponents
-    precision, device = settings.statistics.precision, settings.computing.device
-    return RouterPass(expert, trunk or expert, exponents, precision, device)
-
-
 @dataclass
 class _Passes:
     """The costs of passes. The experts are alike, so a kind's pace is measured once for a number of threads."""
@@ -110,7 +165,7 @@ class _Passes:
     settings: MergeSettings
     _paces: dict[tuple[type[Pass], int], float] = field(default_factory=dict)
 
-    def cost(self, text: _Text, work: Pass) -> PassCost:
+    def cost(self, work: Pass, text: _Text) -> PassCost:
         settings, computing = self.settings.statistics, self.settings.computing
         threads, room = room_of(work, settings, computing, text.tokens)
         busy = min(threads, max(1, text.tokens // enough(int(text.expert.config.hidden_size))))

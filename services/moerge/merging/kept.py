@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -31,6 +31,8 @@ from moerge_proto.trunks import TrunkOptions
 from moerge_proto.versions import Lineage
 
 RECORD, EXPERTS = "kept.json", "experts"
+CHOICES = "recipe", "statistics", "held_out_share", "rare_below"
+"""The settings of a merge that its record keeps."""
 _REMEDY = "merge the experts again into a new folder, with `keep_statistics`"
 
 
@@ -75,30 +77,10 @@ class Record(Message):
     experts: list[KeptExpert]
     merged: list[KeptExpert]
 
-    @classmethod
-    def of(cls, settings: MergeSettings, experts: Sequence[KeptExpert], merged: Sequence[KeptExpert]) -> Self:
-        """The record of a merge with these settings."""
-        return cls(
-            recipe=settings.recipe,
-            statistics=settings.statistics,
-            held_out_share=settings.held_out_share,
-            rare_below=settings.rare_below,
-            experts=list(experts),
-            merged=list(merged),
-        )
-
 
 @dataclass(frozen=True)
 class KeptVersion:
-    """A version whose statistics are kept.
-
-    Attributes:
-        folder: the version's.
-        record: of its merge.
-        lineage: the version's.
-        trunk: its trunk.
-        contributions: digest -> file, of its lineage.
-    """
+    """A version whose statistics are kept, with the files of its lineage's contributions by digest."""
 
     folder: Path
     record: Record
@@ -122,16 +104,8 @@ class KeptVersion:
 
     def settings(self, settings: MergeSettings) -> MergeSettings:
         """These settings, with the version's own where they determine a version."""
-        record = self.record
-        return replace(
-            settings,
-            recipe=record.recipe,
-            trunk=TrunkOptions(),
-            base=None,
-            statistics=record.statistics,
-            held_out_share=record.held_out_share,
-            rare_below=record.rare_below,
-        )
+        chosen = {name: getattr(self.record, name) for name in CHOICES}
+        return replace(settings, trunk=TrunkOptions(), base=None, **chosen)
 
 
 def kept(folder: Path) -> KeptVersion:
@@ -173,17 +147,16 @@ def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
 
 def share(version: KeptVersion, work: Path) -> None:
     """Links a version's trunk and contributions into another work folder; copies them if it is on another disk."""
-    own = work_folder(version.folder)
+    source = work_folder(version.folder)
     (work / TRUNK).mkdir(exist_ok=True)
-    for file in (*(own / TRUNK).iterdir(), *version.contributions.values()):
-        path = work / file.relative_to(own)
+    for file in (*(source / TRUNK).iterdir(), *version.contributions.values()):
+        path = work / file.relative_to(source)
         path.unlink(missing_ok=True)
         if not linked(file, path):
             shutil.copyfile(file, path)
 
 
 def windows_digest(windows: Sequence[Window]) -> str:
-    """A name for windows of one context and stride."""
     return shard_name(b"", [window.tokens for window in windows])
 
 
@@ -191,7 +164,5 @@ def kept_expert(
     record: ExpertRecord, windows: Sequence[Window] = (), score: Score | None = None, *, generated: bool = False
 ) -> KeptExpert:
     """An expert, and its score on held-out windows, if any."""
-    scored = None
-    if score is not None:
-        scored = KeptScore(windows=windows_digest(windows), nll=score.nll, tokens=score.tokens)
+    scored = score and KeptScore(windows=windows_digest(windows), nll=score.nll, tokens=score.tokens)
     return KeptExpert(**record._asdict(), generated=generated, score=scored)

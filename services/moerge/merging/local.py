@@ -32,9 +32,6 @@ class LocalTrunk(DenseTrunk):
 
     Attributes:
         path: its safetensors file, in the dense family's tensor names.
-        sha256: the digest of that file.
-        digest: the trunk's name.
-        method: of its merge.
         expert: a dense expert in it, or the config of one.
         contains: the experts whose parameters it contains, including the base.
         exponents: fractional bits of each layer's gram and cross.
@@ -75,7 +72,6 @@ def local_trunk(
 
     Args:
         experts: in order; a method that uses only the base merges none.
-        method: one of `moerge.trunk.methods`.
         contributions: the experts' trunk contributions, for a solved method.
         options: without `base`.
         base: the base model, for a method that takes one.
@@ -85,38 +81,38 @@ def local_trunk(
         IncompatibleExpertError: the method doesn't fit the experts' family.
         SolveError: the trunk contributions have too little text.
     """
-    chosen = options or TrunkOptions()
-    if base is not None:
-        chosen = chosen.model_copy(update={"base": base.digest})
+    chosen = with_base(options or TrunkOptions(), base)
     require_options(METHODS[method], chosen)
     if base is not None and METHODS[method].base_only:
         experts = [base]
-    sent = {file_sha256(path): path for path in contributions}
-    every = [*([base] if base is not None else []), *experts]
+    statistics = {file_sha256(path): path for path in contributions}
+    inputs = [*([base] if base is not None else []), *experts]
     lineage = TrunkLineage(
         method=method,
         options=chosen,
         experts=[item.digest for item in experts],
-        contributions=list(sent),
+        contributions=list(statistics),
         revision=METHODS[method].revision,
     )
     record = folder / TRUNK_RECORD
     merged = MergedTrunk.model_validate_json(record.read_bytes()) if record.is_file() else None
     if merged is None or merged.lineage != lineage:
         record.unlink(missing_ok=True)
-        inputs = TrunkInputs(
-            {expert.digest: expert for expert in every}, {expert.digest: expert.domain for expert in every}, sent
-        )
-        merged = merge_trunk(lineage, inputs, FolderFiles(folder), progress or NoProgress())
+        files, domains = {item.digest: item for item in inputs}, {item.digest: item.domain for item in inputs}
+        trunk_inputs = TrunkInputs(files, domains, statistics)
+        merged = merge_trunk(lineage, trunk_inputs, FolderFiles(folder), progress or NoProgress())
         with atomic_file(record) as out:
             out.write(merged.model_dump_json().encode())
-    digests = {item.digest for item in experts}
-    contains = experts if base is None or base.digest in digests else [base, *experts]
+    contains = experts if base is None or base.digest in lineage.experts else inputs
     return kept_trunk(merged, folder, experts[0], [record_of(item) for item in contains])
 
 
+def with_base(options: TrunkOptions, base: DenseExpert | None) -> TrunkOptions:
+    return options if base is None else options.model_copy(update={"base": base.digest})
+
+
 def kept_trunk(merged: MergedTrunk, folder: Path, expert: DenseFiles, contains: Sequence[ExpertRecord]) -> LocalTrunk:
-    """A trunk that was merged into `folder`; for other arguments see `LocalTrunk`."""
+    """A trunk that was merged into `folder`."""
     [weights] = [file for file in merged.files if file.name == DENSE_TRUNK_FILE]
     path = folder / weights.name
     return LocalTrunk(path, weights.sha256, merged.digest, merged.method, expert, contains, merged.exponents)
@@ -128,35 +124,27 @@ def local_version(
     contributions: Sequence[Path],
     options: SolveOptions = RECOMMENDED.solve,
     *,
+    kept: Sequence[Slot] = (),
     tied: bool = False,
 ) -> tuple[Lineage, VersionInputs]:
     """The arguments of `plan_version`.
 
     Args:
-        experts: in slot order.
+        experts: in slot order, behind those that are kept.
         trunk: of the contributions.
         contributions: files of router contributions; none if the routers come from elsewhere.
         options: of the solve.
+        kept: slots of an earlier version.
         tied: leave the head out if it equals the embedding.
 
     Raises:
         MoergeError: fewer experts than `options.top_k`.
     """
-    return version_of([slot_of(expert) for expert in experts], trunk, contributions, options, tied=tied)
-
-
-def version_of(
-    slots: Sequence[Slot],
-    trunk: LocalTrunk,
-    contributions: Sequence[Path],
-    options: SolveOptions,
-    *,
-    tied: bool = False,
-) -> tuple[Lineage, VersionInputs]:
-    """`local_version` of slots."""
+    new = [Slot(record_of(expert), expert.checkpoint, expert.trained or expert) for expert in experts]
+    slots = [*kept, *new]
     if options.top_k > len(slots):
         problem = f"{options.top_k} experts per token, of {len(slots)}"
-        raise MoergeError(problem, where="k", todo=f"give a whole number between 1 and {len(slots)}")
+        raise MoergeError(problem, where="`top_k`", todo=f"give a whole number between 1 and {len(slots)}")
     parts = dict(sorted((file_sha256(path), path) for path in contributions))
     lineage = Lineage(
         trunk=trunk.digest,
@@ -187,18 +175,12 @@ def given(routers: Sequence[Tensor]) -> Solve:
     return solve
 
 
-def slot_of(expert: DenseExpert) -> Slot:
-    """An expert's slot."""
-    return Slot(record_of(expert), expert.checkpoint, expert.trained or expert)
-
-
 def record_of(expert: DenseExpert) -> ExpertRecord:
-    """An expert's line in the card."""
     fitted_from = None if expert.trained is None else expert.trained.digest
     return ExpertRecord(expert.digest, expert.domain, expert.owner, expert.license, fitted_from, expert.hub_id)
 
 
 def _contributed(digest: str, path: Path) -> Contributed:
     with StatisticsFile(path) as file:
-        made = file.manifest
-    return Contributed(digest, made.domain, made.owner, made.tokens, made.documents)
+        manifest = file.manifest
+    return Contributed(digest, manifest.domain, manifest.owner, manifest.tokens, manifest.documents)

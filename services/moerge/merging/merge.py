@@ -9,7 +9,7 @@ from moerge.errors import MoergeError
 from moerge.files import LOCK, alone, atomic_file, work_folder
 from moerge.merging.assemble import Assembled, assemble
 from moerge.merging.checks import check
-from moerge.merging.kept import KeptExpert, KeptVersion, Record, keep, kept_expert, share, windows_digest
+from moerge.merging.kept import CHOICES, KeptExpert, KeptVersion, Record, keep, kept_expert, share, windows_digest
 from moerge.merging.report import DomainCounts, Report
 from moerge.merging.scores import HeldOut, Scored, scores
 from moerge.merging.settings import MergeSettings, Source
@@ -33,16 +33,13 @@ def merge(
 ) -> Report:
     """Merges experts into a version in the folder `out`, or adds them to one; an interrupted run continues.
 
-    For an addition the version's experts and texts aren't needed. Its files of the trunk and of experts are linked, not
-    copied.
-
     Args:
         sources: the experts, in slot order.
         out: a new folder, or that of an interrupted run of the same work.
         settings: by default the recommended recipe. An addition has the version's own in place of those that determine
             a version.
         say: gets other messages.
-        version: that the experts are added to; its files stay as they are. None: the experts are merged.
+        version: that the experts are added to, without its experts and texts; files are linked, not copied.
         texts: domain of the version -> the texts of its merge, to score its held-out ones again.
 
     Raises:
@@ -57,19 +54,27 @@ def merge(
         made = assemble(experts, [domain.text for domain in read], settings, work, kept, say=say)
         if not _is_written(out, made.lineage):
             made.write(out, settings.computing.progress, None if version is None else version.folder)
-        held_out = [] if version is None else _held_out_again(version.record.experts, settings, say, texts or {})
+        members = [] if version is None else list(version.record.experts)
+        held_out = _held_out_again(members, settings, say, texts or {})
         held_out += [HeldOut(domain.scored, expert) for expert, domain in zip(experts, read, strict=True)]
         scored = scores(held_out, out, settings.computing, say)
-        members = _members(made, sources, version, held_out, scored)
+        new = zip(sources, made.inputs.slots[len(members) :], read, scored[len(members) :], strict=True)
+        for source, slot, domain, score in new:
+            members.append(kept_expert(slot.record, domain.scored, score.expert, generated=source.generated))
         report = _report(out, made, members, scored, version)
-        _score_card(out, report)
+        card = scored_card((out / CARD_FILE).read_text(encoding="utf-8"), report.card_scores)
+        with atomic_file(out / CARD_FILE) as file:
+            file.write(card.encode())
         if settings.keep_statistics:
             if version is not None:
                 share(version, work)
             merged = [kept_expert(record) for record in made.trunk.contains]
-            keep(work, Record.of(settings, members, merged), made.inputs.slots)
+            chosen = {name: getattr(settings, name) for name in CHOICES}
+            keep(work, Record(experts=members, merged=merged, **chosen), made.inputs.slots)
         else:
-            _clear(work)
+            for path in work.iterdir():
+                if path.name != LOCK:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
     return report
 
 
@@ -102,7 +107,6 @@ def _is_written(out: Path, lineage: Lineage) -> bool:
 def _held_out_again(
     experts: Sequence[KeptExpert], settings: MergeSettings, say: Callable[[str], None], texts: Mapping[str, Corpus]
 ) -> list[HeldOut]:
-    """Held-out windows of a version's domains, none without their texts, and their experts' scores on them."""
     missing = [expert.domain for expert in experts if expert.domain not in texts]
     if settings.scored_tokens and missing:
         say(f"not scored, for want of held-out text: {', '.join(missing)}; give their texts of the merge again")
@@ -121,49 +125,20 @@ def _again(expert: KeptExpert, settings: MergeSettings, say: Callable[[str], Non
     return HeldOut(windows, Score(expert.score.nll, expert.score.tokens))
 
 
-def _members(
-    made: Assembled,
-    sources: Sequence[Source],
-    version: KeptVersion | None,
-    held_out: Sequence[HeldOut],
-    scored: Sequence[Scored],
-) -> list[KeptExpert]:
-    """The version's experts, in slot order, for the record."""
-    old = [] if version is None else version.record.experts
-    slots, results = made.inputs.slots[len(old) :], scored[len(old) :]
-    new = [
-        kept_expert(slot.record, text.windows, score.expert, generated=source.generated)
-        for slot, source, text, score in zip(slots, sources, held_out[len(old) :], results, strict=True)
-    ]
-    return [*old, *new]
-
-
 def _report(
     out: Path, made: Assembled, members: Sequence[KeptExpert], scored: Sequence[Scored], version: KeptVersion | None
 ) -> Report:
     counts = {part.domain: DomainCounts(part.documents, part.tokens) for part in made.inputs.contributed}
     merged = {record.digest for record in made.trunk.contains}
     late = [] if version is None else [member.domain for member in members if member.original not in merged]
-    return Report.of(
+    solved = SolveReport.model_validate_json((out / REPORT_FILE).read_text(encoding="utf-8"))
+    conditions = [layer.condition for layer in solved.layers]
+    return Report(
         str(out),
         made.lineage.domains,
         [counts[domain] for domain in made.lineage.domains],
         [score.domain for score in scored],
-        SolveReport.model_validate_json((out / REPORT_FILE).read_text(encoding="utf-8")),
+        (min(conditions), max(conditions)),
         generated=[member.domain for member in members if member.generated],
         newcomers=late,
     )
-
-
-def _score_card(out: Path, report: Report) -> None:
-    """Puts the scores into the model card."""
-    path = out / CARD_FILE
-    card = scored_card(path.read_text(encoding="utf-8"), report.card_scores)
-    with atomic_file(path) as file:
-        file.write(card.encode())
-
-
-def _clear(work: Path) -> None:
-    for path in work.iterdir():
-        if path.name != LOCK:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()

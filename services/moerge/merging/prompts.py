@@ -39,28 +39,15 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Writer:
-    """An expert's tokenizer and prompts.
-
-    Attributes:
-        tokenizer: a transformers one.
-        prompts: texts of the prompts.
-        chat: whether a prompt is a user's turn in the tokenizer's chat template.
-    """
+    """An expert's transformers tokenizer; with a chat template, a prompt is a user's turn in it."""
 
     tokenizer: Any
-    prompts: Sequence[str]
 
     @property
     def chat(self) -> bool:
         return bool(self.tokenizer.chat_template)
 
-    @property
-    def special(self) -> list[str]:
-        """All special tokens, also those without a role, such as a template's marks of turns."""
-        return [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-
     def ids(self, prompt: str) -> list[int]:
-        """A prompt's tokens."""
         if not self.chat:
             return list(self.tokenizer(prompt)["input_ids"])
         turns = [{"role": "user", "content": prompt}]
@@ -79,9 +66,20 @@ class Writer:
 
 def checked(expert: DenseExpert, prompts: Prompts, context: int) -> tuple[Writer, list[list[int]]]:
     """The expert's writer, and the tokens of each prompt; arguments and errors are those of `written`."""
-    writer = Writer(expert.tokenizer, prompts.texts)
-    begun = [writer.ids(prompt) for prompt in prompts.texts]
-    _check(writer, begun, context, f"`prompt` {expert.domain}")
+    writer, begun, where = Writer(expert.tokenizer), list[list[int]](), f"`prompt` {expert.domain}"
+    # all special tokens, also those without a role, such as a template's marks of turns
+    added = writer.tokenizer.added_tokens_decoder.values() if writer.chat else ()
+    special = [token.content for token in added if token.special]
+    for prompt in prompts.texts:
+        begun.append(writer.ids(prompt))
+        if not prompt.strip() or not begun[-1]:
+            raise MoergeError("a prompt is empty", where=where, todo="remove it")
+        if len(begun[-1]) >= context:
+            problem = f"a prompt has {len(begun[-1])} tokens; a text has at most {context}"
+            raise MoergeError(problem, where=where, todo="shorten it, or raise `context`")
+        if mark := next((token for token in special if token in prompt), ""):
+            todo = "give the user's words alone; the expert's chat template is added to them"
+            raise MoergeError(f"a prompt contains {mark!r}", where=where, todo=todo)
     return writer, begun
 
 
@@ -91,8 +89,6 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
     Equal arguments give equal texts on one machine.
 
     Args:
-        expert: with its tokenizer, whose chat template is used if there is one.
-        prompts: and the number of tokens.
         context: most tokens of a text.
         work: existing folder.
         device: torch device of the expert.
@@ -101,9 +97,7 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
     Raises:
         MoergeError: a prompt is too long or empty, or has the chat template's tokens; or memory is short.
     """
-    where = f"`prompt` {expert.domain}"
     writer, begun = checked(expert, prompts, context)
-    tokenizer = writer.tokenizer
     name = digest_of([expert.digest, list(prompts.texts), prompts.tokens, context, device])
     path = work / f"generated-{expert.domain}-{name[:16]}.jsonl"
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
@@ -116,31 +110,16 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
         while done < prompts.tokens:
             number = len(lines) // BATCH
             chosen = [place % len(begun) for place in range(number * BATCH, (number + 1) * BATCH)]
-            answers = _sampled(model, tokenizer, [begun[item] for item in chosen], context, number)
-            made = [
-                writer.document(prompts.texts[item], begun[item], new)
-                for item, new in zip(chosen, answers, strict=True)
-            ]
-            lines += [json.dumps(item, ensure_ascii=False) for item in made]
+            answers = _sampled(model, writer.tokenizer, [begun[place] for place in chosen], context, number)
+            pairs = zip(chosen, answers, strict=True)
+            texts = [writer.document(prompts.texts[place], begun[place], new) for place, new in pairs]
+            lines += [json.dumps(text, ensure_ascii=False) for text in texts]
             with atomic_file(path) as out:
                 out.write("".join(f"{line}\n" for line in lines).encode())
-            new_tokens = sum(item["tokens"] for item in made)
+            new_tokens = sum(text["tokens"] for text in texts)
             tracker.advance(min(new_tokens, prompts.tokens - done))
             done += new_tokens
-    return Corpus([str(path)], expert, chat="messages" if writer.chat else None, where=where)
-
-
-def _check(writer: Writer, begun: Sequence[Sequence[int]], context: int, where: str) -> None:
-    special = writer.special if writer.chat else []
-    for prompt, ids in zip(writer.prompts, begun, strict=True):
-        if not prompt.strip() or not ids:
-            raise MoergeError("a prompt is empty", where=where, todo="remove it")
-        if len(ids) >= context:
-            result = f"a prompt has {len(ids)} tokens; a text has at most {context}"
-            raise MoergeError(result, where=where, todo="shorten it, or raise `context`")
-        if result := next((token for token in special if token in prompt), ""):
-            todo = "give the user's words alone; the expert's chat template is added to them"
-            raise MoergeError(f"a prompt contains {result!r}", where=where, todo=todo)
+    return Corpus([str(path)], expert, chat="messages" if writer.chat else None, where=f"`prompt` {expert.domain}")
 
 
 def require_memory(expert: DenseExpert, device: str) -> Need:

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Self
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from moerge.versions.card_scores import ScoreRow, scores_text
 from moerge_proto.normalised import average
-from moerge_proto.versions import SolveReport
 
 SCORED_TOKENS = 10_000
 """Tokens per domain for the comparison of the version with the experts."""
@@ -35,13 +33,9 @@ class DomainCounts:
 
 @dataclass(frozen=True)
 class DomainScore:
-    """Perplexities on a domain's held-out documents.
+    """Perplexities on a domain's held-out documents, and `normalised`: 100 x the expert's / the version's.
 
-    Attributes:
-        expert, version: perplexities.
-        normalised: 100 x the expert's / the version's.
-        tokens: number of scored tokens.
-        shares: each expert's share of the tokens by first choice, in slot order, over all layers.
+    `shares`: each expert's share of the scored tokens by first choice, in slot order, over all layers.
     """
 
     expert: float
@@ -69,20 +63,6 @@ class Report:
     generated: Sequence[str] = ()
     newcomers: Sequence[str] = ()
 
-    @classmethod
-    def of(
-        cls,
-        folder: str,
-        domains: Sequence[str],
-        counts: Sequence[DomainCounts],
-        scores: Sequence[DomainScore | None],
-        solved: SolveReport,
-        generated: Sequence[str] = (),
-        newcomers: Sequence[str] = (),
-    ) -> Self:
-        conditions = [layer.condition for layer in solved.layers]
-        return cls(folder, domains, counts, scores, (min(conditions), max(conditions)), generated, newcomers)
-
     @property
     def average(self) -> float | None:
         """Mean normalised perplexity; None unless every domain is scored."""
@@ -91,17 +71,16 @@ class Report:
     @property
     def card_scores(self) -> str:
         """The model card's section of scores; empty if no domain is scored."""
-        result = [(domain, score) for domain, score in zip(self.domains, self.scores, strict=True) if score is not None]
-        rows = [ScoreRow(name, item.tokens, item.expert, item.version, item.normalised) for name, item in result]
-        missing = [domain for domain, score in zip(self.domains, self.scores, strict=True) if score is None]
+        pairs = list(zip(self.domains, self.scores, strict=True))
+        rows = [ScoreRow(name, item.tokens, item.expert, item.version, item.normalised) for name, item in pairs if item]
+        missing = [domain for domain, score in pairs if score is None]
         text = scores_text("on documents that were set aside", rows, self.average, missing)
         names = ", ".join(self.generated)
-        told = f"Statistics of text that the expert itself wrote by prompts: {names}.\n" if names else ""
-        return "\n".join(filter(None, (text, told)))
+        generated = f"Statistics of text that the expert itself wrote by prompts: {names}.\n" if names else ""
+        return "\n".join(filter(None, (text, generated)))
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about domains that lose, and badly determined routers."""
         result = [
             f"{domain} loses {100 - score.normalised:.1f} points against its own expert"
             for domain, score in zip(self.domains, self.scores, strict=True)
@@ -110,20 +89,17 @@ class Report:
         if self.conditions[1] > FLOAT32_LIMIT:
             result.append(f"a router's condition is {self.conditions[1]:.0e}; raise lambda, or give more text")
         if self.generated:
-            result.append(
-                f"not scored, because their experts wrote their text: {', '.join(self.generated)}; {OWN_WORDS}"
-            )
+            names = ", ".join(self.generated)
+            result.append(f"not scored, because their experts wrote their text: {names}; {OWN_WORDS}")
         if self.newcomers:
             result.append(f"not in the trunk: {', '.join(self.newcomers)}; {NEWCOMERS}")
         return result
 
     def _routed(self, score: DomainScore) -> str:
-        """The experts with most of a domain's tokens."""
         largest = sorted(zip(score.shares, self.domains, strict=True), reverse=True)[:_SHOWN]
         return ", ".join(f"{domain} {100 * share:.0f} %" for share, domain in largest)
 
     def to_json(self) -> dict[str, object]:
-        """The report as data for JSON."""
         rows = []
         for domain, counts, score in zip(self.domains, self.counts, self.scores, strict=True):
             rows.append({"domain": domain, **asdict(counts), "score": None if score is None else asdict(score)})

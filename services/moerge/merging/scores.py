@@ -33,34 +33,32 @@ class Scored:
 
 
 def scores(domains: Sequence[HeldOut], version: Path, computing: Computing, say: Callable[[str], None]) -> list[Scored]:
-    """The scores of each domain with windows; `say` is told if memory is too short for all."""
-    nothing = [Scored()] * len(domains)
-    if not any(domain.windows for domain in domains):
-        return nothing
-    longest = max(len(window.tokens) for domain in domains for window in domain.windows)
+    """The scores of each domain with windows; `say` gets a message if memory is too short for all."""
+    result = [Scored()] * len(domains)
+    longest = max((len(window.tokens) for domain in domains for window in domain.windows), default=0)
+    if not longest:
+        return result
     merged, device, host = published_weights(version), computing.device, computing.host_memory
     try:
         states_for(need_of(merged.config, "float32", longest, device), free_for(device), host)
     except MoergeError as error:
         say(f"not scored: {error.what}")
-        return nothing
-    experts, result = list[Score](), list[Scored]()
+        return result
+    places, experts = [n for n, domain in enumerate(domains) if domain.windows], list[Score]()
     passes = [2 if isinstance(domain.expert, DenseExpert) else 1 for domain in domains]
     total = sum(n * window.scored for n, domain in zip(passes, domains, strict=True) for window in domain.windows)
     with computing.progress.track("scoring experts and version", total, "tokens") as tracker:
-        for domain in domains:
-            if isinstance(domain.expert, Score) or not domain.windows:
-                experts.append(domain.expert if isinstance(domain.expert, Score) else Score(0.0, 0))
-                continue
-            expert = streamed_model(expert_weights(domain.expert), "float32", device, longest, host)
-            experts.append(expert.score(domain.windows, tracker))
-        for own, domain in zip(experts, domains, strict=True):
-            if not domain.windows:
-                result.append(Scored())
-                continue
+        for place in places:
+            expert = domains[place].expert
+            if isinstance(expert, DenseExpert):
+                model = streamed_model(expert_weights(expert), "float32", device, longest, host)
+                expert = model.score(domains[place].windows, tracker)
+            experts.append(expert)
+        for place, dense in zip(places, experts, strict=True):
             model = streamed_model(merged, "float32", device, longest, host)
-            scored = model.score(domain.windows, tracker)
+            scored = model.score(domains[place].windows, tracker)
             shares = (model.routed.sum(dim=0) / model.routed.sum()).tolist()
-            points = normalised(own, scored)
-            result.append(Scored(own, DomainScore(own.perplexity, scored.perplexity, points, scored.tokens, shares)))
+            points = normalised(dense, scored)
+            figures = DomainScore(dense.perplexity, scored.perplexity, points, scored.tokens, shares)
+            result[place] = Scored(dense, figures)
     return result

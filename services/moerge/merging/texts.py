@@ -17,14 +17,7 @@ from moerge.scoring.perplexity import Window
 
 @dataclass(frozen=True)
 class DomainText:
-    """A domain's text.
-
-    Attributes:
-        domain: its label.
-        text: the documents.
-        documents, tokens: of the statistics; tokens that count.
-        scored: windows of held-out documents.
-    """
+    """A domain's text; `documents` and `tokens` count those of the statistics, `scored` has held-out windows."""
 
     domain: str
     text: Text
@@ -44,40 +37,13 @@ def read_text(
     Raises:
         MoergeError: a file can't be read, or there is too little text.
     """
-    if isinstance(source.corpus, Prompts):
+    corpus, rule = source.corpus, SplitRule(settings.held_out_share)
+    if isinstance(corpus, Prompts):
         if work is None:
             raise TypeError("prompts need a work folder")
         device, context, progress = settings.computing.device, settings.statistics.context, settings.computing.progress
-        corpus = written(source.expert, source.corpus, context, work, device, progress)
-        read = read_corpus(source.expert.domain, corpus, settings, work, held_out_share=0)
-    else:
-        read = read_corpus(source.expert.domain, source.corpus, settings, work)
-    _check(read, source, settings, say)
-    return read
-
-
-def read_corpus(
-    domain: str,
-    corpus: Corpus,
-    settings: MergeSettings,
-    work: Path | None = None,
-    held_out_share: float | None = None,
-) -> DomainText:
-    """A corpus as a domain's text, read and tokenised once; a few documents are cut into pieces first."""
-    statistics, most = settings.statistics, settings.scored_tokens
-    rule = SplitRule(settings.held_out_share if held_out_share is None else held_out_share)
-    title, progress = f"reading texts of {domain}", settings.computing.progress
-    text = corpus.under(rule).read(title, progress, context=statistics.context, folder=work)
-    documents = tokens = 0
-    for document in text:
-        count = sum(row.count for row in cut(document, statistics))
-        documents, tokens = documents + (count > 0), tokens + count
-    scored = Cut(statistics.context, max(1, statistics.context // 2), most).drawn(text.held_out) if most else []
-    return DomainText(domain, text, documents, tokens, scored)
-
-
-def _check(read: DomainText, source: Source, settings: MergeSettings, say: Callable[[str], None]) -> None:
-    """Refuses too little text, and reports where more would make better routers."""
+        corpus, rule = written(source.expert, corpus, context, work, device, progress), SplitRule(0)
+    read = read_corpus(source.expert.domain, corpus, settings, work, rule)
     hidden, field = int(source.expert.config.hidden_size), "`prompt_tokens`" if source.generated else "`text`"
     amount = f"{read.tokens:,} tokens for statistics in {read.documents:,} documents"
     if read.tokens < hidden:
@@ -87,3 +53,20 @@ def _check(read: DomainText, source: Source, settings: MergeSettings, say: Calla
         say(f"{read.domain}: {amount}; give {enough(hidden):,} or more for well-determined routers")
     if settings.scored_tokens and not read.scored and not source.generated:
         say(f"{read.domain}: no document is held out, so the domain is not scored; give more documents")
+    return read
+
+
+def read_corpus(
+    domain: str, corpus: Corpus, settings: MergeSettings, work: Path | None = None, rule: SplitRule | None = None
+) -> DomainText:
+    """A corpus as a domain's text, read and tokenised once; a few documents are cut into pieces first."""
+    statistics, most = settings.statistics, settings.scored_tokens
+    title, progress = f"reading texts of {domain}", settings.computing.progress
+    split = corpus.under(rule or SplitRule(settings.held_out_share))
+    text = split.read(title, progress, context=statistics.context, folder=work)
+    documents = tokens = 0
+    for document in text:
+        count = sum(row.count for row in cut(document, statistics))
+        documents, tokens = documents + (count > 0), tokens + count
+    scored = Cut(statistics.context, max(1, statistics.context // 2), most).drawn(text.held_out) if most else []
+    return DomainText(domain, text, documents, tokens, scored)

@@ -31,7 +31,6 @@ def spread(windows: Sequence[Window], tokens: int) -> list[Window]:
 
 
 def _chosen(sizes: Sequence[int], tokens: int) -> set[int]:
-    """The numbers of windows of these sizes, in scored tokens."""
     taken, chosen = 0, set[int]()
     for number in random.Random(0).sample(range(len(sizes)), len(sizes)):  # noqa: S311  # no secret
         if taken >= tokens:

@@ -51,10 +51,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens of which the last `new` are predicted from those before them; the counted ones of these are scored.
-
-    `document` is the number of their document.
-    """
+    """Tokens of which the last `new` are predicted from those before them; the counted ones of these are scored."""
 
     tokens: Tokens
     new: int
@@ -62,7 +59,6 @@ class Window:
 
     @property
     def scored(self) -> int:
-        """Number of scored tokens."""
         return self.tokens[max(1, len(self.tokens) - self.new) :].count
 
     @property
@@ -123,8 +119,6 @@ def logits(model: PreTrainedModel, rows: Rows) -> Tensor:
 
 
 def losses_by(logits: Callable[[Rows], Tensor]) -> Losses:
-    """The losses from the next tokens' logits [B, T, V]."""
-
     return lambda rows: losses_of(logits(rows), rows.ids)
 
 
@@ -146,7 +140,6 @@ def score(
 
 
 def total(scores: Iterable[Score]) -> Score:
-    """The score of several texts together."""
     nll, tokens = 0.0, 0
     for item in scores:
         nll, tokens = nll + item.nll, tokens + item.tokens
@@ -182,7 +175,6 @@ def document_scores(
 
 
 def batched(cut: Sequence[Window]) -> Iterator[list[Window]]:
-    """The micro-batches of windows, by length."""
     return bucket(cut, lambda window: len(window.tokens), BATCH_TOKENS)
 
 

@@ -13,7 +13,6 @@ from moerge.scoring.perplexity import Window
 
 
 def routers(model: PreTrainedModel) -> list[nn.Module]:
-    """The router modules of a published model, in layer order."""
     pattern = published_family(model.config).router_module
     return [model.get_submodule(pattern.format(layer=layer)) for layer in range(model.config.num_hidden_layers)]
 

@@ -35,9 +35,6 @@ class StreamedModel:
     """A dense model or a published version.
 
     Args:
-        weights: its files.
-        dtype: of the model.
-        device: torch device.
         states: bytes of hidden states in host memory; one micro-batch is always taken.
         expert: the expert of a version that every token goes to; None: the routers choose.
 
@@ -73,7 +70,6 @@ class StreamedModel:
             yield total(by_document((batch, losses) for _, batch, losses in own))
 
     def _windows(self, parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-        """As many micro-batches together as hidden states fit."""
         window, held = list[_Part](), 0
         token = self._dtype.itemsize * int(self._weights.config.hidden_size)
         for number, batch in parts:

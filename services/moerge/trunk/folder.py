@@ -15,7 +15,6 @@ class FolderFiles:
         self.folder, self._paths = folder, dict[str, Path]()
 
     def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
-        """Writes a file."""
         path = self.folder / name
         with atomic_file(path) as out:
             sha256 = write(out)
@@ -23,5 +22,4 @@ class FolderFiles:
         return FileEntry(name=name, sha256=sha256, size=path.stat().st_size)
 
     def source(self, digest: str) -> Path:
-        """The path of a stored file."""
         return self._paths[digest]

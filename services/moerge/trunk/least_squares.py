@@ -46,12 +46,8 @@ class Grams(Protocol):
 def head_alignment(trunk: Tensor, own: Tensor, counts: Tensor) -> Tensor:
     """[H, H] float64: the matrix M for which trunk (M x) is nearest to own x.
 
-    The distance is the logits' variance under the tokens' frequencies: the cost of small errors to a softmax.
-
-    Args:
-        trunk: the trunk's head, [V, H].
-        own: the expert's, [V, H].
-        counts: [V] float64, each token's count in the domain's text.
+    The distance is the logits' variance under the tokens' frequencies: the cost of small errors to a softmax. Heads are
+    [V, H], counts [V] float64.
     """
     probabilities = (counts + 1) / (counts + 1).sum()
     hidden = trunk.shape[1]
@@ -119,11 +115,7 @@ def row_shares(counts: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
     A frequency is count / (tokens + V), so little text has little weight. One count in text of average length is added
     to all frequencies. Then shares are shrunk towards 1 / D by `EVENNESS`: an owner has at most
     (1 + EVENNESS / D) / (1 + EVENNESS) of a row. Weighted by the others' use of the rows, it has about 1 / D at most,
-    for any counts.
-
-    Args:
-        counts: [D, rows] float64, each owner's counts.
-        tokens: [D], each owner's number of tokens.
+    for any counts, [D, rows] float64.
     """
     sizes = tokens.double() + vocabulary
     frequencies = counts / sizes[:, None] + 1 / sizes.mean()
@@ -136,16 +128,10 @@ def counts_of(file: StatisticsFile) -> Tensor:
 
 
 def kinds_of_rows(shares: Tensor, use: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Rounded shares, of which rows may have the same.
+    """Rounded shares, [kinds, D] float64 with sums of 1, and each row's kind, [rows].
 
-    If more than `most` differ, rows are clustered instead, and have the mean of their cluster.
-
-    Args:
-        shares: [D, rows] float64, with a sum of 1 over owners.
-        use: [rows] float64, about the tokens' frequencies: weights of errors.
-
-    Returns:
-        [kinds, D] float64, with sums of 1, and each row's kind, [rows].
+    If more than `most` differ, rows are clustered instead, and have the mean of their cluster. `use`, [rows] float64,
+    is about the tokens' frequencies: weights of errors.
     """
     steps = (_STEPS * shares / shares.amax(dim=0)).round().T
     kinds, which = steps.unique(dim=0, return_inverse=True)

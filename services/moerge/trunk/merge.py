@@ -37,13 +37,7 @@ class Files(Protocol):
 
 @dataclass(frozen=True)
 class TrunkInputs:
-    """Files behind the digests of a lineage.
-
-    Attributes:
-        experts: expert -> its files, including the base.
-        domains: expert -> its domain.
-        statistics: trunk contribution -> its file.
-    """
+    """Files behind the digests of a lineage: experts, including the base, and trunk contributions."""
 
     experts: Mapping[str, DenseFiles]
     domains: Mapping[str, str]
@@ -68,7 +62,6 @@ class MergedTrunk(TrunkLineage):
 
     @property
     def lineage(self) -> TrunkLineage:
-        """All inputs of the trunk."""
         return TrunkLineage.model_validate(self.model_dump(include=set(TrunkLineage.model_fields)))
 
 

@@ -19,12 +19,7 @@ from moerge.models.writer import TensorPlan
 class Piece:
     """The unit of merging: a tensor, or its rows that the same experts have.
 
-    Attributes:
-        name: of the tensor, in the dense family's names.
-        start: first row; 0 except for vocabularies of unequal length.
-        experts: numbers of the ordered experts that have it.
-        tensors: theirs, equally shaped.
-        dtype: of the trunk's tensor.
+    `start` is the first row, `experts` are the numbers of the experts with these rows, and `dtype` is the trunk's.
     """
 
     name: str

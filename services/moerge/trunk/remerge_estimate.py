@@ -17,11 +17,8 @@ def estimate(members: float, newcomers: float, merged: int, joining: int, domain
     """The estimate that `moerge_proto.history.Remerge` explains.
 
     Args:
-        members, newcomers: mean normalised oracle under the current trunk, in points, of the domains in it and of the
-            others.
-        merged: number of experts in the current trunk.
-        joining: number of newcomers.
-        domains: number of the version's domains, including newcomers'.
+        members, newcomers: mean normalised oracle under the current trunk, in points.
+        merged, joining, domains: numbers of experts in the trunk, of newcomers, and of all the version's domains.
     """
     won = joining / domains * (members - newcomers)
     if merged == 1:

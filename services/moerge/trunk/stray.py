@@ -33,20 +33,16 @@ padding, are small."""
 
 @dataclass(frozen=True)
 class Furthest:
-    """The largest value of one measure, and the name of its tensor."""
-
     value: float
     name: str
 
 
 @dataclass(frozen=True)
 class Stray:
-    """The report on a trunk: the furthest tensor by each measure.
+    """The furthest tensor by each measure.
 
-    Attributes:
-        tensor: the distance of outputs on the owner's text, relative to the smaller norm.
-        size: the larger outputs' norm divided by the smaller, minus 1.
-        row: the same distance for one row, or for one direction of the embedding.
+    `tensor`: the distance of outputs on the owner's text, relative to the smaller norm. `row`: the same for one row, or
+    for one direction of the embedding. `size`: the larger outputs' norm divided by the smaller, minus 1.
     """
 
     tensor: Furthest
@@ -68,8 +64,6 @@ def require_near(expert: Dense, trunk: Dense, limit: float, grams: Path) -> Stra
     longer vocabularies are not compared: this expert has no such tokens.
 
     Args:
-        expert: the owner's.
-        trunk: the trunk.
         limit: of a tensor's stray. The limits of sizes and rows are `SIZES` and `ROWS` times as much.
         grams: a trunk contribution of this expert.
 
@@ -164,7 +158,6 @@ class _Comparison:
         self._check_rows(EMBEDDING, directions, float(directions.one.mean()) * _LEAST)
 
     def rest(self, name: str) -> None:
-        """Any other tensor, such as a norm's gains, by its elements."""
         if name not in self._compared:
             self._check(name, Powers.of(*self._pair(name), torch.square))
 
@@ -181,11 +174,10 @@ class _Comparison:
         self._size = self._within(self._size, Furthest(powers.size(), name), SIZES * self._limit, "in size ")
 
     def _check_rows(self, name: str, powers: Powers, least: float) -> None:
-        result = Furthest(powers.row(least), name)
-        self._row = self._within(self._row, result, ROWS * self._limit, "in a single row ")
+        self._row = self._within(self._row, Furthest(powers.row(least), name), ROWS * self._limit, "in a single row ")
 
-    def _within(self, before: Furthest, found: Furthest, limit: float, how: str) -> Furthest:
-        if not found.value <= limit:
-            told = f"the trunk strays {how}by {found.value:.3g}; max_stray = {self._limit:g} allows {limit:g}"
-            raise IncompatibleExpertError(told, where=found.name, todo=_TODO)
-        return max(before, found, key=lambda item: item.value)
+    def _within(self, before: Furthest, now: Furthest, limit: float, how: str) -> Furthest:
+        if not now.value <= limit:
+            problem = f"the trunk strays {how}by {now.value:.3g}; max_stray = {self._limit:g} allows {limit:g}"
+            raise IncompatibleExpertError(problem, where=now.name, todo=_TODO)
+        return max(before, now, key=lambda item: item.value)

@@ -7,9 +7,8 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
-from moerge.cli.common import numbers
 from moerge.files import require_new
-from moerge.settings import named_values, single_values, token_count
+from moerge.settings import named_numbers, named_values, single_values, token_count
 from moerge.terminal import output
 
 app = typer.Typer(subcommand_metavar="")
@@ -97,7 +96,7 @@ def tune(
         texts=named_values("text", text),
         field=text_field,
         tokens=token_count(tokens),
-        weights=numbers("--weight", weight or []),
+        weights=named_numbers("weight", weight or []),
         context=context,
         precision=precision,
         device=device,

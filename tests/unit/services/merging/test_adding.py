@@ -27,7 +27,7 @@ from support.processes import run_command
 
 SETTINGS = MergeSettings(scored_tokens=500)
 KEPT = replace(SETTINGS, keep_statistics=True)
-NOTHING = Choices(None, None, None, None, None, False, None, None)
+NOTHING = Choices(None, None, None, {}, None, None, False, None, None)
 
 
 class _CutError(Exception):
@@ -194,6 +194,7 @@ def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -
         ({"recipe": "dume"}, "`recipe`"),
         ({"method": "average"}, "`method`"),
         ({"base": "seed"}, "`base`"),
+        ({"weights": {"law": 2.0}}, "`weight`"),
         ({"ridge_lambda": 0.5}, "`ridge_lambda`"),
         ({"top_k": 2}, "`top_k`"),
         ({"fit": True}, "`fit`"),
@@ -208,7 +209,7 @@ def test_an_option_that_contradicts_the_version_is_refused(folder: Path, given: 
 
 
 def test_options_that_agree_with_the_version_are_taken(folder: Path) -> None:
-    same = Choices("recommended", "regmean", None, 0.001, 1, False, 512, "float32")
+    same = Choices("recommended", "regmean", None, {}, 0.001, 1, False, 512, "float32")
     assert version(folder / "merged", ["code=code"], [], same) is not None
     assert version(None, [], ["law=law"], same) is None
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
 from moerge.merging import dry_run
-from moerge.merging.costs import Costs
 from moerge.merging.kept import kept
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.prompts import Prompts
@@ -54,7 +53,7 @@ def sources(folder: Path, *domains: str) -> list[Source]:
     return [source(folder, item) for item in domains or ("law", "art")]
 
 
-def of(costs: Costs) -> list[tuple[str, str]]:
+def of(costs: dry_run.Costs) -> list[tuple[str, str]]:
     return [(item.domain, item.kind) for item in costs.passes]
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock
 from hypothesis import example, given
 from hypothesis import settings as examples
@@ -39,6 +40,7 @@ from moerge.statistics.passes import RouterPass, TrunkPass, need_of
 from moerge.statistics.streamed import Streamed
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
+from moerge_proto.trunks import TrunkOptions
 from support.merging import HIDDEN, SMALL, corpus_of, files, source
 from support.models import expert, texts
 from support.processes import run_command
@@ -254,6 +256,7 @@ def test_disk_space_is_checked_first_and_existing_files_count(
 ) -> None:
     own = DenseExpert("law", folder / "law").checkpoint.specs.values()
     asked = 2 * (sum(spec.bytes for spec in own) + 2 * 8 * HIDDEN * (HIDDEN + 1))
+    asked += sum(path.stat().st_size for path in folder.glob("*.jsonl"))  # about the size of their token ids
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=asked - 1))
     with pytest.raises(MoergeError, match="make room"):
         merge(sources(folder), tmp_path / "out", SETTINGS)
@@ -331,7 +334,7 @@ def test_short_text_causes_a_warning_and_no_score(folder: Path, tmp_path: Path) 
 
 # --- refusals, before anything is computed
 @pytest.mark.parametrize(
-    ("domains", "recipe", "found"),
+    ("domains", "recipe", "problem"),
     [
         (["law"], RECOMMENDED, "two experts or more"),
         (["law", "art"], PAPER.model_copy(update={"solve": SolveOptions(top_k=3)}), "3 experts per token, of 2"),
@@ -340,11 +343,29 @@ def test_short_text_causes_a_warning_and_no_score(folder: Path, tmp_path: Path) 
     ],
 )
 def test_a_recipe_that_can_t_be_followed_is_refused(
-    folder: Path, tmp_path: Path, domains: list[str], recipe: VersionRecipe, found: str
+    folder: Path, tmp_path: Path, domains: list[str], recipe: VersionRecipe, problem: str
 ) -> None:
-    with pytest.raises(MoergeError, match=found):
+    with pytest.raises(MoergeError, match=problem):
         merge([source(folder, domain) for domain in domains], tmp_path / "out", replace(SETTINGS, recipe=recipe))
     assert list(tmp_path.iterdir()) == []
+
+
+WEIGHTED = RECOMMENDED.model_copy(update={"method": "weighted"})
+
+
+def test_a_weighted_trunk_has_the_given_weights(folder: Path, tmp_path: Path) -> None:
+    weights = TrunkOptions(weights={"law": 3.0})
+    merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=WEIGHTED, trunk=weights, keep_statistics=True))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    law, art = (DenseFiles(folder / domain).checkpoint.tensor(name) for domain in ("law", "art"))
+    trunk = load_file(tmp_path / "out.work" / "trunk" / "trunk.safetensors")[name]
+    torch.testing.assert_close(trunk, (3 * law + art) / 4)
+
+
+def test_a_weight_of_an_unknown_domain_is_refused(folder: Path, tmp_path: Path) -> None:
+    weights = TrunkOptions(weights={"lew": 3.0})
+    with pytest.raises(MoergeError, match="no expert of lew"):
+        merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=WEIGHTED, trunk=weights))
 
 
 @pytest.mark.parametrize(("name", "value"), [("rms_norm_eps", 1e-3), ("num_hidden_layers", 1)])
