@@ -76,6 +76,17 @@ def byte_count(text: str, field: str) -> int:
         raise MoergeError(f"expected a size, found {text!r}", where=f"`{field}`", todo=todo) from error
 
 
+def valid(model: type[M], fields: Mapping[str, object]) -> M:
+    """A message of these fields; the error names the first invalid one, without the field `options` around it."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        names = [name for name in first["loc"] if name != "options"][:1]
+        where = "".join(f"`{name}`" for name in names)
+        raise MoergeError(plainly(first), where=where, todo="see --help") from error
+
+
 def put(values: dict[str, Any], keys: Keys, value: object) -> None:
     for key in keys[:-1]:
         table = values.get(key)

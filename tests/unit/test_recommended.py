@@ -84,7 +84,7 @@ def test_paper_recipe_uses_paper_options_with_given_overrides() -> None:
 
 
 def test_an_invalid_option_is_named() -> None:
-    with pytest.raises(MoergeError, match="top_k: "):
+    with pytest.raises(MoergeError, match="`top_k`: "):
         versions.new_version("recommended", {"top_k": 0})
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Annotated, TypeVar
 
 import typer
@@ -66,6 +67,14 @@ def wait(client: Client, workflow: Workflow) -> str:
     """Waits for a workflow and returns its result; a terminal shows a spinner meanwhile."""
     with Console(stderr=True).status(f"the coordinator is running {workflow.id}"):
         return client.wait(workflow)
+
+
+def minute(when: datetime | None) -> str:
+    return "never" if when is None else f"{when:%Y-%m-%d %H:%M} UTC"
+
+
+def points(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign}.1f}"
 
 
 def digest_of_domain(option: str, domain: str, digests: Mapping[str, str]) -> str:

@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 import typer
 from rich.filesize import decimal
 
-from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, show, show_list, the_one, wait
+from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, minute, show, show_list, the_one, wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.progress import progress
+from moerge.settings import valid
 from moerge.terminal import AsJson, show_json
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 
@@ -62,17 +63,11 @@ def add(
     from moerge.models.sources import checkpoint_folder
 
     with TemporaryDirectory(prefix="moerge-") as merged, Client(coordinator, secret) as client:
-        own = DenseFiles(checkpoint_folder(expert))
-        dense = DenseFiles(dense_folder(own, Path(merged) / "expert"))
-        new = NewExpert(
-            domain=domain,
-            files=file_digests(dense),
-            source=source,
-            license=license,
-            trunk=trunk,
-            redistribute=redistribute,
-        )
-        adapter = own.folder if own.is_adapter else None
+        given = DenseFiles(checkpoint_folder(expert))
+        dense = DenseFiles(dense_folder(given, Path(merged) / "expert"))
+        more = {"license": license, "trunk": trunk, "redistribute": redistribute}
+        new = valid(NewExpert, {"domain": domain, "files": file_digests(dense), "source": source, **more})
+        adapter = given.folder if given.is_adapter else None
         typer.echo(register(client, dense, new, progress(), adapter=adapter, again=True).digest)
 
 
@@ -108,8 +103,8 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
     with Client(coordinator, secret) as client:
         row = _find(client, domain)
         trunks = [trunk.digest for trunk in client.trunks() if row.digest in trunk.contains]
-        own = {row.digest, *(expert.digest for expert in client.experts() if expert.trained == row.digest)}
-        versions = [version.number for version in client.versions() if not own.isdisjoint(version.lineage.experts)]
+        family = {row.digest, *(expert.digest for expert in client.experts() if expert.trained == row.digest)}
+        versions = [version.number for version in client.versions() if not family.isdisjoint(version.lineage.experts)]
     if as_json:
         show_json({"expert": row, "trunks": trunks, "versions": versions})
         return
@@ -121,7 +116,7 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
         "licence": row.license,
         "redistribute": _yes(row.redistribute),
         "state": row.state.value + (f": {row.problem.detail}" if row.problem else ""),
-        "added": f"{row.created:%Y-%m-%d %H:%M} UTC",
+        "added": minute(row.created),
         "trunks that contain it": ", ".join(digest[:12] for digest in trunks) or "none",
         "versions with its MLPs": ", ".join(map(str, versions)) or "none",
     }
@@ -131,7 +126,7 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
         lines["fitted"] = f"from expert {row.fitted.expert[:12]} to trunk {row.fitted.trunk[:12]}"
     if row.withdrawn:
         purged = ", files purged" if row.purged else ""
-        lines["withdrawn"] = f"{row.withdrawn:%Y-%m-%d %H:%M} UTC{purged}"
+        lines["withdrawn"] = minute(row.withdrawn) + purged
     show("Expert", ["", ""], [list(line) for line in lines.items()])
     show("Files", ["file", "size", "sha256"], [[f.name, decimal(f.size), f.sha256[:12]] for f in row.files])
 
@@ -170,9 +165,7 @@ def _follows(client: Client, row: Expert, *, serve: bool) -> str:
     trunks = [trunk for trunk in client.trunks() if row.digest in trunk.contains]
     names = {trunk.digest for trunk in trunks}
     versions = [version for version in client.versions() if version.retired is None]
-    inside = [
-        version for version in versions if row.digest in version.lineage.experts or version.lineage.trunk in names
-    ]
+    inside = [item for item in versions if row.digest in item.lineage.experts or item.lineage.trunk in names]
     if any(trunk.current for trunk in trunks):
         words += " The trunk contains it: it is merged again without it, and every owner contributes again."
     if inside:

@@ -1,12 +1,11 @@
 """`moerge owner …`"""
 
 import sys
-from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from moerge.cli.common import Coordinator, Secret, Yes, confirm, show, show_list
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, minute, show, show_list
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.terminal import AsJson, show_json
@@ -51,21 +50,21 @@ def approve(
     Example: moerge owner approve moerge-join-1.eyJjcmVhdGVkIjoi...
     """
     try:
-        asked = JoinRequest.of_line(sys.stdin.read() if request == "-" else request)
+        join = JoinRequest.of_line(sys.stdin.read() if request == "-" else request)
     except ValueError as error:
         todo = "ask the owner to run `moerge worker init` again and to send the complete line"
         raise MoergeError(str(error), where="REQUEST", todo=todo) from error
     typer.echo(
-        f"Owner: {asked.owner}\nDomains: {', '.join(asked.domains)}\nMade: {_minute(asked.created)}\n"
-        f"Fingerprint: {in_groups(fingerprint(asked.public_key))}",
+        f"Owner: {join.owner}\nDomains: {', '.join(join.domains)}\nMade: {minute(join.created)}\n"
+        f"Fingerprint: {in_groups(fingerprint(join.public_key))}",
         err=True,
     )
     if sys.stdin.isatty():
         typer.echo("Has the owner told you this fingerprint over another channel? [y/N] ", err=True, nl=False)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise MoergeError("not approved", where=asked.owner, todo="first compare fingerprints with the owner")
+            raise MoergeError("not approved", where=join.owner, todo="first compare fingerprints with the owner")
     with Client(coordinator, secret) as client:
-        typer.echo(client.approve(asked, replace=replace).token.secret)
+        typer.echo(client.approve(join, replace=replace).token.secret)
     typer.echo(_HAND_OVER, err=True)
 
 
@@ -93,7 +92,7 @@ def list_owners(coordinator: Coordinator, secret: Secret, as_json: AsJson = Fals
 
 
 def _line(row: Owner) -> list[str]:
-    return [row.name, ", ".join(row.domains), _state(row), _minute(row.seen)]
+    return [row.name, ", ".join(row.domains), _state(row), minute(row.seen)]
 
 
 @app.command("show")
@@ -109,20 +108,16 @@ def show_owner(name: OwnerName, coordinator: Coordinator, secret: Secret, as_jso
     if as_json:
         show_json(row)
         return
-    lines = {"name": row.name, "domains": ", ".join(row.domains), "since": _minute(row.created)}
-    lines |= {"last seen": _minute(row.seen), "key": "" if row.keys else "none; contributions are unsigned"}
+    lines = {"name": row.name, "domains": ", ".join(row.domains), "since": minute(row.created)}
+    lines |= {"last seen": minute(row.seen), "key": "" if row.keys else "none; contributions are unsigned"}
     show("Owner", ["", ""], [list(line) for line in lines.items()])
     for key in row.keys:
         typer.echo(f"{in_groups(key.fingerprint)}\n  public key {key.public_key}\n  {_times(key)}")
 
 
-def _minute(when: datetime | None) -> str:
-    return "never" if when is None else f"{when:%Y-%m-%d %H:%M} UTC"
-
-
 def _times(key: OwnerKey) -> str:
-    end = "" if key.revoked is None else f", revoked or rotated {_minute(key.revoked)}"
-    return f"since {_minute(key.created)}{end}"
+    end = "" if key.revoked is None else f", revoked or rotated {minute(key.revoked)}"
+    return f"since {minute(key.created)}{end}"
 
 
 def _state(row: Owner) -> str:

@@ -5,13 +5,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from moerge.cli.common import Coordinator, Secret, show
+from moerge.cli.common import Coordinator, Secret, minute, show
 from moerge.client.client import Client
-from moerge.errors import MoergeError
+from moerge.settings import valid
 from moerge.terminal import AsJson, show_json
-from moerge_proto.messages import plainly
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 from moerge_proto.statistics_file import Kind
 
@@ -31,13 +29,13 @@ def _reasons(client: Client) -> dict[str, str]:
 
 def wait_for_contributions(client: Client, round: str | None) -> None:
     """Waits for all experts of the current trunk, or for the end of a round; prints the missing domains."""
-    told, pause = "", 0.1
+    shown, pause = "", 0.1
     while missing := _missing(client, round):
         why = _reasons(client)
         line = f"Waiting for the contributions of {', '.join(domain + why.get(domain, '') for domain in missing)}."
-        if line != told:
+        if line != shown:
             typer.echo(line, err=True)
-        told = line
+        shown = line
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -45,8 +43,8 @@ def wait_for_contributions(client: Client, round: str | None) -> None:
 def _missing(client: Client, round: str | None) -> list[str]:
     if round is None:
         return client.contributors().missing
-    asked = client.round(round)
-    return asked.missing if asked.state is RoundState.OPEN else []
+    row = client.round(round)
+    return row.missing if row.state is RoundState.OPEN else []
 
 
 def _show(client: Client, rows: list[Round]) -> None:
@@ -56,7 +54,7 @@ def _show(client: Client, rows: list[Round]) -> None:
         [
             row.name,
             f"{row.kind} contributions",
-            f"{row.deadline:%Y-%m-%d %H:%M} UTC",
+            minute(row.deadline),
             f"{row.minimum} of {len(row.contributed) + len(row.missing)}",
             ", ".join(row.contributed),
             ", ".join(domain + why.get(domain, "") for domain in row.missing),
@@ -82,10 +80,7 @@ def open_round(
     Example: moerge round open spring --domain law --domain art --minimum 1 --hours 48
     """
     fields = {"name": name, "kind": kind, "domains": domain, "minimum": minimum or len(domain)}
-    try:
-        new = NewRound.model_validate({**fields, "deadline": _in_hours(hours)})
-    except ValidationError as error:
-        raise MoergeError(plainly(error.errors()[0]), where="moerge round open", todo="see --help") from error
+    new = valid(NewRound, {**fields, "deadline": _in_hours(hours)})
     with Client(coordinator, secret) as client:
         _show(client, [client.open_round(new)])
 

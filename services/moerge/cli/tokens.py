@@ -4,13 +4,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from moerge.cli.common import Coordinator, Secret, Yes, confirm, show_list
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, minute, show_list
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge.settings import valid
 from moerge.terminal import AsJson
-from moerge_proto.messages import plainly
 from moerge_proto.owners import MONTH_SECONDS, NewToken, Role, TokenEntry
 
 app = typer.Typer(no_args_is_help=True, help="Bearer tokens (operator).")
@@ -32,12 +31,9 @@ def add(
     """
     try:
         expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
-        new = NewToken.model_validate({"role": role, "owner": owner, "note": note, "expires": expires})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise MoergeError(plainly(first), where=f"--{first['loc'][0]}", todo="see --help") from error
     except OverflowError as error:
         raise MoergeError(f"{days} days are too many", where="--days", todo="give fewer, or omit --days") from error
+    new = valid(NewToken, {"role": role, "owner": owner, "note": note, "expires": expires})
     with Client(coordinator, secret) as client:
         typer.echo(client.add_token(new).secret)
 
@@ -54,19 +50,15 @@ def list_tokens(coordinator: Coordinator, secret: Secret, as_json: AsJson = Fals
 
 
 def _line(row: TokenEntry) -> list[str]:
-    return [str(row.id), row.role.value, row.owner or "", row.note, _day(row.created), _end(row)]
-
-
-def _day(when: datetime) -> str:
-    return f"{when:%Y-%m-%d %H:%M} UTC"
+    return [str(row.id), row.role.value, row.owner or "", row.note, minute(row.created), _end(row)]
 
 
 def _end(row: TokenEntry) -> str:
     if row.revoked is not None:
-        return f"revoked {_day(row.revoked)}"
+        return f"revoked {minute(row.revoked)}"
     if row.expires is None:
         return "until revoked"
-    return f"until {_day(row.expires)}" if row.expires > datetime.now(UTC) else f"expired {_day(row.expires)}"
+    return f"until {minute(row.expires)}" if row.expires > datetime.now(UTC) else f"expired {minute(row.expires)}"
 
 
 @app.command("revoke")

@@ -1,20 +1,19 @@
 """`moerge trunk …`"""
 
+from itertools import chain
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, digest_of_domain, show, show_list, the_one, wait
+from moerge.cli.common import Coordinator, Secret, digest_of_domain, minute, points, show, show_list, the_one, wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
-from moerge.settings import named_numbers
+from moerge.settings import named_numbers, valid
 from moerge.terminal import AsJson, show_json
 from moerge.trunk.methods.registry import SOLVED, takers
 from moerge_proto.experts import ExpertState
 from moerge_proto.history import Remerge, TrunkHistory, TrunkVersion
-from moerge_proto.messages import plainly
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.trunks import NewTrunk, Trunk, TrunkMethod
 
@@ -42,8 +41,8 @@ def merge_trunk(
     expert: Annotated[
         list[str] | None, typer.Option(help="A domain to merge; repeat. Default: all except the base.")
     ] = None,
-    weight: Annotated[
-        list[str] | None, typer.Option(help=f"DOMAIN=NUMBER ({takers('weights')}); repeat. Default: 1.")
+    weights: Annotated[
+        list[str] | None, typer.Option("--weight", help=f"DOMAIN=NUMBER ({takers('weights')}); repeat. Default: 1.")
     ] = None,
     base: Annotated[str | None, typer.Option(help=f"The base model's domain ({takers('base')}).")] = None,
     retain: Annotated[
@@ -65,7 +64,7 @@ def merge_trunk(
         ready = [row for row in client.experts() if row.state is ExpertState.READY and row.fitted is None]
         digests = {row.domain: row.digest for row in ready}
         given = {
-            "weights": named_numbers("weight", weight) if weight else None,
+            "weights": named_numbers("weights", weights) if weights else None,
             "base": digest_of_domain("--base", base, digests) if base else None,
             "retain": retain,
             "scale": scale,
@@ -73,10 +72,7 @@ def merge_trunk(
         }
         options = {name: value for name, value in given.items() if value is not None}
         experts = [digest_of_domain("--expert", domain, digests) for domain in expert] if expert else None
-        try:
-            new = NewTrunk.model_validate({"method": method, "experts": experts, "options": options, "round": round})
-        except ValidationError as error:
-            raise MoergeError(plainly(error.errors()[0]), where="moerge trunk merge", todo="see --help") from error
+        new = valid(NewTrunk, {"method": method, "experts": experts, "options": options, "round": round})
         digest = wait(client, client.merge_trunk(new))
         typer.echo(digest)
         if method is None:
@@ -139,7 +135,7 @@ def show_trunk(
         "tensors": f"{row.tensors}, {decimal(sum(file.size for file in row.files))}",
         "fractional bits": f"{min(row.exponents)} to {max(row.exponents)}",
         "versions on it": ", ".join(versions) or "none",
-        "made": f"{row.created:%Y-%m-%d %H:%M} UTC" + (", the current one" if row.current else ""),
+        "made": minute(row.created) + (", the current one" if row.current else ""),
     }
     show("Trunk", ["", ""], [list(line) for line in lines.items()])
 
@@ -163,21 +159,12 @@ def show_history(
     if as_json:
         show_json(result)
         return
-    told = (
-        domain
-        for version in result.versions
-        for domain in (*(score.domain for score in version.scores), *version.missing)
-    )
-    domains = list(dict.fromkeys(told))
-    rows = [
-        [
-            str(version.version),
-            *(_cell(version, domain) for domain in domains),
-            _number(version.average),
-            _number(version.behind),
-        ]
-        for version in result.versions
-    ]
+    names = ([*(score.domain for score in row.scores), *row.missing] for row in result.versions)
+    domains = list(dict.fromkeys(chain.from_iterable(names)))
+    rows = []
+    for row in result.versions:
+        cells = [_cell(row, domain) for domain in domains]
+        rows.append([str(row.version), *cells, points(row.average), points(row.behind)])
     show(f"Trunk {result.trunk[:12]}", ["version", *domains, "average of its domains", "newcomers behind by"], rows)
     for line in _lines(result):
         typer.echo(line)
@@ -191,35 +178,27 @@ def _cell(version: TrunkVersion, domain: str) -> str:
     return "not evaluated" if domain in version.missing else ""
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
-
-
-def _lines(found: TrunkHistory) -> list[str]:
+def _lines(history: TrunkHistory) -> list[str]:
     lines = []
-    if (made := found.before) is not None:
-        came = "not evaluated yet" if made.real is None else f"{made.real:+.1f}"
-        of = f"version {made.version} to {made.after or 'none yet'}"
-        lines.append(f"It replaced {made.trunk[:12]} to include {_names(made)}: {_expected(made)}; {of}: {came}.")
-    if (asked := found.remerge) is not None:
-        lines.append(f"A remerge that includes {_names(asked)}: {_expected(asked)}.")
-        if asked.real is not None:
-            lines.append(f"Result of an earlier one, version {asked.version} to {asked.after}: {asked.real:+.1f}.")
-        elif asked.recommended:
+    if (before := history.before) is not None:
+        gain = "not evaluated yet" if before.real is None else f"{before.real:+.1f}"
+        change = f"{_expected(before)}; version {before.version} to {before.after or 'none yet'}: {gain}"
+        lines.append(f"It replaced {before.trunk[:12]} to include {', '.join(before.newcomers)}: {change}.")
+    if (new := history.remerge) is not None:
+        lines.append(f"A remerge that includes {', '.join(new.newcomers)}: {_expected(new)}.")
+        if new.real is not None:
+            lines.append(f"Result of an earlier one, version {new.version} to {new.after}: {new.real:+.1f}.")
+        elif new.recommended:
             lines.append("Recommended: moerge trunk remerge")
     return lines
 
 
-def _names(found: Remerge) -> str:
-    return ", ".join(found.newcomers)
-
-
-def _expected(found: Remerge) -> str:
-    if found.expected is None:
-        lacking = ", ".join(found.missing)
-        return f"expected gain unknown ({f'not evaluated: {lacking}' if lacking else 'without any member'})"
-    rests = f"oracle: members {found.members_oracle:.1f}, newcomers {found.newcomers_oracle:.1f}"
-    return f"expected average gain {found.expected:+.1f} ({rests}; members lose {found.fall:.1f})"
+def _expected(remerge: Remerge) -> str:
+    if remerge.expected is None:
+        missing = ", ".join(remerge.missing)
+        return f"expected gain unknown ({f'not evaluated: {missing}' if missing else 'without any member'})"
+    oracle = f"oracle: members {remerge.members_oracle:.1f}, newcomers {remerge.newcomers_oracle:.1f}"
+    return f"expected average gain {remerge.expected:+.1f} ({oracle}; members lose {remerge.fall:.1f})"
 
 
 @app.command()

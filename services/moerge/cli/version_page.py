@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import typer
 from rich.filesize import decimal
 
-from moerge.cli.common import show
+from moerge.cli.common import points, show
 from moerge.terminal import output
 from moerge.versions.compare import ScoreChange
 from moerge_proto.contributions import ContributionSignature
@@ -17,25 +17,22 @@ FLOAT32_LIMIT = 2.0**24
 
 
 def show_files(row: Version) -> None:
-    made, options = row.lineage, row.lineage.options
+    lineage, options = row.lineage, row.lineage.options
     for line in _notices(row):
         output().print(line, highlight=False, markup=False)
     chosen = options.model_dump(exclude_defaults=True, exclude={"top_k", "ridge_lambda"})
     more = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
     output().print(
-        f"Version {row.number}: {', '.join(made.domains)}; trunk {made.trunk[:12]}, "
+        f"Version {row.number}: {', '.join(lineage.domains)}; trunk {lineage.trunk[:12]}, "
         f"lambda {options.ridge_lambda:g}, top-k {options.top_k}{more}, "
-        f"{len(made.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"
+        f"{len(lineage.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"
     )
-    show(
-        f"{sum(f.tensors for f in row.files)} tensors; {decimal(row.bytes_total)}, "
-        f"{decimal(row.bytes_written)} of it new",
-        ["file", "tensors", "size", "", "sha256"],
-        [
-            [f.name, str(f.tensors or ""), decimal(f.size), "new" if f.new else "shared", f.sha256[:12]]
-            for f in row.files
-        ],
-    )
+    size = f"{decimal(row.bytes_total)}, {decimal(row.bytes_written)} of it new"
+    files = [
+        [f.name, str(f.tensors or ""), decimal(f.size), "new" if f.new else "shared", f.sha256[:12]] for f in row.files
+    ]
+    columns = ["file", "tensors", "size", "", "sha256"]
+    show(f"{sum(f.tensors for f in row.files)} tensors; {size}", columns, files)
 
 
 def show_signatures(rows: Sequence[ContributionSignature]) -> None:
@@ -69,7 +66,7 @@ def show_engines(limits: Sequence[EngineLimit]) -> None:
         typer.echo(f"{limit.engine} {limit.happens}. To avoid it: {limit.remedy}.")
 
 
-def show_influence(found: VersionInfluence) -> None:
+def show_influence(influence: VersionInfluence) -> None:
     rows = [
         [
             row.domain,
@@ -81,16 +78,16 @@ def show_influence(found: VersionInfluence) -> None:
             f"{min(_others(row.mean_distances, slot), default=0):.2f}",
             *(f"{100 * max(_others(item, slot), default=0):.0f} %" for item in (row.drawn, row.moved)),
         ]
-        for slot, row in enumerate(found.domains)
+        for slot, row in enumerate(influence.domains)
     ]
     if rows:
         columns = ["domain", "owner", "tokens", "documents", "rank", "gram apart", "nearest mean", "draws", "moves"]
-        show(f"Influence on the routers, in layers {', '.join(map(str, found.layers))}", columns, rows)
+        show(f"Influence on the routers, in layers {', '.join(map(str, influence.layers))}", columns, rows)
         typer.echo(
             "Rank: the dimensions of its features. Draws: the largest expected share of another domain's tokens. "
             "Moves: this owner's largest change of another domain's scores, in percent of their spread."
         )
-    show_warnings(found.warnings)
+    show_warnings(influence.warnings)
 
 
 def _others(row: Sequence[float], slot: int) -> list[float]:
@@ -119,26 +116,22 @@ def show_routers(report: SolveReport) -> None:
         )
 
 
-def show_comparison(found: Comparison, domains: Mapping[str, str], scores: Sequence[ScoreChange]) -> None:
+def show_comparison(comparison: Comparison, domains: Mapping[str, str], scores: Sequence[ScoreChange]) -> None:
     """Prints two versions' differences; `domains` maps experts' digests to domains."""
     lines = [
-        ["trunk", "same" if found.same_trunk else "different"],
-        ["experts added", ", ".join(domains[item] for item in found.experts_added)],
-        ["experts removed", ", ".join(domains[item] for item in found.experts_removed)],
-        ["other MLPs", ", ".join(domains[item] for item in found.experts_replaced)],
-        ["contributions added", str(len(found.contributions_added))],
-        ["contributions removed", str(len(found.contributions_removed))],
-        *([name, f"{old} -> {new}"] for name, (old, new) in found.options.items()),
-        ["download", decimal(found.fetch)],
+        ["trunk", "same" if comparison.same_trunk else "different"],
+        ["experts added", ", ".join(domains[item] for item in comparison.experts_added)],
+        ["experts removed", ", ".join(domains[item] for item in comparison.experts_removed)],
+        ["other MLPs", ", ".join(domains[item] for item in comparison.experts_replaced)],
+        ["contributions added", str(len(comparison.contributions_added))],
+        ["contributions removed", str(len(comparison.contributions_removed))],
+        *([name, f"{old} -> {new}"] for name, (old, new) in comparison.options.items()),
+        ["download", decimal(comparison.fetch)],
     ]
-    show(f"Version {found.before} -> {found.after}", ["", ""], lines)
+    show(f"Version {comparison.before} -> {comparison.after}", ["", ""], lines)
     if any(score.before is not None or score.after is not None for score in scores):
-        columns = ["domain", f"version {found.before}", f"version {found.after}", "points"]
-        rows = [[score.name, _score(score.before), _score(score.after), _score(score.points, "+")] for score in scores]
+        columns = ["domain", f"version {comparison.before}", f"version {comparison.after}", "points"]
+        rows = [[score.name, points(score.before), points(score.after), points(score.points, "+")] for score in scores]
         show("Normalised scores", columns, rows)
-    changed = [[file.name, file.change, decimal(file.size)] for file in found.files if file.change != "same"]
+    changed = [[file.name, file.change, decimal(file.size)] for file in comparison.files if file.change != "same"]
     show("Files that differ", ["file", "", "size"], changed)
-
-
-def _score(value: float | None, sign: str = "") -> str:
-    return "" if value is None else f"{value:{sign}.1f}"

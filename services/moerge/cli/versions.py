@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, Yes, confirm, show, show_list, wait
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, points, show, show_list, wait
 from moerge.cli.rounds import wait_for_contributions
 from moerge.cli.version_page import (
     show_comparison,
@@ -22,15 +21,15 @@ from moerge.client.client import Client
 from moerge.client.http import optional
 from moerge.errors import MoergeError
 from moerge.routers.registry import ROUTERS
-from moerge.settings import named_numbers
+from moerge.settings import named_numbers, valid
 from moerge.terminal import AsJson, show_json
 from moerge.versions.compare import average_name, lost_domains, score_changes
-from moerge_proto.messages import plainly
 from moerge_proto.options import PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
 from moerge_proto.versions import AliasMove, NewVersion, Version, VersionChange
 
 _ROUTERS = "; ".join(f"{kind.name}: {kind.about}" for kind in ROUTERS.values())
+_WEIGHTS = "DOMAIN=NUMBER, weight of its statistics"
 REPORT_FILE = "moerge-report.json"
 Which = Annotated[str, typer.Argument(metavar="VERSION", help="The version's number, or an alias such as champion.")]
 AliasName = Annotated[str, typer.Option("--alias", help="The alias.")]
@@ -64,9 +63,9 @@ def solve_version(
         LambdaScale | None,
         _option("lambda_scale", "Unit of lambda: absolute; relative, the mean diagonal; auto, by the tuning splits."),
     ] = None,
-    domain_weight: Annotated[
+    domain_weights: Annotated[
         list[str] | None,
-        _option("domain_weights", "DOMAIN=NUMBER, weight of its statistics; repeat. Or: balanced (equal); none."),
+        _option("domain_weights", f"{_WEIGHTS}; repeat. Or: balanced (equal); none.", "--domain-weight"),
     ] = None,
     routers: Annotated[Routers | None, _option("routers", f"{_ROUTERS}. The paper's: {PAPER.solve.routers}.")] = None,
     top_k: Annotated[int | None, _option("top_k", "Experts per token.")] = None,
@@ -88,7 +87,7 @@ def solve_version(
     options = {
         "ridge_lambda": ridge_lambda,
         "lambda_scale": lambda_scale,
-        "domain_weights": _weights(domain_weight),
+        "domain_weights": _weights(domain_weights),
         "routers": routers,
         "top_k": top_k,
         "temperature": temperature,
@@ -98,18 +97,18 @@ def solve_version(
         if wait_:
             wait_for_contributions(client, round)
         number = wait(client, client.solve_version(new))
-        made = client.version(int(number)).lineage
-        measured = optional(client.version_influence, int(number))
+        lineage = client.version(int(number)).lineage
+        influence = optional(client.version_influence, int(number))
     typer.echo(number)
-    missing = ", ".join(made.left_out) or "none"
-    typer.echo(f"In version {number}: {', '.join(made.domains)}. Missing: {missing}.", err=True)
-    show_warnings([] if measured is None else measured.warnings)
+    missing = ", ".join(lineage.left_out) or "none"
+    typer.echo(f"In version {number}: {', '.join(lineage.domains)}. Missing: {missing}.", err=True)
+    show_warnings([] if influence is None else influence.warnings)
 
 
 def _weights(given: list[str] | None) -> dict[str, float] | Literal["balanced"] | None:
     if given == ["balanced"]:
         return "balanced"
-    return {} if given == ["none"] else named_numbers("domain_weight", given) if given else None
+    return {} if given == ["none"] else named_numbers("domain_weights", given) if given else None
 
 
 def new_version(recipe: RecipeName, options: Mapping[str, object], **more: object) -> NewVersion:
@@ -120,12 +119,7 @@ def new_version(recipe: RecipeName, options: Mapping[str, object], **more: objec
     given = {name: value for name, value in options.items() if value is not None}
     if recipe != "recommended":
         given = {**VERSION_RECIPES[recipe].solve.model_dump(), **given}
-    try:
-        return NewVersion.model_validate({"options": given, **more})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])).removeprefix("options.")
-        raise MoergeError(plainly(first), where=where, todo="see --help") from error
+    return valid(NewVersion, {"options": given, **more})
 
 
 @app.command("list")
@@ -233,8 +227,8 @@ def history(coordinator: Coordinator, secret: Secret, alias: AliasName = "champi
 
 
 def _move(row: AliasMove) -> list[str]:
-    when, previous, version = f"{row.created:%Y-%m-%d %H:%M}", str(row.previous or ""), str(row.version or "")
-    return [when, row.kind, previous, version, row.who, row.note, row.override or ""]
+    numbers = [str(row.previous or ""), str(row.version or "")]
+    return [f"{row.created:%Y-%m-%d %H:%M}", row.kind, *numbers, row.who, row.note, row.override or ""]
 
 
 @app.command()
@@ -278,19 +272,14 @@ def compare(
             return
         domains: dict[str, str] = {}
         for number in (result.before, result.after):
-            made = client.version(number).lineage
-            domains |= dict(zip(made.experts, made.domains, strict=True))
+            lineage = client.version(number).lineage
+            domains |= dict(zip(lineage.experts, lineage.domains, strict=True))
         scores = score_changes(client.version_table(result.before), client.version_table(result.after))
     show_comparison(result, domains, scores)
 
 
 @app.command()
-def table(
-    version: Which,
-    coordinator: Coordinator,
-    secret: Secret,
-    as_json: AsJson = False,
-) -> None:
+def table(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Show a version's scores on every domain, reported by owners from their held-out documents.
 
     Normalised: 100 x the dense expert's perplexity / the version's. The oracle is the normalised score with all tokens
@@ -303,23 +292,15 @@ def table(
     if as_json:
         show_json(result)
         return
-    rows = [
-        [
-            score.domain,
-            f"{score.dense:.3f}",
-            f"{score.version:.3f}",
-            f"{score.normalised_oracle:.1f}",
-            f"{score.normalised:.1f}",
-            f"{score.tokens:,}",
-            f"{score.documents:,}",
-            f"{score.owner}, {score.created:%Y-%m-%d %H:%M}",
-        ]
-        for score in result.scores
-    ]
-    average = "" if result.average is None else f"{result.average:.1f}"
+    rows = []
+    for score in result.scores:
+        figures = [f"{score.dense:.3f}", f"{score.version:.3f}", points(score.normalised_oracle)]
+        counts = [points(score.normalised), f"{score.tokens:,}", f"{score.documents:,}"]
+        rows.append([score.domain, *figures, *counts, f"{score.owner}, {score.created:%Y-%m-%d %H:%M}"])
     rows += [[domain, "", "", "", "", "", "", "not evaluated"] for domain in result.missing]
+    rows += [[average_name(result), "", "", "", points(result.average), "", "", ""]]
     columns = ["domain", "dense perplexity", "version's", "oracle", "normalised", "tokens", "documents", "reported"]
-    show(f"Version {result.version}", columns, [*rows, [average_name(result), "", "", "", average, "", "", ""]])
+    show(f"Version {result.version}", columns, rows)
     if result.scores:
         shares = [[score.domain, *map(_percent, zip(*score.shares, strict=True))] for score in result.scores]
         names = ["text of", *(f"{domain} expert" for domain in result.domains)]

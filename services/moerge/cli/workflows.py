@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moerge.cli.common import Coordinator, Secret, show_list, the_one, wait
+from moerge.cli.common import Coordinator, Secret, minute, show_list, the_one, wait
 from moerge.client.client import Client
 from moerge.terminal import AsJson
 from moerge_proto.workflows import WorkflowEntry
@@ -33,7 +33,7 @@ def list_workflows(
 
 def _line(row: WorkflowEntry) -> list[str]:
     result = row.problem.detail if row.problem else row.result or ""
-    return [row.id, row.kind, row.state.value, f"{row.created:%Y-%m-%d %H:%M} UTC", result]
+    return [row.id, row.kind, row.state.value, minute(row.created), result]
 
 
 @app.command("retry")

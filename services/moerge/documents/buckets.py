@@ -27,11 +27,11 @@ class Buckets(FsspecStore):
     async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         if "/" not in path:
             return {"name": path, "type": "directory", "size": 0}
-        with _told():
+        with _translated():
             return await super()._info(path, **kwargs)
 
     async def _ls(self, *args: Any, **kwargs: Any) -> Any:
-        with _told():
+        with _translated():
             return await super()._ls(*args, **kwargs)
 
     def _open(self, path: str, *args: Any, **kwargs: Any) -> BufferedFile:
@@ -40,16 +40,16 @@ class Buckets(FsspecStore):
 
 class _File(BufferedFile):
     def read(self, length: int = -1) -> bytes:
-        with _told():
+        with _translated():
             return super().read(length)
 
     def readline(self) -> bytes:
-        with _told():
+        with _translated():
             return super().readline()
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translated() -> Iterator[None]:
     try:
         yield
     except BaseError as error:

@@ -105,10 +105,8 @@ def _spans(
 
 def encode(tokenizer: PreTrainedTokenizerBase, document: Document) -> Tokens:
     """A document's tokens. A token counts if its first character does."""
-    asked = document.counted is not None
-    encoded = tokenizer(
-        document.text, add_special_tokens=not document.rendered, return_offsets_mapping=asked, verbose=False
-    )
+    special, some = not document.rendered, document.counted is not None
+    encoded = tokenizer(document.text, add_special_tokens=special, return_offsets_mapping=some, verbose=False)
     ids: list[int] = encoded["input_ids"]
     if document.counted is None:
         return Tokens(ids)

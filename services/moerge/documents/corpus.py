@@ -62,16 +62,16 @@ class Corpus:
 
     def of(self, sources: Sequence[str], where: str) -> Self:
         """The documents of other files, read the same way."""
-        made = copy(self)
-        made._sources, made._where = list(sources), where
-        made.size()
-        return made
+        other = copy(self)
+        other._sources, other._where = list(sources), where
+        other.size()
+        return other
 
     def under(self, rule: SplitRule) -> Self:
         """The same documents with another rule."""
-        made = copy(self)
-        made._rule = rule
-        return made
+        other = copy(self)
+        other._rule = rule
+        return other
 
     def size(self) -> int:
         return sum(file.size for file in data_files(*self._sources, where=self._where))
@@ -102,12 +102,11 @@ class Corpus:
 
     def _named(self, tracker: Tracker, context: int | None) -> Iterator[tuple[str, Tokens]]:
         """Each document's text and tokens. A piece is named by its ids."""
-        every = self._documents(tracker)
-        first = list(islice(every, FEW_DOCUMENTS))
-        whole = context is None or len(first) == FEW_DOCUMENTS
-        for document in chain(first, every):
+        documents = self._documents(tracker)
+        first = list(islice(documents, FEW_DOCUMENTS))
+        for document in chain(first, documents):
             tokens = self.encode(document)
-            if whole or context is None:
+            if context is None or len(first) == FEW_DOCUMENTS:
                 yield document.text, tokens
                 continue
             for piece in tokens.pieces(context):

@@ -98,11 +98,9 @@ def _files(source: str, where: str, say: Callable[[str], None]) -> list[DataFile
         local = "file" in (place.protocol if isinstance(place.protocol, tuple) else (place.protocol,))
 
         def named(entries: dict[str, Any]) -> list[DataFile]:
-            followed = {n: place.info(n) if item.get("islink") else item for n, item in entries.items()}
-            files = [(name, item) for name, item in followed.items() if item["type"] == "file"]
-            return [
-                DataFile(name if local else place.unstrip_protocol(name), item["size"] or 0) for name, item in files
-            ]
+            infos = {name: place.info(name) if item.get("islink") else item for name, item in entries.items()}
+            sizes = {name: item["size"] or 0 for name, item in infos.items() if item["type"] == "file"}
+            return [DataFile(name if local else place.unstrip_protocol(name), sizes[name]) for name in sizes]
 
         try:
             entry = place.info(path)
@@ -139,12 +137,12 @@ def _of_folder(place: Any, path: str, named: Any, say: Callable[[str], None]) ->
     states = {name.rpartition("/")[0]: name for name in result if name.rpartition("/")[2] == _DATASET}
     datasets = {folder: _dataset(place, name) for folder, name in states.items()}
     kept = {}
-    for name, entry in result.items():
-        folder, _, own = name.rpartition("/")
-        below = name[len(path.rstrip("/")) + 1 :].split("/")
+    for path_of_file, entry in result.items():
+        folder, _, name = path_of_file.rpartition("/")
+        below = path_of_file[len(path.rstrip("/")) + 1 :].split("/")
         hidden = any(part.startswith((".", "_")) for part in below)
-        if not hidden and own != _DATASETS and own in datasets.get(folder, [own]):
-            kept[name] = entry
+        if not hidden and name != _DATASETS and name in datasets.get(folder, [name]):
+            kept[path_of_file] = entry
     files = [file for file in named(kept) if file.form is not None]
     if left := len(kept) - len(files):
         say(f"left out of {path}: {left} linked folders or files of unknown formats")

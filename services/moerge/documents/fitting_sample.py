@@ -36,19 +36,16 @@ def fitting_sample(
     The sample is a function of the texts alone: the documents with the lowest digests, as few as have `tokens` counted
     tokens and are `least_documents`; all, if they are too few. Only the sample is in memory.
     """
-    kept: list[_Kept] = []
-    lots, total = set[int](), 0
+    kept, lots, total = list[_Kept](), set[int](), 0
     for place, (digest, encoded) in enumerate(documents):
         lot = -int.from_bytes(digest)
-        enough_there = total >= tokens and len(kept) >= least_documents
-        if lot in lots or (enough_there and lot < kept[0].lot):
+        complete = total >= tokens and len(kept) >= least_documents
+        if lot in lots or (complete and lot < kept[0].lot) or not (rows := cut(encoded(), settings)):
             continue
-        rows = cut(encoded(), settings)
-        if not rows:
-            continue
-        heapq.heappush(kept, _Kept(lot, place, sum(row.count for row in rows), rows))
+        count = sum(row.count for row in rows)
+        heapq.heappush(kept, _Kept(lot, place, count, rows))
         lots.add(lot)
-        total += sum(row.count for row in rows)
+        total += count
         while total - kept[0].tokens >= tokens and len(kept) > least_documents:
             last = heapq.heappop(kept)
             lots.remove(last.lot)

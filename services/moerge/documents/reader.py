@@ -92,19 +92,19 @@ def _values(file: DataFile, field: str, tracker: Tracker | None) -> Iterator[tup
     """(file and line, value of the field) of each document of a file."""
     read = {"lines": _lines, "text": _text, "parquet": _parquet, "arrow": _arrow}[file.form or "lines"]
     word = {"lines": ", line", "text": ""}.get(file.form or "lines", ", row")
-    number, told = 0, 0
+    number, advanced = 0, 0
     try:
         with file.open() as (plain, stored):
             for number, value in enumerate(read(plain, field), start=1):
                 yield f"{file.url}{word} {number}" if word else file.url, value
-                if tracker is not None and number % _EVERY == 0 and told < (here := min(stored.tell(), file.size)):
-                    tracker.advance(here - told)
-                    told = here
+                if tracker is not None and number % _EVERY == 0 and advanced < (here := min(stored.tell(), file.size)):
+                    tracker.advance(here - advanced)
+                    advanced = here
     except _DAMAGED as error:
         where = f"{file.url}, after{word.replace(',', '')} {number}" if number else file.url
         raise MoergeError(f"can't be read: {error}", where=where, todo="repair the file, or remove it") from error
     if tracker is not None:
-        tracker.advance(file.size - told)
+        tracker.advance(file.size - advanced)
 
 
 def _lines(plain: Any, field: str) -> Iterator[Any]:

@@ -54,9 +54,7 @@ def plan(
 
     The rest at the end is a separate shard only if it is large enough, or the only one.
     """
-    done: list[list[Tokens]] = []
-    current: list[list[Tokens]] = []
-    size = 0
+    done, current, size = list[list[Tokens]](), list[list[Tokens]](), 0
     for document in documents:
         rows = cut(encode(document), settings)
         if not rows:

@@ -61,7 +61,7 @@ def write_fitted(expert: DenseFiles, trunk: Dense, fitted: FittedLayers, folder:
 
     It is a complete expert: a version uses its MLPs, and it runs alone.
     """
-    own, merged, layers = expert.checkpoint.specs, trunk.checkpoint, expert.config.num_hidden_layers
+    specs, merged, layers = expert.checkpoint.specs, trunk.checkpoint, expert.config.num_hidden_layers
 
     def tensor(layer: int, name: str, dtype: torch.dtype) -> Tensor:
         return fitted.tensor(layer, name).to(dtype)
@@ -70,7 +70,7 @@ def write_fitted(expert: DenseFiles, trunk: Dense, fitted: FittedLayers, folder:
     for layer in range(layers):
         for pattern in expert.family.mlp:
             name = pattern.format(layer=layer)
-            at = own[name]
+            at = specs[name]
             plans.append(TensorPlan(name, at.dtype, at.shape, partial(tensor, layer, name, at.dtype)))
     fields = json.loads(expert.side_file("config.json").read_text(encoding="utf-8"))
     fields |= trunk_settings({plan.name: plan.shape for plan in plans})

@@ -15,9 +15,8 @@ from moerge.merging.settings import Source
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.sources import checkpoint_folder, hub_id
-from moerge.settings import named_values, single_values
+from moerge.settings import named_values, single_values, valid
 from moerge_proto.digests import Name
-from moerge_proto.messages import plainly
 from moerge_proto.options import VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.trunks import TrunkMethod, TrunkOptions
@@ -49,19 +48,13 @@ class Choices:
         named = VERSION_RECIPES[self.recipe or "recommended"]
         given = {"ridge_lambda": self.ridge_lambda, "top_k": self.top_k}
         solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
-        try:
-            options = SolveOptions.model_validate(solve)
-        except ValidationError as error:
-            raise MoergeError(plainly(error.errors()[0]), where="`ridge_lambda`") from error
+        options = valid(SolveOptions, solve)
         chosen = self.method or ("regmean-fitted" if self.fit else named.method)
         return named.model_copy(update={"method": chosen, "fit": self.fit or named.fit, "solve": options})
 
     @property
     def trunk(self) -> TrunkOptions:
-        try:
-            return TrunkOptions.model_validate({"weights": self.weights})
-        except ValidationError as error:
-            raise MoergeError(plainly(error.errors()[0]), where="`weight`") from error
+        return valid(TrunkOptions, {"weights": self.weights})
 
     @property
     def statistics(self) -> StatisticsSettings:
@@ -92,7 +85,7 @@ class Choices:
         if self.fit and not recipe.fit:
             raise MoergeError(f"{version.folder} was made without fitted MLPs", where="`fit`", todo=todo)
         if self.base is not None or self.weights:
-            field = "`weight`" if self.base is None else "`base`"
+            field = "`weights`" if self.base is None else "`base`"
             raise MoergeError(f"the trunk of {version.folder} stays", where=field, todo=todo)
 
 

@@ -47,7 +47,7 @@ def _check_out(out: Path) -> None:
 def _check_options(settings: MergeSettings, domains: Sequence[str]) -> None:
     recipe, experts = settings.recipe, len(domains)
     if unknown := sorted(settings.trunk.weights.keys() - set(domains)):
-        raise MoergeError(f"no expert of {', '.join(unknown)}", where="`weight`", todo=f"use {', '.join(domains)}")
+        raise MoergeError(f"no expert of {', '.join(unknown)}", where="`weights`", todo=f"use {', '.join(domains)}")
     if experts < 2:
         raise MoergeError("a merge needs two experts or more", where="`expert`", todo="name each: NAME=DIR")
     if recipe.solve.top_k > experts:

@@ -58,8 +58,9 @@ def merge(
         str | None,
         typer.Option(help="DIR or HUB/ID of the base model, for the methods base, ties and dare."),
     ] = None,
-    weight: Annotated[
-        list[str] | None, typer.Option(help="NAME=NUMBER: an expert's weight, for the method weighted; repeat.")
+    weights: Annotated[
+        list[str] | None,
+        typer.Option("--weight", help="NAME=NUMBER: an expert's weight, for the method weighted."),
     ] = None,
     ridge_lambda: Annotated[
         float | None, typer.Option("--lambda", help="Ridge regulariser, in the recipe's scale. Default: the recipe's.")
@@ -132,8 +133,8 @@ def merge(
     def say(line: str) -> None:
         errors.print(line, highlight=False, markup=False)
 
-    weights = named_numbers("weight", weight or [])
-    chosen = arguments.Choices(recipe, method, base, weights, ridge_lambda, top_k, fit, context, precision)
+    numbers = named_numbers("weights", weights or [])
+    chosen = arguments.Choices(recipe, method, base, numbers, ridge_lambda, top_k, fit, context, precision)
     texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say)
     version = arguments.version(from_, add or (), expert or (), chosen)
     settings = MergeSettings(

@@ -156,22 +156,18 @@ def document_scores(
 ) -> list[Score]:
     """The score of each document: the negative log-likelihood of its scored tokens, summed in float64.
 
-    Args:
-        losses: of rows.
-        cut: windows; the documents are in the order of their numbers.
-        after_batch: called with the windows of each batch after the model has seen them.
-        domain: of the text; only an oracle uses it.
+    `after_batch` is called with the windows of each batch after the model has seen them. Only an oracle uses `domain`.
     """
 
-    def found() -> Iterator[tuple[Sequence[Window], Tensor]]:
+    def computed() -> Iterator[tuple[Sequence[Window], Tensor]]:
         for batch in batched(cut):
             ids = pad([window.tokens.ids for window in batch])  # [B, T]
-            own = losses(Rows(ids, [len(window.tokens) for window in batch], domain))
+            result = losses(Rows(ids, [len(window.tokens) for window in batch], domain))
             after_batch(batch)
-            yield batch, own
+            yield batch, result
             tracker.advance(sum(window.scored for window in batch))
 
-    return by_document(found())
+    return by_document(computed())
 
 
 def batched(cut: Sequence[Window]) -> Iterator[list[Window]]:
@@ -183,7 +179,7 @@ def by_document(batches: Iterable[tuple[Sequence[Window], Tensor]]) -> list[Scor
     nll, tokens = defaultdict[int, float](float), Counter[int]()
     for batch, result in batches:
         scored = pad([window.predicts for window in batch], torch.bool)[:, :-1]
-        for window, own, places in zip(batch, result.cpu(), scored, strict=True):
-            nll[window.document] += float(own[places].double().sum())
+        for window, row, places in zip(batch, result.cpu(), scored, strict=True):
+            nll[window.document] += float(row[places].double().sum())
             tokens[window.document] += window.scored
     return [Score(nll[number], tokens[number]) for number in sorted(nll)]

@@ -194,7 +194,7 @@ def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -
         ({"recipe": "dume"}, "`recipe`"),
         ({"method": "average"}, "`method`"),
         ({"base": "seed"}, "`base`"),
-        ({"weights": {"law": 2.0}}, "`weight`"),
+        ({"weights": {"law": 2.0}}, "`weights`"),
         ({"ridge_lambda": 0.5}, "`ridge_lambda`"),
         ({"top_k": 2}, "`top_k`"),
         ({"fit": True}, "`fit`"),
