@@ -57,11 +57,7 @@ def linked(file: Path, path: Path) -> bool:
 
 
 def work_folder(out: Path) -> Path:
-    """The folder of unfinished work on `out`; not in the output, because engines read all files there.
-
-    Raises:
-        MoergeError: `out` has no name of its own, such as the current folder.
-    """
+    """The folder of unfinished work on `out`; not in the output, because engines read all files there."""
     if out.name in ("", ".."):
         todo = "name the folder itself, such as merged or ../merged"
         raise MoergeError("the folder beside it with the statistics needs a name", where=str(out), todo=todo)
@@ -69,11 +65,7 @@ def work_folder(out: Path) -> Path:
 
 
 def require_new(out: Path) -> None:
-    """Requires a new or empty folder, or that of a run that was killed at its end.
-
-    Raises:
-        MoergeError: the folder has content.
-    """
+    """Requires a new or empty folder, or that of a run that was killed at its end."""
     begun = out.is_dir() and work_folder(out).is_dir()
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not begun):
         raise MoergeError("the folder is not empty", where=str(out), todo="name a new folder, or remove this one")
@@ -81,11 +73,7 @@ def require_new(out: Path) -> None:
 
 @contextmanager
 def alone(work: Path) -> Iterator[None]:
-    """Makes a work folder, locks it against other runs, and removes it at the end if it is empty.
-
-    Raises:
-        MoergeError: another run uses it.
-    """
+    """Makes a work folder, locks it against other runs, and removes it at the end if it is empty."""
     work.mkdir(parents=True, exist_ok=True)
     lock = FileLock(work / LOCK)
     try:

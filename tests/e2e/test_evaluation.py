@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moerge.cli.common import wait
-from moerge.documents.splits import document_mac, split_of
+from moerge.documents.splits import SplitRule, document_mac
 from moerge.files import file_sha256
 from moerge.models.tokens import all_counted
 from moerge.scoring.perplexity import load, score, windows
@@ -65,7 +65,9 @@ def held_out(worker: Worker) -> list[list[int]]:
     encode, key = tokenizer(), read_key(worker.home)
     lines = [line for path in sorted((worker.folder / "data").iterdir()) for line in path.read_text().splitlines()]
     texts = [json.loads(line)["text"] for line in lines]
-    return [encode(text)["input_ids"][:20] for text in texts if split_of(document_mac(key, text), 0, 0.5) == "held-out"]
+    return [
+        encode(text)["input_ids"][:20] for text in texts if SplitRule(0.5).split(document_mac(key, text)) == "held-out"
+    ]
 
 
 def test_version_is_scored_on_held_out_text_and_only_sums_sent(art: tuple[Member, Worker]) -> None:

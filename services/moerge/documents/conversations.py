@@ -43,10 +43,8 @@ def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -> Document:
     """Messages, each with `role` and `content`, through the tokenizer's chat template.
 
-    In `assistant` turns the tokens of the content count, without the template's marks around it.
-
-    Raises:
-        TypeError, ValueError: they are not such messages, or the template changes a turn's content.
+    In `assistant` turns the tokens of the content count, without the template's marks around it. Other values raise
+    TypeError or ValueError, as does a template that changes a turn's content.
     """
     if not isinstance(value, list) or not value:
         raise TypeError("not a list of messages")

@@ -32,7 +32,15 @@ class SplitRule:
         return text_digest(text), hashlib.sha256(b"moerge split\0" + text.encode()).digest()
 
     def split(self, place: bytes) -> Split:
-        return split_of(place, self.tuning_share, self.held_out_share)
+        """The split of a digest.
+
+        Held-out documents come from the lower end of [0, 1), tuning documents from the upper. So a growing share keeps
+        its documents, and doesn't change the other share.
+        """
+        share = (int.from_bytes(place[:8], "big") >> 11) / 2**53
+        if share < self.held_out_share:
+            return "held-out"
+        return "tuning" if share >= 1 - self.tuning_share else "statistics"
 
 
 def text_digest(text: str) -> bytes:
@@ -42,15 +50,3 @@ def text_digest(text: str) -> bytes:
 def document_mac(key: bytes, text: str) -> bytes:
     """HMAC-SHA-256 of a document's text. It never leaves; it determines the split and identifies sent documents."""
     return hmac.digest(key, text.encode(), "sha256")
-
-
-def split_of(digest: bytes, tuning_share: float, held_out_share: float) -> Split:
-    """A document's split, a function of its digest alone.
-
-    Held-out documents come from the lower end of [0, 1), tuning documents from the upper. So a growing share keeps its
-    documents, and doesn't change the other share.
-    """
-    place = (int.from_bytes(digest[:8], "big") >> 11) / 2**53
-    if place < held_out_share:
-        return "held-out"
-    return "tuning" if place >= 1 - tuning_share else "statistics"

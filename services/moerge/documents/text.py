@@ -41,11 +41,7 @@ class Text:
 
     @classmethod
     def of(cls, documents: Iterable[tuple[str, Tokens]], rule: SplitRule, folder: Path | None = None) -> "Text":
-        """Writes documents, each with the text that names it, into a file in `folder`, by default a temporary one.
-
-        Raises:
-            OSError: it can't be written; names the folder.
-        """
+        """Writes documents, each with the text that names it, into a file in `folder`, by default a temporary one."""
         folder = folder or Path(gettempdir())
         try:
             with TemporaryFile(dir=folder) as ids, TemporaryFile(dir=folder) as index:

@@ -72,9 +72,6 @@ def fit(
 
     An interrupted fit into the same folder goes on. Two residuals per token, of H float32, are in host memory. `done`
     gets numbers of tokens; every token counts once per layer.
-
-    Raises:
-        IncompatibleExpertError: its family normalises the outputs of its MLPs.
     """
     require_fittable(expert)
     fitted = FittedLayers(folder, _work(expert, trunk, batches, device))

@@ -44,14 +44,8 @@ def fitting_sample_that_fits(
 ) -> tuple[list[list[Tokens]], list[Batch]]:
     """The documents' rows to fit to, and their micro-batches: `fitting_tokens`, or fewer if memory is short.
 
-    On a smaller machine other MLPs may therefore be fitted.
-
-    Args:
-        sample: the rows of each document of a sample with a number of tokens.
-        least: of tokens, if that is more than `least_fitting_tokens`.
-
-    Raises:
-        MoergeError: not even the least fit.
+    So on a smaller machine other MLPs may be fitted. `sample` gives the rows of each document of a sample with a number
+    of tokens, `least` is a higher bound than `least_fitting_tokens`.
     """
     hidden, need = int(expert.config.hidden_size), need_of(expert, settings, device)
     wanted, most, left = tokens_that_fit(need, hidden, free, least), fitting_tokens(hidden), tokens_for(need, free)

@@ -40,11 +40,7 @@ class Choices:
 
     @property
     def followed(self) -> VersionRecipe:
-        """The recipe with the given options. The default method of a fit is the one with a head for fitted MLPs.
-
-        Raises:
-            MoergeError: an option's value is invalid.
-        """
+        """The recipe with the given options. The default method of a fit is the one with a head for fitted MLPs."""
         named = VERSION_RECIPES[self.recipe or "recommended"]
         given = {"ridge_lambda": self.ridge_lambda, "top_k": self.top_k}
         solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
@@ -62,11 +58,7 @@ class Choices:
         return StatisticsSettings.model_validate({name: value for name, value in given.items() if value is not None})
 
     def require_same(self, version: KeptVersion) -> None:
-        """Requires that no given option contradicts a version.
-
-        Raises:
-            MoergeError: names the first option that does.
-        """
+        """Requires that no given option contradicts a version."""
         recipe, statistics = version.record.recipe, version.record.statistics
         solve = recipe.solve.model_dump(exclude=_APART)
         names = [name for name, item in VERSION_RECIPES.items() if item.solve.model_dump(exclude=_APART) == solve]
@@ -126,11 +118,7 @@ def _prompts(value: str) -> list[str]:
 
 
 def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], chosen: Choices) -> KeptVersion | None:
-    """The version that experts are added to; None for a merge.
-
-    Raises:
-        MoergeError: the options don't fit together, or contradict the version.
-    """
+    """The version that experts are added to, which no option may contradict; None for a merge."""
     if (folder is None) != (not add):
         where, todo = "`from_`" if folder is None else "`add`", "give both: experts to add, and the output of a merge"
         raise MoergeError("`add` and `from_` need each other", where=where, todo=todo)
@@ -143,32 +131,12 @@ def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], cho
     return result
 
 
-def again(version: KeptVersion, texts: Texts) -> dict[str, Corpus]:
-    files = texts.files
-    slots = {slot.record.domain: slot.side_files for slot in version.slots}
-    return {name: texts.corpus(name, files[name], slots[name]) for name in slots if name in files}
-
-
-def sources(
-    field: str,
-    experts: Sequence[str],
-    texts: Texts,
-    licenses: Sequence[str],
-    old: Mapping[str, object] | None = None,
-) -> list[Source]:
-    """The experts of a field with their texts or prompts; domains in `old` may have texts too.
-
-    Raises:
-        MoergeError: a domain is unknown, or given twice, or has no text.
-    """
+def sources(field: str, experts: Sequence[str], texts: Texts, licenses: Sequence[str]) -> list[Source]:
+    """The experts of a field with their texts or prompts; each domain is known, and has either."""
     folders, files, prompts = _one_each(field, experts), texts.files, texts.prompts
     spdx = _one_each("license", licenses)
-    for other, names in (
-        ("`text`", files.keys() - (old or {}).keys()),
-        ("`prompt`", prompts.keys()),
-        ("`license`", spdx.keys()),
-    ):
-        if unknown := sorted(names - folders.keys()):
+    for other, values in (("`text`", files), ("`prompt`", prompts), ("`license`", spdx)):
+        if unknown := sorted(values.keys() - folders.keys()):
             problem = f"no expert of {', '.join(unknown)}"
             raise MoergeError(problem, where=other, todo=f"give it with `{field}` NAME=DIR")
     if both := sorted(files.keys() & prompts.keys()):

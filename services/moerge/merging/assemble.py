@@ -104,10 +104,6 @@ def assemble(
         work: existing folder of trunk, fitted experts and contributions.
         kept: parts of an earlier version; None: a trunk is merged from the experts.
         routers: given ones, in place of contributions and a solve.
-        say: gets a message if memory is too short for a whole fit.
-
-    Raises:
-        MoergeError: a text is too short, an option is unsuitable, or memory is short.
     """
     kept = kept or KeptParts(merged_trunk(experts, texts, settings, work))
     members = list(experts)

@@ -152,13 +152,12 @@ def merge(
         keep_statistics=keep_statistics,
     )
     report: Report | dry.Costs
-    again = {} if version is None else arguments.again(version, texts)
-    option, named = ("--expert", expert) if version is None else ("--add", add)
-    sources = arguments.sources(option, named or (), texts, license or (), again)
+    field, named = ("expert", expert) if version is None else ("add", add)
+    sources = arguments.sources(field, named or (), texts, license or ())
     if dry_run:
         report = dry.merge(sources, out, settings, say, version)
     else:
-        report = run_merge(sources, out, settings, say, version, again)
+        report = run_merge(sources, out, settings, say, version)
     if as_json:
         show_json(report.to_json())
         return

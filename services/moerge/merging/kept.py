@@ -8,7 +8,6 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from moerge.documents.shards import shard_name
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, linked, work_folder
 from moerge.merging.assemble import TRUNK, KeptParts
@@ -17,7 +16,6 @@ from moerge.merging.settings import MergeSettings
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import small_files
 from moerge.models.reader import Checkpoint
-from moerge.scoring.perplexity import Score, Window
 from moerge.trunk.merge import MergedTrunk
 from moerge.versions.card import ExpertRecord
 from moerge.versions.file_plans import expert_name
@@ -36,14 +34,6 @@ CHOICES = "recipe", "statistics", "held_out_share", "rare_below"
 _REMEDY = "merge the experts again into a new folder, with `keep_statistics`"
 
 
-class KeptScore(Message):
-    """A dense expert's score on held-out windows of this digest."""
-
-    windows: Digest
-    nll: float
-    tokens: int
-
-
 class KeptExpert(Message):
     """An expert of a version; fields are those of `ExpertRecord`. `generated`: its statistics are of such text."""
 
@@ -54,7 +44,6 @@ class KeptExpert(Message):
     fitted_from: Digest | None = None
     hub_id: str | None = None
     generated: bool = False
-    score: KeptScore | None = None
 
     @property
     def record(self) -> ExpertRecord:
@@ -109,11 +98,7 @@ class KeptVersion:
 
 
 def kept(folder: Path) -> KeptVersion:
-    """The statistics beside a version's folder.
-
-    Raises:
-        MoergeError: the folder is no version, or its statistics are missing, unreadable or another version's.
-    """
+    """A version's folder and the statistics beside it, which must be of the same merge."""
     lineage, work, where = read_record(folder), work_folder(folder), str(folder)
     if not isinstance(lineage, Lineage):
         todo = "name the output of moerge merge --keep-statistics"
@@ -154,15 +139,3 @@ def share(version: KeptVersion, work: Path) -> None:
         path.unlink(missing_ok=True)
         if not linked(file, path):
             shutil.copyfile(file, path)
-
-
-def windows_digest(windows: Sequence[Window]) -> str:
-    return shard_name(b"", [window.tokens for window in windows])
-
-
-def kept_expert(
-    record: ExpertRecord, windows: Sequence[Window] = (), score: Score | None = None, *, generated: bool = False
-) -> KeptExpert:
-    """An expert, and its score on held-out windows, if any."""
-    scored = score and KeptScore(windows=windows_digest(windows), nll=score.nll, tokens=score.tokens)
-    return KeptExpert(**record._asdict(), generated=generated, score=scored)

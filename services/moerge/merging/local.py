@@ -12,8 +12,7 @@ from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
-from moerge.trunk.folder import FolderFiles
-from moerge.trunk.merge import DENSE_TRUNK_FILE, MergedTrunk, TrunkInputs, merge_trunk
+from moerge.trunk.merge import DENSE_TRUNK_FILE, FolderFiles, MergedTrunk, TrunkInputs, merge_trunk
 from moerge.trunk.methods.registry import METHODS, require_options
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, Solution, Solve, VersionInputs
@@ -77,7 +76,6 @@ def local_trunk(
         base: the base model, for a method that takes one.
 
     Raises:
-        MoergeError: an option is missing or not allowed.
         IncompatibleExpertError: the method doesn't fit the experts' family.
         SolveError: the trunk contributions have too little text.
     """
@@ -130,15 +128,9 @@ def local_version(
     """The arguments of `plan_version`.
 
     Args:
-        experts: in slot order, behind those that are kept.
-        trunk: of the contributions.
-        contributions: files of router contributions; none if the routers come from elsewhere.
-        options: of the solve.
-        kept: slots of an earlier version.
+        experts: in slot order, behind the slots of an earlier version that are `kept`.
+        contributions: files of router contributions under the trunk; none if the routers come from elsewhere.
         tied: leave the head out if it equals the embedding.
-
-    Raises:
-        MoergeError: fewer experts than `options.top_k`.
     """
     new = [Slot(record_of(expert), expert.checkpoint, expert.trained or expert) for expert in experts]
     slots = [*kept, *new]

@@ -1,20 +1,18 @@
 """A merge on one machine, from experts and texts to a published version, by the steps of the service."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.files import LOCK, alone, atomic_file, work_folder
 from moerge.merging.assemble import Assembled, assemble
 from moerge.merging.checks import check
-from moerge.merging.kept import CHOICES, KeptExpert, KeptVersion, Record, keep, kept_expert, share, windows_digest
-from moerge.merging.report import DomainCounts, Report
-from moerge.merging.scores import HeldOut, Scored, scores
+from moerge.merging.kept import CHOICES, KeptExpert, KeptVersion, Record, keep, share
+from moerge.merging.report import DomainCounts, DomainScore, Report
+from moerge.merging.scores import scores
 from moerge.merging.settings import MergeSettings, Source
-from moerge.merging.texts import read_corpus, read_text
-from moerge.scoring.perplexity import Score
+from moerge.merging.texts import read_text
 from moerge.versions.card_scores import CARD_FILE, scored_card
 from moerge.versions.file_plans import REPORT_FILE
 from moerge_proto.records import RECORD_FILE, read_record
@@ -29,7 +27,6 @@ def merge(
     settings: MergeSettings | None = None,
     say: Callable[[str], None] = lambda text: None,
     version: KeptVersion | None = None,
-    texts: Mapping[str, Corpus] | None = None,
 ) -> Report:
     """Merges experts into a version in the folder `out`, or adds them to one; an interrupted run continues.
 
@@ -40,10 +37,9 @@ def merge(
             a version.
         say: gets other messages.
         version: that the experts are added to, without its experts and texts; files are linked, not copied.
-        texts: domain of the version -> the texts of its merge, to score its held-out ones again.
 
     Raises:
-        MoergeError: an expert, a text, an option or the machine is unsuitable; names it and the remedy.
+        MoergeError: names the unsuitable expert, text, option or resource, and the remedy.
     """
     settings, work = settings_of(out, settings or MergeSettings(), version), work_folder(out)
     with alone(work):
@@ -55,12 +51,13 @@ def merge(
         if not _is_written(out, made.lineage):
             made.write(out, settings.computing.progress, None if version is None else version.folder)
         members = [] if version is None else list(version.record.experts)
-        held_out = _held_out_again(members, settings, say, texts or {})
-        held_out += [HeldOut(domain.scored, expert) for expert, domain in zip(experts, read, strict=True)]
-        scored = scores(held_out, out, settings.computing, say)
-        new = zip(sources, made.inputs.slots[len(members) :], read, scored[len(members) :], strict=True)
-        for source, slot, domain, score in new:
-            members.append(kept_expert(slot.record, domain.scored, score.expert, generated=source.generated))
+        if members and settings.scored_tokens:
+            names = ", ".join(member.domain for member in members)
+            say(f"not scored, because only new domains are: {names}; moerge table version scores all with their texts")
+        held_out = [(expert, domain.scored) for expert, domain in zip(experts, read, strict=True)]
+        scored = [*[None] * len(members), *scores(held_out, out, settings.computing, say)]
+        for source, slot in zip(sources, made.inputs.slots[len(members) :], strict=True):
+            members.append(KeptExpert(**slot.record._asdict(), generated=source.generated))
         report = _report(out, made, members, scored, version)
         card = scored_card((out / CARD_FILE).read_text(encoding="utf-8"), report.card_scores)
         with atomic_file(out / CARD_FILE) as file:
@@ -68,7 +65,7 @@ def merge(
         if settings.keep_statistics:
             if version is not None:
                 share(version, work)
-            merged = [kept_expert(record) for record in made.trunk.contains]
+            merged = [KeptExpert(**record._asdict()) for record in made.trunk.contains]
             chosen = {name: getattr(settings, name) for name in CHOICES}
             keep(work, Record(experts=members, merged=merged, **chosen), made.inputs.slots)
         else:
@@ -79,11 +76,7 @@ def merge(
 
 
 def settings_of(out: Path, settings: MergeSettings, version: KeptVersion | None) -> MergeSettings:
-    """The settings of a merge, or of an addition to a version.
-
-    Raises:
-        MoergeError: the output is the version's folder.
-    """
+    """The settings of a merge, or of an addition to a version."""
     if version is None:
         return settings
     if out.resolve() == version.folder.resolve():
@@ -92,11 +85,7 @@ def settings_of(out: Path, settings: MergeSettings, version: KeptVersion | None)
 
 
 def _is_written(out: Path, lineage: Lineage) -> bool:
-    """Tell whether an interrupted run has written the version.
-
-    Raises:
-        MoergeError: the output is another version.
-    """
+    """Tell whether an interrupted run has written the version."""
     if not (out / RECORD_FILE).is_file():
         return False
     if read_record(out) != lineage:
@@ -104,29 +93,8 @@ def _is_written(out: Path, lineage: Lineage) -> bool:
     return True
 
 
-def _held_out_again(
-    experts: Sequence[KeptExpert], settings: MergeSettings, say: Callable[[str], None], texts: Mapping[str, Corpus]
-) -> list[HeldOut]:
-    missing = [expert.domain for expert in experts if expert.domain not in texts]
-    if settings.scored_tokens and missing:
-        say(f"not scored, for want of held-out text: {', '.join(missing)}; give their texts of the merge again")
-    return [_again(expert, settings, say, texts.get(expert.domain)) for expert in experts]
-
-
-def _again(expert: KeptExpert, settings: MergeSettings, say: Callable[[str], None], corpus: Corpus | None) -> HeldOut:
-    nothing = HeldOut((), Score(0.0, 0))
-    if corpus is None or not settings.scored_tokens:
-        return nothing
-    windows = read_corpus(expert.domain, corpus, settings).scored
-    if expert.score is None or not windows or windows_digest(windows) != expert.score.windows:
-        reason = "its held-out text isn't that of its merge; give the same texts, chat field and scored tokens"
-        say(f"{expert.domain}: not scored: {reason}")
-        return nothing
-    return HeldOut(windows, Score(expert.score.nll, expert.score.tokens))
-
-
 def _report(
-    out: Path, made: Assembled, members: Sequence[KeptExpert], scored: Sequence[Scored], version: KeptVersion | None
+    out: Path, made: Assembled, members: list[KeptExpert], scored: list[DomainScore | None], version: KeptVersion | None
 ) -> Report:
     counts = {part.domain: DomainCounts(part.documents, part.tokens) for part in made.inputs.contributed}
     merged = {record.digest for record in made.trunk.contains}
@@ -137,7 +105,7 @@ def _report(
         str(out),
         made.lineage.domains,
         [counts[domain] for domain in made.lineage.domains],
-        [score.domain for score in scored],
+        scored,
         (min(conditions), max(conditions)),
         generated=[member.domain for member in members if member.generated],
         newcomers=late,

@@ -86,13 +86,7 @@ def checked(expert: DenseExpert, prompts: Prompts, context: int) -> tuple[Writer
 def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, device: str, progress: Progress) -> Corpus:
     """The texts that an expert writes by its prompts in turn, as JSON Lines in `work`; an interrupted run continues.
 
-    Equal arguments give equal texts on one machine.
-
-    Args:
-        context: most tokens of a text.
-        work: existing folder.
-        device: torch device of the expert.
-        progress: gets the number of tokens.
+    Equal arguments give equal texts on one machine. `context` is the most tokens of a text.
 
     Raises:
         MoergeError: a prompt is too long or empty, or has the chat template's tokens; or memory is short.
@@ -123,11 +117,7 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
 
 
 def require_memory(expert: DenseExpert, device: str) -> Need:
-    """Requires, and returns, the memory of an expert that writes texts.
-
-    Raises:
-        MoergeError: it isn't free.
-    """
+    """Requires, and returns, the memory of an expert that writes texts."""
     need = writing_texts(Shape.of(expert.config, torch.float32), expert.domain, device)
     require_room(need, free_for(device), ["texts instead of prompts", "a larger machine"])
     return need

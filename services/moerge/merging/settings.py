@@ -29,13 +29,8 @@ class Source:
 class VersionSettings:
     """The choices that determine a version, and the machine's resources.
 
-    Attributes:
-        recipe: trunk method, fit, and options of the solve.
-        trunk: options of the trunk method, without its base.
-        base: the base model, for a method that takes one.
-        statistics: settings of the features.
-        rare_below: smaller token counts are withheld from trunk contributions, as in workers.
-        computing: device, threads, key of shard names, progress.
+    `trunk` has the options of the method, without its `base`. Token counts below `rare_below` are withheld from trunk
+    contributions, as in workers.
     """
 
     recipe: VersionRecipe = RECOMMENDED
@@ -48,13 +43,7 @@ class VersionSettings:
 
 @dataclass(frozen=True)
 class MergeSettings(VersionSettings):
-    """The settings of a merge.
-
-    Attributes:
-        held_out_share: share of the held-out documents, which are scored.
-        scored_tokens: per domain, of held-out documents; 0: no scores.
-        keep_statistics: whether the work folder stays.
-    """
+    """The settings of a merge; `scored_tokens` are those per domain, of held-out documents; 0: no scores."""
 
     held_out_share: float = HELD_OUT_SHARE
     scored_tokens: int = SCORED_TOKENS

@@ -29,14 +29,7 @@ class DomainText:
 def read_text(
     source: Source, settings: MergeSettings, say: Callable[[str], None], work: Path | None = None
 ) -> DomainText:
-    """A domain's text, which its expert writes first if there are only prompts.
-
-    Args:
-        work: existing folder; needed for prompts.
-
-    Raises:
-        MoergeError: a file can't be read, or there is too little text.
-    """
+    """A domain's text, which its expert first writes into `work` if there are only prompts; refuses too little text."""
     corpus, rule = source.corpus, SplitRule(settings.held_out_share)
     if isinstance(corpus, Prompts):
         if work is None:

@@ -87,13 +87,10 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
 
 
 def windows(documents: Iterable[Tokens], context: int, stride: int) -> list[Window]:
-    """Cuts documents into windows of at most `context` tokens that advance by `stride`.
+    """Cuts documents into windows of at most `context` tokens that advance by `stride`, which is smaller.
 
     Every token except a document's first is scored exactly once, with at least context - stride tokens before it if the
     document has them.
-
-    Raises:
-        ValueError: stride is not between 1 and context - 1.
     """
     return list(each_window(documents, context, stride))
 

@@ -147,10 +147,6 @@ def streamed_model(
     host_memory: int | None = None,
     expert: int | None = None,
 ) -> StreamedModel:
-    """The model, with the hidden states that this machine has room for; for other arguments see `StreamedModel`.
-
-    Raises:
-        MoergeError: scoring doesn't fit.
-    """
+    """The model, with the hidden states that this machine has room for; for other arguments see `StreamedModel`."""
     states = states_for(need_of(weights.config, precision, context, device), free_for(device), host_memory)
     return StreamedModel(weights, getattr(torch, precision), device, states, expert)

@@ -4,9 +4,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from moerge.errors import MoergeError
+from moerge.files import atomic_file
 from moerge.models.bounds import feature_bounds, feature_exponents
 from moerge.models.config import trunk_settings
 from moerge.models.dense_files import DenseFiles, DenseTrunk
@@ -33,6 +35,23 @@ class Files(Protocol):
 
     def source(self, digest: str) -> Source:
         """A stored file."""
+
+
+class FolderFiles:
+    """A folder of named files; each is complete or absent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._paths = folder, dict[str, Path]()
+
+    def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
+        path = self.folder / name
+        with atomic_file(path) as out:
+            sha256 = write(out)
+        self._paths[sha256] = path
+        return FileEntry(name=name, sha256=sha256, size=path.stat().st_size)
+
+    def source(self, digest: str) -> Path:
+        return self._paths[digest]
 
 
 @dataclass(frozen=True)

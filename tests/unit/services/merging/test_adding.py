@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,14 +13,14 @@ import pytest
 
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import work_folder
-from moerge.merging.arguments import Choices, Texts, again, sources, version
+from moerge.merging.arguments import Choices, Texts, sources, version
 from moerge.merging.kept import kept
 from moerge.merging.merge import MergeSettings, merge
 from moerge.merging.report import Report
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
 from moerge_proto.options import PAPER
-from support.merging import SMALL, corpus_of, files, source
+from support.merging import SMALL, files, source
 from support.models import expert, texts
 from support.processes import run_command
 
@@ -101,25 +100,11 @@ def test_only_the_new_domain_is_scored_and_the_cost_is_told(folder: Path, tmp_pa
     report = added(folder, tmp_path / "out", "code", settings=SETTINGS, say=said.append)
     assert [score is None for score in report.scores] == [True, True, False]
     assert [counts.tokens > 0 for counts in report.counts] == [True, True, True]
-    assert any("law, art; give their texts" in line for line in said)
+    assert any("law, art; moerge table version" in line for line in said)
     assert any(line.startswith("not in the trunk: code; ") for line in report.warnings)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "No scores of: law, art." in card
     assert "merged from 2 experts" in card
-
-
-def test_an_old_domain_is_scored_on_the_text_of_its_merge_alone(folder: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    given = {"law": corpus_of(folder, "law-elsewhere", folder / "law.jsonl")}
-    given["art"] = corpus_of(folder, "art-elsewhere", folder / "bio.jsonl")
-    report = added(folder, tmp_path / "out", "code", settings=SETTINGS, say=said.append, texts=given)
-    assert [score is None for score in report.scores] == [False, True, False]
-    assert [line.partition(":")[0] for line in said if "isn't that of its merge" in line] == ["art"]
-    [before], [now] = (
-        re.findall(r"\| law \| ([\d,]+) \| ([\d.]+) \|", (out / "README.md").read_text())
-        for out in (folder / "merged", tmp_path / "out")
-    )
-    assert now == before  # tokens and perplexity of law's expert
 
 
 def test_a_cut_run_goes_on(folder: Path, tmp_path: Path) -> None:
@@ -230,16 +215,13 @@ def test_options_that_need_or_exclude_each_other(
     assert raised.value.where == where
 
 
-def test_texts_may_be_of_new_and_old_domains_only(folder: Path) -> None:
-    place, made = folder / "code", kept(folder / "merged")
-    given = [f"code={folder}/code.jsonl", f"law={folder}/law.jsonl"]
-    told = Texts(given, [], 100, "text", None, print)
-    old = again(made, told)
-    assert [*old] == ["law"]
-    [new] = sources("add", [f"code={place}"], told, [], old)
+def test_texts_are_of_new_domains_only(folder: Path) -> None:
+    texts = Texts([f"code={folder}/code.jsonl"], [], 100, "text", None, print)
+    [new] = sources("add", [f"code={folder / 'code'}"], texts, [])
     assert new.expert.domain == "code"
-    with pytest.raises(MoergeError, match="no expert of tax"):
-        sources("add", [f"code={place}"], replace(told, text=[*given, "tax=tax.txt"]), [], old)
+    more = replace(texts, text=[*texts.text, f"law={folder}/law.jsonl"])
+    with pytest.raises(MoergeError, match="no expert of law"):
+        sources("add", [f"code={folder / 'code'}"], more, [])
 
 
 def test_the_command_adds_an_expert(folder: Path, tmp_path: Path) -> None:
@@ -247,6 +229,6 @@ def test_the_command_adds_an_expert(folder: Path, tmp_path: Path) -> None:
     done = run_command("merge", *given, f"--out={tmp_path / 'out'}", "--scored-tokens=500", "--json")
     assert done.returncode == 0, done.stderr
     assert [load["domain"] for load in json.loads(done.stdout)["domains"]] == ["law", "art", "code"]
-    assert "not scored, for want of held-out text: law, art" in done.stderr
+    assert "not scored, because only new domains are: law, art" in done.stderr
     added(folder, tmp_path / "same", "code", settings=SETTINGS)
     assert weights(tmp_path / "out") == weights(tmp_path / "same")

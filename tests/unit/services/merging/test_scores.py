@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moerge.merging.scores import HeldOut, scores
+from moerge.merging.scores import scores
 from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
@@ -26,7 +26,7 @@ def test_scores_keep_hidden_states_within_the_given_memory(tmp_path: Path, monke
         return model
 
     monkeypatch.setattr("moerge.merging.scores.streamed_model", noted)
-    held_out = [HeldOut(windows([Tokens([5] * 40)] * 3, 40, 20), DenseExpert("law", folder)) for folder in experts]
+    held_out = [(DenseExpert("law", folder), windows([Tokens([5] * 40)] * 3, 40, 20)) for folder in experts]
     least = 4 * int(read_config(version).hidden_size) * BATCH_TOKENS
     result = [scores(held_out, version, Computing(host_memory=item), print) for item in (1, 2 * least, None)]
     assert given[:8] == [least] * 4 + [2 * least] * 4

@@ -21,8 +21,7 @@ from moerge.sizes.estimate import Machines, Work, estimate
 from moerge.statistics.contribution import router_contribution, trunk_contribution
 from moerge.statistics.describe import median_rank
 from moerge.statistics.validate import validate, validate_trunk
-from moerge.trunk.folder import FolderFiles
-from moerge.trunk.merge import TrunkInputs, merge_trunk
+from moerge.trunk.merge import FolderFiles, TrunkInputs, merge_trunk
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.file_plans import ROUTER_FILE, expert_name
 from moerge.versions.folder import write_version

@@ -13,8 +13,7 @@ from torch import Tensor
 from moerge.errors import MoergeError
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
-from moerge.trunk.folder import FolderFiles
-from moerge.trunk.merge import TrunkInputs, merge_trunk, trunk_digest
+from moerge.trunk.merge import FolderFiles, TrunkInputs, merge_trunk, trunk_digest
 from moerge.trunk.methods.average import average
 from moerge.trunk.methods.dare import dare
 from moerge.trunk.methods.method import MethodInputs

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from moerge.documents.conversations import Document
-from moerge.documents.splits import document_mac, split_of
+from moerge.documents.splits import SplitRule, document_mac
 from moerge.models.dense_files import DenseFiles
 from moerge_workers.data.documents import Data
 from moerge_workers.settings import Settings
@@ -23,15 +23,16 @@ MACS = st.binary(min_size=32, max_size=32)
 def test_larger_share_moves_no_tuning_or_held_out_documents(
     mac: bytes, tuning: float, held_out: float, more: float
 ) -> None:
-    before = split_of(mac, tuning, held_out)
+    before = SplitRule(held_out, tuning).split(mac)
     if before != "statistics":
-        assert split_of(mac, max(tuning, more), held_out) == before
-        assert split_of(mac, tuning, max(held_out, more)) == before
-    assert split_of(mac, 0, 0) == "statistics"
+        assert SplitRule(held_out, max(tuning, more)).split(mac) == before
+        assert SplitRule(max(held_out, more), tuning).split(mac) == before
+    assert SplitRule(0).split(mac) == "statistics"
 
 
 def test_splits_have_their_shares() -> None:
-    result: list[str] = [split_of(document_mac(b"key", str(number)), 0.1, 0.3) for number in range(5000)]
+    rule = SplitRule(held_out_share=0.3, tuning_share=0.1)
+    result: list[str] = [rule.split(document_mac(b"key", str(number))) for number in range(5000)]
     for split, share in (("tuning", 0.1), ("held-out", 0.3), ("statistics", 0.6)):
         assert result.count(split) / 5000 == pytest.approx(share, abs=0.03)  # over four standard deviations
 
