@@ -104,10 +104,10 @@ def built(
     try:
         return model.model_validate(values), []
     except ValidationError as error:
-        told = [item for item in error.errors() if item["type"] != "default_factory_not_called"]  # for the others
-    told.sort(key=lambda item: item["type"] != "extra_forbidden")  # a misspelt key can cause a missing one
+        errors = [item for item in error.errors() if item["type"] != "default_factory_not_called"]  # for the others
+    errors.sort(key=lambda item: item["type"] != "extra_forbidden")  # a misspelt key can cause a missing one
     result = []
-    for item in told:
+    for item in errors:
         loc = tuple(map(str, item["loc"]))
         where = places.get(loc) or places.get(loc[:1]) or elsewhere
         if item["type"] == "extra_forbidden":

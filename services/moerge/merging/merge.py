@@ -47,27 +47,27 @@ def merge(
         read = [read_text(source, settings, say, work) for source in sources]
         experts = [source.expert for source in sources]
         kept = None if version is None else version.parts
-        made = assemble(experts, [domain.text for domain in read], settings, work, kept, say=say)
-        if not _is_written(out, made.lineage):
-            made.write(out, settings.computing.progress, None if version is None else version.folder)
+        assembled = assemble(experts, [domain.text for domain in read], settings, work, kept, say=say)
+        if not _is_written(out, assembled.lineage):
+            assembled.write(out, settings.computing.progress, None if version is None else version.folder)
         members = [] if version is None else list(version.record.experts)
         if members and settings.scored_tokens:
             names = ", ".join(member.domain for member in members)
             say(f"not scored, because only new domains are: {names}; moerge table version scores all with their texts")
         held_out = [(expert, domain.scored) for expert, domain in zip(experts, read, strict=True)]
         scored = [*[None] * len(members), *scores(held_out, out, settings.computing, say)]
-        for source, slot in zip(sources, made.inputs.slots[len(members) :], strict=True):
+        for source, slot in zip(sources, assembled.inputs.slots[len(members) :], strict=True):
             members.append(KeptExpert(**slot.record._asdict(), generated=source.generated))
-        report = _report(out, made, members, scored, version)
+        report = _report(out, assembled, members, scored, version)
         card = scored_card((out / CARD_FILE).read_text(encoding="utf-8"), report.card_scores)
         with atomic_file(out / CARD_FILE) as file:
             file.write(card.encode())
         if settings.keep_statistics:
             if version is not None:
                 share(version, work)
-            merged = [KeptExpert(**record._asdict()) for record in made.trunk.contains]
+            merged = [KeptExpert(**record._asdict()) for record in assembled.trunk.contains]
             chosen = {name: getattr(settings, name) for name in CHOICES}
-            keep(work, Record(experts=members, merged=merged, **chosen), made.inputs.slots)
+            keep(work, Record(experts=members, merged=merged, **chosen), assembled.inputs.slots)
         else:
             for path in work.iterdir():
                 if path.name != LOCK:
@@ -94,19 +94,19 @@ def _is_written(out: Path, lineage: Lineage) -> bool:
 
 
 def _report(
-    out: Path, made: Assembled, members: list[KeptExpert], scored: list[DomainScore | None], version: KeptVersion | None
+    out: Path, new: Assembled, members: list[KeptExpert], scored: list[DomainScore | None], version: KeptVersion | None
 ) -> Report:
-    counts = {part.domain: DomainCounts(part.documents, part.tokens) for part in made.inputs.contributed}
-    merged = {record.digest for record in made.trunk.contains}
-    late = [] if version is None else [member.domain for member in members if member.original not in merged]
+    counts = {part.domain: DomainCounts(part.documents, part.tokens) for part in new.inputs.contributed}
+    merged = {record.digest for record in new.trunk.contains}
+    newcomers = [] if version is None else [member.domain for member in members if member.original not in merged]
     solved = SolveReport.model_validate_json((out / REPORT_FILE).read_text(encoding="utf-8"))
     conditions = [layer.condition for layer in solved.layers]
     return Report(
         str(out),
-        made.lineage.domains,
-        [counts[domain] for domain in made.lineage.domains],
+        new.lineage.domains,
+        [counts[domain] for domain in new.lineage.domains],
         scored,
         (min(conditions), max(conditions)),
         generated=[member.domain for member in members if member.generated],
-        newcomers=late,
+        newcomers=newcomers,
     )

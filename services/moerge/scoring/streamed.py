@@ -66,8 +66,8 @@ class StreamedModel:
         layered, files = Layered(tracker, self._layers), LayerFiles(self._weights, self._dtype, self._device)
         parts = ((number, batch) for number, block in enumerate(blocks) for batch in batched(block))
         result = (loss for window in self._windows(parts) for loss in self._losses(window, files, layered))
-        for _, own in groupby(result, key=itemgetter(0)):
-            yield total(by_document((batch, losses) for _, batch, losses in own))
+        for _, group in groupby(result, key=itemgetter(0)):
+            yield total(by_document((batch, losses) for _, batch, losses in group))
 
     def _windows(self, parts: Iterable[_Part]) -> Iterator[list[_Part]]:
         window, held = list[_Part](), 0

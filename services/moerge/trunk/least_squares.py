@@ -177,13 +177,13 @@ def solved_head(
     merged = torch.empty(piece.tensors[0].shape, dtype=piece.dtype)
 
     def solve(number: int) -> tuple[Tensor, Tensor]:
-        own = which == number
-        return own, least_squares(piece, grams, tokens, kinds[number].tolist(), own)
+        chosen = which == number
+        return chosen, least_squares(piece, grams, tokens, kinds[number].tolist(), chosen)
 
     pool = ThreadPoolExecutor(threads)
     try:
-        for own, result in pool.map(solve, range(len(kinds))):
-            merged[own] = result
+        for chosen, result in pool.map(solve, range(len(kinds))):
+            merged[chosen] = result
     finally:
         pool.shutdown(cancel_futures=True)  # of an interrupted merge
     return merged
