@@ -62,16 +62,7 @@ def merge(
         card = scored_card((out / CARD_FILE).read_text(encoding="utf-8"), report.card_scores)
         with atomic_file(out / CARD_FILE) as file:
             file.write(card.encode())
-        if settings.keep_statistics:
-            if version is not None:
-                share(version, work)
-            merged = [KeptExpert(**record._asdict()) for record in assembled.trunk.contains]
-            chosen = {name: getattr(settings, name) for name in CHOICES}
-            keep(work, Record(experts=members, merged=merged, **chosen), assembled.inputs.slots)
-        else:
-            for path in work.iterdir():
-                if path.name != LOCK:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _keep_or_clear(work, settings, assembled, members, version)
     return report
 
 
@@ -91,6 +82,21 @@ def _is_written(out: Path, lineage: Lineage) -> bool:
     if read_record(out) != lineage:
         raise MoergeError("contains another version", where=str(out), todo="name a new folder, or remove it")
     return True
+
+
+def _keep_or_clear(
+    work: Path, settings: MergeSettings, new: Assembled, members: list[KeptExpert], version: KeptVersion | None
+) -> None:
+    if settings.keep_statistics:
+        if version is not None:
+            share(version, work)
+        merged = [KeptExpert(**record._asdict()) for record in new.trunk.contains]
+        chosen = {name: getattr(settings, name) for name in CHOICES}
+        keep(work, Record(experts=members, merged=merged, **chosen), new.inputs.slots)
+        return
+    for path in work.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _report(
