@@ -53,7 +53,7 @@ def merge(
         members = [] if version is None else list(version.record.experts)
         if members and settings.scored_tokens:
             names = ", ".join(member.domain for member in members)
-            say(f"not scored, because only new domains are: {names}; moerge table version scores all with their texts")
+            say(f"only new domains are scored, not {names}; `moerge table version` scores all")
         held_out = [(expert, domain.scored) for expert, domain in zip(experts, read, strict=True)]
         scored = [*[None] * len(members), *scores(held_out, out, settings.computing, say)]
         for source, slot in zip(sources, assembled.inputs.slots[len(members) :], strict=True):

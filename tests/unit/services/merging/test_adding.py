@@ -100,7 +100,7 @@ def test_only_the_new_domain_is_scored_and_the_cost_is_told(folder: Path, tmp_pa
     report = added(folder, tmp_path / "out", "code", settings=SETTINGS, say=said.append)
     assert [score is None for score in report.scores] == [True, True, False]
     assert [counts.tokens > 0 for counts in report.counts] == [True, True, True]
-    assert any("law, art; moerge table version" in line for line in said)
+    assert any("not law, art; `moerge table version`" in line for line in said)
     assert any(line.startswith("not in the trunk: code; ") for line in report.warnings)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "No scores of: law, art." in card
@@ -229,6 +229,6 @@ def test_the_command_adds_an_expert(folder: Path, tmp_path: Path) -> None:
     done = run_command("merge", *given, f"--out={tmp_path / 'out'}", "--scored-tokens=500", "--json")
     assert done.returncode == 0, done.stderr
     assert [load["domain"] for load in json.loads(done.stdout)["domains"]] == ["law", "art", "code"]
-    assert "not scored, because only new domains are: law, art" in done.stderr
+    assert "only new domains are scored, not law, art" in done.stderr
     added(folder, tmp_path / "same", "code", settings=SETTINGS)
     assert weights(tmp_path / "out") == weights(tmp_path / "same")
