@@ -84,7 +84,7 @@ def valid(model: type[M], fields: Mapping[str, object]) -> M:
         first = error.errors()[0]
         names = [name for name in first["loc"] if name != "options"][:1]
         where = "".join(f"`{name}`" for name in names)
-        raise MoergeError(plainly(first), where=where, todo="see --help") from error
+        raise MoergeError(plainly(first), where=where, todo="correct the value") from error
 
 
 def put(values: dict[str, Any], keys: Keys, value: object) -> None:

@@ -33,8 +33,8 @@ def test_inspect_tells_what_a_contribution_reveals(tmp_path: Path) -> None:
     path = written(tmp_path / "file", manifest_of(sums, 1, domain="law"), sums)
     shown = CliRunner().invoke(app, ["inspect", str(path)])
     assert (shown.exit_code, "router contribution of 'law'" in shown.output) == (0, True)
-    told = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)
-    assert (told["manifest"]["domain"], told["tensors"][0]["name"]) == ("law", "layers.0.gram")
+    content = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)
+    assert (content["manifest"]["domain"], content["tensors"][0]["name"]) == ("law", "layers.0.gram")
 
 
 def test_every_command_that_shows_a_table_has_json_as_a_flag() -> None:
@@ -63,8 +63,8 @@ def test_id_may_be_given_by_its_first_characters(given: str) -> None:
 
 
 def test_a_shell_completes_commands_of_components_too() -> None:
-    asked = {"_MOERGE_COMPLETE": "complete_bash", "COMP_WORDS": "moerge coordinator ve", "COMP_CWORD": "2"}
-    assert CliRunner().invoke(app, prog_name="moerge", env=asked).stdout.split() == ["verify"]
+    variables = {"_MOERGE_COMPLETE": "complete_bash", "COMP_WORDS": "moerge coordinator ve", "COMP_CWORD": "2"}
+    assert CliRunner().invoke(app, prog_name="moerge", env=variables).stdout.split() == ["verify"]
 
 
 def test_full_disk_ends_a_command_with_a_one_line_error(

@@ -49,9 +49,9 @@ def test_bucket_folders_and_patterns_match_local_ones(tmp_path: Path, s3: S3, st
             (file.url.removeprefix(str(tmp_path)), file.size) for file in local
         ]
         assert read(f"{url}{source}") == read(f"file://{tmp_path}{source}") == read(f"{tmp_path}{source}")
-    said: list[str] = []
-    data_files(f"s3://{s3.bucket}", say=said.append)  # the whole bucket
-    assert "files of unknown formats" in said[0]
+    messages: list[str] = []
+    data_files(f"s3://{s3.bucket}", say=messages.append)  # the whole bucket
+    assert "files of unknown formats" in messages[0]
 
 
 def test_a_source_in_a_store_that_can_t_be_read_is_named(

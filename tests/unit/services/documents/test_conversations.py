@@ -30,9 +30,9 @@ TALK = [
 
 
 def chat_tokenizer(template: str | None = CHATML) -> Any:
-    made = tokenizer()
-    made.chat_template = template
-    return made
+    talker = tokenizer()
+    talker.chat_template = template
+    return talker
 
 
 def spoken(tokens: Tokens) -> str:
@@ -40,26 +40,26 @@ def spoken(tokens: Tokens) -> str:
     return str(chat_tokenizer().decode(list(compress(tokens.ids, tokens.mask))))
 
 
-@pytest.mark.parametrize(("template", "said"), [(CHATML, " th\u00e4t user"), (TRIMS, "th\u00e4tuser")])
-def test_assistant_mode_counts_only_assistant_content_tokens(template: str, said: str) -> None:
-    made = chat_tokenizer(template)
-    tokens = encode(made, conversation(TALK, made, "assistant"))
-    assert spoken(tokens) == said
-    assert tokens.ids == made.apply_chat_template(TALK)["input_ids"]
+@pytest.mark.parametrize(("template", "counted"), [(CHATML, " th\u00e4t user"), (TRIMS, "th\u00e4tuser")])
+def test_assistant_mode_counts_only_assistant_content_tokens(template: str, counted: str) -> None:
+    talker = chat_tokenizer(template)
+    tokens = encode(talker, conversation(TALK, talker, "assistant"))
+    assert spoken(tokens) == counted
+    assert tokens.ids == talker.apply_chat_template(TALK)["input_ids"]
 
 
 def test_all_turns_mode_counts_every_token_of_the_template() -> None:
-    made = chat_tokenizer()
-    assert encode(made, conversation(TALK, made, "all")) == Tokens(made.apply_chat_template(TALK)["input_ids"])
+    talker = chat_tokenizer()
+    assert encode(talker, conversation(TALK, talker, "all")) == Tokens(talker.apply_chat_template(TALK)["input_ids"])
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(max_size=9)), min_size=1, max_size=6))
 def test_whatever_is_said_the_assistant_s_share_is_exact(turns: list[tuple[str, str]]) -> None:
-    made = chat_tokenizer()
+    talker = chat_tokenizer()
     messages = [{"role": role, "content": content} for role, content in turns]
     try:
-        document = conversation(messages, made, "assistant")
+        document = conversation(messages, talker, "assistant")
     except ValueError:  # half of a surrogate pair, or a content that holds our mark
         assert any("\ud800" <= letter <= "\ue001" for _, content in turns for letter in content)
         return
@@ -91,8 +91,8 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
 
 
 def test_a_plain_text_is_read_as_ever() -> None:
-    made = tokenizer()
-    assert encode(made, plain("a text")) == Tokens(made("a text")["input_ids"])
+    talker = tokenizer()
+    assert encode(talker, plain("a text")) == Tokens(talker("a text")["input_ids"])
 
 
 # --- what counts, in shards

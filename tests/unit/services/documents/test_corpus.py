@@ -20,9 +20,9 @@ from support.models import tokenizer
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A tokenizer with a chat template."""
-    made = tokenizer()
-    made.chat_template = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}"
-    made.save_pretrained(tmp_path)
+    chat_tokenizer = tokenizer()
+    chat_tokenizer.chat_template = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}"
+    chat_tokenizer.save_pretrained(tmp_path)
     return tmp_path
 
 

@@ -102,10 +102,10 @@ def test_files_come_in_one_order_and_none_twice(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(lines([name]))
     (tmp_path / "data" / "link.jsonl").symlink_to(tmp_path / "data" / "a.jsonl")
-    said: list[str] = []
+    messages: list[str] = []
     folder = tmp_path / "data"
-    assert read(folder, say=said.append) == ["a.jsonl", "c.jsonl", "a.jsonl", "sub/b.jsonl"]
-    assert said == [f"left out of {folder}: 1 linked folders or files of unknown formats"]
+    assert read(folder, say=messages.append) == ["a.jsonl", "c.jsonl", "a.jsonl", "sub/b.jsonl"]
+    assert messages == [f"left out of {folder}: 1 linked folders or files of unknown formats"]
     assert read(folder / "c.jsonl", folder / "a.jsonl", f"{folder}/a*") == ["a.jsonl", "c.jsonl"]
 
 
@@ -151,11 +151,11 @@ def test_a_line_without_a_readable_text_is_named(tmp_path: Path, line: bytes) ->
 def test_bad_documents_are_shown_and_skipped_up_to_the_share(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"broken\n" * 7 + lines(TEXTS[:93]))
-    said: list[str] = []
-    assert read(path, share=0.07, say=said.append) == TEXTS[:93]
-    assert said[0].startswith(f"skipped: {path}, line 1: ")
-    assert len(said) == 6
-    assert said[-1] == "skipped 7 unreadable documents of 100"
+    messages: list[str] = []
+    assert read(path, share=0.07, say=messages.append) == TEXTS[:93]
+    assert messages[0].startswith(f"skipped: {path}, line 1: ")
+    assert len(messages) == 6
+    assert messages[-1] == "skipped 7 unreadable documents of 100"
     with pytest.raises(MoergeError, match=r"7 of 100 documents so far can't be read, allowed 6\.00%") as caught:
         read(path, share=0.06)
     assert caught.value.where == f"{path}, line 7"
@@ -172,7 +172,7 @@ def test_far_too_many_bad_documents_stop_before_the_end(tmp_path: Path) -> None:
 def test_invalid_utf_8_and_null_texts_are_bad_documents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     pyarrow.parquet.write_table(pa.table({"text": ["a", None]}), tmp_path / "b.parquet")
-    said: list[str] = []
-    assert read(tmp_path, share=0.9, say=said.append) == ["a"]
-    assert said[0] == f"skipped: {tmp_path}/a.txt: no document in the field 'text': not UTF-8"
-    assert said[1].startswith(f"skipped: {tmp_path}/b.parquet, row 2: ")
+    messages: list[str] = []
+    assert read(tmp_path, share=0.9, say=messages.append) == ["a"]
+    assert messages[0] == f"skipped: {tmp_path}/a.txt: no document in the field 'text': not UTF-8"
+    assert messages[1].startswith(f"skipped: {tmp_path}/b.parquet, row 2: ")

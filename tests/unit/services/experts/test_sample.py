@@ -29,12 +29,12 @@ def sample(tokens: int) -> list[list[Tokens]]:
 
 def chosen(own: DenseExpert, free: Free, least: int = 0) -> tuple[int, list[str]]:
     """The number of chosen tokens, and the messages."""
-    said = list[str]()
+    messages = list[str]()
     device = "cpu" if free.device is None else "cuda"
-    documents, cut = fitting_sample_that_fits(own, SETTINGS, sample, device, free, said.append, least)
+    documents, cut = fitting_sample_that_fits(own, SETTINGS, sample, device, free, messages.append, least)
     tokens = sum(row.count for rows in documents for row in rows)
     assert sum(int(batch.counted.sum()) for batch in cut) == tokens
-    return tokens, said
+    return tokens, messages
 
 
 def test_a_fit_writes_the_expert_and_its_mlps(own: DenseExpert) -> None:
@@ -47,9 +47,9 @@ def test_as_many_tokens_as_fit_are_chosen(own: DenseExpert) -> None:
     most, least = fitting_tokens(H), least_fitting_tokens(H)
     assert chosen(own, Free(None, None)) == (most, [])
     assert chosen(own, Free(need.total(2 * most), None)) == (most, [])
-    tokens, [said] = chosen(own, Free(need.total(most), None))
+    tokens, [messages] = chosen(own, Free(need.total(most), None))
     assert tokens == most // 2
-    assert said == f"fitting to {most // 2:,} tokens instead of {most:,}, because memory is short"
+    assert messages == f"fitting to {most // 2:,} tokens instead of {most:,}, because memory is short"
     assert least == most // 4
     assert chosen(own, Free(need.total(2 * least), None))[0] == least
     assert chosen(own, Free(2 * most * on_gpu.token, on_gpu.on_device)) == (most, [])

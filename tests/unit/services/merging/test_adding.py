@@ -52,14 +52,14 @@ class Watched:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The version `merged` of law and art, whose experts are gone, and two others with their texts."""
-    made = tmp_path_factory.mktemp("adding")
+    root = tmp_path_factory.mktemp("adding")
     for seed, domain in enumerate(("law", "art", "code", "bio"), 1):
-        expert(made / domain, seed, **SMALL)
-        texts(made / f"{domain}.jsonl", seed, documents=90)
-    merge([source(made, "law"), source(made, "art")], made / "merged", KEPT)
+        expert(root / domain, seed, **SMALL)
+        texts(root / f"{domain}.jsonl", seed, documents=90)
+    merge([source(root, "law"), source(root, "art")], root / "merged", KEPT)
     for domain in ("law", "art"):
-        shutil.move(made / domain, made / f"{domain}-elsewhere")
-    return made
+        shutil.move(root / domain, root / f"{domain}-elsewhere")
+    return root
 
 
 def added(folder: Path, out: Path, *domains: str, to: Path | None = None, **how: Any) -> Report:
@@ -96,11 +96,11 @@ def test_without_links_the_bytes_are_the_same(folder: Path, tmp_path: Path, monk
 
 
 def test_only_the_new_domain_is_scored_and_the_cost_is_told(folder: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    report = added(folder, tmp_path / "out", "code", settings=SETTINGS, say=said.append)
+    messages: list[str] = []
+    report = added(folder, tmp_path / "out", "code", settings=SETTINGS, say=messages.append)
     assert [score is None for score in report.scores] == [True, True, False]
     assert [counts.tokens > 0 for counts in report.counts] == [True, True, True]
-    assert any("not law, art; `moerge table version`" in line for line in said)
+    assert any("not law, art; `moerge table version`" in line for line in messages)
     assert any(line.startswith("not in the trunk: code; ") for line in report.warnings)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "No scores of: law, art." in card
@@ -145,7 +145,7 @@ def test_incompatible_expert_is_refused_with_differing_field(folder: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("gone", "found"),
+    ("gone", "problem"),
     [
         ("merged.work", "statistics were not kept"),
         ("merged.work/kept.json", "statistics were not kept"),
@@ -153,12 +153,12 @@ def test_incompatible_expert_is_refused_with_differing_field(folder: Path, tmp_p
         ("merged/moerge.json", "expected a folder of moerge merge"),
     ],
 )
-def test_a_folder_without_its_statistics_is_refused(folder: Path, tmp_path: Path, gone: str, found: str) -> None:
+def test_a_folder_without_its_statistics_is_refused(folder: Path, tmp_path: Path, gone: str, problem: str) -> None:
     for name in ("merged", "merged.work"):
         shutil.copytree(folder / name, tmp_path / name)
     for path in tmp_path.glob(gone):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(MoergeError, match=found) as raised:
+    with pytest.raises(MoergeError, match=problem) as raised:
         kept(tmp_path / "merged")
     assert raised.value.where == str(tmp_path / "merged")
 

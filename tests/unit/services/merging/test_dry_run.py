@@ -28,12 +28,12 @@ BOTH = [("law", "trunk"), ("art", "trunk"), ("law", "router"), ("art", "router")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("dry")
+    root = tmp_path_factory.mktemp("dry")
     for seed, domain in enumerate(("law", "art", "code"), 1):
-        expert(made / domain, seed, **SMALL)
+        expert(root / domain, seed, **SMALL)
         documents = [f"{seed}{number:03}" * 32 for number in range(90)]  # of one length, without padding
-        (made / f"{domain}.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-    return made
+        (root / f"{domain}.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    return root
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def test_the_costs_are_those_of_the_merge_that_follows(
     windows.clear()
     report = merge(sources(folder), tmp_path / "out", settings)
     assert [item.estimate.tokens for item in costs.passes] == [counts.tokens for counts in report.counts] * 2
-    told = sum(item.estimate.windows for item in costs.passes)
-    assert told == 4 if host_memory is None else told > 8
-    assert told <= len(windows) <= told + (0 if host_memory is None else 4)  # a last shard may be larger
+    total = sum(item.estimate.windows for item in costs.passes)
+    assert total == 4 if host_memory is None else total > 8
+    assert total <= len(windows) <= total + (0 if host_memory is None else 4)  # a last shard may be larger
     [one] = {item.estimate.read / item.estimate.windows for item in costs.passes}
     assert one == sum(
         spec.bytes for name, spec in sources(folder)[0].expert.checkpoint.specs.items() if ".layers." in name
@@ -160,10 +160,10 @@ def test_the_command_prints_the_costs_as_json_or_in_80_columns(folder: Path, tmp
     ]
     done = run_command("merge", *given, f"--out={tmp_path / 'out'}", "--dry-run", "--host-memory=1MB", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [(item["domain"], item["pass"]) for item in told["passes"]] == BOTH
-    for name, total in told["total"].items():
-        every = [item[name] for item in told["passes"]]
+    content = json.loads(done.stdout)
+    assert [(item["domain"], item["pass"]) for item in content["passes"]] == BOTH
+    for name, total in content["total"].items():
+        every = [item[name] for item in content["passes"]]
         assert total == pytest.approx(max(every) if "memory" in name else sum(every))
     assert list(tmp_path.iterdir()) == []
     costs = dry_run.merge(sources(folder), tmp_path / "out", SETTINGS)

@@ -84,11 +84,11 @@ class Watched:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Experts and texts of law and art; a text is several shards."""
-    made = tmp_path_factory.mktemp("merging")
+    root = tmp_path_factory.mktemp("merging")
     for seed, domain in enumerate(("law", "art"), 1):
-        expert(made / domain, seed, **SMALL)
-        texts(made / f"{domain}.jsonl", seed, documents=90)
-    return made
+        expert(root / domain, seed, **SMALL)
+        texts(root / f"{domain}.jsonl", seed, documents=90)
+    return root
 
 
 def sources(folder: Path) -> list[Source]:
@@ -255,9 +255,9 @@ def test_disk_space_is_checked_first_and_existing_files_count(
     folder: Path, whole: Path, computed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     own = DenseExpert("law", folder / "law").checkpoint.specs.values()
-    asked = 2 * (sum(spec.bytes for spec in own) + 2 * 8 * HIDDEN * (HIDDEN + 1))
-    asked += sum(path.stat().st_size for path in folder.glob("*.jsonl"))  # about the size of their token ids
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=asked - 1))
+    needed = 2 * (sum(spec.bytes for spec in own) + 2 * 8 * HIDDEN * (HIDDEN + 1))
+    needed += sum(path.stat().st_size for path in folder.glob("*.jsonl"))  # about the size of their token ids
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
     with pytest.raises(MoergeError, match="make room"):
         merge(sources(folder), tmp_path / "out", SETTINGS)
     shutil.copytree(whole.with_name("whole.work"), tmp_path / "out.work")
@@ -323,11 +323,11 @@ def test_insufficient_text_is_refused_with_the_required_tokens(
 def test_short_text_causes_a_warning_and_no_score(folder: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("x" * (SHARD - 1))
-    said: list[str] = []
+    messages: list[str] = []
     given = [source(folder, "law"), source(folder, "art", short)]
-    report = merge(given, tmp_path / "out", replace(SETTINGS, held_out_share=0), said.append)
-    assert re.search(f"art: {SHARD - 1:,} tokens .* {SHARD:,} or more", " ".join(said))
-    assert [line.partition(":")[0] for line in said if "not scored" in line] == ["law", "art"]
+    report = merge(given, tmp_path / "out", replace(SETTINGS, held_out_share=0), messages.append)
+    assert re.search(f"art: {SHARD - 1:,} tokens .* {SHARD:,} or more", " ".join(messages))
+    assert [line.partition(":")[0] for line in messages if "not scored" in line] == ["law", "art"]
     assert report.scores == [None, None]
     assert report.average is None
 
@@ -388,10 +388,10 @@ def command(folder: Path, out: Path, *more: str) -> list[str]:
 def test_json_is_the_only_stdout_and_files_match_the_library(folder: Path, whole: Path, tmp_path: Path) -> None:
     done = run_command(*command(folder, tmp_path / "out", "--json", "--slots=2", "--keep-statistics"))
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [item["domain"] for item in told["domains"]] == ["law", "art"]
-    assert all(item["score"]["normalised"] > 0 for item in told["domains"])
-    assert told["folder"] == str(tmp_path / "out")
+    content = json.loads(done.stdout)
+    assert [item["domain"] for item in content["domains"]] == ["law", "art"]
+    assert all(item["score"]["normalised"] > 0 for item in content["domains"])
+    assert content["folder"] == str(tmp_path / "out")
     assert re.search(r"router statistics of art: 100 %, [\d,]+ tokens/s", done.stderr)
     assert files(tmp_path / "out") == files(whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.work"]
@@ -420,7 +420,7 @@ def test_an_output_without_a_name_is_refused(folder: Path, out: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "status", "found"),
+    ("more", "status", "error"),
     [
         (["--text=code=code.txt"], 1, "--text: no expert of code"),
         (["--license=code=mit"], 1, "--license: no expert of code"),
@@ -433,11 +433,11 @@ def test_an_output_without_a_name_is_refused(folder: Path, out: str) -> None:
     ],
 )
 def test_wrong_options_are_told_with_their_exit_status(
-    folder: Path, tmp_path: Path, more: list[str], status: int, found: str
+    folder: Path, tmp_path: Path, more: list[str], status: int, error: str
 ) -> None:
     done = run_command(*command(folder, tmp_path / "out", *more))
     assert (done.returncode, done.stdout) == (status, ""), done.stderr
-    assert found in done.stderr
+    assert error in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -499,10 +499,10 @@ def test_contributions_are_equal_for_any_threads_and_windows(
     documents = all_counted([[(7 * token + length) % 256 for token in range(length)] for length in lengths])
     trunk = local_trunk([own], folder / "trunk", "average")
     work = TrunkPass(own, []) if kind == "trunk" else RouterPass(own, DenseTrunk(trunk.path, own), [])
-    made: Callable[..., Path] = (
+    root: Callable[..., Path] = (
         partial(trunk_contribution, own) if kind == "trunk" else partial(router_contribution, own, trunk)
     )
-    one = made(documents, place / "one", computing=Computing(slots=1))
+    one = root(documents, place / "one", computing=Computing(slots=1))
     begun, begin = list[int](), Streamed.begin
 
     def counting(streamed: Streamed, shards: Sequence[Shard], states: Path | None = None) -> int:
@@ -512,7 +512,7 @@ def test_contributions_are_equal_for_any_threads_and_windows(
     shard = min(need_of(work, StatisticsSettings()).least, 4 * HIDDEN * sum(lengths))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Streamed, "begin", counting)
-        made(documents, place / "other", computing=Computing(slots=slots, host_memory=shard if short else None))
+        root(documents, place / "other", computing=Computing(slots=slots, host_memory=shard if short else None))
     assert one.read_bytes() == (place / "other").read_bytes()
     assert begun == ([1] * shards_of(one) if short else [shards_of(one)])
     assert sorted(path.name for path in place.iterdir()) == ["one", "other"]

@@ -50,16 +50,16 @@ class Batches:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Experts of law and art, text of law, and an expert with a chat template."""
-    made = tmp_path_factory.mktemp("prompts")
+    root = tmp_path_factory.mktemp("prompts")
     for seed, domain in enumerate(("law", "art"), 1):
-        expert(made / domain, seed, **SMALL)
-    texts(made / "law.jsonl", 1, documents=90)
-    shutil.copytree(made / "art", made / "chat")
-    (made / "chat" / "chat_template.jinja").write_text(TEMPLATE)
+        expert(root / domain, seed, **SMALL)
+    texts(root / "law.jsonl", 1, documents=90)
+    shutil.copytree(root / "art", root / "chat")
+    (root / "chat" / "chat_template.jinja").write_text(TEMPLATE)
     own = tokenizer()
     own.add_tokens(["<|turn|>"], special_tokens=True)
-    own.save_pretrained(made / "chat")
-    return made
+    own.save_pretrained(root / "chat")
+    return root
 
 
 def write(
@@ -137,7 +137,7 @@ def test_with_a_chat_template_a_prompt_is_the_user_s_turn(folder: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("place", "prompts", "found"),
+    ("place", "prompts", "problem"),
     [
         ("art", ["one", " "], "a prompt is empty"),
         ("art", ["x" * CONTEXT], f"has {CONTEXT} tokens; a text has at most {CONTEXT}"),
@@ -146,9 +146,9 @@ def test_with_a_chat_template_a_prompt_is_the_user_s_turn(folder: Path, tmp_path
     ],
 )
 def test_unsuitable_prompts_are_refused(
-    folder: Path, tmp_path: Path, place: str, prompts: list[str], found: str
+    folder: Path, tmp_path: Path, place: str, prompts: list[str], problem: str
 ) -> None:
-    with pytest.raises(MoergeError, match=found) as raised:
+    with pytest.raises(MoergeError, match=problem) as raised:
         write(folder / place, tmp_path, prompts)
     assert raised.value.where == "`prompt` art"
     assert list(tmp_path.iterdir()) == []
@@ -170,8 +170,8 @@ def test_a_merge_mixes_texts_and_prompts_and_says_which(folder: Path, tmp_path: 
 def test_prompts_are_given_one_by_one_or_in_a_file(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "art.txt").write_text("first\n\nsecond = 2\n")
     experts = [f"law={folder / 'law'}", f"art={folder / 'art'}"]
-    told = Texts([f"law={folder}/law.jsonl"], [f"art=@{tmp_path}/art.txt", "art=a=b"], 100, "text", None, print)
-    _, art = sources("expert", experts, told, [])
+    options = Texts([f"law={folder}/law.jsonl"], [f"art=@{tmp_path}/art.txt", "art=a=b"], 100, "text", None, print)
+    _, art = sources("expert", experts, options, [])
     assert art.corpus == Prompts(["first", "second = 2", "a=b"], 100)
     for prompt, result in (
         ("law=x", "law has texts and prompts"),
@@ -180,7 +180,7 @@ def test_prompts_are_given_one_by_one_or_in_a_file(folder: Path, tmp_path: Path)
         ("art", "expected NAME="),
     ):
         with pytest.raises(MoergeError, match=result) as raised:
-            sources("expert", experts, replace(told, prompt=[prompt]), [])
+            sources("expert", experts, replace(options, prompt=[prompt]), [])
         assert raised.value.where.startswith("`prompt`")
     with pytest.raises(MoergeError, match="no text of art"):
-        sources("expert", experts, replace(told, prompt=[]), [])
+        sources("expert", experts, replace(options, prompt=[]), [])

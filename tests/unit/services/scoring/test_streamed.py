@@ -95,16 +95,16 @@ def test_window_block_size_keeps_scores_and_one_read_per_block(tmp_path: Path) -
     given = expert_weights(DenseFiles(folder))
     blocks: list[list[Window]] = [long, *BLOCKS]
     expected = list(streamed(given).scores(blocks, Silent()))
-    told = list[int]()
+    advanced = list[int]()
 
     class Told:
         def advance(self, n: int) -> None:
-            told.append(n)
+            advanced.append(n)
 
     model = streamed(Counted(given.config, given.places), 4 * 32 * BATCH_TOKENS)
     assert list(model.scores(blocks, Told())) == expected
     assert read == [0, 1, 2] * 3
-    assert sum(told) == sum(item.tokens for item in expected)
+    assert sum(advanced) == sum(item.tokens for item in expected)
 
 
 def alive(*shape: int) -> int:

@@ -67,9 +67,9 @@ def test_a_trunk_s_name_tells_every_input_and_their_order() -> None:
 
 def test_revision_1_lineage_omits_the_revision_field() -> None:
     lineage = TrunkLineage(method="average", options=TrunkOptions(), experts=["0" * 64], contributions=[])
-    told = lineage.model_dump(mode="json")
-    assert told.keys() == {"method", "options", "experts", "contributions"}
-    assert lineage.model_copy(update={"revision": 2}).model_dump(mode="json") == {**told, "revision": 2}
+    fields = lineage.model_dump(mode="json")
+    assert fields.keys() == {"method", "options", "experts", "contributions"}
+    assert lineage.model_copy(update={"revision": 2}).model_dump(mode="json") == {**fields, "revision": 2}
 
 
 def test_no_trunk_is_merged_by_another_revision_of_a_method(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ class Own:
 @cache
 def own(seed: int, family: str = "llama", apart: float = 0.005, vocabulary: int = 300) -> Own:
     home = Path(mkdtemp(prefix="stray-"))
-    made = DenseExpert(f"d{seed}", expert(home / "expert", seed, family, apart=apart, vocab_size=vocabulary))
-    return Own(made, trunk_contribution(made, [Tokens(row) for row in contributed_rows(seed)], home / "grams"))
+    model = DenseExpert(f"d{seed}", expert(home / "expert", seed, family, apart=apart, vocab_size=vocabulary))
+    return Own(model, trunk_contribution(model, [Tokens(row) for row in contributed_rows(seed)], home / "grams"))
 
 
 def changed(folder: Path, **changes: Tensor | None) -> Path:
@@ -77,7 +77,7 @@ def test_an_expert_s_own_trunk_has_no_stray(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "found"),
+    ("name", "change", "measures"),
     [
         (NORM, lambda gains: gains * 1.25, {"tensor": 0.25, "size": 0.25}),
         (NORM, lambda gains: gains / 1.25, {"tensor": 0.25, "size": 0.25}),
@@ -88,10 +88,10 @@ def test_an_expert_s_own_trunk_has_no_stray(tmp_path: Path) -> None:
     ],
 )
 def test_the_report_names_the_furthest_tensor_by_each_measure(
-    tmp_path: Path, name: str, change: Change, found: dict[str, float]
+    tmp_path: Path, name: str, change: Change, measures: dict[str, float]
 ) -> None:
     stray = own(1).stray(changed(tmp_path, **{name: change(tensor(name))}), 100.0)
-    for measure, value in found.items():
+    for measure, value in measures.items():
         furthest = getattr(stray, measure)
         assert furthest.value == pytest.approx(value, abs=1e-3)
         assert furthest.name in (name, "")
