@@ -4,7 +4,7 @@ The pipeline on one machine, without a server; `texts` holds each domain's docum
 
     from pathlib import Path
     from moerge import DenseExpert, all_counted, local_trunk, local_version, plan_version
-    from moerge import router_contribution, trunk_contribution, write_version
+    from moerge import router_contribution, trunk_contribution, write_folder
 
     work, experts = Path("merged.work"), [DenseExpert(name, Path(name)) for name in ("code", "law")]
     documents = {name: all_counted(rows) for name, rows in texts.items()}
@@ -12,7 +12,7 @@ The pipeline on one machine, without a server; `texts` holds each domain's docum
     trunk = local_trunk(experts, work / "trunk", "regmean", grams)
     sums = [router_contribution(each, trunk, documents[each.domain], work / each.domain) for each in experts]
     lineage, inputs = local_version(experts, trunk, sums)
-    write_version(plan_version(lineage, inputs), Path("merged"))
+    write_folder(plan_version(lineage, inputs).files, Path("merged"))
 
 `merge` does the same from files of text, in one call, and `moerge merge` is its command. In the service, workers make
 the contributions, and the coordinator calls `merge_trunk` and `plan_version` on them.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moerge.models.tokens import Tokens, all_counted
     from moerge.statistics.contribution import router_contribution, trunk_contribution
     from moerge.trunk.merge import merge_trunk
-    from moerge.versions.folder import write_version
+    from moerge.versions.folder import write_folder
     from moerge.versions.plan import plan_version
 
 __version__ = "0.1.0"
@@ -45,7 +45,7 @@ __all__ = [
     "plan_version",
     "router_contribution",
     "trunk_contribution",
-    "write_version",
+    "write_folder",
 ]
 _HOMES = {
     "DenseExpert": "models.expert_folder",
@@ -59,7 +59,7 @@ _HOMES = {
     "plan_version": "versions.plan",
     "router_contribution": "statistics.contribution",
     "trunk_contribution": "statistics.contribution",
-    "write_version": "versions.folder",
+    "write_folder": "versions.folder",
 }
 
 

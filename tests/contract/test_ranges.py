@@ -10,7 +10,7 @@ from moerge.files import file_sha256
 from moerge.merging.local import local_trunk, local_version
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, dense_folder, file_digests, is_weights
-from moerge.versions.folder import write_version
+from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.experts import NewExpert
 from moerge_proto.messages import FileEntry
@@ -34,7 +34,7 @@ def local_files(made: Federation, folder: Path, sums: Sequence[Path], routers: S
     """The weights of the same version made from local files: name -> SHA-256."""
     own = [DenseExpert(member.domain, member.folder, member.name) for member in made.members.values()]
     trunk = local_trunk(own, folder / "trunk", "regmean", sums)
-    version = write_version(plan_version(*local_version(own, trunk, routers)), folder / "version")
+    version = write_folder(plan_version(*local_version(own, trunk, routers)).files, folder / "version")
     return {path.name: file_sha256(path) for path in version.iterdir() if is_weights(path.name)}
 
 

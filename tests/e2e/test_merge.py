@@ -17,7 +17,7 @@ from moerge.merging.local import local_trunk, local_version
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
-from moerge.versions.folder import write_version
+from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.options import RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
@@ -183,7 +183,7 @@ def test_equal_inputs_and_lineage_give_equal_version_files(service: Service, tmp
     parts = [service.blob(digest) for digest in lineage.contributions]
     made, inputs = local_version(service.experts, trunk, parts, service.recipe.solve)
     assert made == lineage
-    assert files(write_version(plan_version(lineage, inputs), tmp_path / "out")) == files(service.version)
+    assert files(write_folder(plan_version(lineage, inputs).files, tmp_path / "out")) == files(service.version)
 
 
 def test_recomputed_with_the_same_key_every_file_is_equal(service: Service, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from moerge.documents.corpus import Corpus
 from moerge.merging.local import local_trunk, local_version
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
-from moerge.versions.folder import write_version
+from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.options import RECOMMENDED
 from support.models import expert, texts
@@ -72,4 +72,4 @@ def _without_head(own: list[DenseExpert], whole: Path, folder: Path, case: Case,
     work = whole.with_name(f"{whole.name}.work")
     trunk = local_trunk(own, work / "trunk", case.trunk, sorted(work.glob("trunk-*.safetensors")))  # type: ignore[arg-type]
     routers = sorted(work.glob("router-*.safetensors"))
-    write_version(plan_version(*local_version(own, trunk, routers, solve, tied=True)), folder)
+    write_folder(plan_version(*local_version(own, trunk, routers, solve, tied=True)).files, folder)

@@ -13,8 +13,7 @@ from moerge.blobs.local import LocalBlobs
 from moerge.files import atomic_file
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.versions.file_plans import FilePlan, text_file
-from moerge.versions.folder import write_version
-from moerge.versions.plan import VersionPlan
+from moerge.versions.folder import write_folder
 from moerge_proto.digests import sha256_hex
 
 
@@ -59,9 +58,9 @@ def test_law_10_a_version_s_folder_appears_with_its_last_file(tmp_path: Path) ->
         out.write(b"half")
         raise Interrupted
 
-    plan = VersionPlan([text_file("first", "whole")], [], [FilePlan("last", "key", fail, {})])
+    files = [text_file("first", "whole"), FilePlan("last", "key", fail, {})]
     with pytest.raises(Interrupted):
-        write_version(plan, tmp_path / "version")
+        write_folder(files, tmp_path / "version")
     assert not (tmp_path / "version").exists()
 
 

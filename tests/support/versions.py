@@ -12,7 +12,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import FAMILIES
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import router_contribution
-from moerge.versions.folder import write_version
+from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsSettings
@@ -52,7 +52,7 @@ def published(
         for slot, item in enumerate(own)
     ]
     made = local_version(own, trunk, sent, SolveOptions(top_k=top_k), tied=tied)
-    return write_version(plan_version(*made), folder / "version")
+    return write_folder(plan_version(*made).files, folder / "version")
 
 
 def trunk_file(experts: Sequence[Path], folder: Path) -> Path:

@@ -26,7 +26,7 @@ from moerge.routers.influence import measure
 from moerge.scoring.perplexity import document_scores, normalised, total
 from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import router_contribution, trunk_contribution
-from moerge.versions.folder import write_version
+from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version, solve_routers
 from moerge_lab.recipes.models import Loaded, Routed
 from moerge_lab.table.measure import Texts
@@ -123,7 +123,7 @@ class Fleet:
         with TemporaryDirectory() as folder:
             lineage, inputs = local_version(self.experts, self.trunk, [])
             plan = plan_version(lineage, inputs, given(routers))
-            model = Routed.of(write_version(plan, Path(folder) / "version"))
+            model = Routed.of(write_folder(plan.files, Path(folder) / "version"))
         scores, strayed = [], []
         for slot, texts in enumerate(self.texts):
             counter = RoutingCounter(model.model)

@@ -24,7 +24,7 @@ from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import router_contribution, trunk_contribution
 from moerge.trunk.methods.registry import METHODS
-from moerge.versions.folder import write_version
+from moerge.versions.folder import write_folder
 from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import StatisticsSettings
@@ -83,7 +83,7 @@ class Assembled:
         kept = {key: path for key, path in files.items() if path.is_file()}
         total = sum(sum(file.tensors.values()) for file in plan.files)
         with progress.track(f"writing {folder.name}", total, "B") as tracker:
-            return write_version(plan, folder, lambda file: tracker.advance(sum(file.tensors.values())), kept)
+            return write_folder(plan.files, folder, lambda file: tracker.advance(sum(file.tensors.values())), kept)
 
 
 def assemble(

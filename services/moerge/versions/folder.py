@@ -1,28 +1,25 @@
-"""A version as a folder: every planned file written in its place."""
+"""Planned files in a new folder."""
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, linked, sync_folder
 from moerge.versions.file_plans import FilePlan
-from moerge.versions.plan import VersionPlan
 
 
-def write_version(
-    plan: VersionPlan,
+def write_folder(
+    files: Sequence[FilePlan],
     folder: Path,
     written: Callable[[FilePlan], None] = lambda file: None,
     earlier: Mapping[str, Path] = MappingProxyType({}),
 ) -> Path:
-    """Writes a version's files into a new folder, which appears whole (law 10), and returns it.
+    """Writes files into a folder, new or empty, which appears whole (law 10), and returns it.
 
     Args:
-        plan: from `plan_version`.
-        folder: a new or empty folder.
         written: called after each file.
         earlier: key of a planned file -> an existing file of that content, which is linked instead of written.
 
@@ -34,7 +31,7 @@ def write_version(
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a killed run
     part.mkdir(parents=True)
-    for file in plan.files:
+    for file in files:
         if file.key not in earlier or not linked(earlier[file.key], part / file.name):
             with atomic_file(part / file.name) as out:
                 file.write(out)

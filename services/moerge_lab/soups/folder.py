@@ -19,8 +19,7 @@ from moerge.progress import Progress
 from moerge.scoring.perplexity import load
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge.versions.file_plans import FilePlan, copied_file, record_file, text_file
-from moerge.versions.folder import write_version
-from moerge.versions.plan import VersionPlan
+from moerge.versions.folder import write_folder
 from moerge_lab.soups.bank import Bank, model_shapes, shapes
 from moerge_lab.soups.domains import Clusters
 from moerge_lab.training.folder import record_rows
@@ -65,7 +64,7 @@ def write_bank(record: SoupBank, seed: DenseFiles, bank: Bank, clusters: Cluster
     files = [_tensors(BANK_FILE, tensors)]
     copies = [copied_file(path, f"{SEED_FOLDER}/{name}") for name, path in expert_files(seed).items()]
     texts = [record_file(record), text_file(CARD_FILE, _bank_card(record, bank, clusters)), copied_file(log, LOG)]
-    write_version(VersionPlan([*files, *copies], [], texts), out)
+    write_folder([*files, *copies, *texts], out)
 
 
 def read_bank(folder: Path, device: str = "cpu") -> Opened:
@@ -98,7 +97,7 @@ def write_specialist(opened: Opened, record: Specialist, out: Path, progress: Pr
     texts = [copied_file(path, name) for name, path in small.items()]
     texts += [record_file(record), text_file(CARD_FILE, _card(record))]
     with progress.track(f"writing {out.name}", sum(weights.tensors.values()), "B") as tracker:
-        write_version(VersionPlan([weights], [], texts), out, lambda file: tracker.advance(sum(file.tensors.values())))
+        write_folder([weights, *texts], out, lambda file: tracker.advance(sum(file.tensors.values())))
 
 
 def _tensors(name: str, tensors: Mapping[str, Tensor]) -> FilePlan:

@@ -17,8 +17,7 @@ from moerge.models.sources import checkpoint_folder
 from moerge.progress import Progress
 from moerge.versions.card_scores import CARD_FILE
 from moerge.versions.file_plans import CONFIG_FILE, FilePlan, copied_file, record_file, text_file
-from moerge.versions.folder import write_version
-from moerge.versions.plan import VersionPlan
+from moerge.versions.folder import write_folder
 from moerge_lab.training.folder import make_once, work_of
 from moerge_lab.training.job import LOG
 from moerge_lab.training.log import losses
@@ -147,7 +146,7 @@ def write_tuned(request: Request, work: Path, done: Done, out: Path, progress: P
     files += _small_files(request.start)
     files += [record_file(record), copied_file(work / LOG), text_file(CARD_FILE, card(request, work, done))]
     with progress.track(f"writing {out.name}", len(files), "files") as tracker:
-        write_version(VersionPlan([], [], files), out, lambda file: tracker.advance(1))
+        write_folder(files, out, lambda file: tracker.advance(1))
 
 
 def version_config(request: Request, record: TunedModel) -> str:

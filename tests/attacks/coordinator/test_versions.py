@@ -16,7 +16,7 @@ from moerge.models.tokens import all_counted
 from moerge.progress import Progress
 from moerge.statistics.contribution import router_contribution
 from moerge.versions.file_plans import ROUTER_FILE, TRUNK_FILE
-from moerge.versions.folder import write_version
+from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.evaluations import Evaluation, NewEvaluation
 from moerge_proto.experts import Expert
@@ -95,7 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     merged = local_trunk(own, folder / "trunk", "average")
     sent = [router_contribution(item, merged, all_counted(ROWS), folder / f"{item.domain}.safetensors") for item in own]
     lineage, inputs = local_version(own, merged, sent)
-    write_version(plan_version(lineage, inputs), folder / "version")
+    write_folder(plan_version(lineage, inputs).files, folder / "version")
     (folder / "lineage.json").write_text(lineage.model_dump_json())
     return folder
 

@@ -20,7 +20,7 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX, SINGLE
-from moerge.versions.folder import write_version
+from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.options import SolveOptions
 from support.models import expert, tokenizer
@@ -82,7 +82,7 @@ def published(experts: list[Path], folder: Path) -> tuple[Tensors, Path]:
     own = [DenseExpert(f"d{slot}", item) for slot, item in enumerate(experts)]
     routers = [torch.randn(2, 32, generator=torch.Generator().manual_seed(layer)) for layer in range(3)]
     lineage, inputs = local_version(own, local_trunk(own, folder / "trunk", "average"), [], SolveOptions())
-    out = write_version(plan_version(lineage, inputs, given(routers)), folder / "version")
+    out = write_folder(plan_version(lineage, inputs, given(routers)).files, folder / "version")
     return {name: Checkpoint(out).tensor(name) for name in Checkpoint(out).specs}, out
 
 

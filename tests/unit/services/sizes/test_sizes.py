@@ -24,7 +24,7 @@ from moerge.statistics.validate import validate, validate_trunk
 from moerge.trunk.merge import FolderFiles, TrunkInputs, merge_trunk
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.file_plans import ROUTER_FILE, expert_name
-from moerge.versions.folder import write_version
+from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version, solve_routers
 from moerge_proto.digests import sha256_hex
 from moerge_proto.options import SolveOptions
@@ -95,7 +95,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         router_contribution(item, trunk, all_counted(contributed_rows(slot)), folder / f"router-{item.domain}")
         for slot, item in enumerate(own)
     ]
-    version = write_version(plan_version(*local_version(own, trunk, router_sums)), folder / "version")
+    version = write_folder(plan_version(*local_version(own, trunk, router_sums)).files, folder / "version")
     return Made(shape, own, trunk, trunk_sums, router_sums, version)
 
 
