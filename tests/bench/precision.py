@@ -18,11 +18,11 @@ from moerge.models.tokens import all_counted
 from moerge.progress import progress
 from moerge.scoring.perplexity import score, windows
 from moerge.scoring.routers import routers
-from moerge.statistics.features import visit_features
 from moerge_lab.demo import corpora
 from moerge_lab.demo.train import train
 from support.documents import texts_of
 from support.models import on_trunk
+from support.passes import visit_features
 from support.progress import Silent
 from support.versions import published, trunk_file
 

@@ -2,18 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from moerge.documents.shards import Shard
-from moerge.models.batches import batches
+from moerge.models.batches import Batch, batches
 from moerge.models.dense import place
-from moerge.models.families import family_of
+from moerge.models.families import Family, family_of
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums, Sum
-from moerge.statistics.features import visit_features, visit_trunk_inputs
+from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import Pass, RouterPass, TrunkPass
 from moerge.statistics.streamed import Streamed, rounded
@@ -38,6 +39,24 @@ def sums_of(
 def own_pass(folder: Path, layers: int) -> RouterPass:
     """A router pass of the expert in a folder under its own trunk."""
     return RouterPass(*on_trunk(folder, folder / "model.safetensors"), [16] * layers)
+
+
+def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
+    """Calls visit(layer, x), x [n, H], with the features of every layer, from one call of the decoder."""
+    modules = {number: layer.mlp for number, layer in enumerate(model.model.layers)}
+    run(model, batch, _arguments(model, batch), modules, visit, modules[len(modules) - 1])
+
+
+def visit_trunk_inputs(model: PreTrainedModel, family: Family, batch: Batch, visit: Visit) -> None:
+    """Calls visit(i, x), x [n, H or A], with the vectors of the i-th gram of a trunk contribution."""
+    patterns = family.attention.inputs[0], family.attention.output
+    names = [item.format(layer=layer) for layer in range(model.config.num_hidden_layers) for item in patterns]
+    modules = {number: model.get_submodule(name) for number, name in enumerate(names)}
+    visit(len(modules), counted_rows(model, run(model, batch, _arguments(model, batch), modules, visit), batch))
+
+
+def _arguments(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
+    return {"input_ids": placed(ids(model, batch), model.device), **positions(model, batch, model.device)}
 
 
 def whole_model(work: Pass) -> PreTrainedModel:

@@ -30,7 +30,6 @@ from moerge.models.families import EMBEDDING
 from moerge.models.tokens import Tokens
 from moerge.progress import progress
 from moerge.statistics.contribution import trunk_contribution
-from moerge.statistics.features import visit_features
 from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.passes import RouterPass
 from moerge.trunk.stray import require_near
@@ -38,7 +37,7 @@ from moerge_lab.table.presets import PRESETS
 from moerge_proto.statistics_file import exponent
 from moerge_workers.policy import Policy
 from support.models import on_trunk
-from support.passes import sums_of
+from support.passes import sums_of, visit_features
 
 DOCUMENTS, MARKS = 130, (1, 8, 16, 32, 48, 64, 96, 128)
 GAIN, OUTPUT, VALUE = (
@@ -122,7 +121,7 @@ class Attacked:
             4096,
         )
         for batch in self.batches:
-            visit_features(model, batch, lambda _, x: seen.append(x / gains[0]), range(1))
+            visit_features(model, batch, lambda layer, x: None if layer else seen.append(x / gains[0]))
         gram = torch.from_numpy(unpack(to_floats(sums.arrays["layers.0.gram"], bits), gains.shape[1]))
         return said, gram, torch.cat(seen).double()
 

@@ -13,24 +13,14 @@ from moerge_proto.statistics_file import Int64, gram_length
 
 @dataclass(frozen=True)
 class ShardSums:
-    """The sums of some shards, for all layers or some.
-
-    Attributes:
-        arrays: the statistics file's tensors of these layers by name, in its order, int64.
-        tokens: number of tokens that count.
-        documents: number of documents.
-    """
+    """The sums of some shards: the statistics file's tensors of some layers, in its order, and counts."""
 
     arrays: dict[str, Int64]
     tokens: int
     documents: int
 
     def __add__(self, other: "ShardSums") -> "ShardSums":
-        """The exact sum; the order and grouping of shards change nothing.
-
-        Raises:
-            ContributionError: a sum overflows int64.
-        """
+        """The exact sum, whatever the order and grouping of shards; ContributionError if it overflows int64."""
         return ShardSums(
             {name: add(array, other.arrays[name]) for name, array in self.arrays.items()},
             self.tokens + other.tokens,
@@ -39,17 +29,14 @@ class ShardSums:
 
 
 class Sum:
-    """The gram and the sum of the vectors of one shard: products in float32, sums over micro-batches in float64.
-
-    Each is rounded once, when it is read, to an integer.
-    """
+    """The gram and the sum of one shard's vectors: products in float32, sums over micro-batches in float64."""
 
     def __init__(self) -> None:
         self._gram: list[Tensor] = []  # blocks of rows, each from its first row's column on: the upper triangle
         self._cross = torch.empty(0)
 
     def add(self, x: Tensor) -> None:
-        """Adds vectors x [n, size], float32 or bfloat16, all of one size."""
+        """Adds vectors x [n, size], float32 or bfloat16."""
         size = x.shape[1]
         if not self._gram:
             starts = range(0, size, SUM_ROWS)
@@ -64,7 +51,7 @@ class Sum:
     def gram(self, exponent: int, gains: Tensor | None) -> Int64:
         """The upper triangle of the gram of x / gains, 0 where a gain is 0, times 2**exponent, rounded once.
 
-        The sums are freed meanwhile.
+        Frees the sums.
         """
         size, done = len(self._cross), 0
         inverse = None if gains is None else _inverse(gains)
@@ -92,6 +79,5 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _inverse(gains: Tensor) -> Tensor:
-    """1 / gains in float64, and 0 where a gain is 0."""
     wide = gains.double()
     return torch.where(wide == 0, 0.0, 1 / torch.where(wide == 0, 1.0, wide))

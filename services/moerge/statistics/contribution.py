@@ -38,7 +38,7 @@ _SECONDS = 60.0  # between two savings of hidden states
 
 
 class TrunkFacts(Protocol):
-    """A router contribution's facts about its trunk."""
+    """Facts about the trunk of a router contribution."""
 
     @property
     def digest(self) -> str: ...
@@ -59,11 +59,9 @@ class Computing:
     """The computation of sums on this machine; only `device` can change integers.
 
     Attributes:
-        device: torch device of the model.
         slots: most shards at a time, one thread each; fewer if memory is short.
         host_memory: bytes of hidden states; None: half of the free memory.
         key: of shard names.
-        progress: gets the number of tokens.
     """
 
     device: str = "cpu"
@@ -121,16 +119,10 @@ def router_contribution(
 ) -> Path:
     """Writes gram and cross of every layer's features (DUME eq. 5), from a trunk with the expert's MLPs.
 
-    An interrupted run continues from its journal beside `path`.
-
-    Args:
-        expert: the expert of the MLPs.
-        trunk: in the dense family's tensor names.
-        documents: read several times, in the same order.
-        path: of the statistics file, which appears whole.
+    An interrupted run continues from its journal beside `path`. `documents` are read several times.
 
     Raises:
-        MoergeError: no document has a token, or they are others when they are read again.
+        MoergeError: no document has a token, or a later reading gives other documents.
         ContributionError: a sum is not finite.
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
@@ -165,7 +157,7 @@ def trunk_contribution(
 
 
 def withhold_rare(whole: Path, path: Path, rare_below: int) -> None:
-    """Writes a trunk contribution from sums with all counts."""
+    """Writes a trunk contribution without the counts below `rare_below`, from one with all counts."""
 
     def arrays(file: StatisticsFile) -> Iterator[Int64]:
         for name, _ in file.manifest.layout():
@@ -182,12 +174,9 @@ def _summed(
     documents: Iterable[Tokens],
     path: Path,
     computing: Computing,
-    **told: object,
+    **facts: object,
 ) -> Path | None:
-    """The journal with the sums over all documents; None if `path` has them already.
-
-    `told`: further fields of the manifest at `path`.
-    """
+    """The journal with the sums over all documents; None if `path` has them, with `facts` in its manifest."""
 
     def shards() -> Iterator[Shard]:
         return plan(iter(documents), lambda tokens: tokens, blank.settings, blank.hidden_size, computing.key)
@@ -195,7 +184,7 @@ def _summed(
     sizes = {shard.name: shard.tokens for shard in shards()}
     if not sizes:
         raise MoergeError("no document has a token that counts", where=blank.domain, todo="give more text")
-    if _holds(path, blank.model_copy(update=told), sizes):
+    if _holds(path, blank.model_copy(update=facts), sizes):
         return None
     whole = path.with_name(f"{path.stem}.journal")
     if _holds(whole, blank, sizes):
@@ -223,14 +212,12 @@ def _fill(
     sizes: Mapping[str, int],
     computing: Computing,
 ) -> None:
-    """Writes the sums of all shards to `path`; goes on with its journal."""
     settings, journal = blank.settings, _journal(path, blank, sizes)
     missing, every = sizes.keys() - journal.complete, sum(sizes.values())
     threads, room = room_of(work, settings, computing, every)
     size = WindowSize(room.states, room.need.token, every)
 
     def left() -> Iterator[Shard]:
-        """The missing shards; equal ones are one."""
         for shard in shards():
             if shard.name in missing:
                 missing.remove(shard.name)
@@ -250,7 +237,7 @@ def _fill(
 
 
 def _journal(path: Path, blank: Manifest, sizes: Mapping[str, int]) -> Journal:
-    """The journal of this work and these shards; one of others is removed."""
+    """The journal of this work and these shards; another one is removed."""
     with suppress(MoergeError):
         journal = Journal(path, blank)
         if journal.begun <= sizes.keys():
@@ -261,7 +248,7 @@ def _journal(path: Path, blank: Manifest, sizes: Mapping[str, int]) -> Journal:
 
 
 def room_of(work: Pass, settings: StatisticsSettings, computing: Computing, tokens: int) -> tuple[int, Room]:
-    """The number of threads that fit into memory, and the room for hidden states of so many tokens.
+    """The number of threads that fit into memory, and the room for hidden states of `tokens`.
 
     Raises:
         MoergeError: not even one fits.

@@ -1,4 +1,4 @@
-"""A decoder whose layers come one after another from files, so that two are in memory."""
+"""A decoder that reads its layers from files, one after another; two are in memory."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,9 +20,9 @@ from moerge.statistics.passes import Input
 
 
 class LayerFiles:
-    """The tensors of one layer after another, on a device; the next layer's are read meanwhile.
+    """The tensors of one layer after another, on a device; the next layer is read ahead.
 
-    There is memory for two layers, used in turns: freed and taken anew, it would leave gaps that nothing else fits.
+    Two layers' memory is used in turns: allocating it again would fragment the device's memory.
     """
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class LayerFiles:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def layer(self, number: int) -> dict[str, Tensor]:
-        """The tensors of a layer by name; those of the layer before are overwritten."""
+        """The tensors of a layer by name; overwrites those of the layer before."""
         if self._next is None or self._next[0] != number:
             self._next = number, self._ahead.submit(self._read, number)
         result = self._next[1].result()
@@ -61,8 +61,6 @@ class LayerFiles:
 
 
 class _Passed(nn.Module):
-    """Stands for a layer without weights in memory."""
-
     def forward(self, hidden_states: Tensor, **kwargs: object) -> Tensor:
         return hidden_states
 
@@ -71,9 +69,6 @@ class Decoder:
     """A decoder that has one layer's weights at a time; for one thread, because hooks belong to a module.
 
     With `packs`, documents in bfloat16 on a GPU are read end to end.
-
-    Attributes:
-        norm: the final norm.
     """
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device, *, packs: bool = True) -> None:
@@ -87,23 +82,18 @@ class Decoder:
         decoder.layers = nn.ModuleList(_Passed() for _ in self._layers)
 
     def embedded(self, batch: Batch, embedding: Tensor) -> Tensor:
-        """The first hidden states of a batch, in host memory; `embedding` is [V, H], as stored."""
+        """The first hidden states of a batch, in host memory; embedding [V, H], as stored."""
         states = embedding[ids(self._model, batch)].to(self._dtype)
         return states.pin_memory() if self._device.type == "cuda" else states
 
     def hold(self, number: int, tensors: Mapping[str, Tensor]) -> None:
-        """Gives a layer its weights.
-
-        Raises:
-            CheckpointError: one is missing.
-        """
+        """Gives a layer its weights; CheckpointError if one is missing."""
         self._model.model.layers[number] = self._layers[number]
         for name, tensor in tensors.items():
             assign(self._model, name, tensor)
         require_all(self._layers[number], f"model.layers.{number}.")
 
     def release(self, number: int) -> None:
-        """Takes a layer's weights, after the computations with them."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # the memory is another stream's
         self._model.model.layers[number] = _Passed()
@@ -111,7 +101,6 @@ class Decoder:
             assign(self._layers[number], name, parameter.to("meta"))
 
     def module(self, name: str) -> Any:
-        """A module of the held layer, by its name in the model."""
         return self._model.get_submodule(name)
 
     def reached(
@@ -122,28 +111,22 @@ class Decoder:
         modules: Mapping[int, nn.Module] = MappingProxyType({}),
         visit: Visit = lambda place, x: None,
     ) -> Tensor:
-        """The input of a module of the held layer, on the device, from the hidden states before the layer.
-
-        Arguments and result are those of `run`.
-        """
+        """The input of the module `until` of the held layer, from the hidden states before it; see `run`."""
         given = {"inputs_embeds": placed(states, self._device), **positions(self._model, batch, self._device)}
         return run(self._model, batch, given, modules, visit, until)
 
-    def kept(self, states: Tensor, found: Tensor) -> Tensor:
-        """Hidden states in host memory: those found on the device replace earlier ones in place, so no gaps arise."""
-        return states.copy_(found, non_blocking=True)
+    def kept(self, states: Tensor, result: Tensor) -> Tensor:
+        """Hidden states in host memory: `result` on the device replaces `states` in place, without fragmentation."""
+        return states.copy_(result, non_blocking=True)
 
     def passed(self, batch: Batch, states: Tensor) -> Tensor:
-        """The hidden states behind the held layer, in host memory, from those before it."""
+        """The hidden states after the held layer, in host memory, from those before it."""
         return self.kept(states, self.reached(batch, states, self.norm))
 
     def through(
         self, number: int, batch: Batch, states: Tensor, inputs: Sequence[Input], sums: Sequence[Sum]
     ) -> Tensor:
-        """The hidden states behind a layer, in host memory, from those before it; adds the layer's inputs to sums.
-
-        Behind the last input of the last layer nothing is computed.
-        """
+        """As `passed`; also adds the layer's inputs to `sums`. In the last layer it ends at the last input."""
         modules = {place: self._model.get_submodule(item.module) for place, item in enumerate(inputs) if item.module}
         is_last = number == len(self._layers) - 1
         reads_head = len(modules) < len(inputs)

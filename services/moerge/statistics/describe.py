@@ -1,4 +1,4 @@
-"""A description of a contribution's content, and of the information that it reveals."""
+"""A description of a contribution and of the information that it reveals."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +16,10 @@ from moerge.statistics.kinds import CONTRIBUTIONS
 from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError
 
 FEW_DOCUMENTS = 100
-MOST_RANKED = 8
-"""Grams of a contribution whose rank is measured, at most."""
+MOST_RANKED = 8  # grams whose rank is measured
 
 
 def summary(manifest: Manifest) -> str:
-    """One line: the sums, and the amount of text."""
     what = CONTRIBUTIONS[manifest.kind].sums(manifest)
     return (
         f"{manifest.kind} contribution, {what}, sums over {manifest.tokens:,} tokens of "
@@ -40,11 +38,7 @@ def describe(path: Path) -> Iterator[RenderableType]:
 
 
 def description(path: Path) -> dict[str, object]:
-    """The same as plain data.
-
-    Raises:
-        ContributionError: the file isn't a statistics file.
-    """
+    """The same as plain data, for JSON."""
     with _opened(path) as file:
         tensors = [tensor._asdict() for tensor in _tensors(file)]
         return {"manifest": file.manifest, "tensors": tensors, "reveals": list(_reveals(file))}
@@ -61,8 +55,6 @@ def _opened(path: Path) -> Iterator[StatisticsFile]:
 
 
 class _Tensor(NamedTuple):
-    """A tensor of a contribution; ranks are those of a gram."""
-
     name: str
     length: int
     most_rank: int | None = None
@@ -98,7 +90,7 @@ def _describe(file: StatisticsFile) -> Iterator[RenderableType]:
 
 
 def median_rank(file: StatisticsFile) -> float:
-    """The median effective rank of a contribution's grams; if there are many, of some."""
+    """The median effective rank of at most MOST_RANKED of a contribution's grams, evenly spaced."""
     grams = list(_grams(file.manifest).items())
     some = grams[:: -(-len(grams) // MOST_RANKED)]
     return median(effective_rank(square_of(file.array(name), exponent)) for name, (_, exponent) in some)

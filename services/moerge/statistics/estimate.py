@@ -1,4 +1,4 @@
-"""What a pass over a text takes, told before it runs."""
+"""The estimated cost of a pass over a text."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,6 @@ from rich.filesize import decimal
 
 from moerge.documents.shards import Shard
 from moerge.memory.room import Room
-from moerge.models.dense import DenseWeights
 from moerge.models.tokens import Tokens
 from moerge.statistics.passes import Pass
 from moerge_proto.statistics_file import StatisticsSettings
@@ -14,14 +13,7 @@ from moerge_proto.statistics_file import StatisticsSettings
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of a pass.
-
-    Attributes:
-        tokens: about the number in the text.
-        windows: number of windows; the weights are read once in each.
-        read: bytes of weights read in all windows.
-        seconds: of computation.
-    """
+    """The cost of a pass: tokens, windows, bytes of weights read (once per window), seconds of computation."""
 
     tokens: int
     windows: int
@@ -39,23 +31,19 @@ def estimate(work: Pass, room: Room, tokens: int, tokens_per_second: float, proc
     states = -(-tokens // processes) * room.need.token
     shards = max(1, states // room.need.least)
     windows = processes * -(-shards // max(1, room.states * shards // states))
-    return Estimate(tokens, windows, windows * stored(work.weights()), tokens / tokens_per_second)
+    weights = work.weights()
+    layers = range(weights.config.num_hidden_layers)
+    stored = sum(weights.places[name].specs[name].bytes for layer in layers for name in weights.layer(layer))
+    return Estimate(tokens, windows, windows * stored, tokens / tokens_per_second)
 
 
 def largest(settings: StatisticsSettings) -> Shard:
-    """A shard of one micro-batch of the largest shape."""
+    """A shard of one micro-batch of the largest shape, to measure the pace with."""
     rows = max(1, settings.batch_tokens // settings.context)
     return Shard("largest", [Tokens([0] * settings.context)] * rows, rows)
 
 
-def stored(weights: DenseWeights) -> int:
-    """The bytes of the layers in their files."""
-    layers = range(weights.config.num_hidden_layers)
-    return sum(weights.places[name].specs[name].bytes for layer in layers for name in weights.layer(layer))
-
-
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"

@@ -32,24 +32,20 @@ def to_integers(values: Float64, exponent: int) -> Int64:
 
 
 def to_floats(integers: Int64, exponent: int) -> Float64:
-    """integers * 2**-exponent in float64; exact below 2**53."""
+    """integers * 2**-exponent, float64; exact below 2**53."""
     floats: Float64 = integers.astype(np.float64)
     floats *= 2.0**-exponent
     return floats
 
 
 def square_of(integers: Int64, exponent: int) -> Tensor:
-    """[H(H+1)/2] int64 -> symmetric [H, H] float64: `to_floats` of an upper triangle, with no other copy in memory."""
+    """[H(H+1)/2] int64, an upper triangle -> symmetric [H, H] float64, scaled by 2**-exponent."""
     size = (math.isqrt(8 * len(integers) + 1) - 1) // 2
     return torch.from_numpy(unpack(integers, size)).mul_(2.0**-exponent)
 
 
 def add(left: Int64, right: Int64) -> Int64:
-    """left + right.
-
-    Raises:
-        ContributionError: a sum overflows int64; it never wraps.
-    """
+    """left + right, exact; ContributionError if a sum overflows int64."""
     total = left + right
     for start in range(0, len(total), _BLOCK):
         part = slice(start, start + _BLOCK)

@@ -21,8 +21,7 @@ _NAME = 16  # hex digits in the name of a file of hidden states
 class Journal:
     """Sums of a contribution, and hidden states of begun windows, in files beside it.
 
-    A restarted worker computes no layer of a shard again, and goes on with saved hidden states. One layer's sums are in
-    memory at a time.
+    A restarted worker computes no layer of a shard again. One layer's sums are in memory at a time.
 
     Args:
         path: of the contribution.
@@ -31,7 +30,7 @@ class Journal:
 
     Attributes:
         shards: of each layer, the names of the shards in its sums.
-        work: the digest of the work, by which saved hidden states are recognised.
+        work: the digest of the work, in files of saved hidden states.
 
     Raises:
         MoergeError: a file is damaged or belongs to other work.
@@ -63,20 +62,14 @@ class Journal:
 
     @property
     def complete(self) -> set[str]:
-        """The shards in every layer's sums."""
         return reduce(set.intersection, self.shards).copy()
 
     @property
     def begun(self) -> set[str]:
-        """The shards in any layer's sums."""
         return reduce(set.union, self.shards).copy()
 
     def add(self, layer: int, shards: Collection[str], sums: ShardSums) -> None:
-        """Adds sums of new shards to a layer's, and replaces its file.
-
-        Raises:
-            ContributionError: a sum overflows int64.
-        """
+        """Adds sums of new shards to a layer's and replaces its file; ContributionError if a sum overflows int64."""
         if counted := self.shards[layer].intersection(shards):
             raise ValueError(f"shard {min(counted)} counts already")
         arrays, tokens, documents = sums.arrays, sums.tokens, sums.documents
@@ -113,11 +106,10 @@ class Journal:
         return manifest
 
     def states(self, shards: Collection[str]) -> Path:
-        """The file of a window's hidden states."""
         return self.path.with_name(f"{self.path.stem}.{digest_of(' '.join(sorted(shards)))[:_NAME]}.states")
 
     def saved(self) -> list[Saved]:
-        """The windows whose hidden states are saved; removes those in the folder that nothing can go on with."""
+        """The windows whose hidden states are saved; removes unusable files of hidden states in the folder."""
         result, own = [], _beside(self.path, "states")
         for path in self.path.parent.glob(f"*.{'[0-9a-f]' * _NAME}.states"):
             one = saved(path, self.work) if path in own else None  # of an earlier trunk, for example
@@ -129,7 +121,7 @@ class Journal:
 
 
 def clear(path: Path) -> None:
-    """Removes the journal of a contribution, and what killed runs left of its files."""
+    """Removes the journal of a contribution and its unfinished files."""
     for kind in ("part", "states"):
         for file in [*_beside(path, kind), *unfinished(path.with_name(f"{glob.escape(path.stem)}.*.{kind}"))]:
             file.unlink()

@@ -1,4 +1,4 @@
-"""Kinds of contributions by name: what a page, a command and an owner read about each."""
+"""Kinds of contributions by name, with their texts for pages, commands and owners."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,10 +45,6 @@ def _trunk_sums(manifest: TrunkManifest) -> str:
     return f"{manifest.layers} x ({grams}), one of the head, counts of tokens"
 
 
-def _nothing_else(manifest: RouterManifest, file: StatisticsFile) -> Iterator[str]:
-    return iter(())
-
-
 def _token_counts(manifest: TrunkManifest, file: StatisticsFile) -> Iterator[str]:
     shown = int((file.array("token_counts") > 0).sum())
     yield (
@@ -65,7 +61,7 @@ ROUTER = ContributionKind(
     withdrawal="Later versions don't contain it. Versions that were solved with it stay as they are.",
     under_trunk=True,
     sums=_router_sums,
-    reveals=_nothing_else,
+    reveals=lambda manifest, file: iter(()),
 )
 TRUNK = ContributionKind(
     name="trunk",

@@ -1,4 +1,4 @@
-"""The two passes over an owner's documents, as data that is sent to their processes."""
+"""The two passes over an owner's documents, as data for their processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class Input:
     """A module's input, of which a gram is summed.
 
     Attributes:
-        module: the dense module; None: the head, which reads the final norm's output.
+        module: the dense module; None for the head, which reads the final norm's output.
         gram: name of the gram in the statistics file.
         exponent: fractional bits of the sums.
-        gains: [size] of the norm before the module, by which the input is divided; None: it isn't.
-        cross: name of the sum of the inputs in the file; None: it isn't needed.
+        gains: [size], the divisors of the input; None without a norm before the module.
+        cross: name of the sum of the inputs in the file, if it is needed.
     """
 
     module: str | None
@@ -36,10 +36,7 @@ class Input:
 
 @dataclass(frozen=True)
 class RouterPass:
-    """Features' grams and sums under a trunk, with the domain's own MLPs.
-
-    `precision` is the model's dtype; `device` is a torch device.
-    """
+    """Features' grams and sums under a trunk, with the domain's own MLPs; `precision` is the model's dtype."""
 
     kind: ClassVar[Kind] = "router"
     expert: DenseFiles
@@ -52,7 +49,7 @@ class RouterPass:
         return domain_weights(self.expert, self.trunk)
 
     def inputs(self) -> list[list[Input]]:
-        """Of each layer, in the order of their computation and of the file."""
+        """Per layer, in the order of computation and of the file."""
         gains = feature_gains(self.trunk)
         parts = ((f"layers.{layer}", bits, gains[layer]) for layer, bits in enumerate(self.exponents))
         return [[Input(f"model.{at}.mlp", f"{at}.gram", bits, own, f"{at}.cross")] for at, bits, own in parts]
@@ -85,7 +82,6 @@ Pass = RouterPass | TrunkPass
 
 
 def need_of(work: Pass, settings: StatisticsSettings, threads: int = 1) -> Need:
-    """The memory of a pass, by the expert's config."""
     shape = Shape.of(work.expert.config, getattr(torch, settings.precision))
     tokens, is_trunk = max(settings.batch_tokens, settings.context), isinstance(work, TrunkPass)
     return passing(shape, tokens, trunk=is_trunk, threads=threads, device=work.device)

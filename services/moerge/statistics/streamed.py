@@ -1,8 +1,7 @@
-"""A pass in which one layer after another comes from its files, and all micro-batches of a window of shards pass it.
+"""A pass that reads one layer after another from files, and runs all micro-batches of a window of shards through it.
 
-The hidden states of the window stay in host memory. So the device has two layers (the next one is read ahead),
-activations of one micro-batch and the sums of one shard in one layer, whatever the model. Micro-batches and the order
-of additions are those of a pass with the whole model in memory, and so are the integers.
+Hidden states stay in host memory. The device has two layers, activations of one micro-batch and the sums of one shard
+in one layer. The integers are those of a pass with the whole model in memory.
 """
 
 import glob
@@ -34,14 +33,7 @@ from moerge_proto.statistics_file import Int64
 class Streamed:
     """A pass over windows of shards, layer by layer: `begin` a window, then call `sums` once per layer.
 
-    Args:
-        work: the pass.
-        batch_tokens: of the shards' micro-batches.
-        threads: shards at a time; they share the layers' weights.
-
-    Attributes:
-        layers: their number.
-        layer: the next one.
+    `threads` are shards at a time, which share the layers' weights; `layer` is the next one.
     """
 
     def __init__(self, work: Pass, batch_tokens: int, threads: int = 1) -> None:
@@ -67,10 +59,7 @@ class Streamed:
         return self.layer
 
     def pace(self, shard: Shard) -> float:
-        """The seconds of a token through all layers, measured on the first one with the shard on each thread.
-
-        Sums of one thread are rounded, too.
-        """
+        """Seconds per token through all layers, measured on the first one with the shard on each thread."""
         self.begin([shard])
         own, states = self._batches[shard.name], self._states[shard.name]
 
@@ -132,7 +121,6 @@ class Streamed:
 
     @torch.inference_mode()
     def _shard(self, decoder: Decoder, number: int, name: str, is_wanted: bool) -> ShardSums | None:
-        """Takes a shard through a layer; its sums there, if they are wanted."""
         states, own = self._states[name], self._batches[name]
         inputs = self._inputs[number] if is_wanted else []
         sums = [Sum() for _ in inputs]
@@ -149,15 +137,13 @@ class Streamed:
         return ShardSums(arrays, shard.tokens, shard.documents)
 
     def _synchronise(self) -> None:
-        """Waits until the hidden states are in host memory."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def save(self, path: Path, work: str) -> bool:
         """Writes the window's hidden states before the next layer; `work` names the pass and its settings.
 
-        Returns:
-            Whether the disk had room for them. If not, earlier ones stay.
+        Returns False if the disk is too full; earlier states stay.
         """
         for left in unfinished(path.with_name(glob.escape(path.name))):
             left.unlink()
@@ -167,7 +153,7 @@ class Streamed:
             for place, item in enumerate(states)
         ]
         if shutil.disk_usage(path.parent).free < sum(item.nbytes for state in self._states.values() for item in state):
-            return False  # without filling the disk, on which sums are written
+            return False  # the rest is for sums
         try:
             with atomic_file(path) as out:
                 write_safetensors(out, plans, metadata={"work": work, "layer": str(self.layer)})
@@ -186,7 +172,7 @@ class Streamed:
 
 
 def rounded(inputs: Sequence[Input], sums: Sequence[Sum]) -> dict[str, Int64]:
-    """The integers of each input's sums, by the names of their tensors; the sums are freed meanwhile."""
+    """The integers of each input's sums, by the names of their tensors; frees the sums."""
     arrays: dict[str, Int64] = {}
     for item, one in zip(inputs, sums, strict=True):
         arrays[item.gram] = one.gram(item.exponent, item.gains)
@@ -197,13 +183,7 @@ def rounded(inputs: Sequence[Input], sums: Sequence[Sum]) -> dict[str, Int64]:
 
 @dataclass(frozen=True)
 class Saved:
-    """A file of a window's hidden states.
-
-    Attributes:
-        path: of the file.
-        shards: names of the window's shards.
-        layer: the next one.
-    """
+    """A file of a window's hidden states, with the names of its shards and the next layer."""
 
     path: Path
     shards: frozenset[str]
@@ -211,7 +191,7 @@ class Saved:
 
 
 def saved(path: Path, work: str) -> Saved | None:
-    """The hidden states in a file; None if they are damaged, or of other work."""
+    """The facts of a file of hidden states; None if it is damaged or belongs to other work."""
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}

@@ -18,14 +18,12 @@ _AGAIN = "compute the contribution again"
 def validate(
     file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float], *, normalised: bool = True
 ) -> list[str]:
-    """Checks every layer of an opened router contribution and returns warnings.
-
-    Layers are read one by one. The peak memory is 12 H^2 bytes, that of an int64 triangle and a float64 square.
+    """Checks every layer of an opened router contribution and returns warnings. Peak memory: 12 H^2 bytes.
 
     Args:
         exponents: the trunk's fractional bits per layer.
         bounds: per layer, the largest squared norm of a feature divided by its gain.
-        normalised: whether features are norms' outputs; then nearly every one has that squared norm.
+        normalised: whether features are norms' outputs, nearly all of that squared norm.
 
     Raises:
         ContributionError: names the layer, the tensor and the exceeded bound.
@@ -43,9 +41,7 @@ def validate(
 
 
 def validate_trunk(file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float]) -> None:
-    """Checks every gram of an opened trunk contribution, and its counts.
-
-    Grams are read one by one. The peak memory is 12 N^2 bytes, for the largest of N x N.
+    """Checks every gram, the largest [N, N], and the counts of an opened trunk contribution. Peak: 12 N^2 bytes.
 
     Args:
         exponents: the expert's fractional bits per gram, in the file's order.
@@ -108,7 +104,6 @@ def _validate_gram(name: str, exponent: int, bound: float, file: StatisticsFile)
 
 
 def _square(name: str, exponent: int, file: StatisticsFile) -> Tensor:
-    """A gram, [N, N] float64. Its triangle is freed on return."""
     triangle = file.array(name)
     _require_room(name, triangle)
     return square_of(triangle, exponent)

@@ -1,4 +1,4 @@
-"""Windows: shards whose hidden states are in memory together, so that each layer's weights are read once for all."""
+"""Windows: shards whose hidden states are in memory together, so that each layer is read once for all."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,8 +13,7 @@ from moerge.statistics.journal import Journal
 from moerge.statistics.passes import Pass
 from moerge.statistics.streamed import Streamed
 
-SAVING_SHARE = 0.05
-"""The largest share of the time that goes into saving hidden states."""
+SAVING_SHARE = 0.05  # of the time, at most
 
 
 @dataclass(eq=False)
@@ -22,8 +21,7 @@ class Window:
     """Shards that pass the layers together.
 
     Attributes:
-        shards: at least one.
-        wanted: of each layer, the shards whose sums are missing.
+        wanted: per layer, the shards whose sums are missing.
         states: the file of its hidden states.
         work: the name of the work in that file.
         seconds: least time between two savings.
@@ -44,16 +42,13 @@ class Window:
 
     @property
     def begun(self) -> Path | None:
-        """The file of hidden states, if there is one."""
         return self.states if self.states.is_file() else None
 
     @property
     def should_save(self) -> bool:
-        """Tell whether hidden states should be saved, which may take a twentieth of the time."""
         return time.monotonic() - self._saved >= max(self.seconds, self._took / SAVING_SHARE)
 
     def note_saved(self, seconds: float) -> None:
-        """Notes the time that saving took."""
         self._saved, self._took = time.monotonic(), seconds
 
 
@@ -67,28 +62,24 @@ class Done:
 
     @property
     def tokens(self) -> int:
-        """Of the wanted shards."""
         return 0 if self.sums is None else self.sums.tokens
 
     def keep(self, journal: Journal) -> None:
-        """Adds the sums to the journal."""
         if self.sums is not None:
             journal.add(self.layer, self.window.wanted[self.layer], self.sums)
 
 
 class Layered:
-    """Shows tokens through one layer as tokens through all."""
+    """Progress in tokens through all layers, from tokens through one."""
 
     def __init__(self, tracker: Tracker, layers: int) -> None:
         self._tracker, self._layers, self._done = tracker, layers, 0
 
     @property
     def tokens(self) -> int:
-        """As many tokens through all layers."""
         return self._done // self._layers
 
     def advance(self, tokens: int) -> None:
-        """Adds tokens through one layer."""
         before = self.tokens
         self._done += tokens
         self._tracker.advance(self.tokens - before)
@@ -96,13 +87,7 @@ class Layered:
 
 @dataclass(frozen=True)
 class WindowSize:
-    """The size of a window; one shard is always enough.
-
-    Attributes:
-        states: the most bytes of hidden states.
-        token: bytes of one token's.
-        tokens: the least tokens, if they fit.
-    """
+    """The size of a window: most bytes of hidden states, bytes of one token's, least tokens (if they fit)."""
 
     states: int
     token: int
@@ -114,18 +99,11 @@ ComputeWindows = Callable[[Pass, Iterable[Window]], Iterator[Done]]
 
 
 def windows(
-    shards: Iterable[Shard],
-    journal: Journal,
-    size: WindowSize,
-    batch_tokens: int,
-    seconds: float,
+    shards: Iterable[Shard], journal: Journal, size: WindowSize, batch_tokens: int, seconds: float
 ) -> Iterator[Window]:
-    """The windows of shards that the journal lacks. Those whose hidden states are saved are made of the same shards.
+    """The windows of shards that the journal lacks; a saved window has the same shards again.
 
-    Args:
-        shards: read while windows are computed.
-        batch_tokens: of their micro-batches.
-        seconds: least time between two savings of a window's hidden states.
+    `shards` are read while windows are computed. `seconds` is the least time between two savings of hidden states.
     """
     begun = [dict.fromkeys(item.shards) for item in journal.saved()]
     place = {name: number for number, names in enumerate(begun) for name in names}
@@ -157,12 +135,12 @@ def windows(
 
 
 def _positions(shard: Shard, batch_tokens: int) -> int:
-    """The tokens of a shard, with the padding of its micro-batches."""
+    """Tokens with padding."""
     return sum(len(item) * len(item[0]) for item in bucket(shard.rows, len, batch_tokens))
 
 
 def computed(work: Pass, given: Iterable[Window], batch_tokens: int, threads: int) -> Iterator[Done]:
-    """Every layer of each window, computed on this machine; several threads compute a window's shards side by side."""
+    """Every layer of each window, computed on this machine; each thread computes another shard of the window."""
     streamed = Streamed(work, batch_tokens, threads)
     for window in given:
         for layer in range(streamed.begin(window.shards, window.begun), window.layers):

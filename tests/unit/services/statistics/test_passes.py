@@ -20,7 +20,7 @@ from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.families import FAMILIES
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.features import visit_features, visit_trunk_inputs
+from moerge.statistics.features import run
 from moerge.statistics.integers import to_floats
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import Pass, RouterPass, TrunkPass
@@ -28,7 +28,7 @@ from moerge.statistics.streamed import Streamed, saved
 from moerge.statistics.validate import validate
 from moerge_proto.statistics_file import Int64, StatisticsFile
 from support.models import expert
-from support.passes import sums_of, whole_sums
+from support.passes import sums_of, visit_features, whole_sums
 from support.statistics import LAYERS, manifest_of, written
 
 ROWS = [Tokens([(11 * row + 3 * column) % 256 for column in range(4 + 9 * row)]) for row in range(6)]
@@ -208,18 +208,15 @@ def test_unwanted_layers_are_skipped_and_the_last_not_computed(tmp_path: Path) -
     assert streamed.sums(frozenset()) is None
 
 
-def test_nothing_after_the_last_summed_layer_is_computed(tmp_path: Path) -> None:
+def test_nothing_from_the_last_needed_module_on_is_computed(tmp_path: Path) -> None:
     model, computed = expert_model(DenseFiles(expert(tmp_path / "expert", 1))), list[str]()
     for layer, module in enumerate(model.model.layers):
         for part in ("self_attn.o_proj", "mlp"):
             name = f"{layer}.{part}"
             module.get_submodule(part).register_forward_hook(lambda *_, name=name: computed.append(name))
     [batch] = batches(ROWS[:1], 150)
-    visit_features(model, batch, lambda layer, x: None, range(1, 2))
+    run(model, batch, {"input_ids": batch.input_ids}, {}, lambda place, x: None, model.model.layers[1].mlp)
     assert computed == ["0.self_attn.o_proj", "0.mlp", "1.self_attn.o_proj"]
-    computed.clear()
-    visit_trunk_inputs(model, FAMILIES["llama"], batch, lambda layer, x: None, range(1, 2))
-    assert computed == ["0.self_attn.o_proj", "0.mlp"]
 
 
 def test_bfloat16_sums_pass_the_coordinator_s_checks(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from moerge.models.writer import write_safetensors
 from moerge.routers.ridge import Ridge
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import trunk_contribution
-from moerge.statistics.features import visit_features
 from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
@@ -47,7 +46,7 @@ from moerge.trunk.methods.regmean import plan
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 from moerge_proto.trunks import TrunkOptions
 from support.models import expert
-from support.passes import sums_of
+from support.passes import sums_of, visit_features
 from support.statistics import written
 from support.versions import contributed_rows
 
