@@ -23,11 +23,12 @@ from moerge.models.bounds import feature_gains
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress, progress
 from moerge.routers.influence import measure
+from moerge.routers.solve import solve_layers
 from moerge.scoring.perplexity import document_scores, normalised, total
 from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import router_contribution, trunk_contribution
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version, solve_routers
+from moerge.versions.plan import plan_version
 from moerge_lab.recipes.models import Loaded, Routed
 from moerge_lab.table.measure import Texts
 from moerge_lab.table.presets import PRESETS
@@ -102,8 +103,9 @@ class Fleet:
         files, domains = [*self.honest[:-1], sent], [expert.domain for expert in self.experts]
         count, gains = len(domains), feature_gains(self.trunk)
         with ExitStack() as stack:
-            result = measure([stack.enter_context(StatisticsFile(file)) for file in files], domains, gains, options)
-        routers = list(solve_routers(self.trunk, files, domains, options)[0])
+            opened = [stack.enter_context(StatisticsFile(file)) for file in files]
+            result = measure(opened, domains, gains, options)
+            routers = solve_layers(opened, domains, gains, options)[0]
         scores, counted = self.scored(routers)
         rows, slots = result.domains, range(count)
         pairs = [(rows[one], slot) for one in slots for slot in slots if one != slot]

@@ -1,4 +1,4 @@
-"""Linear discriminants from a ridge solution: scores are logarithms of the domains' probabilities."""
+"""Linear discriminants from a ridge solution."""
 
 from collections.abc import Sequence
 
@@ -9,21 +9,18 @@ from moerge.errors import SolveError
 
 
 def discriminants(solution: Tensor, cross: Tensor, tokens: Sequence[float], names: Sequence[str] = ()) -> Tensor:
-    """Fisher's linear discriminants from the ridge solution, in closed form and without further statistics.
+    """Fisher's linear discriminants from the ridge solution, [H, D] float64.
 
-    With domains' means m_d and their pooled covariance S, the scores are x^T S^-1 m_d - m_d^T S^-1 m_d / 2 + log p_d.
-    S is the gram minus the means' part, so S^-1 m follows from the ridge solution by a D x D system (Woodbury). A stock
-    router has no bias: the constants multiply the ridge fit to 1, which is the sum of the solution's columns. The mean
-    of the columns is subtracted, which changes no probability and leaves more bits for the differences of domains.
+    With domains' means m_d and pooled covariance S, the scores are x^T S^-1 m_d - m_d^T S^-1 m_d / 2 + log p_d: log
+    probabilities of the domains if features are Gaussian. S is the gram minus the means' part, so S^-1 m follows from
+    the ridge solution by a D x D system (Woodbury). A stock router has no bias: the constants multiply the ridge fit to
+    1, the sum of the solution's columns. Subtracting the columns' mean changes no probability and saves bits.
 
     Args:
         solution: (A + lambda I)^-1 b, [H, D] float64.
-        cross: b, [H, D] float64, a column per domain: the weighted sum of its features.
+        cross: b, [H, D] float64, a domain's weighted sum of features per column.
         tokens: of each domain, with the weight of its features.
         names: of the columns, for errors.
-
-    Returns:
-        [H, D] float64; a softmax over the scores gives the domains' probabilities, as far as features are Gaussian.
 
     Raises:
         SolveError: the features of a domain don't vary.

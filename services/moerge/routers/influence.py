@@ -1,7 +1,7 @@
 """The influence of each owner on the routers, from sums alone.
 
-A score is linear in the feature, so mean and gram of a domain's features give mean and variance of its tokens' scores.
-If the scores are Gaussian, these give the share of tokens that score another expert above their own.
+Mean and gram of a domain's features give mean and variance of its tokens' scores, which are linear in the feature. For
+Gaussian scores, these give the share of tokens that score another expert above their own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +54,7 @@ class LayerInfluence:
 
 
 def measured_layers(layers: int, owners: int, start: int = 0) -> list[int]:
-    """As many evenly spaced layers as the bounds allow. `start`, any number, determines the first."""
+    """As many evenly spaced layers as the bounds allow; `start`, any number, determines the first."""
     count = max(1, min(layers, MOST_LAYERS, MOST_SOLVES // (owners + 1)))
     return sorted({(start + layers * index // count) % layers for index in range(count)})
 
@@ -69,13 +69,7 @@ def measure(
 ) -> VersionInfluence:
     """The influence of each owner on the routers that `solve_layers` gives for the same arguments.
 
-    Args:
-        files: the contributions.
-        domains: the columns, in order.
-        gains: [L, H], the divisors of the features.
-        options: of the solve.
-        start: chooses the layers; it should be unpredictable to owners.
-        measured: called after each layer.
+    `start` chooses the layers; owners shouldn't be able to predict it. `measured` is called after each layer.
 
     Raises:
         ContributionError, SolveError: a layer can't be solved, with all owners or without one.
@@ -83,8 +77,8 @@ def measure(
     training, tuning = by_split(files, options)
     weights = domain_weights(training, domains, options)
     manifests = [[file.manifest for file in of_domain(training, domain)] for domain in domains]
-    owners = [made[0].owner for made in manifests]
-    tokens = [weights[manifest[0].domain] * sum(made.tokens for made in manifest) for manifest in manifests]
+    owners = [items[0].owner for items in manifests]
+    tokens = [weights[items[0].domain] * sum(item.tokens for item in items) for items in manifests]
     layers = measured_layers(len(gains), len(set(owners)), start)
 
     def of(layer: int) -> LayerInfluence:
@@ -119,8 +113,8 @@ def measure(
         DomainInfluence(
             domain=domain,
             owner=owners[slot],
-            tokens=sum(made.tokens for made in manifests[slot]),
-            documents=sum(made.documents for made in manifests[slot]),
+            tokens=sum(item.tokens for item in manifests[slot]),
+            documents=sum(item.documents for item in manifests[slot]),
             effective_rank=_mean(item.ranks[slot] for item in result).item(),
             gram_distance=_mean(item.gram_distances[slot] for item in result).item(),
             mean_distances=_mean(item.mean_distances[slot] for item in result).tolist(),
@@ -142,14 +136,13 @@ def layer_influence(
     owners: Sequence[str],
     solve: Solve,
 ) -> LayerInfluence:
-    """The figures of one layer. Each domain's gram is requested twice, so that few are in memory at once.
+    """The figures of one layer.
 
     Args:
-        gram_of: slot -> gram [H, H] float64 of a domain.
+        gram_of: slot -> gram [H, H] float64 of a domain; called twice for each, so that few are in memory.
         gram: [H, H] float64, the sum of these.
         cross: [H, D] float64, the sums of the domains' features.
-        tokens: of each domain; gram, cross and tokens may have the same weights.
-        owners: of each domain.
+        tokens: of each domain, weighted like gram and cross.
         solve: called first for all owners, then without each owner; it may change its gram.
     """
     count = len(owners)
@@ -209,7 +202,7 @@ def _mean(figures: Iterable[Tensor]) -> Tensor:
 
 
 def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
-    """Warnings about figures beyond the bounds, with owners. Sums don't tell hostile owners from similar text."""
+    """Warnings about figures beyond the bounds, with owners. Hostile owners and similar text look alike in sums."""
     result = []
     names = [f"{row.domain} (owner {row.owner})" for row in rows]
     for row, name in zip(rows, names, strict=True):

@@ -23,18 +23,14 @@ class NotDefiniteError(SolveError):
 
 @dataclass(frozen=True)
 class Ridge:
-    """A factorised system, A + lambda I = factor factor^T; both [H, H] float64."""
+    """A factorised system: matrix = A + lambda I = factor factor^T, both [H, H] float64."""
 
     matrix: Tensor
     factor: Tensor
 
     @classmethod
     def of(cls, gram: Tensor, ridge_lambda: float) -> "Ridge":
-        """Factorises gram + ridge_lambda I. `gram` [H, H] float64, symmetric, is changed in place.
-
-        Raises:
-            NotDefiniteError: it is not positive definite.
-        """
+        """Factorises gram + ridge_lambda I; changes `gram`, symmetric [H, H] float64. May raise NotDefiniteError."""
         gram.diagonal().add_(ridge_lambda)
         factor, failed = torch.linalg.cholesky_ex(gram)
         if int(failed):
@@ -72,11 +68,7 @@ class Ridge:
 
 
 def unit_columns(solution: Tensor, names: Sequence[str] = ()) -> Tensor:
-    """The columns, each divided by its norm.
-
-    Raises:
-        SolveError: a column is zero; says which.
-    """
+    """The columns divided by their norms (DUME eq. 6); SolveError for a zero column."""
     norms: Tensor = torch.linalg.vector_norm(solution, dim=0)
     if not bool((norms > 0).all()):
         column = int((~(norms > 0)).nonzero()[0])

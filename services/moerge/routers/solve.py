@@ -16,8 +16,7 @@ from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import SolvedLayer, SolveReport
 
-CANDIDATES = tuple(10.0**power for power in range(-9, 1))
-"""The choices of `auto`, in units of the mean diagonal."""
+CANDIDATES = tuple(10.0**power for power in range(-9, 1))  # of `auto`, in units of the mean diagonal
 
 
 def solve_layers(
@@ -27,21 +26,16 @@ def solve_layers(
     options: SolveOptions,
     solved: Callable[[int], None] = lambda layer: None,
 ) -> tuple[list[Tensor], SolveReport]:
-    """Solves every layer's router.
+    """Solves every layer's router: one [D, H] float64 per layer, and the report.
 
     Args:
         files: the contributions of all domains; only `auto` uses those of the split `tuning`.
         domains: the columns, in order.
         gains: [L, H], the divisors of the features.
-        options: lambda, weights, temperature.
         solved: called after each layer.
 
-    Returns:
-        One [D, H] float64 per layer, and the report.
-
     Raises:
-        ContributionError, SolveError: a layer can't be solved, or `auto` lacks a domain's tuning split; names domain,
-            owner and contribution.
+        ContributionError, SolveError: a layer can't be solved, or `auto` lacks a domain's tuning split.
     """
     training, tuning = by_split(files, options)
     if options.lambda_scale == "auto":
@@ -81,7 +75,7 @@ def by_split(
 
 @contextmanager
 def of_layer(layer: int) -> Iterator[None]:
-    """Errors name the layer."""
+    """Adds the layer to errors."""
     try:
         yield
     except (ContributionError, SolveError) as error:
@@ -112,18 +106,14 @@ def solve_layer(
     options: SolveOptions,
     names: Sequence[str] = (),
 ) -> tuple[Tensor, SolvedLayer]:
-    """The router of one layer, and the report of its solve.
+    """The router of one layer, [D, H] float64, and the report of its solve.
 
     Args:
         gram: [H, H] float64, of all domains; changed in place.
         cross: [H, D] float64.
         held: gram and cross of the tuning splits, from which `auto` chooses lambda.
         tokens: of each domain, with the weight of its sums.
-        options: lambda, kind of router, temperature.
         names: of the columns, for errors.
-
-    Returns:
-        [D, H] float64, and the report.
 
     Raises:
         NotDefiniteError: lambda is too small for the gram.

@@ -1,4 +1,4 @@
-"""From contributions to one layer's ridge system, one contribution in memory at a time."""
+"""One layer's ridge system from contributions, with one of them in memory at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
@@ -34,7 +34,7 @@ def ridge_system(
     gain: Tensor,
     weights: Mapping[str, float] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gram and cross of one layer over all contributions, with the gains multiplied back in.
+    """Gram [H, H] and cross [H, D], float64, of one layer over all contributions, with the gains multiplied back in.
 
     Integers of equal weight are added, so the order of `files` and the grouping of shards change no bit.
 
@@ -44,11 +44,8 @@ def ridge_system(
         gain: [H], the divisors of the features.
         weights: of each domain's statistics; default: 1.
 
-    Returns:
-        gram [H, H] and cross [H, D], float64.
-
     Raises:
-        ContributionError: the contributions have too many tokens in all; names the largest.
+        ContributionError: the contributions have too many tokens in all.
     """
     tokens = sum(file.manifest.tokens for file in files)
     if tokens > MAX_TOKENS:
@@ -79,15 +76,14 @@ def of_domain(files: Sequence[StatisticsFile], domain: str) -> list[StatisticsFi
 
 
 def named(files: Sequence[StatisticsFile]) -> str:
-    """The domain, the owner and the contributions of files."""
-    made = files[0].manifest
+    """The domain, owner and contributions of files, for errors."""
+    manifest = files[0].manifest
     digests = ", ".join(Path(file.name).stem[:_SHOWN] for file in files[:_MOST_NAMES])
     more = f" and {len(files) - _MOST_NAMES} more" if len(files) > _MOST_NAMES else ""
-    return f"{made.domain} (owner {made.owner}, contribution {digests}{more})"
+    return f"{manifest.domain} (owner {manifest.owner}, contribution {digests}{more})"
 
 
 def _total(files: Sequence[StatisticsFile], read: Callable[[StatisticsFile], Int64]) -> Int64:
-    """The exact sum, in any order."""
     try:
         return reduce(add, map(read, files))
     except ContributionError as error:

@@ -1,4 +1,4 @@
-"""The model card: a version's parts by digest and licence, its scores, and how to load it."""
+"""The model card of a version: its parts by digest and licence, limits of engines, and use."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 ecl-2.0 e
 gfdl gpl gpl-2.0 gpl-3.0 isc lgpl lgpl-2.1 lgpl-3.0 llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 mit mpl-2.0 ms-pl
 ncsa odbl odc-by ofl-1.1 openrail osl-3.0 pddl postgresql unknown unlicense wtfpl zlib
 """
-"""Licences that the hub knows by an identifier; others are `other`, with a name."""
+"""The hub's identifiers of licences; others are `other`, with a name."""
 _UNSCORED = """\
 This card was written with the version. Scores are measured later: `moerge pull` adds those that owners have reported,
 and `moerge version table` prints them.
@@ -28,10 +28,7 @@ and `moerge version table` prints them.
 
 
 class ExpertRecord(NamedTuple):
-    """An expert in a card; `fitted_from` names the expert that its MLPs were fitted from, if they were.
-
-    `hub_id` names the trained expert on the hub, if it came from there.
-    """
+    """An expert in a card; `fitted_from` is the digest of the trained expert if its MLPs are fitted."""
 
     digest: str
     domain: str
@@ -42,8 +39,6 @@ class ExpertRecord(NamedTuple):
 
 
 class Contributed(NamedTuple):
-    """A router contribution in a card."""
-
     digest: str
     domain: str
     owner: str
@@ -77,16 +72,13 @@ def card_file(
     model: Model,
     limits: Sequence[EngineLimit] = (),
 ) -> FilePlan:
-    """README.md: a pure function of the lineage and of what its digests name.
+    """README.md, a pure function of its arguments.
 
     Args:
         experts: the version's, in slot order.
-        method: by which the trunk was merged.
+        method: the trunk's merge method.
         merged: the experts whose parameters the trunk contains.
         contributed: the router contributions, in the lineage's order.
-        chat: the experts' chat templates.
-        model: the published checkpoint.
-        limits: of engines, from `engine_limits`.
     """
     options, domains = lineage.options, ", ".join(lineage.domains)
     text = f"""---
@@ -165,7 +157,6 @@ def _metadata(experts: Sequence[ExpertRecord]) -> ModelCardData:
 
 
 def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
-    """Warnings for users of the version: withdrawn experts that it still contains, and missing domains."""
     domains = {expert.digest: expert.domain for expert in merged}
     lines = []
     if lineage.withdrawn:
@@ -178,24 +169,22 @@ def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
 
 
 def _chat(chat: ChatTemplates) -> str:
-    """The paragraph on the files that come from one expert, and on its chat template."""
-    own = chat.texts[chat.taken]
-    differ = [domain for domain, text in chat.texts.items() if text != own]
+    template = chat.texts[chat.taken]
+    differ = [domain for domain, text in chat.texts.items() if text != template]
     text = f"Tokenizer and generation settings come from the expert of {chat.taken}."
-    if own:
-        digest = sha256_hex(own.encode(errors="surrogatepass"))
+    if template:
+        digest = sha256_hex(template.encode(errors="surrogatepass"))
         text += f"\nThe chat template is that of {chat.taken}, SHA-256 `{digest}`."
     elif differ:
         text += (
             f"\nThat expert has no chat template, so this model has none. Other experts have one: {', '.join(differ)}."
         )
-    if own and differ:
+    if template and differ:
         text += f" Others have another one, or none: {', '.join(differ)}."
     return f"{text}\n"
 
 
 def _engines(limits: Sequence[EngineLimit]) -> str:
-    """The section on engines that don't answer as transformers does; empty without one."""
     if not limits:
         return ""
     lines = "".join(f"- **{limit.engine}** {limit.happens}. To avoid it: {limit.remedy}.\n" for limit in limits)

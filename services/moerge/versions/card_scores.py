@@ -1,4 +1,4 @@
-"""Parts of a model card that are written after its version: scores, number and date."""
+"""Later additions to a model card: scores, number and date."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -19,13 +19,13 @@ class ScoreRow(NamedTuple):
 
 
 def published_card(card: str, number: int, created: datetime, note: str, scores: str) -> str:
-    """A version's card with the facts that its coordinator knows: number, date, a notice, and scores."""
+    """A version's card with its coordinator's facts: number, date, a notice, and scores."""
     fact = f"Version {number}, published on {created:%Y-%m-%d}. Fetch it with `moerge pull {number} my-model`.\n\n"
     return re.sub(r"^# .*\n\n", lambda title: title[0] + note + fact, scored_card(card, scores), count=1, flags=re.M)
 
 
 def scored_card(card: str, scores: str) -> str:
-    """A card with this text in its section of scores; unchanged if the text is empty."""
+    """A card with `scores` in its section of scores; unchanged if they are empty."""
     if not scores:
         return card
     section = f"\n## Scores\n\n{scores}"
@@ -45,5 +45,4 @@ def scores_text(text: str, rows: Sequence[ScoreRow], average: float | None, miss
 
 
 def markdown_rows(rows: Iterable[tuple[str, ...]]) -> str:
-    """Rows of a Markdown table."""
     return "\n".join(f"| {' | '.join(cell.replace('|', '-') for cell in row)} |" for row in rows)

@@ -18,7 +18,7 @@ class DomainChanges:
 
 
 def domain_changes(old: Lineage, new: Lineage) -> DomainChanges:
-    """The change of experts, by domain: an expert and its fitted one are of the same domain."""
+    """The change of experts, by domain; a domain's expert and its fitted one differ only in MLPs."""
     before, after = (dict(zip(item.domains, item.experts, strict=True)) for item in (old, new))
     return DomainChanges(
         added=[domain for domain in after if domain not in before],
@@ -39,7 +39,6 @@ class ScoreChange:
 
     @classmethod
     def of(cls, name: str, before: float | None, after: float | None, *, is_average: bool = False) -> "ScoreChange":
-        """The change of a score over the same domains on both versions."""
         points = None if before is None or after is None else after - before
         return cls(name, before, after, points, is_average)
 
@@ -72,16 +71,15 @@ def common_change(old: VersionTable, new: VersionTable) -> ScoreChange | None:
 
 
 def average_name(table: VersionTable) -> str:
-    """The name of a version's average, with its number of domains."""
     count = len(table.domains)
     return f"average of its {count} domain{'s' if count > 1 else ''}"
 
 
 @dataclass(frozen=True)
 class Averages:
-    """Averages of several versions, in their order: each over its own domains, and over the `common` ones of all.
+    """Averages of several versions over their own domains, and over the common ones; `names` are short, of the two.
 
-    `names`: of the two, short ones. `over_common` is empty if the versions have the same domains, or none in common.
+    `over_common` is empty if the versions have the same domains, or none in common.
     """
 
     names: tuple[str, str]
@@ -90,10 +88,7 @@ class Averages:
 
 
 def averages(tables: Sequence[VersionTable | None]) -> Averages:
-    """The averages of versions; None represents a version without evaluations.
-
-    The common domains are those of all versions with complete scores.
-    """
+    """The averages of versions, None for one without evaluations; common domains are those of all complete tables."""
     whole = [table for table in tables if table is not None and len(table.scores) == len(table.domains)]
     own = [None if table is None else table.average for table in tables]
     if len({frozenset(table.domains) for table in tables if table is not None and table.average is not None}) < 2:
@@ -122,7 +117,7 @@ def _scores(table: VersionTable) -> dict[str, float]:
 def compare(before: Version, after: Version) -> Comparison:
     """The change from one version to another, in lineage and files."""
     old, new = before.lineage, after.lineage
-    changes = domain_changes(old, new)
+    changes, there = domain_changes(old, new), {file.sha256 for file in before.files}
     options = new.options.model_dump(mode="json") | {"tied": new.tied}
     earlier = old.options.model_dump(mode="json") | {"tied": old.tied}
     return Comparison(
@@ -132,15 +127,11 @@ def compare(before: Version, after: Version) -> Comparison:
         experts_added=_experts(new, changes.added),
         experts_removed=_experts(old, changes.removed),
         experts_replaced=_experts(new, changes.replaced),
-        contributions_added=[
-            contribution for contribution in new.contributions if contribution not in old.contributions
-        ],
-        contributions_removed=[
-            contribution for contribution in old.contributions if contribution not in new.contributions
-        ],
+        contributions_added=[digest for digest in new.contributions if digest not in old.contributions],
+        contributions_removed=[digest for digest in old.contributions if digest not in new.contributions],
         options={name: (earlier[name], value) for name, value in options.items() if earlier[name] != value},
         files=_files(before, after),
-        fetch=sum({file.sha256: file.size for file in after.files if file.sha256 not in _digests(before)}.values()),
+        fetch=sum({file.sha256: file.size for file in after.files if file.sha256 not in there}.values()),
     )
 
 
@@ -155,18 +146,10 @@ def _experts(lineage: Lineage, domains: Collection[str]) -> list[str]:
     return [digest for digest, domain in zip(lineage.experts, lineage.domains, strict=True) if domain in domains]
 
 
-def _digests(version: Version) -> set[str]:
-    return {file.sha256 for file in version.files}
-
-
 def _files(before: Version, after: Version) -> list[FileChange]:
-    old = {file.name: file for file in before.files}
-    changes = []
+    old, changes = {file.name: file.sha256 for file in before.files}, []
     for file in after.files:
         known = old.pop(file.name, None)
-        if known is None:
-            changes.append(FileChange(name=file.name, change="new", size=file.size))
-        else:
-            change = "same" if known.sha256 == file.sha256 else "changed"
-            changes.append(FileChange.model_validate({"name": file.name, "change": change, "size": file.size}))
-    return changes + [FileChange(name=file.name, change="gone", size=0) for file in old.values()]
+        change = "new" if known is None else "same" if known == file.sha256 else "changed"
+        changes.append(FileChange.model_validate({"name": file.name, "change": change, "size": file.size}))
+    return changes + [FileChange(name=name, change="gone", size=0) for name in old]

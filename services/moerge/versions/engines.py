@@ -1,6 +1,6 @@
-"""What engines can't run: the limits of a version, by its config.json, as measured by `make test-engines`."""
+"""The limits of engines that run a version, by its config.json, as measured by `make test-engines`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moerge.export.llama_cpp import converter_form, longest_text, refusals
@@ -11,11 +11,11 @@ _BACKEND = "start it with --model-impl transformers"
 
 def engine_limits(config: Mapping[str, Any]) -> list[EngineLimit]:
     """The limits of engines that run a version with this config.json; none for most versions."""
-    return [limit for limits in _ENGINES for limit in limits(config)]
+    return [*_vllm(config), *_llama_cpp(config)]
 
 
 def _vllm(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
-    """vLLM 0.32: fields that its own classes of Qwen2-MoE and Qwen3-MoE don't read, and a rope that it never adapts."""
+    """vLLM 0.32: fields that its classes of Qwen2-MoE and Qwen3-MoE don't read, and its fixed rope."""
     model_type, rope, ignored = config.get("model_type"), config.get("rope_parameters") or {}, []
     if model_type == "qwen2_moe":
         if config["num_attention_heads"] * config["head_dim"] != config["hidden_size"]:
@@ -33,7 +33,7 @@ def _vllm(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
 
 
 def _llama_cpp(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
-    """llama.cpp of October 2026: what it computes wrongly, and what `moerge export` can't express."""
+    """llama.cpp of October 2026: wrong answers, and limits of `moerge export`."""
     name = "llama.cpp"
     if refused := refusals(config):
         for happens in refused:
@@ -45,7 +45,3 @@ def _llama_cpp(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
     if (longest := longest_text(config)) is not None:
         happens = f"answers wrongly on texts longer than {longest:,} tokens"
         yield EngineLimit(engine=name, happens=happens, remedy="use transformers or vLLM for longer texts")
-
-
-_ENGINES: tuple[Callable[[Mapping[str, Any]], Iterator[EngineLimit]], ...] = (_vllm, _llama_cpp)
-"""One function for each engine."""

@@ -1,4 +1,4 @@
-"""The plan of each file of a version. It names the content before it is written, so existing files are reused."""
+"""The plan of each file of a version, whose key names the content before it is written."""
 
 import hashlib
 import json
@@ -36,11 +36,10 @@ class FilePlan:
     """One file of a version.
 
     Attributes:
-        name: in the version's folder.
-        key: a digest of all inputs of the content.
+        key: a digest of all inputs of the content; empty if no other folder can share it.
         write: writes the content and returns its SHA-256.
         tensors: names and bytes of its tensors.
-        sha256: the content's digest, if known in advance; the same file may already be stored.
+        sha256: the content's digest, if known in advance.
         parameters: number of its tensors' elements.
     """
 
@@ -58,19 +57,18 @@ def _weights(name: str, plans: Sequence[TensorPlan], **inputs: object) -> FilePl
     return FilePlan(name, key, lambda out: write_safetensors(out, plans), sizes, parameters=parameters)
 
 
-def trunk_files(made: Dense, digest: str, sha256: str, *, tied: bool = False) -> list[FilePlan]:
+def trunk_files(dense: Dense, digest: str, sha256: str, *, tied: bool = False) -> list[FilePlan]:
     """The trunk under its published names: its own file where names match, and a file of additions.
 
     Args:
-        made: the trunk.
-        digest: its name.
+        digest: the trunk's name.
         sha256: the digest of its file.
         tied: omit the head if it is the embedding. By default it is written, for engines that don't tie.
 
     Raises:
         IncompatibleExpertError: `tied`, but the trunk has a separate head.
     """
-    trunk, family, config = made.checkpoint, made.family, made.config
+    trunk, family, config = dense.checkpoint, dense.family, dense.config
     if tied and HEAD in trunk.specs:
         raise IncompatibleExpertError(
             "the trunk has a head that isn't its embedding", where=HEAD, todo="publish it without `tied`"
@@ -103,12 +101,10 @@ def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, dige
 
 
 def expert_name(slot: int) -> str:
-    """The name of a slot's file."""
     return f"model-expert-{slot:05d}.safetensors"
 
 
 def _in_blocks(source: Checkpoint, name: str, blocks: Sequence[tuple[str, int]]) -> list[TensorPlan]:
-    """The tensor's consecutive blocks of rows under separate names."""
     spec, start, plans = source.specs[name], 0, []
     for target, rows in blocks:
         part = slice(start, start + rows)
@@ -154,22 +150,17 @@ def router_file(
 
 def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:
     """The report of the solves; `report` is called when writing."""
-
-    def write(out: BinaryIO) -> str:
-        return text_file(REPORT_FILE, report().model_dump_json(indent=1) + "\n").write(out)
-
-    return FilePlan(REPORT_FILE, digest_of({"report": lineage}), write, {})
+    key = digest_of({"report": lineage})
+    return FilePlan(REPORT_FILE, key, lambda out: _write(f"{report().model_dump_json(indent=1)}\n".encode(), out), {})
 
 
 def text_file(name: str, text: str) -> FilePlan:
-    """A small file of known content."""
-    data = text.encode()
+    return FilePlan(name, digest_of({"text": text}), partial(_write, text.encode()), {})
 
-    def write(out: BinaryIO) -> str:
-        out.write(data)
-        return sha256_hex(data)
 
-    return FilePlan(name, digest_of({"text": text}), write, {})
+def _write(data: bytes, out: BinaryIO) -> str:
+    out.write(data)
+    return sha256_hex(data)
 
 
 def copied_file(path: Path, name: str | None = None) -> FilePlan:
@@ -178,12 +169,10 @@ def copied_file(path: Path, name: str | None = None) -> FilePlan:
 
 
 def record_file(record: Record) -> FilePlan:
-    """The folder's `moerge.json`."""
     return text_file(RECORD_FILE, canonical_json(record.model_dump(mode="json")).decode() + "\n")
 
 
 def index_file(weights: Sequence[FilePlan]) -> FilePlan:
-    """The index over exactly the tensors of `weights`."""
     where = {name: plan.name for plan in weights for name in plan.tensors}
     size = sum(sum(plan.tensors.values()) for plan in weights)
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
@@ -191,28 +180,18 @@ def index_file(weights: Sequence[FilePlan]) -> FilePlan:
 
 
 def version_config(trunk: Dense, experts: int, top_k: int, *, tied: bool) -> dict[str, Any]:
-    """The content of config.json, with the trunk's dtype and vocabulary."""
     embedding = trunk.checkpoint.specs[EMBEDDING]
     dtype = str(embedding.dtype).removeprefix("torch.")
     return published_config(trunk.family, trunk.config, experts, top_k, dtype, embedding.shape[0], tied)
 
 
 def config_files(side_files: DenseFiles, published: Mapping[str, Any]) -> list[FilePlan]:
-    """config.json from `version_config`, and generation_config.json and tokenizer of a dense model.
-
-    Fields for code, and unusual decoding defaults, are omitted.
-    """
+    """config.json, and a dense model's generation_config.json and tokenizer, without code or odd decoding."""
     plans = [text_file(CONFIG_FILE, json.dumps(published, indent=2, sort_keys=True) + "\n")]
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     default = json.dumps({name: published.get(name) for name in ids}, indent=2) + "\n"
     plans.append(text_file(GENERATION, published_generation(side_files) or default))
     paths = [side_files.side_file(name) for name in TOKENIZER_FILES]
-    return plans + [_small_file(path.name, published_tokenizer(path)) for path in paths if path.is_file()]
-
-
-def _small_file(name: str, data: bytes) -> FilePlan:
-    def write(out: BinaryIO) -> str:
-        out.write(data)
-        return sha256_hex(data)
-
-    return FilePlan(name, digest_of({"sha256": sha256_hex(data)}), write, {})
+    small = {path.name: published_tokenizer(path) for path in paths if path.is_file()}
+    keys = {name: digest_of({"sha256": sha256_hex(data)}) for name, data in small.items()}
+    return plans + [FilePlan(name, keys[name], partial(_write, data), {}) for name, data in small.items()]

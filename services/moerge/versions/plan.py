@@ -29,7 +29,6 @@ from moerge.versions.file_plans import (
 )
 from moerge_proto.digests import digest_of
 from moerge_proto.influence import VersionInfluence
-from moerge_proto.options import SolveOptions
 from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import Lineage, SolveReport
@@ -40,14 +39,7 @@ Solution = tuple[Sequence[Tensor], SolveReport]
 
 @dataclass(frozen=True)
 class Slot:
-    """An expert of a version.
-
-    Attributes:
-        record: its line in the card.
-        weights: its dense checkpoint.
-        side_files: its owner's trained checkpoint, with tokenizer and generation config; another one if the MLPs are
-            fitted.
-    """
+    """An expert of a version; `side_files` are the trained expert's, of which `weights` may have fitted MLPs."""
 
     record: ExpertRecord
     weights: Checkpoint
@@ -60,12 +52,11 @@ class VersionInputs:
 
     Attributes:
         slots: the version's experts, in order.
-        trunk: the trunk.
-        trunk_sha256: the digest of its file.
+        trunk_sha256: the digest of the trunk's file.
         method: the trunk's merge method.
         merged: the experts in the trunk.
         contributed: facts of the router contributions, in the lineage's order.
-        statistics: gives their files in that order, for the solve.
+        statistics: gives their files in that order.
     """
 
     slots: Sequence[Slot]
@@ -85,7 +76,7 @@ class VersionPlan:
     """The planned files of a version.
 
     Attributes:
-        shared: trunk and experts, possibly shared with other versions.
+        shared: trunk and experts; other versions may have them too.
         solved: routers and report; writing either solves, once.
         texts: index, configs, tokenizer, lineage and card.
     """
@@ -99,35 +90,17 @@ class VersionPlan:
         return [*self.shared, *self.solved, *self.texts]
 
 
-def solve_routers(
-    trunk: DenseTrunk,
-    statistics: Sequence[Source],
-    domains: Sequence[str],
-    options: SolveOptions,
-    solved: Callable[[int], None] = lambda layer: None,
+def solve_lineage(
+    lineage: Lineage, inputs: VersionInputs, solved: Callable[[int], None] = lambda layer: None
 ) -> Solution:
-    """Solves every layer's router from router contributions (DUME eq. 6).
-
-    Args:
-        trunk: of the contributions.
-        statistics: the contributions' files.
-        domains: the routers' columns, in order.
-        options: regulariser, weights, kind of router.
-        solved: called after each layer.
+    """The routers of a lineage from its contributions (DUME eq. 6); `solved` is called after each layer.
 
     Raises:
         ContributionError, SolveError: a layer can't be solved.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(StatisticsFile(source)) for source in statistics]
-        return solve_layers(files, domains, feature_gains(trunk), options, solved)
-
-
-def solve_lineage(
-    lineage: Lineage, inputs: VersionInputs, solved: Callable[[int], None] = lambda layer: None
-) -> Solution:
-    """The routers of a lineage."""
-    return solve_routers(inputs.trunk, inputs.statistics(), lineage.domains, lineage.options, solved)
+        files = [stack.enter_context(StatisticsFile(source)) for source in inputs.statistics()]
+        return solve_layers(files, lineage.domains, feature_gains(inputs.trunk), lineage.options, solved)
 
 
 def measure_influence(
@@ -148,11 +121,6 @@ def measure_influence(
 def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_lineage) -> VersionPlan:
     """The files of a version; a pure function of its arguments (law 3). Nothing is computed until a file is written.
 
-    Args:
-        lineage: trunk, experts and domains in slot order, contributions, options.
-        inputs: the files and facts that it names.
-        solve: gives the routers; by default from the contributions.
-
     Raises:
         IncompatibleExpertError: `tied`, but the trunk has a separate head.
         MoergeError: a checkpoint can't be read.
@@ -162,10 +130,8 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     content = lineage.model_dump(mode="json")
     name = digest_of(content)
     shared = trunk_files(trunk, lineage.trunk, inputs.trunk_sha256, tied=lineage.tied)
-    mlps = [
-        expert_file(slot.weights, family, layers, number, slot.record.digest)
-        for number, slot in enumerate(inputs.slots)
-    ]
+    slots = enumerate(inputs.slots)
+    mlps = [expert_file(slot.weights, family, layers, number, slot.record.digest) for number, slot in slots]
     shared += mlps
 
     @cache

@@ -25,9 +25,8 @@ from moerge.trunk.merge import FolderFiles, TrunkInputs, merge_trunk
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.file_plans import ROUTER_FILE, expert_name
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version, solve_routers
+from moerge.versions.plan import plan_version, solve_lineage
 from moerge_proto.digests import sha256_hex
-from moerge_proto.options import SolveOptions
 from moerge_proto.ranges import LocalFile
 from moerge_proto.statistics_file import StatisticsFile, gram_length
 from moerge_proto.trunks import TrunkLineage, TrunkOptions
@@ -156,8 +155,8 @@ def test_a_merge_reads_the_bytes_of_its_formula(made: Made, tmp_path: Path) -> N
 
 def test_solve_reads_the_predicted_bytes_one_gram_at_a_time(made: Made) -> None:
     sums = [Counted(path) for path in made.router_sums]
-    domains = [item.domain for item in made.experts]
-    solve_routers(made.trunk, sums, domains, SolveOptions())
+    lineage, inputs = local_version(made.experts, made.trunk, made.router_sums)
+    solve_lineage(lineage, replace(inputs, statistics=lambda: sums))
     assert closed(sums) == coordinator.solve_reads(made.shape, DOMAINS)
     assert {item.most for item in sums} == {8 * gram_length(made.shape.hidden)}
 
