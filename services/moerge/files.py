@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -9,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -112,6 +113,22 @@ def private_folder(folder: Path) -> None:
 def require_small(path: Path, most: int) -> None:
     if (size := path.stat().st_size) > most:
         raise CheckpointError(f"expected at most {most} bytes, found {size}", where=str(path))
+
+
+def json_object(path: Path, most: int) -> dict[str, Any]:
+    """The object of a JSON file.
+
+    Raises:
+        CheckpointError: it has more than `most` bytes, or isn't a JSON object.
+    """
+    require_small(path, most)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"can't be read as JSON: {error}", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise CheckpointError("not a JSON object", where=str(path))
+    return content
 
 
 def file_sha256(path: Path) -> str:

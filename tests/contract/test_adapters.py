@@ -137,7 +137,7 @@ def test_a_hostile_adapter_is_refused(made: Federation, tmp_path: Path, settings
     sent = NewAdapter(
         base=made.expert("base").digest,
         weights=weights,
-        settings={**AdapterSettings.of(own).own, **settings},
+        settings={**AdapterSettings.of(own).relevant, **settings},
     )
     row = member.client.register_expert(NewExpert(domain=domain, files=files, adapter=sent))
     eventually(lambda: member.client.expert(row.digest).state is not ExpertState.RECEIVED)
@@ -149,7 +149,7 @@ def test_a_hostile_adapter_is_refused(made: Federation, tmp_path: Path, settings
 
 def test_an_adapter_of_a_missing_upload_is_refused(made: Federation, tmp_path: Path) -> None:
     member, own, dense = joined(made, "absent", tmp_path)
-    sent = NewAdapter(base=made.expert("base").digest, weights="0" * 64, settings=AdapterSettings.of(own).own)
+    sent = NewAdapter(base=made.expert("base").digest, weights="0" * 64, settings=AdapterSettings.of(own).relevant)
     with pytest.raises(CoordinatorError) as caught:
         member.client.register_expert(NewExpert(domain="absent", files=file_digests(DenseFiles(dense)), adapter=sent))
     assert caught.value.where == "files.config.json"

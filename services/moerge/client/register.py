@@ -126,7 +126,7 @@ def _described(folder: Path) -> NewAdapter:
     return NewAdapter(
         base=expert_digest(file_digests(DenseFiles(base_of(folder)))),
         weights=file_sha256(folder / WEIGHTS),
-        settings=AdapterSettings.of(folder).own,
+        settings=AdapterSettings.of(folder).relevant,
     )
 
 

@@ -1,6 +1,5 @@
 """A version as one GGUF file."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +9,7 @@ from moerge.errors import CheckpointError, MoergeError
 from moerge.export.converter import convert, converter
 from moerge.export.folder import converter_folder
 from moerge.export.llama_cpp import converter_form, refusals
-from moerge.files import require_small, sync_folder
+from moerge.files import json_object, sync_folder
 from moerge.models.families import FAMILIES
 from moerge.models.stored import StoredTensors
 from moerge.progress import Progress
@@ -30,11 +29,7 @@ def version_config(version: Path) -> dict[str, Any]:
     if not path.is_file():
         todo = f"name a folder from moerge merge, or pull the version first: moerge pull {version} FOLDER"
         raise CheckpointError("expected a version's folder; found no config.json", where=str(version), todo=todo)
-    require_small(path, _MAX_CONFIG_BYTES)
-    try:
-        config = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"can't be read as JSON: {error}", where=str(path)) from error
+    config = json_object(path, _MAX_CONFIG_BYTES)
     known = sorted({family.published_type for family in FAMILIES.values()})
     if config.get("model_type") not in known:
         problem = f"expected a version, of model_type {' or '.join(known)}; found {config.get('model_type')!r}"

@@ -1,6 +1,5 @@
-"""The settings of a PEFT adapter folder, adapter_config.json."""
+"""A PEFT adapter's settings, adapter_config.json."""
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -9,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from moerge.errors import CheckpointError
-from moerge.files import require_small
+from moerge.files import json_object
 from moerge.models.sources import ADAPTER_CONFIG
 
 _MAX_BYTES = 2**20
-PATTERNS = ("rank_pattern", "alpha_pattern")
-"""Settings whose keys are regular expressions of modules."""
+PATTERNS = ("rank_pattern", "alpha_pattern")  # settings whose keys are regular expressions of modules
 _READ = (
     *("alpha_pattern", "ensure_weight_tying", "init_lora_weights", "lora_alpha", "modules_to_save", "peft_type", "r"),
     *("rank_pattern", "task_type", "use_dora", "use_rslora"),
@@ -24,46 +22,33 @@ _HARMLESS = {
     *("layers_to_transform", "lora_dropout", "megatron_core", "peft_version"),
     *("qalora_group_size", "revision", "runtime_config", "target_modules"),
     *_READ,
-    # of an initialisation, which `init_lora_weights` names
+    # of initialisations
     *("corda_config", "eva_config", "loftq_config", "lora_ga_config"),
 }
-"""Settings that change no tensor, or that moerge follows. Any other must be unset."""
-_INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
-"""Initialisations that leave the base as it is."""
+"""Settings that change no tensor, or that moerge supports. Any other must be unset."""
+_INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")  # initialisations that don't change the base
 
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """The settings, and the file that has them."""
+    """The settings, and their file."""
 
     path: Path
     values: Mapping[str, Any]
 
     @classmethod
     def of(cls, folder: Path) -> "AdapterSettings":
-        """An adapter folder's.
-
-        Raises:
-            CheckpointError: they can't be read.
-        """
+        """An adapter folder's; CheckpointError if they can't be read."""
         path = folder / ADAPTER_CONFIG
-        require_small(path, _MAX_BYTES)
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"can't be read as JSON: {error}", where=str(path)) from error
-        if not isinstance(content, dict):
-            raise CheckpointError("not a JSON object", where=str(path))
-        return cls(path, content)
+        return cls(path, json_object(path, _MAX_BYTES))
 
     @property
-    def own(self) -> dict[str, Any]:
+    def relevant(self) -> dict[str, Any]:
         """Those that decide the adapter's changes; without its base, which may be a path of this machine."""
         return {name: value for name, value in self.values.items() if name in _READ}
 
     @property
     def saved(self) -> Sequence[str]:
-        """Names of modules that are saved whole."""
         return self.values.get("modules_to_save") or ()
 
     def get(self, name: str) -> Any:
@@ -77,7 +62,7 @@ class AdapterSettings:
         return alpha / (math.sqrt(rank) if self.get("use_rslora") else rank)
 
     def _number(self, module: str, name: str, patterns: str) -> float:
-        """A setting of one module: the value of the first matching pattern, as PEFT matches, or the common one."""
+        """A module's setting: the value of the first matching pattern, as in PEFT, or the common one."""
         given = self.get(patterns) or {}
         value = next((given[item] for item in given if re.match(rf"(.*\.)?({item})$", module)), self.get(name))
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
@@ -86,11 +71,7 @@ class AdapterSettings:
         return value
 
     def require_supported(self) -> None:
-        """Requires LoRA, rsLoRA or DoRA of a causal language model, without further settings.
-
-        Raises:
-            CheckpointError: names the setting.
-        """
+        """Requires LoRA, rsLoRA or DoRA of a causal language model; CheckpointError names the unsupported setting."""
         todo = "merge the adapter with PEFT (merge_and_unload), and name the merged model"
         unset = dict.fromkeys(self.values.keys() - _HARMLESS, (None, False))
         allowed = {"peft_type": ("LORA",), "task_type": (None, "CAUSAL_LM"), "init_lora_weights": _INITIAL, **unset}

@@ -1,4 +1,4 @@
-"""A PEFT adapter folder: low-rank changes of a base model's tensors, and tensors saved whole (LoRA, rsLoRA, DoRA)."""
+"""PEFT adapters (LoRA, rsLoRA, DoRA): low-rank changes of a base's tensors, and tensors saved whole."""
 
 import math
 import re
@@ -22,7 +22,7 @@ WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _WRAPPED = re.compile(r"\.(base_layer|modules_to_save)(?=\.)")
 _REPLACED = ".original_module."
-"""In names of tensors that PEFT saves beside those that replace them, if the embedding was resized."""
+"""In names of tensors that PEFT saves beside their replacements after resizing the embedding."""
 _LORA = re.compile(r"(?P<module>.*)\.(?P<part>lora_(A|B|embedding_A|embedding_B|magnitude_vector))(\.weight)?")
 
 
@@ -46,11 +46,7 @@ class Change:
 
 
 def is_adapter(path: Path) -> bool:
-    """Tell whether a folder holds an adapter.
-
-    Raises:
-        CheckpointError: it holds an adapter and a whole model.
-    """
+    """Tell whether a folder holds an adapter; CheckpointError if it also holds a whole model."""
     if not (path / CONFIG).is_file():
         return False
     for name in (SINGLE, INDEX):
@@ -63,7 +59,7 @@ def is_adapter(path: Path) -> bool:
 def file_of(folder: Path, name: str) -> Path:
     """The path of a small file of a dense checkpoint; it may be missing.
 
-    An adapter has its base's files. The tokenizer's files come from the adapter's folder if it has a tokenizer.
+    An adapter has its base's files, and its own tokenizer's if it has one.
     """
     if not is_adapter(folder):
         return folder / name
@@ -74,20 +70,15 @@ def file_of(folder: Path, name: str) -> Path:
 
 def tokenizer_folder(folder: Path) -> Path:
     """The folder of a dense checkpoint's tokenizer: for an adapter without one, its base's."""
-    own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    return folder if own or not is_adapter(folder) else base_of(folder)
+    has_tokenizer = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+    return folder if has_tokenizer or not is_adapter(folder) else base_of(folder)
 
 
 def base_of(folder: Path) -> Path:
-    """The folder of an adapter's base model.
-
-    Raises:
-        CheckpointError: the adapter names none, it can't be found, or it is an adapter itself.
-    """
+    """The folder of an adapter's base; CheckpointError if it is unnamed, missing or an adapter itself."""
     settings, where = AdapterSettings.of(folder), f"{folder / CONFIG}: {BASE}"
-    name = settings.get(BASE)
+    name, todo = settings.get(BASE), "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
     if not name or not isinstance(name, str):
-        todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
         raise CheckpointError("the adapter names no base model", where=where, todo=todo)
     result = next((place for place in (Path(name), folder / name) if place.is_dir()), None)
     if result is None:
@@ -95,7 +86,6 @@ def base_of(folder: Path) -> Path:
         try:
             result = _from_hub(f"{name}@{revision}" if revision else name)
         except CheckpointError as error:
-            todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
             raise CheckpointError(f"no base model {name!r}: {error.what}", where=where, todo=todo) from error
     if is_adapter(result):
         todo = "merge the base's adapter first, and name the merged model there"
@@ -105,7 +95,7 @@ def base_of(folder: Path) -> Path:
 
 @cache
 def _from_hub(source: str) -> Path:
-    """One snapshot for the whole run, even if the hub's changes meanwhile."""
+    """The same snapshot during the whole run, even if the hub's changes."""
     return checkpoint_folder(source)
 
 
@@ -114,17 +104,10 @@ class Adapter:
 
     A tensor is computed in float64 on one thread and rounded once, to the base's dtype: W + s B A, with DoRA its rows
     scaled to the norms m. s is alpha / r, of rsLoRA alpha / sqrt(r) (arXiv 2106.09685, 2312.03732, 2402.09353).
-
-    Attributes:
-        specs: name -> file, shape and dtype of the merged tensors.
-
-    Args:
-        folder: the adapter's.
-        remote: name -> file, of the base's weights that aren't in its folder.
+    `remote` has the base's weights that aren't in its folder, by file name.
 
     Raises:
-        CheckpointError: a kind of adapter or a module is unknown, or a tensor has another shape than the base's; names
-            it.
+        CheckpointError: a kind of adapter or a module is unknown, or a shape isn't the base's.
     """
 
     def __init__(self, folder: Path, remote: Mapping[str, Ranges] = NOTHING_REMOTE) -> None:
@@ -133,7 +116,7 @@ class Adapter:
         if not (folder / WEIGHTS).is_file():
             todo = f"save the adapter again, with safetensors: model.save_pretrained(FOLDER) writes {WEIGHTS}"
             raise CheckpointError("not found", where=str(folder / WEIGHTS), todo=todo)
-        self._base, self._own = StoredTensors(base_of(folder), remote), StoredTensors(folder / WEIGHTS)
+        self._base, self._parts = StoredTensors(base_of(folder), remote), StoredTensors(folder / WEIGHTS)
         self.specs = dict(self._base.specs)
         if EMBEDDING not in self.specs:
             raise self._error(f"the base {self._base.path} has no tensor {EMBEDDING}", "")
@@ -154,38 +137,31 @@ class Adapter:
         return fields
 
     def tensor(self, name: str) -> Tensor:
-        """One merged tensor.
-
-        Raises:
-            CheckpointError: there is no tensor of that name.
-        """
         change = self._changes.get(name)
         if change is None:
             return self._base.tensor(self._source(name) if name in self.specs else name)
         dtype = self.specs[name].dtype
-        tensor = self._own.tensor(change.whole) if change.whole else self._base.tensor(self._source(name))
+        tensor = self._parts.tensor(change.whole) if change.whole else self._base.tensor(self._source(name))
         if change.down is None or change.up is None:
             return tensor.to(dtype)
-        down, up = self._own.tensor(change.down).double(), self._own.tensor(change.up).double()
+        down, up = self._parts.tensor(change.down).double(), self._parts.tensor(change.up).double()
         with one_thread():
             weight = (up @ down).mul_(change.scale)  # one float64 matrix at a time
             weight = (weight.T if "lora_embedding" in change.down else weight).add_(tensor)
             if change.magnitude is not None:
                 norm = weight.norm(dim=1)
-                weight *= (self._own.tensor(change.magnitude).double().flatten() / norm)[:, None]
+                weight *= (self._parts.tensor(change.magnitude).double().flatten() / norm)[:, None]
             return weight.to(dtype)
 
     def copy(self, name: str, out: Tensor) -> None:
-        """Copies one merged tensor into `out`, of its shape, as `tensor` has it."""
         if name not in self._changes and name in self.specs:
             self._base.copy(self._source(name), out)
         else:
             out.copy_(self.tensor(name))
 
     def require_unchanged(self) -> None:
-        """Requires that the files of base and adapter are those whose headers were read."""
         self._base.require_unchanged()
-        self._own.require_unchanged()
+        self._parts.require_unchanged()
 
     def _source(self, name: str) -> str:
         """The base's tensor under a name: a tied head is the embedding."""
@@ -193,7 +169,7 @@ class Adapter:
 
     def _read_changes(self) -> dict[str, Change]:
         changes = dict[str, Change]()
-        for key in self._own.specs:
+        for key in self._parts.specs:
             if _REPLACED in key:
                 continue
             name, part = self._target(key)
@@ -213,7 +189,7 @@ class Adapter:
         return changes
 
     def _target(self, key: str) -> tuple[str, str | None]:
-        """The base's tensor that a tensor of the adapter changes, and the part of LoRA; None for a whole tensor."""
+        """The name of the base's tensor that `key` changes, and the part of LoRA; None for a whole tensor."""
         if not key.startswith(_PREFIX):
             raise self._error(f"expected a name that starts with {_PREFIX}", key)
         name = key.removeprefix(_PREFIX)
@@ -224,16 +200,15 @@ class Adapter:
         return target, match["part"] if match else None
 
     def _require_saved_modules(self, changes: Mapping[str, Change]) -> None:
-        """Requires the tensors of all modules that the adapter's settings call saved whole."""
         names = [f".{name}" for name, change in changes.items() if change.whole]
         for module in self._settings.saved:
             if not any(f".{module}." in name for name in names):
                 raise self._error(f"modules_to_save has {module!r}, but the file has no tensor of it", "")
 
     def _untie(self) -> None:
-        """Gives a tied head a tensor of its own if it or the embedding changes: PEFT trains them apart.
+        """Unties a tied head if it or the embedding changes, because PEFT trains them apart.
 
-        It stays tied to a whole embedding that is none of the saved modules: PEFT loads that one into both.
+        PEFT loads a whole embedding that is no saved module into both, so the head stays tied to that.
         """
         changed = [name for name in (EMBEDDING, HEAD) if name in self._changes]
         if not self._tied or not changed or (changed == [EMBEDDING] and self._replaces(EMBEDDING)):
@@ -244,17 +219,15 @@ class Adapter:
         self.specs[HEAD] = self._base.specs[EMBEDDING]
 
     def _replaces(self, name: str) -> bool:
-        """Tell whether a whole tensor replaces the base's, and isn't of a module that PEFT copies to train it."""
         change, module = self._changes[name], name.rpartition(".")[0]
         copied = any(module.endswith(item) for item in self._settings.saved)
         return change.whole is not None and change.down is None and not copied
 
     def _changed(self, name: str, change: Change) -> TensorSpec:
-        """The merged tensor's description, after checks of all shapes."""
         base = self._base.specs[self._source(name)]
         spec = base
         if change.whole:
-            spec = replace(self._own.specs[change.whole], dtype=base.dtype)
+            spec = replace(self._parts.specs[change.whole], dtype=base.dtype)
             self._require_replacement(name, change.whole, base.shape)
         if change.down and change.up:
             self._require_factors(name, change.down, change.up, spec.shape)
@@ -265,14 +238,12 @@ class Adapter:
         return spec
 
     def _require_replacement(self, name: str, key: str, base: tuple[int, ...]) -> None:
-        """Requires the base's shape; embedding and head may have another number of rows."""
-        shape = self._own.specs[key].shape
+        shape = self._parts.specs[key].shape
         is_resized = name in (EMBEDDING, HEAD) and shape[1:] == base[1:]
         if shape != base and not is_resized:
             raise self._error(f"expected shape {list(base)}, found {list(shape)}", key)
 
     def _require_factors(self, name: str, down: str, up: str, shape: tuple[int, ...]) -> None:
-        """Requires a matrix, and factors of the settings' rank."""
         rank, is_embedding = self._settings.rank(name.removesuffix(".weight")), "lora_embedding" in down
         if len(shape) != 2 or is_embedding != (name == EMBEDDING):
             raise self._error(f"{name} is not a linear module", down)
@@ -281,18 +252,17 @@ class Adapter:
         self._require_shape(up, (outputs, rank))
 
     def _require_magnitude(self, name: str, down: str, magnitude: str | None, shape: tuple[int, ...]) -> None:
-        """Requires a magnitude per row with DoRA, and none without it."""
         dora = bool(self._settings.get("use_dora"))
         if dora and name == EMBEDDING:
             raise self._error("DoRA of an embedding is not supported", down, "merge the adapter with PEFT")
         if dora != (magnitude is not None):
             state = "has a" if magnitude else "lacks the"
             raise self._error(f"use_dora is {str(dora).lower()}, but {name} {state} magnitude vector", down)
-        if magnitude is not None and math.prod(self._own.specs[magnitude].shape) != shape[0]:
+        if magnitude is not None and math.prod(self._parts.specs[magnitude].shape) != shape[0]:
             self._require_shape(magnitude, shape[:1])
 
     def _require_shape(self, key: str, shape: tuple[int, ...]) -> None:
-        result = self._own.specs[key].shape
+        result = self._parts.specs[key].shape
         if result != shape:
             raise self._error(f"expected shape {list(shape)}, found {list(result)}", key)
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def bucket(rows: Sequence[T], length: Callable[[T], int], batch_tokens: int) -> Iterator[list[T]]:
-    """Rows in batches, longest first, of at most `batch_tokens` ids with padding (a longer row is its own batch)."""
+    """Rows in batches, longest first, of at most `batch_tokens` ids with padding; a longer row is a batch alone."""
     batch: list[T] = []
     for row in sorted(rows, key=lambda item: -length(item)):
         if batch and length(batch[0]) * (len(batch) + 1) > batch_tokens:

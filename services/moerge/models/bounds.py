@@ -1,8 +1,7 @@
 """Bounds of the inputs of a model's linear modules, from its weights alone.
 
 A norm's output divided by its gain has ||u||^2 <= H. The triangle inequality bounds a residual that grows only by such
-outputs (OLMo 2), and the outputs of attention. The exponents of the sums follow from these bounds, so no text can make
-the sums overflow.
+outputs (OLMo 2), and the outputs of attention. The sums' exponents follow, so no text makes the sums overflow.
 """
 
 import math
@@ -74,15 +73,12 @@ def attention_size(config: PretrainedConfig) -> int:
 
 
 def _attended(expert: Dense, layer: int, read: float) -> float:
-    """Squared norm of the heads' outputs: each is a mean of values, which heads may share.
-
-    `read` is the largest norm of the value projection's input.
-    """
-    config, own, module = expert.config, expert.checkpoint, expert.family.attention.inputs[-1].format(layer=layer)
+    """Largest squared norm of the heads' outputs, means of values; `read` is that of the value projection's input."""
+    config, weights, module = expert.config, expert.checkpoint, expert.family.attention.inputs[-1].format(layer=layer)
     rows = config.num_key_value_heads * head_dim(config)
-    value = read * float(own.tensor(f"{module}.weight")[-rows:].float().norm())
-    if f"{module}.bias" in own.specs:
-        value += float(own.tensor(f"{module}.bias")[-rows:].float().norm())
+    value = read * float(weights.tensor(f"{module}.weight")[-rows:].float().norm())
+    if f"{module}.bias" in weights.specs:
+        value += float(weights.tensor(f"{module}.bias")[-rows:].float().norm())
     return float(value**2 * config.num_attention_heads / config.num_key_value_heads)
 
 

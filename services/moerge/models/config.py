@@ -1,4 +1,4 @@
-"""Configs: read a dense config, require that experts agree, and map it to the published MoE's."""
+"""Configs: reading, equality of experts, the trunk's config and the published MoE's."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,29 +26,14 @@ _MOST = {
 }
 """The limits of statistics files, or far above any model."""
 
-# What transformers raises on settings that make no sense.
 _SENSELESS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
+"""Errors of transformers for invalid settings."""
 
 # Fields that change no logit. Every other field that the family knows must agree.
 _IRRELEVANT = {
-    "_name_or_path",
-    "architectures",
-    "attention_dropout",
-    "chunk_size_feed_forward",
-    "dtype",
-    "embd_pdrop",
-    "id2label",
-    "initializer_range",
-    "label2id",
-    "output_attentions",
-    "output_hidden_states",
-    "pretraining_tp",
-    "problem_type",
-    "resid_pdrop",
-    "return_dict",
-    "tie_word_embeddings",
-    "torch_dtype",
-    "transformers_version",
+    *("_name_or_path", "architectures", "attention_dropout", "chunk_size_feed_forward", "dtype", "embd_pdrop"),
+    *("id2label", "initializer_range", "label2id", "output_attentions", "output_hidden_states", "pretraining_tp"),
+    *("problem_type", "resid_pdrop", "return_dict", "tie_word_embeddings", "torch_dtype", "transformers_version"),
     "use_cache",
 }
 
@@ -58,8 +43,7 @@ def read_config(folder: Path) -> PretrainedConfig:
 
     Raises:
         CheckpointError: config.json is missing or invalid.
-        IncompatibleExpertError: transformers doesn't know its model_type, and moerge refuses that; or the weights are
-            quantised.
+        IncompatibleExpertError: a refused model_type, or quantised weights.
     """
     path = file_of(folder, "config.json")
     if not path.is_file():
@@ -74,13 +58,11 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
     require_unquantised(getattr(config, "quantization_config", None), str(path))
     if is_adapter(folder):
-        for name, value in Adapter(folder).config.items():
-            setattr(config, name, value)
+        config.update(Adapter(folder).config)
     return config
 
 
 def _model_type(path: Path) -> str:
-    """A config's model_type, if it can be read."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
@@ -89,12 +71,10 @@ def _model_type(path: Path) -> str:
 
 
 def require_plain_config(path: Path) -> None:
-    """Requires a config.json that a library can safely make a config object from.
-
-    Libraries allocate lists whose lengths are settings, and read other families' settings by other code.
+    """Requires a config.json that is safe to open: libraries allocate lists whose lengths are settings.
 
     Raises:
-        CheckpointError: it is not a JSON object of finite numbers, or a count is too large; names the field.
+        CheckpointError: it is not a JSON object of finite numbers, or a count is too large.
         IncompatibleExpertError: its family is unknown.
     """
     if not path.is_file():
@@ -118,10 +98,10 @@ def _no_number(text: str) -> float:
 
 
 def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: str, vocabulary: Vocabulary) -> None:
-    """Requires that `other` has the same settings as `first`, in all fields of their family.
+    """Requires that `other`, named `who` in errors, has the settings of `first` in all fields of their family.
 
     Raises:
-        IncompatibleExpertError: names every field that differs, with both values. `who` names the other expert.
+        IncompatibleExpertError: names every field that differs, with both values.
     """
     if first.model_type != other.model_type:
         raise _differs(who, {"model_type": (other.model_type, first.model_type)})
@@ -148,25 +128,21 @@ def _differs(who: str, fields: Mapping[str, tuple[object, object]]) -> Incompati
 
 
 def trunk_settings(shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
-    """The fields of a trunk's config.json that differ from its experts', by the shapes of its tensors.
-
-    A trunk may have more tokens than each expert, and an untied head.
-    """
+    """The fields of a trunk's config.json that differ from its experts': vocabulary and tied head."""
     return {"vocab_size": shapes[EMBEDDING][0], "tie_word_embeddings": HEAD not in shapes}
 
 
 def trunk_config(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> PretrainedConfig:
     """The dense config of a trunk with tensors of these shapes, merged from experts with `config`."""
-    own = copy(config)
-    for name, value in trunk_settings(shapes).items():
-        setattr(own, name, value)
-    return own
+    result = copy(config)
+    result.update(trunk_settings(shapes))
+    return result
 
 
 def published_config(
     family: Family, config: PretrainedConfig, experts: int, top_k: int, dtype: str, vocab_size: int, tied: bool
 ) -> dict[str, Any]:
-    """config.json of the published MoE with `experts` experts, `top_k` per token."""
+    """The fields of the published MoE's config.json."""
     source = config.to_dict()
     return {
         "architectures": [family.published_class],

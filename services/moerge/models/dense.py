@@ -1,4 +1,4 @@
-"""Dense models, in files and in memory: an expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
+"""Dense models in files and in memory: an expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
@@ -27,12 +27,7 @@ def trunk_names(expert: Dense) -> list[str]:
 
 @dataclass(frozen=True)
 class DenseWeights:
-    """The tensors of a dense model, in files.
-
-    Attributes:
-        config: of the model.
-        places: name of each tensor -> the checkpoint that has it; without the head's, it is tied.
-    """
+    """The tensors of a dense model: name -> its checkpoint in `places`; without a head, it is tied."""
 
     config: PretrainedConfig
     places: Mapping[str, Checkpoint]
@@ -41,19 +36,15 @@ class DenseWeights:
         return name in self.places
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor, as stored."""
         return self.places[name].tensor(name)
 
     def copy(self, name: str, out: Tensor) -> None:
-        """Reads one tensor into `out`, contiguous and of its shape, in the dtype of `out`."""
         self.places[name].copy(name, out)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape."""
         return self.places[name].specs[name].shape
 
     def layer(self, number: int) -> list[str]:
-        """The names of a layer's tensors."""
         return [name for name in self.places if name.startswith(f"model.layers.{number}.")]
 
     def model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -78,11 +69,7 @@ def _weights(config: PretrainedConfig, places: Mapping[str, Checkpoint]) -> Dens
 
 
 def domain_model(expert: Dense, trunk: Dense, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
-    """Builds the trunk with the expert's MLPs, in evaluation mode; arguments are those of `domain_weights`.
-
-    Returns:
-        The model, and the gains [L, H] float32 of the norms before the MLPs.
-    """
+    """The trunk with the expert's MLPs, in evaluation mode, and the gains [L, H] float32 before the MLPs."""
     return domain_weights(expert, trunk).model(dtype), feature_gains(trunk)
 
 
@@ -93,8 +80,8 @@ def expert_model(expert: Dense, dtype: torch.dtype = torch.float32) -> PreTraine
 
 def dense_model(config: PretrainedConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -> PreTrainedModel:
     """The dense model with copies of these tensors, in evaluation mode; without a head tensor, its head is tied."""
-    own = trunk_config(config, {name: tensor.shape for name, tensor in state.items()})
-    return _filled(own, state, state.__getitem__, dtype)
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    return _filled(trunk_config(config, shapes), state, state.__getitem__, dtype)
 
 
 def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -108,22 +95,16 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
 
 def assign(model: nn.Module, name: str, tensor: Tensor) -> None:
     """Makes a tensor the parameter of that name."""
-    module, _, own = name.rpartition(".")
-    setattr(model.get_submodule(module), own, nn.Parameter(tensor))
-
-
-def aligned(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in a dtype, in memory of its own: products of unaligned memory, as of a mapped file, may differ."""
-    return tensor.to(dtype, copy=True)
+    module, _, last = name.rpartition(".")
+    setattr(model.get_submodule(module), last, nn.Parameter(tensor))
 
 
 def _filled(
     config: PretrainedConfig, names: Iterable[str], tensor: Callable[[str], Tensor], dtype: torch.dtype
 ) -> PreTrainedModel:
-    """The model with copies of tensors, which are read one at a time."""
     model = empty_model(config, dtype)
     for name in names:
-        assign(model, name, aligned(tensor(name), dtype))
+        assign(model, name, tensor(name).to(dtype, copy=True))  # products of unaligned, mapped memory may differ
     if model.lm_head.weight.is_meta:
         model.lm_head.weight = model.model.embed_tokens.weight
     require_all(model)
@@ -131,28 +112,11 @@ def _filled(
 
 
 def require_all(module: nn.Module, prefix: str = "") -> None:
-    """Requires that all parameters are assigned; `prefix`: of the module's names in the model.
-
-    Raises:
-        CheckpointError: one is missing.
-    """
+    """Requires that all parameters are assigned; CheckpointError names a missing one, after `prefix`."""
     if missing := [name for name, parameter in module.named_parameters() if parameter.is_meta]:
         where = prefix + missing[0]
         raise CheckpointError("tensor not found", where=where, todo="save the model again with save_pretrained")
 
 
 def place(model: PreTrainedModel, device: str) -> None:
-    """Moves the model to a torch device."""
     model.to(torch.device(device))  # type: ignore[arg-type]  # its stub expects another self
-
-
-def active_parameters(model: PreTrainedModel, share: Callable[[str], float] = lambda name: 1) -> float:
-    """The number of parameters that a token is multiplied by, with the head and without the embedding.
-
-    Args:
-        share: parameter's name -> the share of its elements that count for a token.
-    """
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    embedding, head = (end.get_parameter("weight") for end in ends)
-    counted = ((name, item) for name, item in model.named_parameters() if item is not embedding or item is head)
-    return float(sum(share(name) * parameter.numel() for name, parameter in counted))

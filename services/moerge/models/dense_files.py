@@ -15,7 +15,7 @@ from moerge_proto.ranges import Source
 
 
 class Dense(Protocol):
-    """The tensors of a dense model or of a trunk, with the model's config."""
+    """A dense model or a trunk in files."""
 
     @property
     def checkpoint(self) -> Checkpoint: ...
@@ -26,26 +26,21 @@ class Dense(Protocol):
 
 
 class _Opened:
-    """A base of objects that open their files once. A pickled one has none of them open."""
+    """Base of objects that open their files once; a pickled one has no open files."""
 
     def __getstate__(self) -> dict[str, Any]:
-        kind = type(self)
-        return {key: it for key, it in vars(self).items() if not isinstance(getattr(kind, key, None), cached_property)}
+        kind, items = type(self), vars(self).items()
+        return {key: value for key, value in items if not isinstance(getattr(kind, key, None), cached_property)}
 
 
 class DenseFiles(_Opened):
-    """A dense checkpoint in a folder, or an adapter whose base can be found.
-
-    Args:
-        folder: of the files.
-    """
+    """A dense checkpoint in a folder, or an adapter whose base is available."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @cached_property
     def config(self) -> PretrainedConfig:
-        """See `read_config`."""
         return read_config(self.folder)
 
     @cached_property
@@ -63,11 +58,7 @@ class DenseFiles(_Opened):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer. Code in the folder is never run.
-
-        Raises:
-            MoergeError: there is none, or it can't be read.
-        """
+        """The tokenizer, without running code of the folder; MoergeError if it can't be read."""
         place = tokenizer_folder(self.folder)
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -84,12 +75,7 @@ class DenseFiles(_Opened):
 
 
 class DenseTrunk(_Opened):
-    """A trunk: a safetensors file in the dense family's names.
-
-    Args:
-        source: the file.
-        expert: a dense model of its architecture.
-    """
+    """A trunk: a safetensors file in the dense family's names, and a dense model of its architecture."""
 
     def __init__(self, source: Source, expert: Dense) -> None:
         self.source, self.expert = source, expert
@@ -100,7 +86,6 @@ class DenseTrunk(_Opened):
 
     @cached_property
     def config(self) -> PretrainedConfig:
-        """The config of the dense models on this trunk."""
         return trunk_config(self.expert.config, self.checkpoint.shapes)
 
     @property

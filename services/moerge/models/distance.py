@@ -12,9 +12,7 @@ from moerge.models.reader import Checkpoint
 from moerge.progress import Tracker
 
 ROW_FACTOR = 4
-"""Limit of the distance of a row of embedding or head, in units of a tensor's limit and of an average row's norm.
-
-Measured in honest experts: up to 2.2."""
+"""Limit of a row of embedding or head, in units of a tensor's limit and an average row's norm; honest: up to 2.2."""
 _LEAST_VECTOR = 0.05
 """Least root mean square of vectors (biases, gains) in a relative distance: smaller ones change little."""
 _TINY = 1e-30
@@ -49,7 +47,6 @@ class Powers:
         return (Powers(*part) for part in parts)
 
     def smaller(self) -> float:
-        """The smaller sum over all rows."""
         return float(torch.minimum(self.one.sum(), self.other.sum()))
 
     def distance(self, least: float = 0.0) -> float:
@@ -72,8 +69,8 @@ class Distance:
 
     Attributes:
         whole: norm of the difference, relative to the smaller norm; 1.41 for unrelated tensors.
-        row: of the row that differs most, relative to the smaller norm, or to an average row's if that is larger.
-            0 except for embedding and head.
+        row: of the row that differs most, relative to the larger of its smaller norm and an average row's norm; 0
+            except for embedding and head.
     """
 
     whole: float
@@ -84,7 +81,7 @@ class Distance:
 
 
 def distance(tensor: Tensor, other: Tensor, *, rows: bool = False) -> Distance:
-    """The distance of tensors of equal shape; of vocabularies of unequal length only common rows count."""
+    """The distance of tensors of equal shape; in vocabularies of unequal length only common rows count."""
     one, two = (item.reshape(len(item) if item.dim() else 1, -1) for item in (tensor, other))
     common = min(len(one), len(two))
     result = Powers.of(one[:common], two[:common], lambda block: block.square().sum(dim=1))
@@ -95,40 +92,36 @@ def distance(tensor: Tensor, other: Tensor, *, rows: bool = False) -> Distance:
 def require_near_others(
     expert: Checkpoint, others: Mapping[str, Checkpoint], limit: float, who: str, tracker: Tracker
 ) -> None:
-    """Requires that each tensor is within `limit` of most other experts'; see `Distance`.
+    """Requires that each tensor is within `limit` of most of `others`, which are weights by their names in errors.
 
-    Most: of one or two others, the nearest counts; of three, the second. So one odd expert doesn't exclude others,
-    unless it is the only one. One tensor of two experts is in memory at a time.
-
-    Args:
-        others: their names in errors -> their weights.
-        who: the expert's name in errors.
+    The nearest of one or two others counts, the second nearest of three: one odd expert excludes no other. One tensor
+    of two experts is in memory at a time.
 
     Raises:
-        IncompatibleExpertError: names the tensor and both experts.
+        IncompatibleExpertError: names the tensor, `who` and the other expert.
     """
     for name in sorted(expert.specs):
-        tensor, result = expert.tensor(name), []
+        tensor, distances = expert.tensor(name), []
         for called, other in others.items():
             if name in other.specs:
                 theirs = other.tensor(name)
-                result.append((distance(tensor, theirs, rows=name in (EMBEDDING, HEAD)), called))
+                distances.append((distance(tensor, theirs, rows=name in (EMBEDDING, HEAD)), called))
                 tracker.advance(theirs.nbytes)
-        result.sort(key=lambda item: max(item[0].whole, item[0].row / ROW_FACTOR))
-        if not result:
+        distances.sort(key=lambda item: max(item[0].whole, item[0].row / ROW_FACTOR))
+        if not distances:
             continue
-        nearest, called = result[(len(result) - 1) // 2]
+        nearest, called = distances[(len(distances) - 1) // 2]
         if not nearest.within(limit):
             raise IncompatibleExpertError(
-                _told(nearest, limit, who, called),
+                _difference(nearest, limit, who, called),
                 where=name,
                 todo="register an expert that was trained from the same seed model; if this expert is right, ask the"
                 " operator to withdraw the other, or to raise expert_max_distance in coordinator.toml",
             )
 
 
-def _told(found: Distance, limit: float, who: str, other: str) -> str:
-    if found.whole > limit:
-        return f"{who} differs from {other} by {found.whole:.3g} times the tensor's norm; the limit is {limit:g}"
+def _difference(nearest: Distance, limit: float, who: str, other: str) -> str:
+    if nearest.whole > limit:
+        return f"{who} differs from {other} by {nearest.whole:.3g} times the tensor's norm; the limit is {limit:g}"
     most = f"{ROW_FACTOR * limit:g}"
-    return f"a row of {who} differs from that of {other} by {found.row:.3g} times a row's norm; the limit is {most}"
+    return f"a row of {who} differs from that of {other} by {nearest.row:.3g} times a row's norm; the limit is {most}"

@@ -30,19 +30,12 @@ from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.experts import Vocabulary
 
 TOKENIZER_FILES = (
-    "added_tokens.json",
-    TEMPLATE,
-    "merges.txt",
-    SPECIAL_TOKENS,
-    "tokenizer.json",
-    "tokenizer.model",
-    TOKENIZER,
-    "vocab.json",
+    *("added_tokens.json", TEMPLATE, "merges.txt", SPECIAL_TOKENS, "tokenizer.json", "tokenizer.model"),
+    *(TOKENIZER, "vocab.json"),
 )
 _MAX_TEXT_BYTES = 2**26
 _DIGITS, _BEGUN = 16, ".tmp"
-_MADE = re.compile(rf"[0-9a-f]{{{_DIGITS}}}({re.escape(_BEGUN)})?")
-"""Names of the folders of merged adapters."""
+_MERGED = re.compile(rf"[0-9a-f]{{{_DIGITS}}}({re.escape(_BEGUN)})?")  # names of folders of merged adapters
 _OTHER_FILES = ("config.json", GENERATION, INDEX, *TOKENIZER_FILES)
 
 
@@ -50,8 +43,7 @@ def expert_files(expert: DenseFiles) -> dict[str, Path]:
     """Name -> path of the expert's files: config, weights, tokenizer. Other files are never sent.
 
     Raises:
-        CheckpointError: there are no safetensors weights, or no config; or the folder is an adapter, which has no such
-            files before `dense_folder` writes them.
+        CheckpointError: there are no safetensors weights, or no config; or the folder is an adapter.
     """
     folder = expert.folder
     if expert.is_adapter:
@@ -64,11 +56,7 @@ def expert_files(expert: DenseFiles) -> dict[str, Path]:
 
 
 def file_digests(expert: DenseFiles) -> dict[str, str]:
-    """Name -> SHA-256 of the expert's files; of an adapter, those that `dense_folder` would write.
-
-    Raises:
-        CheckpointError: as in `expert_files`; or an adapter or its base can't be read.
-    """
+    """Name -> SHA-256 of the expert's files; of an adapter, those that `dense_folder` would write."""
     if expert.is_adapter:
         with Path(os.devnull).open("wb") as nowhere:
             return {name: write(nowhere) for name, write in _dense_files(expert).items()}
@@ -76,13 +64,9 @@ def file_digests(expert: DenseFiles) -> dict[str, str]:
 
 
 def dense_folder(expert: DenseFiles, into: Path) -> Path:
-    """A folder with the expert's files: an adapter, merged with its base, below `into`; any other folder itself.
+    """A folder with the expert's files, for uploads and other programs: an adapter is merged with its base in `into`.
 
-    Only for readers of files: uploads and other programs. A complete one is reused, those of earlier adapters are
-    removed. Other files in `into` stay, because it may be a folder of the owner's.
-
-    Raises:
-        CheckpointError: the adapter or its base can't be read.
+    A complete merge is reused, and those of earlier adapters are removed. Other files in `into` stay.
     """
     if not expert.is_adapter:
         remove_dense(into, besides=expert.folder)
@@ -100,26 +84,22 @@ def dense_folder(expert: DenseFiles, into: Path) -> Path:
 
 
 def remove_dense(into: Path, besides: Path | None = None) -> None:
-    """Removes the folders that `dense_folder` made in `into`, and `into` if nothing is left."""
-    for made in into.glob("*"):
-        if made != besides and _MADE.fullmatch(made.name):
-            shutil.rmtree(made)
+    """Removes the folders of `dense_folder` in `into`, and `into` if it is empty."""
+    for path in into.glob("*"):
+        if path != besides and _MERGED.fullmatch(path.name):
+            shutil.rmtree(path)
     with suppress(OSError):
         into.rmdir()
 
 
 def _adapter_digest(folder: Path) -> str:
-    """A digest of the files of an adapter and of its base."""
-    own = [path for path in folder.iterdir() if path.is_file() and (counts(path.name) or path.name == ADAPTER_CONFIG)]
-    inputs = {
-        "base": file_digests(DenseFiles(base_of(folder))),
-        "adapter": {path.name: file_sha256(path) for path in own},
-    }
-    return digest_of({name: dict(files) for name, files in inputs.items()})
+    files = [path for path in folder.iterdir() if path.is_file() and (counts(path.name) or path.name == ADAPTER_CONFIG)]
+    digests = {path.name: file_sha256(path) for path in files}
+    return digest_of({"base": {**file_digests(DenseFiles(base_of(folder)))}, "adapter": {**digests}})
 
 
 def _dense_files(expert: DenseFiles) -> dict[str, Callable[[BinaryIO], str]]:
-    """Name -> writer of each file of an adapter merged with its base; it returns the SHA-256."""
+    """Name -> writer of each file of an adapter merged with its base, which returns the SHA-256."""
 
     def text(data: bytes, out: BinaryIO) -> str:
         out.write(data)
@@ -133,10 +113,7 @@ def _dense_files(expert: DenseFiles) -> dict[str, Callable[[BinaryIO], str]]:
 
 
 def merged_weights(tensors: Checkpoint, out: BinaryIO, written: Callable[[int], None] | None = None) -> str:
-    """Writes an adapter's weights, merged with its base, as one safetensors file, and returns its SHA-256.
-
-    `written` is called with each tensor's bytes.
-    """
+    """Writes an adapter's weights, merged with its base, as one safetensors file; see `write_safetensors`."""
     plans = [
         TensorPlan(name, spec.dtype, spec.shape, partial(tensors.tensor, name))
         for name, spec in sorted(tensors.specs.items())
@@ -146,16 +123,12 @@ def merged_weights(tensors: Checkpoint, out: BinaryIO, written: Callable[[int], 
 
 def small_files(expert: DenseFiles) -> dict[str, bytes]:
     """Name -> content of the expert's config, generation config and tokenizer files; of an adapter, merged ones."""
-    paths = {name: expert.side_file(name) for name in (GENERATION, *TOKENIZER_FILES)}
+    paths = {name: expert.side_file(name) for name in ("config.json", GENERATION, *TOKENIZER_FILES)}
     small = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
-    return {**small, "config.json": _dense_config(expert)}
-
-
-def _dense_config(expert: DenseFiles) -> bytes:
-    """An expert's config.json; an adapter's is its base's, with another vocabulary if the adapter has one."""
-    data = expert.side_file("config.json").read_bytes()
-    changed = Adapter(expert.folder).config if expert.is_adapter else {}
-    return (json.dumps({**json.loads(data), **changed}, indent=2) + "\n").encode() if changed else data
+    if changed := Adapter(expert.folder).config if expert.is_adapter else {}:
+        config = {**json.loads(small["config.json"]), **changed}
+        small["config.json"] = f"{json.dumps(config, indent=2)}\n".encode()
+    return small
 
 
 @dataclass(frozen=True)
@@ -163,13 +136,11 @@ class DenseExpert(DenseFiles):
     """An expert on this machine.
 
     Attributes:
-        domain: its label.
-        folder: dense checkpoint, or an adapter whose base can be found.
-        owner: its owner.
+        folder: dense checkpoint, or an adapter whose base is available.
         license: SPDX identifier.
         trained: the original expert, if its MLPs are fitted.
         adapter: the adapter that `folder` was merged from.
-        hub_id: its name on the hub, if it came from there.
+        hub_id: its name on the hub, if it was downloaded.
     """
 
     domain: str
@@ -182,7 +153,6 @@ class DenseExpert(DenseFiles):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """Name -> SHA-256 of its files."""
         checkpoint = self.checkpoint
         result = file_digests(self)
         checkpoint.require_unchanged()
@@ -190,7 +160,6 @@ class DenseExpert(DenseFiles):
 
     @cached_property
     def digest(self) -> str:
-        """Its name, from the digests of its files."""
         return expert_digest(self.files)
 
 
@@ -205,15 +174,12 @@ def is_weights(name: str) -> bool:
 
 
 def expert_digest(files: Mapping[str, str]) -> str:
-    """The expert's name: a digest of its files' names and digests."""
+    """The expert's digest, from its files' names and digests."""
     return digest_of({"expert": dict(files)})
 
 
 def check_expert(expert: DenseFiles, reference: DenseFiles | None, who: str, vocabulary: Vocabulary = "same") -> None:
-    """Requires a complete checkpoint of a known family, compatible with `reference` if there is one.
-
-    Reads configs, tokenizers and tensor headers only; arguments and errors are those of `check_small_files`.
-    """
+    """As `check_small_files`, and requires exactly the config's tensors; reads no tensor."""
     check_small_files(expert, reference, who, vocabulary)
     require_tensors(expert.checkpoint, expert.config)
 
@@ -221,10 +187,9 @@ def check_expert(expert: DenseFiles, reference: DenseFiles | None, who: str, voc
 def check_small_files(
     expert: DenseFiles, reference: DenseFiles | None, who: str, vocabulary: Vocabulary = "same"
 ) -> None:
-    """Requires a config and a tokenizer of a known family, like those of `reference` if there is one.
+    """Requires config and tokenizer of a known family, compatible with `reference`; `who` names the expert in errors.
 
-    `who` names the expert in errors. With `vocabulary="pad"` the longer of the two vocabularies may add tokens behind
-    those of the shorter.
+    With `vocabulary="pad"`, one of the two vocabularies may append tokens to the other.
 
     Raises:
         CheckpointError, IncompatibleExpertError: name the field, file or tensor.
@@ -241,11 +206,7 @@ def check_small_files(
 
 
 def require_finite(checkpoint: Checkpoint, tracker: Tracker) -> None:
-    """Requires that every weight is finite, with one tensor in memory at a time.
-
-    Raises:
-        CheckpointError: names the first tensor with NaN or infinity.
-    """
+    """Requires finite weights, one tensor in memory at a time; CheckpointError names the first other tensor."""
     for name, spec in checkpoint.specs.items():
         tensor = checkpoint.tensor(name)
         if not bool(torch.isfinite(tensor).all()):

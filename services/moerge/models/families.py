@@ -16,7 +16,7 @@ class Attention:
     """The linear modules of one layer's attention, as patterns over {layer}.
 
     Attributes:
-        inputs: modules that read the layer's input; the value projection's rows are the last ones of the last.
+        inputs: modules that read the layer's input; the last one ends with the value projection's rows.
         output: the output projection of the heads.
         gain: name of the weight of the norm before the inputs, [H]; None if they read the raw residual.
     """
@@ -37,7 +37,7 @@ class Demand:
     allowed: tuple[object, ...]
     why: str
 
-    def found(self, config: PretrainedConfig) -> object:
+    def invalid(self, config: PretrainedConfig) -> object:
         """The first invalid value, or None."""
         value: object = config.to_dict()
         for part in self.name.split("."):
@@ -85,7 +85,6 @@ class Family:
     demands: tuple[Demand, ...] = ()
 
     def dense_mlp_names(self, layers: int) -> list[str]:
-        """Every MLP tensor's dense name, layer by layer."""
         return [dense.format(layer=layer) for layer in range(layers) for dense in self.mlp]
 
     def mlp_blocks(self, layers: int, expert: int) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -106,7 +105,6 @@ class Family:
         }
 
     def zero_shapes(self, config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every published tensor that is zero."""
         return {
             name.format(layer=layer): tuple(size if isinstance(size, int) else getattr(config, size) for size in shape)
             for layer in range(config.num_hidden_layers)
@@ -258,15 +256,10 @@ REFUSED = {
 }
 """Dense families and mixtures without an equivalent stock MoE class, and the reason."""
 _EXPERTS = {"num_experts_per_tok", "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
-"""Config fields of MoE classes."""
 
 
 def require_family(model_type: str, fields: Collection[str] = ()) -> Family:
-    """The family of that model_type; `fields` are the names of the config's fields.
-
-    Raises:
-        IncompatibleExpertError: there is none.
-    """
+    """The family of a model_type, for a config with these fields; IncompatibleExpertError if there is none."""
     family = FAMILIES.get(model_type)
     if family is None:
         why = REFUSED.get(model_type)
@@ -281,14 +274,10 @@ def require_family(model_type: str, fields: Collection[str] = ()) -> Family:
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of a dense config.
-
-    Raises:
-        IncompatibleExpertError: no stock MoE class is exactly equivalent to this model.
-    """
+    """The family of a dense config; IncompatibleExpertError if no stock MoE class is exactly equivalent."""
     family = require_family(config.model_type, config.to_dict())
     for demand in family.demands:
-        if (value := demand.found(config)) is not None:
+        if (value := demand.invalid(config)) is not None:
             expected = " or ".join(map(repr, demand.allowed))
             raise IncompatibleExpertError(
                 f"{demand.name} = {value!r}, but only {expected} has an exact equivalent: {demand.why}",
@@ -298,11 +287,7 @@ def family_of(config: PretrainedConfig) -> Family:
 
 
 def published_family(config: PretrainedConfig) -> Family:
-    """A family whose published class is that of `config`.
-
-    Raises:
-        IncompatibleExpertError: there is none.
-    """
+    """A family with the published class of `config`; IncompatibleExpertError if there is none."""
     for family in FAMILIES.values():
         if family.published_type == config.model_type:
             return family

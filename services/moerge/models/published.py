@@ -1,4 +1,4 @@
-"""A published version in files, by the parameters of its stock class, which holds all experts of a layer together."""
+"""A published version in files, by the parameters of its stock class, which fuses the experts of a layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from moerge.models.config import published_config, read_config
-from moerge.models.families import Family, family_of, published_family
+from moerge.models.families import family_of, published_family
 from moerge.models.reader import Checkpoint
 from moerge.models.weights import own_copy
 
@@ -18,9 +18,7 @@ class PublishedWeights:
     """The tensors of a published version, in files.
 
     Attributes:
-        config: of the version.
-        checkpoint: of its folder.
-        fused: a parameter's name -> of each expert, the tensors whose rows it has one after another.
+        fused: a parameter's name -> per expert, the tensors whose rows it concatenates.
         plain: any other parameter's name -> its tensor.
     """
 
@@ -33,12 +31,10 @@ class PublishedWeights:
         return name in self.plain or name in self.fused
 
     def layer(self, number: int) -> list[str]:
-        """The names of a layer's parameters."""
         start = f"model.layers.{number}."
         return [name for names in (self.plain, self.fused) for name in names if name.startswith(start)]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A parameter's shape."""
         if name in self.plain:
             return self.checkpoint.specs[self.plain[name]].shape
         experts = self.fused[name]
@@ -46,13 +42,11 @@ class PublishedWeights:
         return len(experts), rows, self.checkpoint.specs[experts[0][0]].shape[1]
 
     def tensor(self, name: str) -> Tensor:
-        """One parameter, in its stored dtype."""
         if name in self.plain:
             return self.checkpoint.tensor(self.plain[name])
         return own_copy(self, name, self.checkpoint.specs[self.fused[name][0][0]].dtype)
 
     def copy(self, name: str, out: Tensor) -> None:
-        """Reads one parameter into `out`, contiguous and of its shape, in the dtype of `out`."""
         if name in self.plain:
             self.checkpoint.copy(self.plain[name], out)
             return
@@ -65,35 +59,25 @@ class PublishedWeights:
 
 
 def published_weights(version: Path) -> PublishedWeights:
-    """The version in a folder.
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-        IncompatibleExpertError: it is not of a published class.
-    """
+    """The version in a folder; CheckpointError or IncompatibleExpertError if it isn't one."""
     config, checkpoint = read_config(version), Checkpoint(version)
     family = published_family(config)
     fused = dict[str, list[list[str]]]()
-    for layer in range(config.num_hidden_layers):
-        experts = _experts(family, int(getattr(config, family.experts)), layer)
+    layers, slots = range(config.num_hidden_layers), range(int(getattr(config, family.experts)))
+    patterns = [name for names in family.mlp.values() for name in names]  # the last matrix comes last
+    for layer in layers:
+        experts = [[name.format(layer=layer, expert=slot) for name in patterns] for slot in slots]
         place = family.router_module.format(layer=layer).rpartition(".")[0]
         fused[f"{place}.experts.gate_up_proj"] = [names[:-1] for names in experts]
         fused[f"{place}.experts.down_proj"] = [names[-1:] for names in experts]
     parts = {part for experts in fused.values() for names in experts for part in names}
-    layers = range(config.num_hidden_layers)
     routers = {family.router.format(layer=n): f"{family.router_module.format(layer=n)}.weight" for n in layers}
     plain = {routers.get(name, name): name for name in checkpoint.specs if name not in parts}
     return PublishedWeights(config, checkpoint, fused, plain)
 
 
-def _experts(family: Family, count: int, layer: int) -> list[list[str]]:
-    """The published names of each expert's tensors in a layer; the last matrix comes last."""
-    patterns = [name for names in family.mlp.values() for name in names]
-    return [[name.format(layer=layer, expert=number) for name in patterns] for number in range(count)]
-
-
 def expected_config(expert: PretrainedConfig, experts: int, top_k: int) -> PretrainedConfig:
-    """The config of a version of so many experts like this one, before its files are here."""
+    """The config of a version of experts like this one, without the version's files."""
     fields = published_config(family_of(expert), expert, experts, top_k, "float32", int(expert.vocab_size), False)
     config: PretrainedConfig = AutoConfig.for_model(**fields)
     return config

@@ -19,18 +19,14 @@ from moerge_proto.ranges import Ranges, Source
 class Checkpoint:
     """The weights of a folder, or of one safetensors file of any name. An adapter's tensors are merged while read.
 
-    Reads only headers, until a tensor is requested.
+    Opening reads only headers. `remote` has weights that aren't in the folder (of an adapter, its base's), by file
+    name.
 
     Attributes:
-        path: of the folder or file.
         specs: name -> file, shape and dtype.
 
-    Args:
-        path: of the folder or file.
-        remote: name -> file, of weights that aren't in the folder; of an adapter, its base's.
-
     Raises:
-        CheckpointError: a file or tensor is missing, damaged or of an unsupported kind; names it.
+        CheckpointError: a file or tensor is missing, damaged or of an unsupported kind.
     """
 
     def __init__(self, path: Path, remote: Mapping[str, Ranges] = NOTHING_REMOTE) -> None:
@@ -40,45 +36,27 @@ class Checkpoint:
 
     @classmethod
     def of_file(cls, source: Source) -> Self:
-        """The weights of one safetensors file."""
         return cls(source) if isinstance(source, Path) else cls(Path(source.name), {source.name: source})
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor, by name."""
         return {name: spec.shape for name, spec in self.specs.items()}
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor, in its dtype.
-
-        Raises:
-            CheckpointError: there is no tensor of that name.
-        """
+        """One tensor, in its dtype; CheckpointError if there is none of that name."""
         return self._source.tensor(name)
 
     def copy(self, name: str, out: Tensor) -> None:
-        """Reads one tensor into `out`, contiguous and of its shape, in the dtype of `out`.
-
-        Raises:
-            CheckpointError: there is no tensor of that name.
-        """
+        """Reads one tensor into `out`, contiguous and of its shape, in the dtype of `out`."""
         self._source.copy(name, out)
 
     def require_unchanged(self) -> None:
-        """Requires that its files are those whose headers were read.
-
-        Raises:
-            CheckpointError: one was replaced or changed.
-        """
+        """Requires that no file was replaced or changed since its header was read; CheckpointError names it."""
         self._source.require_unchanged()
 
 
 def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of the dense model of `config`, without allocating any.
-
-    Raises:
-        CheckpointError: these settings define no model.
-    """
+    """Name and shape of every tensor of a dense config's model; CheckpointError if the settings define no model."""
     try:
         with torch.device("meta"):
             model: nn.Module = AutoModelForCausalLM.from_config(copy(config), attn_implementation="eager")
@@ -88,8 +66,7 @@ def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
-    """Requires exactly the tensors of the config's model. A tied head may have one, which then counts, as in stock
-    transformers: equal to the embedding it is tied, otherwise not.
+    """Requires exactly the tensors of the config's model; a tied head may have one, which then counts.
 
     Raises:
         CheckpointError: names the first tensor that is missing, superfluous, in float64 or of another shape.
@@ -100,25 +77,18 @@ def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
     expected = model_shapes(config)
     if config.tie_word_embeddings and HEAD not in checkpoint.specs:
         expected.pop(HEAD, None)
-    for name, shape in expected.items():
-        spec = checkpoint.specs.get(name)
+    for name in [*expected, *checkpoint.specs.keys() - expected.keys()]:
+        spec, where = checkpoint.specs.get(name), f"{checkpoint.path.name}: {name}"
+        if name not in expected:
+            todo = "name a config.json of this model, or save the model again with save_pretrained"
+            raise CheckpointError("the config's model has no such tensor", where=where, todo=todo)
         if spec is None:
-            todo = "save the model again with save_pretrained"
-            if name == HEAD:
-                todo = (
-                    "set tie_word_embeddings to true in config.json if the head is the embedding; otherwise save again"
-                )
-            raise CheckpointError("tensor not found", where=f"{checkpoint.path.name}: {name}", todo=todo)
+            todo = "set tie_word_embeddings to true in config.json if the head is the embedding; otherwise save again"
+            todo = todo if name == HEAD else "save the model again with save_pretrained"
+            raise CheckpointError("tensor not found", where=where, todo=todo)
         if spec.dtype == torch.float64:
             todo = "save the model again in float32: model.float().save_pretrained(FOLDER)"
             problem = "dtype F64, which stock MoE classes can't compute; expected F32, BF16 or F16"
-            raise CheckpointError(problem, where=f"{checkpoint.path.name}: {name}", todo=todo)
-        if spec.shape != shape:
-            raise CheckpointError(
-                f"expected shape {list(shape)}, found {list(spec.shape)}", where=f"{checkpoint.path.name}: {name}"
-            )
-    for name in checkpoint.specs.keys() - expected.keys():
-        todo = "name a config.json of this model, or save the model again with save_pretrained"
-        raise CheckpointError(
-            "the config's model has no such tensor", where=f"{checkpoint.path.name}: {name}", todo=todo
-        )
+            raise CheckpointError(problem, where=where, todo=todo)
+        if spec.shape != expected[name]:
+            raise CheckpointError(f"expected shape {list(expected[name])}, found {list(spec.shape)}", where=where)

@@ -13,8 +13,7 @@ from moerge.files import atomic_file, cache_folder
 from moerge_proto.digests import sha256_hex
 
 ADAPTER_CONFIG = "adapter_config.json"
-BASE = "base_model_name_or_path"
-"""The field of an adapter's settings that names its base."""
+BASE = "base_model_name_or_path"  # in these settings
 
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _HUB_ADDRESS = re.compile(r"https://huggingface\.co/(?P<name>[\w.-]+/[\w.-]+)(/(resolve|tree)/.*)?/?")
@@ -22,9 +21,9 @@ _WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.
 
 
 def checkpoint_folder(source: str) -> Path:
-    """The folder of a checkpoint. A hub id, `name/model` or `name/model@revision`, is downloaded or found in the cache.
+    """The folder of a checkpoint; a hub id, `name/model` or `name/model@revision`, is downloaded or cached.
 
-    `BASE+ADAPTER` is an adapter on another base than its settings name; both are folders or hub ids.
+    `BASE+ADAPTER`, both folders or hub ids, is an adapter on another base than its settings name.
 
     Raises:
         CheckpointError: there is no such folder, and the hub lacks it or can't be reached.
@@ -33,10 +32,9 @@ def checkpoint_folder(source: str) -> Path:
     if source and folder.is_dir():
         return folder
     if "+" in source:
-        base, adapter = _base_and_adapter(source)
-        own = checkpoint_folder(adapter)
-        name = sha256_hex(f"{checkpoint_folder(base).resolve()}\0{own.resolve()}".encode())[:16]
-        return on_base(checkpoint_folder(base), own, cache_folder() / "adapters" / name)
+        base, adapter = map(checkpoint_folder, _base_and_adapter(source))
+        name = sha256_hex(f"{base.resolve()}\0{adapter.resolve()}".encode())[:16]
+        return on_base(base, adapter, cache_folder() / "adapters" / name)
     match = _HUB_ID.fullmatch(source)
     if match is None:
         raise CheckpointError("no such folder", where=source, todo="name a folder, or a hub id like name/model")
@@ -58,11 +56,7 @@ def _base_and_adapter(source: str) -> tuple[str, str]:
 
 
 def on_base(base: Path, adapter: Path, folder: Path) -> Path:
-    """Makes `folder` of links to an adapter's files, with settings of its own that name the base.
-
-    Raises:
-        CheckpointError: the adapter has no settings.
-    """
+    """Makes `folder` of links to an adapter's files, with settings that name the base, and returns it."""
     try:
         settings = json.loads((adapter / ADAPTER_CONFIG).read_bytes())
         text = json.dumps({**settings, BASE: str(base.resolve()), "revision": None}, indent=2).encode()

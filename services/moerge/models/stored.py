@@ -24,20 +24,16 @@ BUFFERS = (
     *("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
     *("attn.bias", "attn.masked_bias", "position_ids"),
 )
-"""Ends of names of buffers in older files, which are computed from the config: never read."""
-
+"""Ends of names of buffers in older files; the config determines them, so they are never read."""
 _MAX_HEADER_BYTES = 2**24  # of all files; a tensor needs about 120
 _MAX_INDEX_BYTES = 2**24
 _PIECE = 2**20  # elements
 NOTHING_REMOTE: Mapping[str, Ranges] = MappingProxyType({})
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""Number formats by their names in safetensors files."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor's file, which may be remote, dtype and shape."""
-
     file: Path
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -50,15 +46,11 @@ class TensorSpec:
 class StoredTensors:
     """The safetensors weights of a folder, single or sharded, or of one file of any name, without BUFFERS.
 
-    Reads only headers, until a tensor is requested. Of a local file only this tensor is then mapped, because systems
-    count a private mapping as memory: they refuse one that is larger than theirs. Of a remote one its bytes are read.
-
-    Args:
-        path: of the folder or file.
-        remote: name -> file, of those that aren't in the folder.
+    Opening reads only headers. A requested tensor of a local file is mapped alone, because systems refuse a private
+    mapping that is larger than memory. `remote` has files that aren't in the folder, by name; their bytes are read.
 
     Raises:
-        CheckpointError: a file or tensor is missing, damaged or of an unsupported dtype; names it.
+        CheckpointError: a file or tensor is missing, damaged or of an unsupported dtype.
     """
 
     def __init__(self, path: Path, remote: Mapping[str, Ranges] = NOTHING_REMOTE) -> None:
@@ -100,11 +92,7 @@ class StoredTensors:
             raise CheckpointError(f"not a valid safetensors file: {error}", where=str(file), todo=_AGAIN) from error
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor, as stored.
-
-        Raises:
-            CheckpointError: there is no tensor of that name, or the file has become shorter.
-        """
+        """One tensor, as stored; CheckpointError if it is missing, or the file was truncated."""
         spec = self._spec(name)
         if not spec.bytes:
             return torch.empty(spec.shape, dtype=spec.dtype)
@@ -122,11 +110,7 @@ class StoredTensors:
         return torch.frombuffer(mapped, dtype=spec.dtype, offset=inside).reshape(spec.shape)
 
     def copy(self, name: str, out: Tensor) -> None:
-        """Reads one tensor into `out`, contiguous and of its shape, in pieces instead of a mapping.
-
-        Raises:
-            CheckpointError: as in `tensor`, or the file is another one than when its header was read.
-        """
+        """Reads one tensor into `out`, contiguous and of its shape, in pieces instead of a mapping."""
         spec, start = self._spec(name), self._starts[name]
         self._require_unchanged(spec.file)
         with _opened(spec.file, self._remote.get(spec.file.name)) as source:
@@ -137,11 +121,6 @@ class StoredTensors:
                 start += piece.nbytes
 
     def require_unchanged(self) -> None:
-        """Requires that each local file is the one whose header was read.
-
-        Raises:
-            CheckpointError: one was replaced or changed.
-        """
         for file in self._marks:
             self._require_unchanged(file)
 
@@ -158,16 +137,14 @@ class StoredTensors:
 
 
 def _mark(file: Path) -> tuple[int, int]:
-    """Size and time of a file; zeros if it is missing."""
     try:
-        result = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         return 0, 0
-    return result.st_size, result.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _fill(data: Tensor, source: Ranges, start: int, spec: TensorSpec, name: str) -> None:
-    """Reads bytes of a tensor into `data`, uint8."""
     if source.read(start, data.numpy().data) < len(data):
         raise _truncated(spec, name)
 
@@ -177,12 +154,11 @@ def _truncated(spec: TensorSpec, name: str) -> CheckpointError:
 
 
 def _opened(file: Path, source: Ranges | None) -> AbstractContextManager[Ranges]:
-    """The remote file, or the local one, which is closed at the end."""
     return closing(LocalFile(file)) if source is None else nullcontext(source)
 
 
 def _plain_header(file: Path, source: Ranges | None) -> bytes:
-    """The header, without its length. Refuses duplicate keys, because readers differ in which one they use."""
+    """The header, without its length. Refuses duplicate keys, which readers resolve differently."""
 
     def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
         result = dict(pairs)
@@ -211,7 +187,7 @@ def _plain_header(file: Path, source: Ranges | None) -> bytes:
 
 @contextmanager
 def _skeleton(file: Path, source: Ranges | None, header: bytes) -> Iterator[Path]:
-    """The local file itself; of a remote one, a sparse file of its size with its header, which safetensors checks."""
+    """The local file itself, or a sparse file with a remote one's size and header, for the checks of safetensors."""
     if source is None:
         yield file
         return
@@ -222,10 +198,8 @@ def _skeleton(file: Path, source: Ranges | None, header: bytes) -> Iterator[Path
 
 
 _AGAIN = "the file may be incomplete: download it or save the model again"
-_POINTER = b"version "
-"""The first eight bytes of a file that Git LFS has not fetched."""
-_OTHER = ("pytorch_model*.bin", "*.bin", "*.gguf", "*.pth", "*.pt")
-"""Weights in other formats."""
+_POINTER = b"version "  # the first eight bytes of a Git LFS pointer
+_OTHER = ("pytorch_model*.bin", "*.bin", "*.gguf", "*.pth", "*.pt")  # weights in other formats
 
 
 def _weight_files(folder: Path, remote: Mapping[str, Ranges]) -> list[Path]:

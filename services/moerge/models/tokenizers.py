@@ -13,9 +13,7 @@ _MAX_BYTES = 2**26
 
 
 def require_same_tokenizer(first: DenseFiles, other: DenseFiles, who: str, vocabulary: Vocabulary) -> None:
-    """Requires that both models have the same tokenizer, ignoring padding and truncation settings.
-
-    With `vocabulary="pad"`, one of them may append tokens to the other's.
+    """Requires equal tokenizers, ignoring padding and truncation; with "pad", one may append tokens to the other.
 
     Raises:
         IncompatibleExpertError: names the part of tokenizer.json (or the file) that differs.
@@ -37,32 +35,27 @@ _TOKENS = ("added_tokens", "model.vocab")
 
 
 def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Token -> id of one part of a tokenizer."""
     tokens = tokenizer.get(part) or {}
     if isinstance(tokens, Mapping):
         if not all(isinstance(token, int) for token in tokens.values()):
             raise CheckpointError("a token id is not an integer", where=f"tokenizer: {part}")
         return dict(tokens)
     try:
-        return {
-            str(token["content"] if "content" in token else token[0]): int(
-                token["id"] if "content" in token else number
-            )
-            for number, token in enumerate(tokens)
-        }
+        added = [(item["content"], item["id"]) if "content" in item else (item[0], n) for n, item in enumerate(tokens)]
+        return {str(token): int(id_) for token, id_ in added}
     except (TypeError, ValueError, KeyError, IndexError) as error:
         raise CheckpointError(f"can't be read as a list of tokens: {error}", where=f"tokenizer: {part}") from error
 
 
 def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Tell whether one of two maps from token to id is the other, with further ids only after its last."""
+    """Tell whether one of two maps from token to id is the other, plus larger ids."""
     small, large = sorted((one, other), key=len)
     last = max(small.values(), default=-1)
     return small.items() <= large.items() and all(i > last for token, i in large.items() if token not in small)
 
 
 def _as_written_now(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A tokenizer's model without unset fields, which older files lack, and with merges as pairs instead of texts."""
+    """A tokenizer's model in the current form: without unset fields, and with merges as pairs."""
     fields = {key: value for key, value in model.items() if value is not None and value is not False}
     if "merges" in fields:
         fields["merges"] = [field.split(" ") if isinstance(field, str) else field for field in fields["merges"]]

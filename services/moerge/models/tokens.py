@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tokens:
-    """A sequence of token ids. The model reads all; sums and scores include only those that count.
-
-    Attributes:
-        ids: token ids.
-        counted: whether each id counts; None if all do.
-    """
+    """Token ids. The model reads all; sums and scores include those that are `counted`, by default all."""
 
     ids: Sequence[int]
     counted: Sequence[bool] | None = None
@@ -24,17 +19,15 @@ class Tokens:
 
     @property
     def mask(self) -> Sequence[bool]:
-        """Whether each token counts."""
         return [True] * len(self.ids) if self.counted is None else self.counted
 
     @property
     def count(self) -> int:
-        """Number of tokens that count."""
         return len(self.ids) if self.counted is None else sum(self.counted)
 
     @property
     def signed(self) -> list[int]:
-        """One integer per token: its id if it counts, otherwise ~id. Shards are named by these."""
+        """Per token its id if it counts, otherwise ~id. Shards are named by these."""
         return [id_ if counts else ~id_ for id_, counts in zip(self.ids, self.mask, strict=True)]
 
     def first(self, most: int | None) -> "Tokens":
@@ -50,5 +43,4 @@ class Tokens:
 
 
 def all_counted(rows: Iterable[Sequence[int]]) -> list[Tokens]:
-    """Rows of token ids that all count."""
     return [Tokens(ids) for ids in rows]

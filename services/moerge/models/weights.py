@@ -18,9 +18,7 @@ class Weights(Protocol):
     def layer(self, number: int) -> list[str]:
         """The names of a layer's tensors."""
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape."""
-
+    def shape(self, name: str) -> tuple[int, ...]: ...
     def tensor(self, name: str) -> Tensor:
         """One tensor, in its stored dtype; mapped from its file if it is whole there."""
 
@@ -29,7 +27,7 @@ class Weights(Protocol):
 
 
 def own_copy(weights: Weights, name: str, dtype: torch.dtype) -> Tensor:
-    """A tensor in a dtype, in memory of its own."""
+    """A tensor in a dtype, in new memory."""
     out = torch.empty(weights.shape(name), dtype=dtype)
     weights.copy(name, out)
     return out

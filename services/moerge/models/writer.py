@@ -16,8 +16,6 @@ _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", to
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A tensor to be written: its name, dtype and shape, and the function that computes it."""
-
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -35,11 +33,10 @@ def write_safetensors(
     metadata: Mapping[str, str] | None = None,
     at_once: int = 1,
 ) -> str:
-    """Writes `plans` in order as one safetensors file and returns its SHA-256.
+    """Writes `plans` in order as one safetensors file and returns its SHA-256. Equal tensors give equal files.
 
-    While a tensor is hashed and written, the next one is computed: two are in memory at a time. With `at_once`, so many
-    are computed at a time, which together are not larger than the largest. `written` is called with each tensor's
-    bytes. `metadata` is added to the header's. Equal tensors give equal files.
+    The next tensor is computed while one is written: two are in memory. With `at_once`, so many are computed at a
+    time, together not larger than the largest. `written` gets each tensor's bytes.
 
     Raises:
         ValueError: a computed tensor doesn't match its plan.
@@ -103,7 +100,6 @@ def _computed(plan: TensorPlan) -> Tensor:
 
 
 def _finish(pending: Sequence[Future[Any]]) -> None:
-    """Waits for hashing and writing, and raises their errors."""
     wait(pending)
     for item in pending:
         item.result()

@@ -40,10 +40,12 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Causal attention within each document. query [1, heads, n, d], key and value [1, key heads, n, d]."""
     if query.is_cuda:
-        parts = (item[0].transpose(0, 1).contiguous() for item in (query, key, value))
-        lengths = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
+        q, k, v = (item[0].transpose(0, 1).contiguous() for item in (query, key, value))
+        starts, longest = cu_seq_lens_q, max_length_q
         window = (sliding_window - 1 if sliding_window else -1, 0)
-        attended = varlen_attn(*parts, *lengths, scale=scaling, window_size=window, enable_gqa=True)
+        attended = varlen_attn(
+            q, k, v, starts, starts, longest, longest, scale=scaling, window_size=window, enable_gqa=True
+        )
         return (attended if isinstance(attended, Tensor) else attended[0])[None], None
     documents = []
     for start, stop in pairwise(cu_seq_lens_q.tolist()):

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from moerge.models.config import read_config, require_same_config
-from moerge.models.dense import active_parameters, expert_model
+from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families import family_of
 
@@ -150,6 +150,17 @@ def dense_state(folder: Path) -> dict[str, Tensor]:
     """All tensors of a dense model, float32."""
     state: dict[str, Tensor] = expert_model(DenseFiles(folder)).state_dict()
     return state
+
+
+def active_parameters(model: PreTrainedModel, share: Callable[[str], float] = lambda name: 1) -> float:
+    """The number of parameters that a token is multiplied by, with the head and without the embedding.
+
+    `share` gives the share of a parameter's elements that count for a token, by its name.
+    """
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    embedding, head = (end.get_parameter("weight") for end in ends)
+    counted = ((name, item) for name, item in model.named_parameters() if item is not embedding or item is head)
+    return float(sum(share(name) * parameter.numel() for name, parameter in counted))
 
 
 def numbered(module: nn.Module, layer: int) -> nn.Module:

@@ -12,11 +12,10 @@ from transformers import AutoConfig, AutoModel, GenerationMixin, PretrainedConfi
 from transformers.modeling_outputs import CausalLMOutput
 
 from moerge.models.config import read_config
-from moerge.models.dense import active_parameters
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families import EMBEDDING, HEAD, require_family
 from moerge_lab.mixtures.bam import Shares
-from moerge_lab.mixtures.base import INITIAL_DEVIATION, dense_state
+from moerge_lab.mixtures.base import INITIAL_DEVIATION, active_parameters, dense_state
 
 _MODEL = "model."
 """Prefix of a dense model's tensors, except the head."""

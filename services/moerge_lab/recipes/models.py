@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import JetMoeForCausalLM, PreTrainedModel
 
-from moerge.models import dense
 from moerge.models.families import published_family
 from moerge.scoring import perplexity
 from moerge.scoring.perplexity import Rows, logits, losses_by
 from moerge.scoring.routers import forced
+from moerge_lab.mixtures import base
 from moerge_lab.mixtures.base import Mixture
 from moerge_lab.mixtures.heterogeneous import Heterogeneous
 from moerge_lab.recipes.base import Fleet, Model
@@ -30,8 +30,8 @@ def active_parameters(model: PreTrainedModel) -> float:
     if isinstance(model, Mixture | Heterogeneous):
         return model.active_parameters()
     if isinstance(model, JetMoeForCausalLM):
-        return dense.active_parameters(model)  # all experts run
-    return dense.active_parameters(model, lambda name: _chosen_share(model) if ".experts." in name else 1)
+        return base.active_parameters(model)  # all experts run
+    return base.active_parameters(model, lambda name: _chosen_share(model) if ".experts." in name else 1)
 
 
 def _chosen_share(model: PreTrainedModel) -> float:
