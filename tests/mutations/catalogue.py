@@ -324,7 +324,7 @@ MUTATIONS = (
         "influence-of-oneself",
         "influence: the routers without an owner are solved without its sums",
         LIBRARY,
-        "            rest -= own\n",
+        "            rest -= one\n",
         "",
         ("tests/unit/services/routers/test_influence.py",),
     ),

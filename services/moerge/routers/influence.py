@@ -154,11 +154,11 @@ def layer_influence(
     for owner in dict.fromkeys(owners):
         rest = gram.clone()
         for slot in _slots(owners, owner):
-            own = gram_of(slot)
-            ranks[slot] = effective_rank(own)
-            others = gram - own
-            gram_distances[slot] = 1 - (others * own).sum() / (others.norm() * own.norm()).clamp_min(_TINY)
-            rest -= own
+            one = gram_of(slot)
+            ranks[slot] = effective_rank(one)
+            others = gram - one
+            gram_distances[slot] = 1 - (others * one).sum() / (others.norm() * one.norm()).clamp_min(_TINY)
+            rest -= one
         left = [slot for slot in range(count) if owners[slot] != owner]
         if len(left) > 1:
             without[owner] = left, solve(rest, left)

@@ -17,7 +17,7 @@ _SHOWN, _MOST_NAMES = 12, 3
 
 
 def domain_weights(files: Sequence[StatisticsFile], domains: Sequence[str], options: SolveOptions) -> dict[str, float]:
-    """The weight of each domain's statistics."""
+    """The factor of each domain's sums; `balanced` gives each domain the mean number of tokens."""
     if options.domain_weights != "balanced":
         return {domain: options.domain_weights.get(domain, 1.0) for domain in domains}
     tokens = dict.fromkeys(domains, 0)

@@ -47,17 +47,17 @@ class LayerFiles:
         memory = self._memory[number % 2]
         names = {name: name.removeprefix(f"model.layers.{number}.") for name in self._weights.layer(number)}
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            for name, own in names.items():
+            for name, short in names.items():
                 shape = self._weights.shape(name)
-                if own not in memory or memory[own].shape != shape:
-                    memory[own] = torch.empty(shape, dtype=self._dtype, device=self._device)
+                if short not in memory or memory[short].shape != shape:
+                    memory[short] = torch.empty(shape, dtype=self._dtype, device=self._device)
                 if self._stream is None:
-                    self._weights.copy(name, memory[own])
+                    self._weights.copy(name, memory[short])
                 else:
                     pinned = torch.empty(shape, dtype=self._dtype, pin_memory=True)
                     self._weights.copy(name, pinned)
-                    memory[own].copy_(pinned, non_blocking=True)
-        return {name: memory[own] for name, own in names.items()}
+                    memory[short].copy_(pinned, non_blocking=True)
+        return {name: memory[short] for name, short in names.items()}
 
 
 class _Passed(nn.Module):

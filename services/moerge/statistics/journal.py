@@ -80,10 +80,10 @@ class Journal:
         names = self.shards[layer].union(shards)
         counts = {"tokens": tokens, "documents": documents, "shards": sorted(names)}
         manifest = type(self._blank).model_validate(self._blank.model_dump() | counts)
-        own = range(layer, layer + 1)
+        part = range(layer, layer + 1)
         with atomic_file(self._part(layer)) as out:
-            write(out, manifest, arrays.values(), own)
-        self._files[layer], self.shards[layer] = (self._part(layer), own), names
+            write(out, manifest, arrays.values(), part)
+        self._files[layer], self.shards[layer] = (self._part(layer), part), names
 
     def join(self) -> Manifest:
         """Writes the contribution, one tensor in memory at a time, and removes the journal.
@@ -110,9 +110,9 @@ class Journal:
 
     def saved(self) -> list[Saved]:
         """The windows whose hidden states are saved; removes unusable files of hidden states in the folder."""
-        result, own = [], _beside(self.path, "states")
+        result, files = [], _beside(self.path, "states")
         for path in self.path.parent.glob(f"*.{'[0-9a-f]' * _NAME}.states"):
-            one = saved(path, self.work) if path in own else None  # of an earlier trunk, for example
+            one = saved(path, self.work) if path in files else None  # of an earlier trunk, for example
             if one is not None and all(one.shards <= self.shards[layer] for layer in range(one.layer)):
                 result.append(one)
             else:

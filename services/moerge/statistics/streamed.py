@@ -54,19 +54,19 @@ class Streamed:
             self._restore(states)
             return self.layer
         self.layer, embedding, decoder = 0, self._weights.tensor(EMBEDDING), self._decoders[0]
-        for name, own in self._batches.items():
-            self._states[name] = [decoder.embedded(batch, embedding) for batch in own]
+        for name, items in self._batches.items():
+            self._states[name] = [decoder.embedded(batch, embedding) for batch in items]
         return self.layer
 
     def pace(self, shard: Shard) -> float:
         """Seconds per token through all layers, measured on the first one with the shard on each thread."""
         self.begin([shard])
-        own, states = self._batches[shard.name], self._states[shard.name]
+        items, states = self._batches[shard.name], self._states[shard.name]
 
         @torch.inference_mode()
         def summed(decoder: Decoder) -> list[Sum]:
             sums = [Sum() for _ in self._inputs[0]]
-            for batch, before in zip(own, states, strict=True):
+            for batch, before in zip(items, states, strict=True):
                 decoder.through(0, batch, before, self._inputs[0], sums)
             self._synchronise()
             return sums
@@ -121,17 +121,17 @@ class Streamed:
 
     @torch.inference_mode()
     def _shard(self, decoder: Decoder, number: int, name: str, is_wanted: bool) -> ShardSums | None:
-        states, own = self._states[name], self._batches[name]
+        states, items = self._states[name], self._batches[name]
         inputs = self._inputs[number] if is_wanted else []
         sums = [Sum() for _ in inputs]
-        for place, batch in enumerate(own):
+        for place, batch in enumerate(items):
             states[place] = decoder.through(number, batch, states[place], inputs, sums)
         self._synchronise()
         if not is_wanted:
             return None
         arrays = rounded(inputs, sums)
         if self._counts and number == self.layers - 1:
-            counted = torch.cat([batch.input_ids[batch.counted] for batch in own])
+            counted = torch.cat([batch.input_ids[batch.counted] for batch in items])
             arrays["token_counts"] = torch.bincount(counted, minlength=self._weights.config.vocab_size).numpy()
         shard = self._shards[name]
         return ShardSums(arrays, shard.tokens, shard.documents)

@@ -109,10 +109,10 @@ def windows(
     place = {name: number for number, names in enumerate(begun) for name in names}
     gathered: list[list[Shard]] = [[] for _ in begun]
 
-    def window(own: list[Shard]) -> Window:
-        names = frozenset(shard.name for shard in own)
+    def window(members: list[Shard]) -> Window:
+        names = frozenset(shard.name for shard in members)
         wanted = [names - summed for summed in journal.shards]
-        return Window(own, wanted, journal.states(names), journal.work, seconds)
+        return Window(members, wanted, journal.states(names), journal.work, seconds)
 
     current: list[Shard] = []
     held = tokens = 0
@@ -128,10 +128,10 @@ def windows(
             current, held, tokens = [], 0, 0
         current.append(shard)
         held, tokens = held + more, tokens + shard.tokens
-    incomplete = (own for own, names in zip(gathered, begun, strict=True) if len(own) < len(names))
-    for own in [current, *incomplete]:
-        if own:
-            yield window(own)
+    incomplete = (members for members, names in zip(gathered, begun, strict=True) if len(members) < len(names))
+    for members in [current, *incomplete]:
+        if members:
+            yield window(members)
 
 
 def _positions(shard: Shard, batch_tokens: int) -> int:

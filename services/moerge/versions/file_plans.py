@@ -84,8 +84,8 @@ def trunk_files(dense: Dense, digest: str, sha256: str, *, tied: bool = False) -
         return [_weights(TRUNK_FILE, plans + added, trunk=digest, tied=tied)]
     size = {name: spec.bytes for name, spec in trunk.specs.items()}
     count, key = sum(math.prod(spec.shape) for spec in trunk.specs.values()), digest_of({"sha256": sha256})
-    own = FilePlan(TRUNK_FILE, key, lambda out: copied_bytes(trunk.path, out), size, sha256, count)
-    return [own, _weights(ADDED_FILE, added, trunk=digest, tied=tied)] if added else [own]
+    whole = FilePlan(TRUNK_FILE, key, lambda out: copied_bytes(trunk.path, out), size, sha256, count)
+    return [whole, _weights(ADDED_FILE, added, trunk=digest, tied=tied)] if added else [whole]
 
 
 def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, digest: str) -> FilePlan:
