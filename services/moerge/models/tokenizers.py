@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from moerge.errors import CheckpointError, IncompatibleExpertError
-from moerge.files import require_small
 from moerge.models.dense_files import DenseFiles
 from moerge_proto.experts import Vocabulary
 
-_MAX_BYTES = 2**26
+_TOKENS = ("added_tokens", "model.vocab")
 
 
 def require_same_tokenizer(first: DenseFiles, other: DenseFiles, who: str, vocabulary: Vocabulary) -> None:
@@ -29,9 +28,6 @@ def require_same_tokenizer(first: DenseFiles, other: DenseFiles, who: str, vocab
             where=f"tokenizer: {part}",
             todo="use the other experts' tokenizer; all experts of a model share it, token for token",
         )
-
-
-_TOKENS = ("added_tokens", "model.vocab")
 
 
 def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
@@ -65,7 +61,6 @@ def _as_written_now(model: Mapping[str, Any]) -> dict[str, Any]:
 def _tokenizer(model: DenseFiles) -> Mapping[str, Any]:
     path = model.side_file("tokenizer.json")
     if path.is_file():
-        require_small(path, _MAX_BYTES)
         try:
             content = dict(json.loads(path.read_text(encoding="utf-8")))
             fields = _as_written_now(content.pop("model"))
@@ -73,6 +68,5 @@ def _tokenizer(model: DenseFiles) -> Mapping[str, Any]:
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"can't be read as a tokenizer: {error}", where=str(path)) from error
     if (path := model.side_file("tokenizer.model")).is_file():
-        require_small(path, _MAX_BYTES)
         return {"tokenizer.model": path.read_bytes()}
     raise CheckpointError("expected tokenizer.json or tokenizer.model; found neither", where=str(model.folder))

@@ -11,7 +11,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+from moerge.models.stored import DTYPES
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)

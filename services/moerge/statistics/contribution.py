@@ -50,8 +50,8 @@ class TrunkFacts(Protocol):
     def exponents(self) -> Sequence[int]: ...
 
 
-class LocalTrunk(Dense, TrunkFacts, Protocol):
-    """A trunk on this machine."""
+class Trunk(Dense, TrunkFacts, Protocol):
+    """A trunk on this machine, with its facts."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def trunk_manifest(owner: str, expert: DenseExpert, digest: str, settings: Stati
 
 def router_contribution(
     expert: DenseExpert,
-    trunk: LocalTrunk,
+    trunk: Trunk,
     documents: Iterable[Tokens],
     path: Path,
     settings: StatisticsSettings | None = None,
