@@ -31,10 +31,10 @@ def test_every_tensor_starts_at_a_multiple_of_its_item_size(name: str) -> None:
         assert (8 + length + header[item.name]["data_offsets"][0]) % item.dtype.itemsize == 0
 
 
-@pytest.mark.parametrize("found", [torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.zeros(3)])
-def test_tensor_with_unplanned_dtype_or_shape_is_an_error(found: Tensor) -> None:
+@pytest.mark.parametrize("tensor", [torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.zeros(3)])
+def test_tensor_with_unplanned_dtype_or_shape_is_an_error(tensor: Tensor) -> None:
     with pytest.raises(ValueError, match="wrong"):
-        write_safetensors(io.BytesIO(), [TensorPlan("wrong", torch.float32, (2,), lambda: found)])
+        write_safetensors(io.BytesIO(), [TensorPlan("wrong", torch.float32, (2,), lambda: tensor)])
 
 
 def test_parallel_computation_keeps_tensors_and_memory_limit() -> None:

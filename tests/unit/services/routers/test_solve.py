@@ -168,8 +168,8 @@ def test_a_layer_that_can_t_be_solved_is_named_with_what_to_do(files: Files) -> 
 def test_domain_without_direction_is_named_with_its_owner(files: Files) -> None:
     files.add(0, drawn(0, 300, 1))
     files.add(1, torch.cat([drawn(1, 300, 1), -drawn(1, 300, 1)]))
-    told = r"column 1, art \(owner owner, contribution 1\), has no direction"
-    with pytest.raises(SolveError, match=told):
+    problem = r"column 1, art \(owner owner, contribution 1\), has no direction"
+    with pytest.raises(SolveError, match=problem):
         solve_layers(files.opened, DOMAINS, GAINS, SolveOptions())
 
 

@@ -17,7 +17,7 @@ from support.passes import sums_of
 from support.statistics import honest_sums, manifest_of, written
 
 
-def told(path: Path) -> str:
+def shown(path: Path) -> str:
     console = Console(width=200, file=io.StringIO(), record=True)
     for part in describe(path):
         console.print(part)
@@ -26,7 +26,7 @@ def told(path: Path) -> str:
 
 def test_description_shows_router_counts_tensors_and_ranks(tmp_path: Path) -> None:
     sums = honest_sums(8, 500, 1, 2, 0)
-    text = told(written(tmp_path / "file", manifest_of(sums, 1, domain="law"), sums))
+    text = shown(written(tmp_path / "file", manifest_of(sums, 1, domain="law"), sums))
     for part in (
         "router contribution of 'law'",
         "layers.1.gram",
@@ -42,7 +42,7 @@ def test_description_shows_router_counts_tensors_and_ranks(tmp_path: Path) -> No
 
 def test_fewer_tokens_than_dimensions_are_warned_of(tmp_path: Path) -> None:
     sums = honest_sums(64, 20, 1, 64, 0)
-    assert "fewer tokens than the 64 dimensions" in told(written(tmp_path / "file", manifest_of(sums, 1), sums))
+    assert "fewer tokens than the 64 dimensions" in shown(written(tmp_path / "file", manifest_of(sums, 1), sums))
 
 
 def test_a_trunk_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_trunk_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) 
         attention_size=attention_size(config), vocab_size=300, exponents=exponents, tokens=36, documents=9,
         shards=["0" * 64], rare_below=10,
     )  # fmt: skip
-    text = told(written(tmp_path / "file", manifest, sums))
+    text = shown(written(tmp_path / "file", manifest, sums))
     for part in ("trunk contribution of 'law'", "head_input", "token_counts", "the 3 of the 300 tokens", "below 10"):
         assert part in text
 
@@ -63,6 +63,6 @@ def test_a_trunk_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) 
 def test_another_file_is_refused_by_its_part(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"no statistics at all")
     with pytest.raises(ContributionError) as caught:
-        told(tmp_path / "file")
+        shown(tmp_path / "file")
     assert "header" in caught.value.where
     assert "worker" in caught.value.todo

@@ -57,14 +57,14 @@ def test_packed_documents_don_t_see_each_other(tmp_path: Path, family: str, sett
         torch.testing.assert_close(packed, plain, atol=2e-5, rtol=0)
 
 
-def require_alike(found: ShardSums, expected: ShardSums, exponents: list[int], tolerance: float) -> None:
+def require_alike(result: ShardSums, expected: ShardSums, exponents: list[int], tolerance: float) -> None:
     """Relative to the size of each sum as a whole."""
     for place, (name, array) in enumerate(expected.arrays.items()):
         if name == "token_counts":
-            np.testing.assert_array_equal(found.arrays[name], array)
+            np.testing.assert_array_equal(result.arrays[name], array)
             continue
         exponent = exponents[place if len(exponents) > LAYERS else place // 2]
-        left, right = to_floats(found.arrays[name], exponent), to_floats(array, exponent)
+        left, right = to_floats(result.arrays[name], exponent), to_floats(array, exponent)
         assert np.linalg.norm(left - right) < tolerance * np.linalg.norm(right), name
 
 
@@ -112,14 +112,14 @@ def test_streamed_layers_give_the_integers_of_the_whole_model(
         require_same(sums_of(work, ROWS, 150), whole_sums(work, ROWS, 150))
 
 
-def require_same(found: ShardSums, expected: ShardSums) -> None:
-    assert (list(found.arrays), found.tokens, found.documents) == (
+def require_same(result: ShardSums, expected: ShardSums) -> None:
+    assert (list(result.arrays), result.tokens, result.documents) == (
         list(expected.arrays),
         expected.tokens,
         expected.documents,
     )
     for name, array in expected.arrays.items():
-        np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
+        np.testing.assert_array_equal(result.arrays[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["router", "trunk"])

@@ -115,8 +115,8 @@ def test_a_trace_under_half_of_the_expected_is_a_warning(tmp_path: Path) -> None
 def test_a_gram_of_more_directions_than_tokens_is_refused(tmp_path: Path, tokens: int) -> None:
     sums = honest_sums(8, tokens, 1, 8, 0)
     round_as_of_many(sums)
-    told = f"8 equally strong directions, more than its {tokens} tokens"
-    with pytest.raises(ContributionError, match=told) as caught:
+    problem = f"8 equally strong directions, more than its {tokens} tokens"
+    with pytest.raises(ContributionError, match=problem) as caught:
         check(written(tmp_path / "file", manifest_of(sums, 1), sums), 8)
     assert caught.value.where == "layers.1.gram"
 

@@ -93,8 +93,8 @@ def test_the_routers_and_mlps_are_told_as_they_are() -> None:
     assert "linear discriminants, lambda = 0.001 x mean diagonal, domains balanced; `ridge-3`" in card()
     assert "ridge regression, lambda = 0.01, domains weighted by their tokens; `ridge-3`" in card(options=PAPER.solve)
     warm = SolveOptions(top_k=2, temperature=0.5, domain_weights={"law": 2.0}, lambda_scale="auto")
-    told = "lambda = the best of each layer on the tuning splits, tokens weighted by domain: law 2, temperature = 0.5"
-    assert told in card(options=warm)
+    row = "lambda = the best of each layer on the tuning splits, tokens weighted by domain: law 2, temperature = 0.5"
+    assert row in card(options=warm)
     assert "| experts per token | 2 of 2 |" in card(options=warm)
     assert "| routers | not solved from contributions |" in card(contributions=[])
     assert "| MLPs | the experts' own, unchanged |" in card()
@@ -105,9 +105,9 @@ def test_the_routers_and_mlps_are_told_as_they_are() -> None:
 
 def test_only_limits_of_engines_have_a_section() -> None:
     limit = EngineLimit(engine="vLLM", happens="ignores all biases", remedy="use another engine")
-    told = "\n## Engines\n\n- **vLLM** ignores all biases. To avoid it: use another engine.\n\n## Scores\n"
-    assert told in (made := card(limits=[limit]))
-    assert made.replace(told, "\n## Scores\n") == card()
+    section = "\n## Engines\n\n- **vLLM** ignores all biases. To avoid it: use another engine.\n\n## Scores\n"
+    assert section in (made := card(limits=[limit]))
+    assert made.replace(section, "\n## Scores\n") == card()
 
 
 def test_parameters_are_those_of_the_loaded_model(tmp_path: Path) -> None:
