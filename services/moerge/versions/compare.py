@@ -91,9 +91,9 @@ def averages(tables: Sequence[VersionTable | None]) -> Averages:
     """The averages of versions, None for one without evaluations; common domains are those of all complete tables."""
     whole = [table for table in tables if table is not None and len(table.scores) == len(table.domains)]
     over_own = [None if table is None else table.average for table in tables]
-    if len({frozenset(table.domains) for table in tables if table is not None and table.average is not None}) < 2:
-        known = next((table for table in tables if table is not None and table.average is not None), None)
-        return Averages(("average" if known is None else average_name(known), ""), over_own, [])
+    scored = [table for table in tables if table is not None and table.average is not None]
+    if len({frozenset(table.domains) for table in scored}) < 2:
+        return Averages((average_name(scored[0]) if scored else "average", ""), over_own, [])
     domains = common_domains(whole)
     over = [None if table is None else average_over(table, domains) for table in tables] if domains else []
     return Averages(("own average", f"average of {len(domains)}"), over_own, over)
