@@ -22,11 +22,11 @@ from bench.measure import say, seconds
 from bench.passes import random_rows
 from moerge.documents.shards import Shard, enough
 from moerge.memory.machine import free_bytes
-from moerge.memory.peaks import PeakMemory
 from moerge.models.batches import batches
 from moerge.models.dense import assign, empty_model
 from moerge.sizes.presets import preset
 from moerge.statistics.streamed import Streamed
+from moerge_lab.peaks import PeakMemory
 from moerge_proto.statistics_file import StatisticsSettings
 
 TINY = LlamaConfig(

@@ -130,7 +130,7 @@ def test_another_owner_s_things_are_not_found(server: Coordinator, members: list
     trunk = merge(server)
     sent = send(law, written(tmp_path / "contribution", *honest(server, law, trunk)))
     new = NewUpload(sha256="1" * 64, size=1, chunks=[Chunk(sha256=sent.digest, size=1)])
-    upload = law.client.http.post(Upload, "/v1/uploads", new).id
+    upload = law.client.post(Upload, "/v1/uploads", new).id
     with server.client() as operator:
         work = next(workflow.id for workflow in operator.workflows() if workflow.result == sent.digest)
     assert law.client.workflow(work).result == sent.digest

@@ -54,7 +54,7 @@ def own(federation: Federation, domain: str) -> dict[str, torch.Tensor]:
 )
 def test_an_impossible_trunk_is_refused_by_its_field(federation: Federation, how: object, reason: str) -> None:
     with pytest.raises(CoordinatorError, match=reason):
-        federation.operator.http.send("POST", "/v1/trunks", content=json.dumps(how).encode(), headers=JSON)
+        federation.operator.send("POST", "/v1/trunks", content=json.dumps(how).encode(), headers=JSON)
 
 
 def test_the_command_explains_the_default_method(federation: Federation) -> None:

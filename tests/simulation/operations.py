@@ -386,11 +386,11 @@ class Run:
         )
 
         def leave(client: Client) -> str:
-            upload = client.http.post(Upload, "/v1/uploads", new)
+            upload = client.post(Upload, "/v1/uploads", new)
             for chunk in chunks[: operation.other % 3]:
                 name = sha256_hex(chunk)
                 headers = {"Content-Digest": content_digest(name)}
-                client.http.send("PUT", f"/v1/uploads/{upload.id}/chunks/{name}", content=chunk, headers=headers)
+                client.send("PUT", f"/v1/uploads/{upload.id}/chunks/{name}", content=chunk, headers=headers)
             return "left"
 
         self._expect(operation, self._attempt(operation, domain, leave), "left")

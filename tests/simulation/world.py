@@ -15,7 +15,6 @@ from dbos import _dbos
 
 from moerge.blobs.s3 import S3, S3Blobs
 from moerge.client.client import Client
-from moerge.client.http import Http
 from moerge.files import file_sha256
 from moerge_coordinator.bootstrap import make_app
 from moerge_coordinator.operation.home import initialise
@@ -121,9 +120,7 @@ class InProcess(World):
         self.start()
 
     def client(self, token: str) -> Client:
-        client = super().client(token)
-        client.http = Http(self.url, token, patience=60, timeout=60, transport=LossyTransport(self._faults))
-        return client
+        return Client(self.url, token, patience=60, timeout=60, transport=LossyTransport(self._faults))
 
     def apply(self, fault: Fault | None, call: Any) -> Any:
         waiting, before = Waiting(call), self._faults.hits

@@ -9,7 +9,7 @@ _SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from moerge.memory.peaks import PeakMemory
+from moerge_lab.peaks import PeakMemory
 {function}
 torch.set_num_threads(1)
 call(*map(Path, sys.argv[1:]))  # imports and caches

@@ -17,7 +17,7 @@ _ALIGNED = 4096
 @contextmanager
 def direct_file(path: Path) -> Iterator[BinaryIO]:
     """Opens a new file for writing from start to end; on leaving, all of it is on the disk."""
-    descriptor = _opened(path)
+    descriptor = _descriptor(path)
     if descriptor is None:
         with path.open("xb") as file:
             yield file
@@ -33,8 +33,8 @@ def direct_file(path: Path) -> Iterator[BinaryIO]:
         os.close(descriptor)
 
 
-def _opened(path: Path) -> int | None:
-    """A new file's descriptor, or None if the system or the file system can't write past its cache."""
+def _descriptor(path: Path) -> int | None:
+    """A new file's descriptor; None if the system or the file system can't write past its cache."""
     if not hasattr(os, "O_DIRECT"):
         return None
     try:

@@ -54,7 +54,7 @@ class LocalBlobs:
             temporary.unlink(missing_ok=True)
 
     def adopt(self, digest: str, file: Path) -> None:
-        """Moves a file of that content from the same file system into the store."""
+        """Moves a file of the same file system into the store."""
         if not self.has(digest):
             file.chmod(0o444)
             target = self.path(digest)
@@ -63,10 +63,9 @@ class LocalBlobs:
             sync_folder(target.parent)
 
     def local(self, digest: str) -> Path:
-        path = self.path(digest)
-        if not path.is_file():
-            raise FileNotFoundError(path)
-        return path
+        if not self.has(digest):
+            raise FileNotFoundError(self.path(digest))
+        return self.path(digest)
 
     def source(self, digest: str) -> Source:
         return self.local(digest)
@@ -104,7 +103,7 @@ class LocalBlobs:
             leftover.unlink()
 
     def prune(self) -> None:
-        """Does nothing: the folder is the store."""
+        pass  # the folder is the store
 
 
 class LocalChunks:

@@ -21,8 +21,7 @@ _TRANSFERS_AT_ONCE = 4
 MOST_PARTS = 10_000
 """Of one object, by S3's rules."""
 SMALL = 2**24
-"""Largest bytes of a file that is created conditionally, because obstore then holds it in memory, and of one that stays
-in the cache."""
+"""The most bytes of a file that is created conditionally, in memory, or that stays in the cache."""
 _URL_LASTS = timedelta(hours=1)
 _RETRIED, _TRIED = timedelta(seconds=180), timedelta(seconds=20)
 _ANSWER = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
@@ -43,13 +42,9 @@ def part_bytes(size: int) -> int:
 
 
 class S3(BaseModel):
-    """The location of a store.
+    """The location of a store. The bucket exists.
 
-    Attributes:
-        bucket: the name of an existing bucket.
-        endpoint: URL of the store; None means AWS. Clients that download must reach it too.
-        region: the bucket's region.
-        prefix: the beginning of every key.
+    `endpoint`: its URL, which clients that download must reach too; None means AWS. `prefix`: of every key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,7 +61,7 @@ class Keys:
     def __init__(self, place: S3, folder: str, retried: timedelta = _RETRIED) -> None:
         self._place = place
         require_credentials(os.environ, "s3")
-        with self._told():
+        with self._translated():
             self._store = S3Store(
                 place.bucket,
                 endpoint=place.endpoint,
@@ -81,7 +76,7 @@ class Keys:
         return f"{self._prefix}/{name}"
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except BaseError as error:
@@ -93,20 +88,16 @@ class Keys:
         return MoergeError(f"{place} can't be used: {reason_of(error)}", where="s3", todo=todo)
 
     def require_usable(self) -> None:
-        """Lists the bucket, because some stores make one at a write, then writes an object.
-
-        Raises:
-            MoergeError: one of them fails.
-        """
+        """Lists the bucket, because some stores make one at a write, then writes an object. Raises MoergeError."""
         try:
-            with self._told():
+            with self._translated():
                 next(iter(obstore.list(self._store, self.key(""))), None)
             self.overwrite("written", b"")
         except FileNotFoundError as error:
             raise self._failed(error) from error
 
     def size(self, name: str) -> int | None:
-        with self._told(), suppress(FileNotFoundError):
+        with self._translated(), suppress(FileNotFoundError):
             return obstore.head(self._store, self.key(name))["size"]
         return None
 
@@ -114,7 +105,7 @@ class Keys:
         """Uploads the file, unless an object of that name exists. Holds at most a few parts in memory."""
         if self.size(name) is not None:
             return
-        with self._told(), self._transfers:
+        with self._translated(), self._transfers:
             if (size := file.stat().st_size) > SMALL:  # concurrent writers write the same content
                 part = part_bytes(size)
                 obstore.put(self._store, self.key(name), file, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
@@ -123,41 +114,37 @@ class Keys:
                 obstore.put(self._store, self.key(name), file, mode="create")
 
     def read(self, name: str) -> Iterator[bytes]:
-        with self._told():
+        with self._translated():
             for piece in obstore.get(self._store, self.key(name)).stream(PART):
                 yield bytes(piece)
 
     def part(self, name: str, start: int, length: int) -> memoryview:
-        """A range of an object, `length` bytes.
-
-        Raises:
-            MoergeError: the object was removed meanwhile, or the store can't be used.
-        """
+        """`length` bytes of an object."""
         try:
-            with self._told():
+            with self._translated():
                 return memoryview(obstore.get_range(self._store, self.key(name), start=start, length=length))
         except FileNotFoundError as error:
             todo = "repeat the call; it was removed by a withdrawal"
             raise MoergeError("the object was removed while it was read", where=self.key(name), todo=todo) from error
 
     def overwrite(self, name: str, data: bytes) -> None:
-        with self._told():
+        with self._translated():
             obstore.put(self._store, self.key(name), data)
 
     def delete(self, *names: str) -> None:
-        with self._told(), suppress(FileNotFoundError):
+        with self._translated(), suppress(FileNotFoundError):
             obstore.delete(self._store, [self.key(name) for name in names])
 
     def names(self, below: str = "") -> Iterator[tuple[str, int]]:
         """Name, from `below` on, and size of every object."""
         prefix = self.key(below).rstrip("/") + "/"
-        with self._told(), suppress(FileNotFoundError):
+        with self._translated(), suppress(FileNotFoundError):
             for batch in obstore.list(self._store, prefix):
                 for item in batch:
                     yield item["path"].removeprefix(prefix), item["size"]
 
     def url(self, name: str) -> str:
-        with self._told():
+        with self._translated():
             return obstore.sign(self._store, "GET", self.key(name), _URL_LASTS)
 
 
@@ -169,11 +156,6 @@ def reason_of(error: Exception) -> str:
 
 
 def require_credentials(environment: Mapping[str, str], where: str) -> None:
-    """Requires variables with credentials.
-
-    Raises:
-        MoergeError: at `where`; there are none.
-    """
     if not any(all(environment.get(name) for name in names) for names in _CREDENTIALS):
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
         todo += "on a cloud machine with a role of its own, set AWS_METADATA_ENDPOINT=http://169.254.169.254"
@@ -181,9 +163,5 @@ def require_credentials(environment: Mapping[str, str], where: str) -> None:
 
 
 def require_store(place: S3) -> None:
-    """Requires that the store answers, has the bucket, and lets it be listed and written.
-
-    Raises:
-        MoergeError: it doesn't; says why.
-    """
+    """Requires that the store answers, has the bucket, and lets it be listed and written."""
     Keys(place, "probe", _TRIED).require_usable()

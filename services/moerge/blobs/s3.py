@@ -47,7 +47,7 @@ class _Object:
         return count
 
     def close(self) -> None:
-        """Does nothing: no connection is open."""
+        pass  # no connection is open
 
 
 class S3Blobs:
@@ -142,20 +142,17 @@ class S3Blobs:
         """Last use, size in bytes and path of every cached file."""
         for path in self._folder.glob("??/*"):
             with suppress(FileNotFoundError):
-                result = path.stat()
-                yield result.st_mtime, result.st_size, path
+                stat = path.stat()
+                yield stat.st_mtime, stat.st_size, path
 
     def _fetch(self, digest: str, out: BinaryIO) -> str:
-        result = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for piece in self._keys.read(digest):
-            result.update(piece)
+            sha256.update(piece)
             out.write(piece)
-        if result.hexdigest() != digest:
-            raise MoergeError(
-                f"its SHA-256 is {result.hexdigest()}",
-                where=self._keys.key(digest),
-                todo="restore the object from a backup; the object store damaged it",
-            )
+        if sha256.hexdigest() != digest:
+            todo = "restore the object from a backup; the object store damaged it"
+            raise MoergeError(f"its SHA-256 is {sha256.hexdigest()}", where=self._keys.key(digest), todo=todo)
         return digest
 
     def _touch(self, digest: str) -> bool:

@@ -23,7 +23,7 @@ def download(http: Http, path: str, files: list[FileEntry], folder: Path, progre
     Each file is checked against its digest and appears under its name only when complete. Existing files with the
     right content are kept.
     """
-    come = 0
+    received = 0
     with progress.track(title, sum(file.size for file in files), "B") as tracker:
         for file in files:
             target = folder / file.name
@@ -35,8 +35,8 @@ def download(http: Http, path: str, files: list[FileEntry], folder: Path, progre
             if _part(target).is_file():
                 tracker.advance(_part(target).stat().st_size)
             http.patiently(lambda f=file, t=target: _download_one(http, f"{path}/{f.name}", f, t, tracker.advance))  # type: ignore[misc]
-            come += file.size
-    return come
+            received += file.size
+    return received
 
 
 def _download_one(http: Http, path: str, file: FileEntry, target: Path, advance: Callable[[int], None]) -> None:

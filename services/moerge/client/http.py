@@ -1,11 +1,12 @@
 """Requests to a coordinator: retries, problems, pages."""
 
 import ipaddress
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from math import inf
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, Self, TypeVar
 
 import httpx
 import stamina
@@ -17,11 +18,12 @@ from moerge_proto.problems import Problem, ProblemType
 
 T = TypeVar("T")
 P = ParamSpec("P")
-_FIRST_TOLD_SECONDS, _TOLD_SECONDS = 5.0, 60.0
+_log = logging.getLogger("moerge.client")
+_FIRST_REPORT_SECONDS, _REPORT_SECONDS = 5.0, 60.0
 _LONGEST_PAUSE = 30.0
 JSON = {"Content-Type": "application/json"}
 """Headers of a request whose content is a message."""
-_ASKED = "give the complete address with `coordinator` or MOERGE_COORDINATOR"
+_ADDRESS = "give the complete address with `coordinator` or MOERGE_COORDINATOR"
 
 
 def _is_loopback(host: str) -> bool:
@@ -32,23 +34,17 @@ def _is_loopback(host: str) -> bool:
 
 
 def _address(url: str) -> httpx.URL:
-    """The coordinator's address.
-
-    Raises:
-        MoergeError: the URL is invalid, or plain HTTP to another machine.
-    """
     try:
         parsed = httpx.URL(url)
         if parsed.scheme in ("http", "https"):
             _require_encrypted(parsed, "coordinator")
             return parsed
-        what = "does not begin with http:// or https://"
         whole = httpx.URL(f"https://{url}")
     except httpx.InvalidURL as error:
-        raise MoergeError(f"{url!r} is not a valid address: {error}", where="coordinator", todo=_ASKED) from error
+        raise MoergeError(f"{url!r} is not a valid address: {error}", where="coordinator", todo=_ADDRESS) from error
     scheme = "http" if _is_loopback(whole.host) else "https"
-    todo = _ASKED if "://" in url else f"{_ASKED}, such as {scheme}://{url}"
-    raise MoergeError(f"{url!r} {what}", where="coordinator", todo=todo)
+    todo = _ADDRESS if "://" in url else f"{_ADDRESS}, such as {scheme}://{url}"
+    raise MoergeError(f"{url!r} does not begin with http:// or https://", where="coordinator", todo=todo)
 
 
 def _require_encrypted(url: httpx.URL, where: str) -> None:
@@ -73,7 +69,12 @@ class _TooFastError(CoordinatorError):
 
 
 class Http:
-    """Requests with one bearer token to one coordinator; see `Client`.
+    """Requests with one bearer token to one coordinator, repeated for `patience` seconds if they fail.
+
+    The first repetition calls `say`; its default logs a warning, which Python prints on standard error without a
+    logging configuration. With `patience` None, requests are repeated without limit, also while the coordinator's
+    storage is full, and `say` is called every minute; with 0, never. The timeout of an answer is `timeout` seconds;
+    every answer calls `heard`. Requests have the further `headers`; a `transport` replaces the network.
 
     Raises:
         MoergeError: the URL is invalid, or plain HTTP to another machine.
@@ -84,18 +85,17 @@ class Http:
         url: str,
         token: str,
         *,
-        patience: float | None,
+        patience: float | None = 60.0,
         timeout: float = 600.0,
-        say: Callable[[str], None] = lambda text: None,
+        say: Callable[[str], None] = _log.warning,
         heard: Callable[[], None] = lambda: None,
         headers: Mapping[str, str] | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        parsed = _address(url)
         limits = httpx.Timeout(timeout, connect=min(timeout, 10.0))
         self._patience, self._say = patience, say
         self._here = httpx.Client(
-            base_url=parsed,
+            base_url=_address(url),
             headers={"Authorization": f"Bearer {token}", **(headers or {})},
             timeout=limits,
             event_hooks={"response": [lambda response: heard()]},
@@ -105,11 +105,15 @@ class Http:
 
     @property
     def url(self) -> httpx.URL:
-        """The coordinator's address."""
         return self._here.base_url
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Closes the connections."""
         self._here.close()
         self._elsewhere.close()
 
@@ -125,18 +129,18 @@ class Http:
 
     def _repeated(self, call: Callable[[], T]) -> T:
         begin = time.monotonic()
-        told, tell = False, begin + (_FIRST_TOLD_SECONDS if self._patience is None else 0.0)
+        reported, due = False, begin + (_FIRST_REPORT_SECONDS if self._patience is None else 0.0)
 
         def passes(error: Exception) -> bool:
-            nonlocal told, tell
-            if not (isinstance(error, httpx.TransportError | _UnavailableError) or self._passes(error)):
+            nonlocal reported, due
+            if not self._passes(error):
                 return False
-            if (now := time.monotonic()) >= tell:
+            if (now := time.monotonic()) >= due:
                 if self._patience is None:
                     self._say(f"no answer from {self.url} for {now - begin:.0f} s ({_reason(error)}); waiting for it")
                 else:
                     self._say(f"{self.url} doesn't answer ({_reason(error)}); retrying for {self._patience:.0f} s")
-                told, tell = True, now + (_TOLD_SECONDS if self._patience is None else inf)
+                reported, due = True, now + (_REPORT_SECONDS if self._patience is None else inf)
             return True
 
         longest = _LONGEST_PAUSE if self._patience is None else 5.0
@@ -144,7 +148,7 @@ class Http:
             for attempt in stamina.retry_context(on=passes, attempts=None, timeout=self._patience, wait_max=longest):
                 with attempt:
                     answer = call()
-                    if told:
+                    if reported:
                         self._say(f"{self.url} answers again, after {time.monotonic() - begin:.0f} s")
                     return answer
         except (httpx.TransportError, _UnavailableError) as error:
@@ -156,11 +160,11 @@ class Http:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _passes(self, error: Exception) -> bool:
-        """Tell whether a problem is temporary; full storage counts only with unlimited patience."""
+        """Tell whether an error is temporary; full storage counts only with unlimited patience."""
         if not isinstance(error, CoordinatorError):
-            return False
+            return isinstance(error, httpx.TransportError)
         full = error.type == ProblemType.STORAGE_FULL.urn and self._patience is None
-        return full or error.type == ProblemType.UNAVAILABLE.urn
+        return full or isinstance(error, _UnavailableError) or error.type == ProblemType.UNAVAILABLE.urn
 
     def send(
         self,
@@ -172,9 +176,7 @@ class Http:
         params: Mapping[str, int | str | bool] | None = None,
     ) -> httpx.Response:
         def send() -> httpx.Response:
-            response = self._here.request(method, path, content=content, headers=headers, params=params)
-            _raise_for_problem(response)
-            return response
+            return _checked(self._here.request(method, path, content=content, headers=headers, params=params))
 
         return self.patiently(send)
 
@@ -199,8 +201,7 @@ class Http:
                 response = stack.enter_context(self._elsewhere.stream("GET", url, headers=headers))
             if not response.is_success:
                 response.read()
-                _raise_for_problem(response)
-            yield response
+            yield _checked(response)
 
 
 def _read(kind: type[T], response: httpx.Response) -> T:
@@ -242,9 +243,9 @@ def _reason(error: Exception) -> str:
     return (error.what if isinstance(error, MoergeError) else str(error)) or type(error).__name__
 
 
-def _raise_for_problem(response: httpx.Response) -> None:
+def _checked(response: httpx.Response) -> httpx.Response:
     if response.is_success:
-        return
+        return response
     status = response.status_code
     try:
         problem = Problem.model_validate_json(response.content)

@@ -25,8 +25,8 @@ _HERE = -100  # AT_FDCWD
 def pull(client: Client, version: Version, folder: Path, progress: Progress) -> int:
     """Replaces `folder` with the version's files; returns the fetched bytes without the card.
 
-    Files of an earlier pull are linked into the new folder, which then replaces the old one. The model card comes from
-    the coordinator, with number, date and scores; every other file is checked against its digest.
+    Files of an earlier pull are linked into the new folder, which then replaces the old one. Every file except the
+    model card, which has number, date and scores, is checked against its digest.
 
     Raises:
         MoergeError: the folder has other content, another pull uses it, or the version is not served.
@@ -36,8 +36,8 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress) -> 
         todo = "name a new folder, or the folder of an earlier pull"
         raise MoergeError("exists, but is not a pulled version", where=str(folder), todo=todo)
     if not isinstance(read_record(folder), Lineage | None):
-        todo = "name another folder"
-        raise MoergeError("contains a tuned model, which no coordinator has", where=str(folder), todo=todo)
+        what = "contains a tuned model, which no coordinator has"
+        raise MoergeError(what, where=str(folder), todo="name another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.part")
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
@@ -45,12 +45,14 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress) -> 
         with lock:
             files: list[FileEntry] = [file for file in version.files if file.name != CARD_FILE]
             _take_over(folder, partial, files, progress)
-            path = f"/v1/versions/{version.number}/files"
             title = f"fetching version {version.number}"
-            fetched = client.download(path, files, partial, progress, title=title)
+            fetched = client.download(f"/v1/versions/{version.number}/files", files, partial, progress, title=title)
             with atomic_file(partial / CARD_FILE) as out:
                 out.write(client.version_card(version.number).encode())
-            _remove_others(partial, {file.name for file in version.files})
+            names = {file.name for file in version.files}
+            for path in partial.iterdir():
+                if path.name not in names:
+                    path.unlink()
             sync_folder(partial)
             _exchange(partial, folder)
     except Timeout as error:
@@ -61,16 +63,14 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress) -> 
 def _take_over(folder: Path, partial: Path, files: Sequence[FileEntry], progress: Progress) -> None:
     """Links the folder's usable files into the new one, under their new names."""
     partial.mkdir(exist_ok=True)
-    wanted = {file.sha256: file for file in files}
+    names = {file.sha256: file.name for file in files}
     old = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     with progress.track("checking existing files", sum(path.stat().st_size for path in old), "B") as tracker:
         for path in old:
             digest = file_sha256(path)
             tracker.advance(path.stat().st_size)
-            for file in (item for item in wanted.values() if item.sha256 == digest):
-                target = partial / file.name
-                if not target.exists():
-                    _link(path, target)
+            if digest in names and not (target := partial / names[digest]).exists():
+                _link(path, target)
 
 
 def _link(path: Path, target: Path) -> None:
@@ -80,12 +80,6 @@ def _link(path: Path, target: Path) -> None:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK):
             raise
         shutil.copyfile(path, target)
-
-
-def _remove_others(folder: Path, names: set[str]) -> None:
-    for path in folder.iterdir():
-        if path.name not in names:
-            path.unlink()
 
 
 def _exchange(new: Path, folder: Path) -> None:

@@ -24,12 +24,7 @@ class WithdrawnError(MoergeError):
 
 
 Leaving = Callable[[str, dict[str, Path]], AbstractContextManager[None]]
-"""(digest, name -> path) -> a context for the upload of these files, which may refuse it. The digest names them
-together: an expert's is that of all its files, an adapter's that of its weights."""
-
-
-def _freely(digest: str, paths: dict[str, Path]) -> AbstractContextManager[None]:
-    return nullcontext()
+"""(digest of an expert or of an adapter's weights, name -> path) -> a context for their upload, which may refuse it."""
 
 
 def register(
@@ -41,14 +36,13 @@ def register(
     adapter: Path | None = None,
     again: bool = False,
     change: bool = True,
-    leaving: Leaving = _freely,
+    leaving: Leaving = lambda digest, paths: nullcontext(),
 ) -> Expert:
-    """The expert of a dense checkpoint's files, after the coordinator's checks.
+    """The expert of a dense checkpoint's files, after the coordinator's checks; `new.files`: `file_digests`.
 
-    `new.files` are its files (`file_digests`). Config and tokenizer are uploaded first, and the weights only if the
-    coordinator finds that they fit the other experts. With a `source`, the coordinator fetches all files itself, and
-    compares them with `new.files`. If it is a merged `adapter`, only the adapter's weights are uploaded, as long
-    as the coordinator has its base and merges it to the same bytes.
+    Config and tokenizer are uploaded first, and the weights only if they fit the other experts. With a `source`, the
+    coordinator fetches all files. Of a merged `adapter` only the adapter's weights are uploaded, if the coordinator
+    has its base and merges it to the same bytes.
 
     A known expert stays unchanged, except for `redistribute` if `change` is set. `again` lets a withdrawn expert join
     again. All uploads are inside `leaving`.
@@ -106,8 +100,7 @@ def registered(client: Client, folder: Path, domain: str, digest: str, *, again:
 def _require_welcome(
     client: Client, new: NewExpert, paths: dict[str, Path], progress: Progress, leaving: Leaving
 ) -> NewExpert:
-    """Uploads config and tokenizer, and requires that the coordinator accepts them. Returns the accepted message,
-    without the adapter if the coordinator lacks its base."""
+    """The message that the coordinator accepts, without the adapter if it lacks its base; uploads small files."""
     small = {name: path for name, path in paths.items() if not is_weights(name)}
     with leaving(expert_digest({name: new.files[name] for name in small}), small):
         _upload(client, small, progress)
@@ -122,7 +115,6 @@ def _require_welcome(
 
 
 def _described(folder: Path) -> NewAdapter:
-    """An adapter, with the digests of its base and weights."""
     return NewAdapter(
         base=expert_digest(file_digests(DenseFiles(base_of(folder)))),
         weights=file_sha256(folder / WEIGHTS),

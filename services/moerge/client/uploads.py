@@ -1,8 +1,9 @@
 """Uploads to the coordinator, in chunks."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import zstandard
 
@@ -13,11 +14,8 @@ from moerge_proto.uploads import CHUNK_BYTES, Chunk, NewUpload, Stored, Upload
 
 
 def upload(http: Http, path: Path, progress: Progress, *, title: str, compress: bool = False) -> Stored:
-    """Uploads one file in chunks. Resumes an interrupted upload.
-
-    With `compress`, each chunk is sent as a zstd frame. At most one chunk is in memory.
-    """
-    encode = compressed if compress else _identity
+    """Uploads one file in chunks, each a zstd frame with `compress`. Resumes an interrupted upload."""
+    encode: Callable[[bytes], bytes] = compressed if compress else bytes
     whole = hashlib.sha256()
     chunks: list[Chunk] = []
     places: dict[str, int] = {}
@@ -26,16 +24,9 @@ def upload(http: Http, path: Path, progress: Progress, *, title: str, compress: 
         sent = encode(plain)
         chunks.append(Chunk(sha256=sha256_hex(sent), size=len(sent)))
         places.setdefault(chunks[-1].sha256, offset)
-    opened = http.post(
-        Upload,
-        "/v1/uploads",
-        NewUpload(
-            sha256=whole.hexdigest(),
-            size=path.stat().st_size,
-            encoding="zstd" if compress else "identity",
-            chunks=chunks,
-        ),
-    )
+    encoding: Literal["zstd", "identity"] = "zstd" if compress else "identity"
+    new = NewUpload(sha256=whole.hexdigest(), size=path.stat().st_size, encoding=encoding, chunks=chunks)
+    opened = http.post(Upload, "/v1/uploads", new)
     sizes = {chunk.sha256: chunk.size for chunk in chunks}
     with path.open("rb") as file, progress.track(title, sum(sizes.values()), "B") as tracker:
         tracker.advance(sum(sizes.values()) - sum(sizes[digest] for digest in opened.missing))
@@ -54,10 +45,6 @@ def plain_chunks(path: Path) -> Iterator[tuple[int, bytes]]:
         while piece := file.read(CHUNK_BYTES):
             yield offset, piece
             offset += len(piece)
-
-
-def _identity(data: bytes) -> bytes:
-    return data
 
 
 def compressed(data: bytes) -> bytes:

@@ -12,10 +12,7 @@ _CGROUPS = (  # folder, limit, use, prefix in memory.stat
 
 
 def free_bytes(device: str) -> int | None:
-    """The free memory of a device: a GPU's, or the machine's with its swap, within the container's limit.
-
-    None if unknown.
-    """
+    """The free memory of a GPU, or of the machine with its swap, within the container's limit; None: unknown."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
     try:
@@ -44,15 +41,10 @@ def _left_in_container(folder: Path, limit: str, used: str, prefix: str) -> int 
 
 @dataclass(frozen=True)
 class Free:
-    """Free memory in bytes; None: unknown.
+    """Free memory in bytes; None: unknown."""
 
-    Attributes:
-        host: of this machine.
-        device: of each GPU; None also if the model is in host memory.
-    """
-
-    host: int | None
-    device: int | None
+    host: int | None  # of this machine
+    device: int | None  # of each GPU; None also if the model is in host memory
 
 
 def free_for(device: str) -> Free:

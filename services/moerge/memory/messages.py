@@ -10,12 +10,7 @@ from moerge.memory.needs import Need
 
 
 def described(need: Need, tokens: int | None = None, processes: int = 1) -> str:
-    """A need in words.
-
-    Args:
-        tokens: number of tokens whose hidden states are in memory; default: the least.
-        processes: that do the work at the same time.
-    """
+    """The words for a need of `processes`, with the hidden states of `tokens`, by default the least."""
     tokens = need.tokens if tokens is None else tokens
     parts = ", ".join(f"{name} {decimal(size)}" for name, size in need.device.items())
     who = need.work if need.work != "a pass" else f"each of {processes} slots"
@@ -29,7 +24,6 @@ def described(need: Need, tokens: int | None = None, processes: int = 1) -> str:
 
 
 def machine(free: Free) -> Iterator[str]:
-    """The free memory in words, of the parts that are known."""
     if free.host is not None:
         yield f"this machine has {decimal(free.host)}"
     if free.device is not None:
@@ -46,10 +40,7 @@ def too_large(
     host_memory: int | None = None,
     fault: str = "not enough memory",
 ) -> MoergeError:
-    """The error of work that doesn't fit: the memory that it needs and the machine has, and the ways out.
-
-    Arguments: see `described`; `host_memory`: bytes of hidden states that a setting asks for.
-    """
+    """The error of work that doesn't fit; `ways`: remedies; `host_memory`: bytes of hidden states in the settings."""
     chosen = [] if host_memory is None else [f"`host_memory` is {decimal(host_memory)}"]
     what = "; ".join([fault, described(need, tokens, processes), *machine(free), *chosen])
     return MoergeError(what, where="memory", todo=f"change one of these: {', '.join(ways)}")

@@ -25,29 +25,18 @@ _BLOCK = 2**24
 
 @dataclass(frozen=True)
 class Need:
-    """The memory of a piece of work in bytes, whatever the number of layers.
-
-    Attributes:
-        work: its name.
-        device: parts where the model is, by name.
-        host: further parts in host memory, by name.
-        journal: of the process with the journal, in host memory.
-        token: hidden states of one token, in host memory.
-        tokens: the least number of tokens whose hidden states are in memory.
-        gpu: whether the model is on a GPU.
-    """
+    """The memory of a piece of work in bytes, whatever the number of layers."""
 
     work: str
-    device: Mapping[str, int]
-    host: Mapping[str, int] = field(default_factory=dict)
-    journal: int = 0
-    token: int = 0
-    tokens: int = 0
-    gpu: bool = False
+    device: Mapping[str, int]  # parts where the model is, by name
+    host: Mapping[str, int] = field(default_factory=dict)  # further parts in host memory, by name
+    journal: int = 0  # of the process with the journal, in host memory
+    token: int = 0  # hidden states of one token, in host memory
+    tokens: int = 0  # the least number of tokens whose hidden states are in memory
+    gpu: bool = False  # whether the model is on a GPU
 
     @property
     def on_device(self) -> int:
-        """Bytes where the model is."""
         return sum(self.device.values())
 
     @property
@@ -56,7 +45,7 @@ class Need:
         return sum(self.host.values()) + (0 if self.gpu else self.on_device)
 
     def total(self, tokens: int = 0) -> int:
-        """Bytes in all memory, with the hidden states of so many tokens, but without the journal."""
+        """Bytes with the hidden states of `tokens`, without the journal."""
         return self.on_device + sum(self.host.values()) + tokens * self.token
 
     @property
@@ -66,7 +55,7 @@ class Need:
 
 
 def sum_bytes(size: int) -> int:
-    """The bytes of a gram's float64 sum over one shard: about half of a square."""
+    """Bytes of a gram's float64 sum over one shard: about half of a square."""
     return 8 * sum(min(SUM_ROWS, size - start) * (size - start) for start in range(0, size, SUM_ROWS))
 
 
@@ -170,12 +159,12 @@ def merging(shape: Shape, experts: int, method: MergeMethod, cores: int) -> Need
 
 
 def _solved(shape: Shape, experts: int, aligned: bool, cores: int) -> int:
-    """The larger of the head and the projections of the attention at work.
+    """The larger of head and attention.
 
-    Head: a tensor of each expert, two more, and one more if it is solved again; four float64 matrices of its size, if
-    almost all rows are solved together; float64 grams, one of each expert, three if aligned to fitted MLPs, and three
-    of each kind of rows at work. Attention: the embedding that is written; of each projection a tensor of each expert
-    and seven float64 squares.
+    Head: a tensor of each expert, two more, and one if it is solved again; four float64 matrices of its size, if almost
+    all rows are solved together; float64 grams, one of each expert, three if aligned to fitted MLPs, and three of each
+    kind of rows at work. Attention: the written embedding; of each projection at work a tensor of each expert and seven
+    float64 squares.
     """
     at_once, square = min(cores, AT_ONCE), 8 * shape.hidden**2
     grams = (experts * (3 if aligned else 1) + 3 * at_once) * square
@@ -190,17 +179,13 @@ def solving(shape: Shape, cores: int) -> Need:
 
 
 def influence(shape: Shape, cores: int) -> Need:
-    """The owners' influence: of each layer at work all experts' gram, one owner's, the sum of the others, and a solve
-    without the owner, seven squares.
-    """
+    """Seven squares of each layer at work: grams of all, one owner and the others, and a solve without the owner."""
     return Need("the owners' influence", {"squares": min(cores, AT_ONCE, shape.layers) * 7 * 8 * shape.hidden**2})
 
 
 def receiving(shape: Shape) -> Need:
-    """An expert's check, the larger of two, for its largest tensor.
-
-    For finite values: the tensor, absolute values, and two booleans an element. For the distance: the tensor, another
-    expert's, and four float64 blocks.
+    """An expert's check by its largest tensor: that and absolute values with two booleans an element, or, for the
+    distance, that and another expert's with four float64 blocks.
     """
     largest = shape.hidden * max(shape.vocabulary, shape.intermediate)
     size = max((2 * shape.number + 2) * largest, 2 * shape.number * largest + 4 * 8 * _BLOCK)

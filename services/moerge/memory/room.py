@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moerge.errors import MoergeError
-from moerge.memory.machine import Free, free_bytes
+from moerge.memory.machine import Free, free_for
 from moerge.memory.messages import too_large
 from moerge.memory.needs import Need
 from moerge_proto.statistics_file import StatisticsSettings
@@ -15,28 +15,18 @@ _UNKNOWN = 2**32
 
 @dataclass(frozen=True)
 class Slots:
-    """The processes that compute windows side by side, each with a model of its own.
-
-    Attributes:
-        processes: their number.
-        here: whether they are on this machine, with the journal.
-    """
+    """The processes that compute windows side by side, each with a model of its own."""
 
     processes: int = 1
-    here: bool = True
+    here: bool = True  # whether they are on this machine, with the journal
 
 
 @dataclass(frozen=True)
 class Room:
-    """A pass that fits.
-
-    Attributes:
-        need: its memory.
-        states: bytes of hidden states in each process.
-    """
+    """A pass that fits."""
 
     need: Need
-    states: int
+    states: int  # bytes of hidden states in each process
 
 
 def room_for(
@@ -76,12 +66,11 @@ def pass_too_large(
 ) -> MoergeError:
     """The error of a pass that doesn't fit; `free`: by default only of the host."""
     ways = [*_ways(need, settings, processes, host_memory)]
-    free = Free(free_bytes("cpu"), None) if free is None else free
+    free = free or free_for("cpu")
     return too_large(need, free, ways, processes=processes, host_memory=host_memory, fault=fault)
 
 
 def _ways(need: Need, settings: StatisticsSettings, processes: int, host_memory: int | None) -> Iterator[str]:
-    """The settings of a pass by which it needs less."""
     if host_memory is not None:
         states = processes * need.least
         yield f"`host_memory` {-(-states // 10**6)}MB or {'more' if host_memory < states else 'little more'}"
@@ -99,10 +88,10 @@ def _ways(need: Need, settings: StatisticsSettings, processes: int, host_memory:
 def states_for(need: Need, free: Free, host_memory: int | None = None) -> int:
     """The bytes of hidden states when scoring: `host_memory`, by default half of the memory that nothing else needs.
 
-    The least are always taken, and at most those that fit.
+    At least `need.least`, and at most those that fit.
 
     Raises:
-        MoergeError: the least don't fit; says by how much.
+        MoergeError: the least don't fit.
     """
     left = None if free.host is None else free.host - need.in_host
     if (left is not None and need.least > left) or not _fits_gpu(need, free):
@@ -119,11 +108,7 @@ def tokens_for(need: Need, free: Free) -> int | None:
 
 
 def require_room(need: Need, free: Free, ways: Sequence[str]) -> None:
-    """Requires memory for work without hidden states.
-
-    Raises:
-        MoergeError: there is too little.
-    """
+    """Raises MoergeError unless there is memory for work without hidden states."""
     if (free.host is not None and need.in_host > free.host) or not _fits_gpu(need, free):
         raise too_large(need, free, ways)
 

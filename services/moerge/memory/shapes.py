@@ -21,33 +21,19 @@ def layer_parameters(config: PretrainedConfig) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a dense model.
+    """The sizes of a dense model."""
 
-    Attributes:
-        hidden: H.
-        layers: L.
-        intermediate: width of an MLP, M.
-        vocabulary: V.
-        attention_size: width of the attention's output, A.
-        layer: parameters of a layer.
-        mlp: parameters of a layer's MLP.
-        trunk: parameters of a trunk: everything but the MLPs, with a head of its own.
-        largest: elements of the trunk's largest tensor.
-        tied: whether the head is the embedding.
-        number: bytes of a number.
-    """
-
-    hidden: int
-    layers: int
-    intermediate: int
-    vocabulary: int
-    attention_size: int
-    layer: int
-    mlp: int
-    trunk: int
-    largest: int
-    tied: bool
-    number: int
+    hidden: int  # H
+    layers: int  # L
+    intermediate: int  # width of an MLP, M
+    vocabulary: int  # V
+    attention_size: int  # width of the attention's output, A
+    layer: int  # parameters of a layer
+    mlp: int  # parameters of a layer's MLP
+    trunk: int  # parameters of a trunk: everything but the MLPs, with a head of its own
+    largest: int  # elements of the trunk's largest tensor
+    tied: bool  # whether the head is the embedding
+    number: int  # bytes of a number
 
     @classmethod
     def of(cls, config: PretrainedConfig, dtype: torch.dtype | str | None) -> Self:
@@ -60,7 +46,6 @@ class Shape:
         sizes = {name: torch.Size(shape).numel() for name, shape in model_shapes(config).items()}
         mlps = set(family_of(config).dense_mlp_names(layers))
         rest = [size for name, size in sizes.items() if name not in mlps]
-        mlp = sum(sizes[name] for name in mlps) // layers
         return cls(
             hidden=int(config.hidden_size),
             layers=layers,
@@ -68,7 +53,7 @@ class Shape:
             vocabulary=int(config.vocab_size),
             attention_size=attention_size(config),
             layer=sum(size for name, size in sizes.items() if name.startswith(_FIRST)),
-            mlp=mlp,
+            mlp=sum(sizes[name] for name in mlps) // layers,
             trunk=sum(rest),
             largest=max(rest),
             tied=bool(config.tie_word_embeddings),
@@ -87,7 +72,6 @@ class Shape:
 
     @property
     def widest(self) -> int:
-        """The larger of H and A."""
         return max(self.hidden, self.attention_size)
 
     def triangles(self, *, trunk: bool) -> list[int]:

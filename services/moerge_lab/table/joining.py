@@ -7,9 +7,9 @@ from itertools import combinations
 from pathlib import Path
 
 from moerge.errors import MoergeError
-from moerge.memory.peaks import quick_collections
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
+from moerge_lab.peaks import quick_collections
 from moerge_lab.recipes.base import Fleet, Model
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
 from moerge_lab.recipes.published import assembled, trunk_in

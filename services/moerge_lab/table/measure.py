@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from moerge.memory.peaks import PeakMemory, quick_collections
 from moerge.progress import NoProgress, Progress, Tracker
 from moerge.scoring.perplexity import Score, Window, document_scores
 from moerge.scoring.routers import RoutingCounter
+from moerge_lab.peaks import PeakMemory, quick_collections
 from moerge_lab.recipes.base import NO_ROWS, Domain, Fleet, Model, Shared
 from moerge_lab.recipes.dense import EXPERTS
 from moerge_lab.recipes.models import Loaded, Routed

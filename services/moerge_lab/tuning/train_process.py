@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 import moerge_lab.mixtures  # noqa: F401  # registers the classes
 from moerge.files import atomic_file
-from moerge.memory.peaks import PeakMemory
 from moerge.models.dense import place
+from moerge_lab.peaks import PeakMemory
 from moerge_lab.recipes.base import number
 from moerge_lab.training.job import Job, Process, train
 from moerge_lab.training.losses import Loss, RoutedLoss, language_loss

@@ -110,7 +110,7 @@ def test_a_file_beyond_the_free_disk_is_not_put_together(attacker: Attacker) -> 
     attacker.put(upload, chunk).raise_for_status()
     refused = attacker.commit(upload)
     assert (refused.status_code, refused.json()["type"]) == (507, "urn:moerge:problem:storage-full")
-    attacker.member.client.drop_upload(upload)
+    attacker.member.client.send("DELETE", f"/v1/uploads/{upload}")
 
 
 def test_an_owner_drops_its_uploads_and_opens_others(attacker: Attacker) -> None:
@@ -119,9 +119,9 @@ def test_an_owner_drops_its_uploads_and_opens_others(attacker: Attacker) -> None
     refused = attacker.open(plain(b"one more"))
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:moerge:problem:over-quota")
     before = files_below(attacker.server)
-    attacker.member.client.drop_upload(first.json()["id"])
+    attacker.member.client.send("DELETE", f"/v1/uploads/{first.json()['id']}")
     attacker.open(plain(b"one more")).raise_for_status()
-    attacker.member.client.drop_upload(opened.json()["id"])
+    attacker.member.client.send("DELETE", f"/v1/uploads/{opened.json()['id']}")
     assert len(files_below(attacker.server)) == len(before) - 1
     assert attacker.commit(opened.json()["id"]).status_code == 404
 
