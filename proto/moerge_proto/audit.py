@@ -7,10 +7,7 @@ from moerge_proto.owners import Role
 
 
 class AuditEntry(Message):
-    """One call. `request` is the id in its X-Request-Id header; `token` is the caller's, None if unknown.
-
-    `problem` is the type of the problem document in the answer, if any.
-    """
+    """One call. `request`: its X-Request-Id; `token`: None if unknown; `problem`: the type in the answer, if any."""
 
     number: int
     request: str

@@ -14,9 +14,9 @@ Short = Annotated[str, StringConstraints(max_length=200)]
 
 
 class Submission(Message):
-    """Submits an uploaded statistics file. `software` names the builds that made it; the lineage keeps it.
+    """Submits an uploaded statistics file. `software`: the builds that made it.
 
-    `supersedes` names the earlier contributions that this one replaces, atomically; it may claim their shards again.
+    `supersedes`: earlier contributions that this one replaces, atomically; it may claim their shards again.
     `signature`: the owner's, over the digest (`contribution_message`); None from an owner without a key.
     """
 
@@ -26,18 +26,15 @@ class Submission(Message):
 
 
 class NewContribution(Submission):
-    """A submission with the digest of its file."""
-
     sha256: Digest
 
 
 class Contribution(Message):
     """An accepted contribution. `active` is false after it was superseded or withdrawn.
 
-    A router contribution belongs to one `trunk`. A trunk contribution belongs to an expert, for every trunk with that
-    expert, and has no `split`, `trunk` and `shards`. `effective_rank` is the median of its grams'
-    trace^2 / sum of squared entries. `fingerprint`: of the key that made `signature`; both are None if its owner had
-    no key.
+    A router contribution belongs to one `trunk`. A trunk contribution serves every trunk with its expert, and has no
+    `split`, `trunk` and `shards`. `effective_rank`: median of its grams' trace^2 / sum of squared entries.
+    `fingerprint`: of the key that made `signature`; both are None if its owner had no key.
     """
 
     number: int
@@ -63,10 +60,9 @@ class Contribution(Message):
 
 
 class ContributionSignature(Message):
-    """The signature of a contribution in a version's lineage, for anyone to check.
+    """The signature of a contribution in a version's lineage. Key and signature are None if the owner had no key.
 
-    Only the owner can confirm that `public_key` is theirs: compare fingerprints. Key and signature are None if the
-    owner had no key.
+    Only the owner can confirm that `public_key` is theirs: compare fingerprints.
     """
 
     kind: Kind

@@ -13,17 +13,15 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 
 def sha256_hex(data: bytes | memoryview) -> str:
-    """SHA-256 of `data` as 64 lower-case hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def canonical_json(value: JsonValue) -> bytes:
-    """`value` as RFC 8785 bytes: equal values give equal bytes. Integers beyond 2**53 raise."""
+    """RFC 8785: equal values give equal bytes. Integers beyond 2**53 raise."""
     return rfc8785.dumps(value)
 
 
 def digest_of(value: JsonValue) -> str:
-    """SHA-256 of the canonical JSON of `value`."""
     return sha256_hex(canonical_json(value))
 
 

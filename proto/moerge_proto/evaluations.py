@@ -35,13 +35,11 @@ class Scored(Message):
 
 
 class NewEvaluation(Message):
-    """An owner's report on version `number`: sums over its held-out documents, in windows of `context` tokens that
-    advance by `stride`.
+    """An owner's sums for version `number`, over held-out documents in windows of `context` that advance by `stride`.
 
-    `expert` is the owner's dense expert of `domain` in the version. The oracle is the version with every token routed
-    to that expert. `dense`, `version` and `oracle` cover the same tokens. `routed`, L x D, counts per layer the tokens
-    by their first-choice expert, in slot order, at the position that predicted them. Each layer's counts add up to the
-    tokens.
+    `expert`: the owner's dense expert of `domain` in the version. `oracle`: the version with every token routed to it.
+    All three scores cover the same tokens. `routed`, L x D, counts per layer the tokens by their first-choice expert,
+    in slot order, at the position that predicted them. Each layer's counts add up to the tokens.
     """
 
     number: int = Field(ge=1, le=2**31 - 1)
@@ -73,15 +71,11 @@ class NewEvaluation(Message):
 
     @property
     def digest(self) -> str:
-        """Its name: SHA-256 of its canonical JSON."""
         return digest_of(self.model_dump(mode="json"))
 
 
 class Evaluation(Message):
-    """An accepted evaluation of version `version`; `sums` is the report, named by `digest`.
-
-    `active` is false after the owner sent a later one for the same domain and version.
-    """
+    """An accepted evaluation; `active` is false after a later one of the same domain and version."""
 
     number: int
     digest: Digest
@@ -95,8 +89,8 @@ class Evaluation(Message):
 class DomainScore(Message):
     """A domain's row of the table: perplexities of its dense expert, the version and its oracle, on its held-out text.
 
-    `normalised` is 100 * dense / version, `normalised_oracle` 100 * dense / oracle. `shares`, L x D: each expert's
-    share of the tokens, by first choice.
+    `normalised`: 100 * dense / version, `normalised_oracle`: 100 * dense / oracle. `shares`, L x D: of the tokens, by
+    first choice.
     """
 
     domain: str
@@ -113,10 +107,9 @@ class DomainScore(Message):
 
 
 class VersionTable(Message):
-    """The paper's table of one version (DUME section 3.1), from owners' reports.
+    """The paper's table of one version (DUME section 3.1). An owner sees only its own domains' `scores`.
 
-    `domains` and each layer's `shares` are in slot order. `average` is over all domains, so None while some are
-    `missing`. An owner sees only its own domains' `scores`.
+    `domains` and each layer's `shares` are in slot order. `average`: over all domains; None while some are `missing`.
     """
 
     version: int
@@ -127,15 +120,14 @@ class VersionTable(Message):
 
     @classmethod
     def of(cls, version: int, domains: Sequence[str], evaluations: Iterable[Evaluation]) -> Self:
-        """The table of a version with `domains`; only active evaluations count."""
-        result = {evaluation.sums.domain: _score(evaluation) for evaluation in evaluations if evaluation.active}
-        missing = [domain for domain in domains if domain not in result]
+        """The table from the active evaluations."""
+        scores = {evaluation.sums.domain: _score(evaluation) for evaluation in evaluations if evaluation.active}
         return cls(
             version=version,
             domains=list(domains),
-            scores=[result[domain] for domain in domains if domain in result],
-            average=average(result[domain].normalised if domain in result else None for domain in domains),
-            missing=missing,
+            scores=[scores[domain] for domain in domains if domain in scores],
+            average=average(scores[domain].normalised if domain in scores else None for domain in domains),
+            missing=[domain for domain in domains if domain not in scores],
         )
 
 

@@ -12,7 +12,7 @@ from moerge_proto.problems import Problem
 from moerge_proto.workflows import Workflow
 
 Vocabulary = Literal["same", "pad"]
-"""Whether experts must have the same vocabulary, or one may append tokens to the other's."""
+"""`pad`: one expert may append tokens to the other's vocabulary."""
 
 
 class ExpertState(StrEnum):
@@ -40,27 +40,23 @@ class NewAdapter(Message):
 
 
 class NewExpert(Message):
-    """Registers files as the expert of `domain`. `files` maps names in the folder to digests.
+    """Registers `files`, name -> digest, as the expert of `domain`.
 
     They are uploaded before, or the coordinator fetches them from below the address `source`, which the operator must
     allow. With `adapter` it makes the weights, one file, by merging the adapter with its base: an expert of the same
-    owner, or one whose owner allows its redistribution.
+    owner, or one whose owner allows its redistribution. `license`: an SPDX identifier, such as Apache-2.0.
 
-    With `trunk="keep"` the trunk stays, and only the new expert's owner contributes under it. With `remerge`, as soon
-    as this expert is ready, the current trunk is merged again with it, by the same method; then every owner is asked.
-
-    `redistribute`: whether owners of the other experts in a version may download it, with this expert's MLPs, to
-    evaluate it. A new registration with another value changes it; an operator can't set it.
-
-    With `fitted` it is a fitted expert: the domain's expert with MLPs that its owner solved anew for a trunk. It is
-    never merged into a trunk, and is redistributed if the original expert is.
+    `trunk`: `keep` the current trunk, so that only the new expert's owner contributes, or `remerge` it with this expert
+    by the same method, so that every owner contributes. `redistribute`: whether owners of the other experts in a
+    version may download it, with this expert's MLPs, to evaluate it. A new registration changes it; an operator can't.
+    `fitted`: the domain's expert with MLPs that its owner solved anew for a trunk. It is never merged into a trunk, and
+    is redistributed if the original expert is.
     """
 
     domain: Name
     files: dict[str, Digest] = Field(min_length=1, max_length=1000)
     source: str | None = Field(default=None, max_length=1000)
     license: str = Field(default="unknown", pattern=r"^[A-Za-z0-9.+-]{1,64}$")
-    """An SPDX identifier, such as Apache-2.0."""
     trunk: Literal["keep", "remerge"] = "keep"
     redistribute: bool = False
     fitted: Fitted | None = None
@@ -76,7 +72,7 @@ class NewExpert(Message):
 
 
 class Expert(Message):
-    """An expert. `digest` names its files; `number` is the order of arrival; `fitted` is None for a trained expert.
+    """An expert. `digest`: of its files; `number`: order of arrival; `fitted`: None for a trained expert.
 
     Until its files are fetched from `source` or made from `adapter`, their sizes are 0 and the family is empty.
     """
@@ -100,12 +96,12 @@ class Expert(Message):
 
     @property
     def trained(self) -> str:
-        """The digest of the trained expert: its own, or that of the expert that it was fitted from."""
+        """Its digest, or that of the expert that it was fitted from."""
         return self.digest if self.fitted is None else self.fitted.expert
 
 
 class Withdraw(Message):
-    """Asks to withdraw an expert. With `serve=False`, versions that contain it are withheld from consumers at once."""
+    """Withdraws an expert. With `serve=False`, versions that contain it are withheld from consumers at once."""
 
     serve: bool = True
 
@@ -113,9 +109,8 @@ class Withdraw(Message):
 class Withdrawal(Message):
     """The effects of an expert's withdrawal, which includes its fitted experts.
 
-    `trunks` and `versions` still contain it. The trunks are retired. `remerge` is the workflow of the trunk that
-    replaces the current one; None if that doesn't contain the expert, or nothing is left to merge. Retiring a version
-    removes it.
+    `trunks`, now retired, and `versions` still contain it. `remerge`: the workflow of the trunk that replaces the
+    current one; None if that doesn't contain the expert, or nothing is left to merge.
     """
 
     expert: Expert

@@ -6,10 +6,9 @@ from moerge_proto.trunks import NewTrunk
 
 
 class DomainMove(Message):
-    """A domain's normalised scores on a version of a trunk, and the points by which it `moved`.
+    """A domain's normalised scores on a version. The trunk doesn't contain a `newcomer`'s expert.
 
-    `moved` compares with the last version on the same trunk that was evaluated with the same expert; None without one.
-    The trunk doesn't contain a `newcomer`'s expert.
+    `moved`: points since the last version on the same trunk that was evaluated with the same expert; None without one.
     """
 
     domain: str
@@ -22,8 +21,8 @@ class DomainMove(Message):
 class TrunkVersion(Message):
     """A version of a trunk, as its domains' owners evaluated it.
 
-    `average` is over all domains, so None while some are `missing`. So is `behind`: the others' average normalised
-    score minus the newcomers'. An owner sees only its own domains' `scores`, and `behind` is None.
+    `average` of all domains, and `behind`, the others' average minus the newcomers', are None while some are `missing`.
+    An owner sees only its own domains' `scores`, and no `behind`.
     """
 
     version: int
@@ -42,10 +41,9 @@ class Remerge(Message):
     (`newcomers_oracle`); the others are members, with M (`members_oracle`). After the merge, newcomers are expected to
     reach the members' score, M - `fall`: expected = m / D * (M - N) - fall.
 
-    The model: a trunk of k experts costs its members in proportion to 1 - 1/k. This is true if experts are equally far
-    from the seed model, in independent directions, and the loss is quadratic there. So with k experts in the trunk,
-    fall = (100 - M) * m / ((k - 1) (k + m)), never below 0. A trunk of one expert costs its member nothing; then
-    fall = m / D * (M - N) / 2, from the newcomers by the same reasoning.
+    The model: a trunk of k experts costs its members in proportion to 1 - 1/k, if experts are equally far from the seed
+    model, in independent directions, and the loss is quadratic there. So fall = (100 - M) * m / ((k - 1) (k + m)),
+    never below 0. For k = 1, fall = m / D * (M - N) / 2, from the newcomers by the same reasoning.
 
     All are None while oracles are `missing`, or if no member is in the version. `recommended`: the trunk is current,
     at least one point is expected, and the remerge isn't done. Afterwards `after` is the remerged trunk's version of
@@ -67,10 +65,10 @@ class Remerge(Message):
 
 
 class TrunkHistory(Message):
-    """The newest versions of one trunk, at most 100, oldest first, from owners' reports.
+    """The newest versions of one trunk, at most 100, oldest first. Owners see neither `remerge` nor `before`.
 
-    `remerge` describes the newest version without withdrawn experts, if it has newcomers; `before`, that of the trunk
-    that this one replaced. A trunk of the method `base` has neither. Owners see neither.
+    `remerge`: for the newest version without withdrawn experts, if it has newcomers; `before`: for that of the replaced
+    trunk. A trunk of the method `base` has neither.
     """
 
     trunk: Digest

@@ -6,12 +6,11 @@ from moerge_proto.messages import Message
 class DomainInfluence(Message):
     """The effect of a domain's sums on the routers. Lists have one number per domain, averaged over layers.
 
-    `effective_rank` of its gram is trace^2 / the sum of the squared entries: the number of directions of its features.
-    `gram_distance` is 1 minus the cosine between its gram and the sum of the others'. `mean_distances` are between its
-    mean feature and each domain's, in units of that domain's spread; a small one marks tokens that it may draw.
-    `drawn`: the expected share of each domain's tokens that score this domain's expert above their own; `drawn_most`
-    is that of the layer with the largest share. `moved`: the change of each domain's scores, in units of their own
-    spread, if the routers are solved without this owner.
+    `effective_rank` of its gram: trace^2 / the sum of the squared entries. `gram_distance`: 1 minus the cosine between
+    its gram and the sum of the others'. `mean_distances`: between its mean feature and each domain's, in units of that
+    domain's spread; a small one marks tokens that it may draw. `drawn`: the expected share of each domain's tokens that
+    score this domain's expert above their own; `drawn_most`, of the layer with the largest share. `moved`: the change
+    of each domain's scores, in units of their own spread, if the routers are solved without this owner.
     """
 
     domain: str

@@ -53,8 +53,6 @@ Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 class Message(BaseModel):
-    """Base of all messages."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

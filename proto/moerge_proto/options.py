@@ -15,13 +15,12 @@ DomainWeights = dict[Name, Weight] | Literal["balanced"]
 
 
 class SolveOptions(Message):
-    """Options of the solve. Changing them needs no new contributions.
+    """Options of the solve; the defaults are the paper's. Changing them needs no new contributions.
 
-    `ridge_lambda`: Tikhonov regulariser (DUME eq. 2; 0.01 in the paper), `absolute` or in units of the layer's mean
-    diagonal (`relative`); with `auto` each layer gets the value with the least error on the tuning splits.
-    `domain_weights`: domain -> weight of its statistics, default 1; `balanced` weights all domains as if they had
-    contributed equally many tokens. `top_k`: experts per token. `temperature` divides the router's scores; it matters
-    only for top_k > 1. The defaults are the paper's.
+    `ridge_lambda`: Tikhonov regulariser (DUME eq. 2), `absolute` or in units of the layer's mean diagonal (`relative`);
+    with `auto` each layer gets the value with the least error on the tuning splits. `domain_weights`: domain -> weight
+    of its statistics, default 1; `balanced`: as if all had contributed equally many tokens. `top_k`: experts per token.
+    `temperature` divides the router's scores; it matters only for top_k > 1.
     """
 
     ridge_lambda: float = Field(default=0.01, gt=0, allow_inf_nan=False)
@@ -33,13 +32,10 @@ class SolveOptions(Message):
 
 
 class VersionRecipe(Message):
-    """The options of a version, from experts to routers.
-
-    `method` is the trunk's, `solve` the routers'. `fit`: owners fit their MLPs to the trunk.
-    """
+    """The options of a version, from experts to routers."""
 
     method: TrunkMethod
-    fit: bool
+    fit: bool  # whether owners fit their MLPs to the trunk
     solve: SolveOptions
 
 
@@ -52,11 +48,9 @@ RECOMMENDED = VersionRecipe(
 )
 """The default of REST, commands, dashboard and demo. Measured in docs/quality.md."""
 RARE_BELOW = 10
-"""Trunk contributions withhold smaller token counts, because rare tokens can identify people. The default of workers,
-`moerge merge` and recipes."""
+"""Trunk contributions withhold smaller token counts, because rare tokens can identify people. A default."""
 RecipeName = Literal["recommended", "dume"]
 VERSION_RECIPES: dict[RecipeName, VersionRecipe] = {"recommended": RECOMMENDED, "dume": PAPER}
-"""The library's recipes that a federation can follow."""
 _SOLVE = RECOMMENDED.solve
 
 

@@ -23,8 +23,6 @@ class Role(StrEnum):
 
 
 class NewOwner(Message):
-    """Asks for an owner of `domains`."""
-
     name: Name
     domains: list[Name] = Field(min_length=1)
 
@@ -39,9 +37,9 @@ class OwnerKey(Message):
 
 
 class Owner(Message):
-    """An owner. `keys`: oldest first; without a key, it contributes unsigned. `seen`: its last call, to a minute.
+    """An owner. `keys`: oldest first; without one, it contributes unsigned. `seen`: its last call, to a minute.
 
-    `revoked`: the time since which it has no valid key or token; None while it has one, or never had any.
+    `revoked`: since when it has no valid key or token; None while it has one, or never had any.
     """
 
     name: str
@@ -60,7 +58,7 @@ class Approval(Message):
 
 
 class NewToken(Message):
-    """Asks for a token. `owner`: its owner, for the role owner only. `expires`: None means never."""
+    """Asks for a token. `owner`: for the role owner only. `expires`: None means never."""
 
     role: Role
     owner: Name | None = None
@@ -109,5 +107,5 @@ class Identity(Message):
 
     @property
     def who(self) -> str:
-        """For histories: the owner's name, or the role."""
+        """The owner's name, or the role."""
         return self.owner or self.role.value

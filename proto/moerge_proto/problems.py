@@ -1,6 +1,7 @@
 """Errors over HTTP: `application/problem+json` (RFC 9457) with a stable type and a remedy."""
 
 from enum import StrEnum
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -9,58 +10,41 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class ProblemType(StrEnum):
-    """Stable names; clients may switch on them. Each is sent as `urn:moerge:problem:<name>`."""
+    """Stable names, each with its HTTP status; clients may switch on them. Sent as `urn:moerge:problem:<name>`."""
 
-    INVALID_REQUEST = "invalid-request"
-    UNAUTHENTICATED = "unauthenticated"
-    FORBIDDEN = "forbidden"
-    NOT_FOUND = "not-found"
-    CONFLICT = "conflict"
-    WRONG_DIGEST = "wrong-digest"
-    TRUNCATED = "truncated"
-    INCOMPATIBLE_EXPERT = "incompatible-expert"
-    INVALID_CONTRIBUTION = "invalid-contribution"
-    WRONG_TRUNK = "wrong-trunk"
-    DUPLICATE_SHARD = "duplicate-shard"
-    NOT_READY = "not-ready"
-    NOT_PROMOTABLE = "not-promotable"
-    GONE = "gone"
-    UNAVAILABLE = "unavailable"
-    TOO_LARGE = "too-large"
-    OVER_QUOTA = "over-quota"
-    TOO_FAST = "too-fast"
-    SOURCE_FAILED = "source-failed"
-    STORAGE_FULL = "storage-full"
-    INTERNAL = "internal"
+    _value_: str
+    status: int
+
+    def __new__(cls, name: str, status: int) -> Self:
+        member = str.__new__(cls, name)
+        member._value_, member.status = name, status
+        return member
+
+    INVALID_REQUEST = "invalid-request", 422
+    UNAUTHENTICATED = "unauthenticated", 401
+    FORBIDDEN = "forbidden", 403
+    NOT_FOUND = "not-found", 404
+    CONFLICT = "conflict", 409
+    WRONG_DIGEST = "wrong-digest", 422
+    TRUNCATED = "truncated", 422
+    INCOMPATIBLE_EXPERT = "incompatible-expert", 422
+    INVALID_CONTRIBUTION = "invalid-contribution", 422
+    WRONG_TRUNK = "wrong-trunk", 409
+    DUPLICATE_SHARD = "duplicate-shard", 409
+    NOT_READY = "not-ready", 409
+    NOT_PROMOTABLE = "not-promotable", 409
+    GONE = "gone", 410
+    UNAVAILABLE = "unavailable", 503
+    TOO_LARGE = "too-large", 413
+    OVER_QUOTA = "over-quota", 409
+    TOO_FAST = "too-fast", 429
+    SOURCE_FAILED = "source-failed", 422
+    STORAGE_FULL = "storage-full", 507
+    INTERNAL = "internal", 500
 
     @property
     def urn(self) -> str:
         return f"urn:moerge:problem:{self.value}"
-
-
-STATUS: dict[ProblemType, int] = {
-    ProblemType.INVALID_REQUEST: 422,
-    ProblemType.UNAUTHENTICATED: 401,
-    ProblemType.FORBIDDEN: 403,
-    ProblemType.NOT_FOUND: 404,
-    ProblemType.CONFLICT: 409,
-    ProblemType.WRONG_DIGEST: 422,
-    ProblemType.TRUNCATED: 422,
-    ProblemType.INCOMPATIBLE_EXPERT: 422,
-    ProblemType.INVALID_CONTRIBUTION: 422,
-    ProblemType.WRONG_TRUNK: 409,
-    ProblemType.DUPLICATE_SHARD: 409,
-    ProblemType.NOT_READY: 409,
-    ProblemType.NOT_PROMOTABLE: 409,
-    ProblemType.GONE: 410,
-    ProblemType.UNAVAILABLE: 503,
-    ProblemType.TOO_LARGE: 413,
-    ProblemType.OVER_QUOTA: 409,
-    ProblemType.TOO_FAST: 429,
-    ProblemType.SOURCE_FAILED: 422,
-    ProblemType.STORAGE_FULL: 507,
-    ProblemType.INTERNAL: 500,
-}
 
 
 class Problem(BaseModel):
@@ -77,10 +61,7 @@ class Problem(BaseModel):
 
     @classmethod
     def of(cls, kind: ProblemType, detail: str, *, field: str = "", todo: str = "") -> "Problem":
-        """The problem of `kind` with its fixed status and title."""
-        if len(detail) > _LONGEST:
-            detail = f"{detail[:_LONGEST]} …"
-        if len(field) > _LONGEST:
-            field = f"{field[:_LONGEST]} …"
+        """The problem of `kind`, with long texts cut."""
+        detail, field = (f"{text[:_LONGEST]} …" if len(text) > _LONGEST else text for text in (detail, field))
         title = kind.value.replace("-", " ")
-        return cls(type=kind.urn, title=title, status=STATUS[kind], detail=detail, field=field, todo=todo)
+        return cls(type=kind.urn, title=title, status=kind.status, detail=detail, field=field, todo=todo)

@@ -30,32 +30,25 @@ class Stage(StrEnum):
 class Obstacle(StrEnum):
     """The reason why a worker sends nothing now. It has no figures."""
 
-    TRUNK_STRAYS = "trunk-strays"
-    TRUNK_HARMS = "trunk-harms"
-    VERSION_ALTERED = "version-altered"
-    ASKS_OWNER = "asks-owner"
-    OWNER_REFUSED = "owner-refused"
+    _value_: str
+    words: str
 
-    @property
-    def words(self) -> str:
-        """The reason in words."""
-        return _WORDS[self]
+    def __new__(cls, name: str, words: str) -> Self:
+        member = str.__new__(cls, name)
+        member._value_, member.words = name, words
+        return member
 
-
-_WORDS = {
-    Obstacle.TRUNK_STRAYS: "refuses the trunk: it strays too far from the expert",
-    Obstacle.TRUNK_HARMS: "refuses the trunk: its perplexity on the owner's text is too high",
-    Obstacle.VERSION_ALTERED: "refuses the version: its files differ from those sent and checked",
-    Obstacle.ASKS_OWNER: "waits for the owner's approval",
-    Obstacle.OWNER_REFUSED: "the owner refused",
-}
+    TRUNK_STRAYS = "trunk-strays", "refuses the trunk: it strays too far from the expert"
+    TRUNK_HARMS = "trunk-harms", "refuses the trunk: its perplexity on the owner's text is too high"
+    VERSION_ALTERED = "version-altered", "refuses the version: its files differ from those sent and checked"
+    ASKS_OWNER = "asks-owner", "waits for the owner's approval"
+    OWNER_REFUSED = "owner-refused", "the owner refused"
 
 
 class Progress(Message):
-    """Progress of a domain's worker.
+    """Progress of a domain's worker with its current or last contribution.
 
-    `shards_done` and `shards_total` belong to the current contribution, or the last one. `seconds_left` is the
-    estimate for the rest, or None. `obstacle`: why nothing more is sent now.
+    `seconds_left`: estimate, or None. `obstacle`: why nothing more is sent now.
     """
 
     domain: Name
@@ -74,7 +67,7 @@ class Progress(Message):
 
 
 class DomainProgress(Progress):
-    """The last progress of a domain's worker; `heard` is its time."""
+    """The last progress of a domain's worker; `heard`: its time."""
 
     number: int
     owner: str

@@ -13,26 +13,17 @@ class Ranges(Protocol):
     @property
     def size(self) -> int:
         """In bytes."""
-        ...
 
     def read(self, start: int, out: memoryview) -> int:
-        """Fills `out` with the bytes from `start` on. Returns their number, which is smaller at the file's end.
-
-        Raises:
-            OSError, MoergeError: they can't be read.
-        """
-        ...
+        """Fills `out` with the bytes from `start` on. Returns their number, which is smaller at the file's end."""
 
     def close(self) -> None: ...
 
 
 Source = Path | Ranges
-"""A file: a local path, or elsewhere."""
 
 
 class LocalFile:
-    """A local file as `Ranges`."""
-
     def __init__(self, path: Path) -> None:
         self.name = path.name
         self._file = path.open("rb")
@@ -49,11 +40,6 @@ class LocalFile:
 
 
 def opened(source: Source) -> Ranges:
-    """The file, opened for reading.
-
-    Raises:
-        OSError: there is no such local file.
-    """
     return LocalFile(source) if isinstance(source, Path) else source
 
 

@@ -14,8 +14,6 @@ RECORD_FILE = "moerge.json"
 
 
 class Build(Message):
-    """Software versions and device of a training."""
-
     moerge: str
     torch: str
     transformers: str
@@ -25,8 +23,8 @@ class Build(Message):
 class Training(Message):
     """The inputs of a training on pooled text, without the model.
 
-    `options`: all of the recipe's that apply. `tokens`: of the training. `texts`: domain -> digest of its documents'
-    digests. `weights`: domain -> weight in the mixture of texts. `workers`: number of training processes.
+    `texts`: domain -> digest of its documents' digests. `weights`: domain -> weight in the mixture of texts. `workers`:
+    number of training processes.
     """
 
     pooled_text: Literal[True] = True
@@ -44,10 +42,7 @@ class Training(Message):
 
 
 class TunedModel(Training):
-    """All inputs of a version that was trained on pooled text of its domains; the record of `moerge tune`.
-
-    `parent_files`: name -> SHA-256 of the parent's weights, config and tokenizer.
-    """
+    """All inputs of `moerge tune` for a version. `parent_files`: SHA-256 of the parent's weights, config, tokenizer."""
 
     kind: Literal["tuned"] = "tuned"
     parent: Lineage
@@ -55,19 +50,16 @@ class TunedModel(Training):
 
     @property
     def domains(self) -> list[str]:
-        """The parent's, in slot order."""
         return self.parent.domains
 
 
 class MixtureMember(Message):
-    """A dense model in a mixture."""
-
     name: str
     digest: Digest
 
 
 class TunedMixture(Training):
-    """All inputs of a mixture of dense models that was trained on pooled text; the record of `moerge tune`.
+    """All inputs of `moerge tune` for a mixture of dense models.
 
     `members`: the seed model and the experts. `masked`: experts that are left out. `parent`: the mixture that it
     continues, with the digests of that folder's files.
@@ -81,11 +73,10 @@ class TunedMixture(Training):
 
 
 class SoupBank(Message):
-    """All inputs of a bank, which is trained on pooled text; the record of `moerge soup train`.
+    """All inputs of `moerge soup train`, for a bank.
 
-    `base`: digest of the seed model. `experts`: name -> digest, empty if none was used. `parts`: number of E_i.
-    `texts`: name -> digest of its documents' digests. `clusters`: requested pretraining domains. `tokens`: of the
-    training.
+    `base`: the seed model. `experts`: name -> digest. `parts`: number of E_i. `texts`: name -> digest of its documents'
+    digests. `clusters`: requested pretraining domains.
     """
 
     kind: Literal["soup"] = "soup"
@@ -107,10 +98,10 @@ class SoupBank(Message):
 
 
 class Specialist(Message):
-    """All inputs of a specialist; the record of `moerge soup instantiate`.
+    """All inputs of `moerge soup instantiate`, for a specialist.
 
-    `bank_file`: SHA-256 of the bank's parameters. `text`: digest of the target's documents' digests. `weights`: of the
-    pretraining domains. `coefficients`: of the E_i. `finetune`: tokens of training on the target.
+    `bank_file`: the bank's parameters. `text`: digest of the target's documents' digests. `weights`: of the pretraining
+    domains. `coefficients`: of the E_i. `finetune`: tokens of training on the target.
     """
 
     kind: Literal["specialist"] = "specialist"

@@ -22,7 +22,7 @@ class RoundState(StrEnum):
 class NewRound(Message):
     """Asks `domains` for router contributions under the current trunk, or for trunk contributions, by `deadline`.
 
-    After the deadline, `minimum` of them are enough. The same request again changes nothing.
+    Then `minimum` of them are enough. The same request again changes nothing.
     """
 
     name: Name

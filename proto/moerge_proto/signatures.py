@@ -32,7 +32,6 @@ def public_key_of(key: Ed25519PrivateKey) -> PublicKey:
 
 
 def fingerprint(public_key: PublicKey) -> Digest:
-    """The fingerprint by which two people compare keys."""
     return sha256_hex(bytes.fromhex(public_key))
 
 
@@ -42,7 +41,6 @@ def in_groups(digits: str) -> str:
 
 
 def is_signed(public_key: PublicKey, message: bytes, signature: Signature) -> bool:
-    """Whether the owner of `public_key` signed `message`."""
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)).verify(bytes.fromhex(signature), message)
     except InvalidSignature:
@@ -51,7 +49,6 @@ def is_signed(public_key: PublicKey, message: bytes, signature: Signature) -> bo
 
 
 def contribution_message(owner: str, digest: Digest) -> bytes:
-    """The message that an owner signs for a statistics file; the file names its domain and trunk."""
     return _message("contribution", {"owner": owner, "digest": digest})
 
 
@@ -64,10 +61,7 @@ def _message(purpose: str, fields: dict[str, JsonValue]) -> bytes:
 
 
 class JoinRequest(Message):
-    """Asks an operator to approve an owner of `domains` with this key. It contains no secret.
-
-    `signature` is by that key, so it proves that the sender has the key.
-    """
+    """Asks an operator to approve an owner of `domains` with this key, which signs it. It contains no secret."""
 
     owner: Name
     domains: list[Name] = Field(min_length=1, max_length=1000)
@@ -77,17 +71,12 @@ class JoinRequest(Message):
 
     @classmethod
     def make(cls, key: Ed25519PrivateKey, owner: str, domains: list[str], created: datetime) -> Self:
-        """The request of the owner of `key`.
-
-        Raises:
-            ValidationError: a name is invalid.
-        """
         given = {"owner": owner, "domains": domains, "public_key": public_key_of(key), "created": created}
         blank = cls.model_validate({**given, "signature": "0" * 128})
         return blank.model_copy(update={"signature": key.sign(blank.message()).hex()})
 
     def message(self) -> bytes:
-        """The signed bytes: every field except the signature."""
+        """The signed bytes."""
         return _message("join", self.model_dump(mode="json", exclude={"signature"}))
 
     def is_genuine(self) -> bool:
@@ -101,11 +90,7 @@ class JoinRequest(Message):
 
     @classmethod
     def of_line(cls, text: str) -> Self:
-        """Parses the output of `line`.
-
-        Raises:
-            ValueError: it is something else, or was changed in transit.
-        """
+        """Parses the output of `line`; raises ValueError if it is something else, or was changed in transit."""
         line = "".join(text.split())  # mail programs break lines
         if not line.startswith(_PREFIX):
             raise ValueError(f"expected a line that begins with {_PREFIX!r}, found {text[:40]!r}")

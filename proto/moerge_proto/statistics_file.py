@@ -23,7 +23,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Annotated, BinaryIO, Literal, Self
 
 import numpy as np
@@ -51,7 +50,7 @@ Split = Literal["statistics", "tuning"]
 
 
 class StatisticsFileError(ValueError):
-    """The bytes are not a statistics file. `field` names the part."""
+    """The bytes are not a statistics file."""
 
     def __init__(self, field: str, detail: str) -> None:
         super().__init__(f"{field}: {detail}")
@@ -73,8 +72,6 @@ class StatisticsSettings(Message):
 
 
 class _Manifest(Message):
-    """Fields of every statistics file."""
-
     format: Literal[1] = 1
     owner: Name
     expert: Digest
@@ -178,7 +175,6 @@ def exponent(size: int, squared_norm: float | None = None, tokens: int = MAX_TOK
 
 
 def trunk_gram_names(layers: int) -> list[str]:
-    """The grams of a trunk contribution, in order."""
     parts = ("attention_input", "attention_output")
     return [*(f"layers.{layer}.{part}" for layer in range(layers) for part in parts), "head_input"]
 
@@ -201,7 +197,6 @@ def _header(manifest: Manifest, layers: range | None = None) -> bytes:
 
 
 def file_size(manifest: Manifest, layers: range | None = None) -> int:
-    """Bytes of the whole file."""
     return len(_header(manifest, layers)) + 8 * sum(length for _, length in manifest.part(layers))
 
 
@@ -234,7 +229,7 @@ def write(out: BinaryIO, manifest: Manifest, arrays: Iterable[Int64], layers: ra
 
 
 def _places(manifest: Manifest, layers: range | None, offset: int) -> dict[str, tuple[int, int]]:
-    """The offset and length of each tensor in the file."""
+    """Name of each tensor -> its offset in the file and length."""
     places = {}
     for name, length in manifest.part(layers):
         places[name] = offset, length
@@ -257,9 +252,6 @@ def _manifest(header: bytes) -> Manifest:
 
 class StatisticsFile:
     """A statistics file opened for reading, one tensor in memory at a time; with `layers`, a journal of these layers.
-
-    Attributes:
-        name: of the file, without its folder.
 
     Raises:
         StatisticsFileError: on opening, if header or size don't match the manifest exactly.
@@ -292,7 +284,7 @@ class StatisticsFile:
         return raw
 
     def array(self, name: str) -> Int64:
-        """One tensor, int64. Several threads may read at once."""
+        """One tensor. Several threads may read at once."""
         offset, length = self._places[name]
         array: Int64 = np.empty(length, dtype="<i8")
         if self._file.read(offset, array.data.cast("B")) < array.nbytes:
@@ -300,21 +292,16 @@ class StatisticsFile:
         return array.astype(np.int64, copy=False)
 
     def gram(self, layer: int) -> Int64:
-        """The gram of one layer of a router contribution, [H(H+1)/2] int64."""
         return self.array(f"layers.{layer}.gram")
 
     def cross(self, layer: int) -> Int64:
-        """The cross of one layer of a router contribution, [H] int64."""
         return self.array(f"layers.{layer}.cross")
 
     def arrays(self) -> Iterator[Int64]:
-        """All tensors in order."""
         return (self.array(name) for name in self._places)
 
-    def __enter__(self) -> "StatisticsFile":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

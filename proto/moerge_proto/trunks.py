@@ -30,9 +30,9 @@ class TrunkOptions(Message):
 class NewTrunk(Message):
     """Asks for a merge of `experts` in this order; None means every ready expert except the base, in order of arrival.
 
-    `round` names a round for trunk contributions instead of experts. The merge starts when all have contributed, or at
-    the deadline if enough have, and takes these experts. `method`: None means the recommended one if every expert has
-    an active trunk contribution, or a round is named; otherwise the paper's. Options need a named method.
+    `round`: for trunk contributions, instead of experts. The merge starts when all have contributed, or at the deadline
+    if enough have, and takes these experts. `method`: None means the recommended one if every expert has an active
+    trunk contribution, or a round is named; otherwise the paper's. Options need a named method.
     """
 
     method: TrunkMethod | None = None
@@ -65,9 +65,8 @@ class TrunkLineage(Message):
 class Trunk(Message):
     """A trunk in the dense family's own tensor names, so that a worker can add its own MLPs to it.
 
-    `exponents`: fractional bits of gram and cross, per layer. `contributions`: the trunk contributions that it was
-    solved from, in the experts' order. `retired`: the time since which it contains a withdrawn input; a retired current
-    trunk stays current until the remerge is done.
+    `exponents`: fractional bits of gram and cross, per layer. `contributions`: the solved trunk contributions, in the
+    experts' order. `retired`: since when it contains a withdrawn input; if current, it stays so until the remerge.
     """
 
     digest: Digest
@@ -96,7 +95,7 @@ class Trunk(Message):
 class Contributors(Message):
     """Domains that have contributed to the routers under `trunk`, and domains merged into it that are `missing`.
 
-    A domain that joined after the merge is never missing, nor is one whose expert was withdrawn.
+    One that joined after the merge, or whose expert was withdrawn, is never missing.
     """
 
     trunk: Digest

@@ -22,10 +22,8 @@ class Chunk(Message):
 
 
 class NewUpload(Message):
-    """Announces one file of `size` plain bytes named `sha256`, in `chunks` that are plain or one zstd frame each.
-
-    A file may have 16 chunks, and one more for each whole MiB.
-    """
+    """Announces one file of `size` plain bytes, in `chunks` that are plain or one zstd frame each: at most 16, and one
+    for each whole MiB."""
 
     sha256: Digest
     size: int = Field(gt=0, lt=2**53)
@@ -37,9 +35,9 @@ class NewUpload(Message):
         most = _FEW + self.size // 2**20
         if len(self.chunks) > most:
             raise ValueError(f"chunks: expected at most {most} for {self.size} bytes, found {len(self.chunks)}")
-        come = sum(chunk.size for chunk in self.chunks)
-        if come > self.size + 2**16 * len(self.chunks):
-            raise ValueError(f"chunks: {come} bytes are too many for a file of {self.size}")
+        sent = sum(chunk.size for chunk in self.chunks)
+        if sent > self.size + 2**16 * len(self.chunks):
+            raise ValueError(f"chunks: {sent} bytes are too many for a file of {self.size}")
         return self
 
 

@@ -23,14 +23,10 @@ def _completed(value: object, validate: Callable[[object], SolveOptions]) -> Sol
     return SolveOptions.model_construct(set(given), **dict(options))
 
 
-def _given(options: SolveOptions) -> dict[str, Any]:
-    return options.model_dump(exclude_unset=True)
-
-
 Completed = Annotated[
     SolveOptions,
     WrapValidator(_completed),
-    PlainSerializer(_given),
+    PlainSerializer(lambda options: options.model_dump(exclude_unset=True), return_type=dict[str, Any]),
     WithJsonSchema(RecommendedOptions.model_json_schema()),
 ]
 """Solve options that are sent as given; the receiver completes them with the recommended values."""
@@ -39,10 +35,10 @@ Completed = Annotated[
 class NewVersion(Message):
     """Asks for a version of `trunk` (None: the current one) with `experts` in this order.
 
-    `experts=None` means every ready expert that has contributed under the trunk, in order of arrival. It is refused
-    while an expert of the trunk is missing, unless `partial` is set. `round` names a round instead. The solve starts
-    when all have contributed, or at the deadline if enough have, and takes these experts. `options`: the recommended
-    ones are the defaults. `tied` leaves the head out if it equals the embedding.
+    `experts=None` means every ready expert that has contributed under the trunk, in order of arrival; refused while an
+    expert of the trunk is missing, unless `partial` is set. `round`: instead of experts. The solve starts when all have
+    contributed, or at the deadline if enough have, and takes these experts. `options`: the recommended ones are the
+    defaults. `tied` leaves the head out if it equals the embedding.
     """
 
     trunk: Digest | None = None
@@ -61,10 +57,9 @@ class VersionFile(FileEntry):
 
 
 class Lineage(Message):
-    """All inputs of a version (law 3). Contributions are sorted by digest.
+    """All inputs of a version (law 3). `contributions`: sorted. `withdrawn`: experts that the trunk still contains.
 
-    `withdrawn`: withdrawn experts that the trunk still contains. `left_out`: domains of the round, or of a partial
-    version's trunk, that had not contributed.
+    `left_out`: domains of the round, or of a partial version's trunk, that had not contributed.
     """
 
     trunk: Digest
@@ -79,10 +74,7 @@ class Lineage(Message):
 
 
 class EngineLimit(Message):
-    """An engine that doesn't run a version as transformers does.
-
-    `happens` completes a sentence whose subject is the engine. `remedy` is an instruction.
-    """
+    """An engine that doesn't run a version as transformers does; `happens` is the rest of a sentence about it."""
 
     engine: str
     happens: str
@@ -90,10 +82,10 @@ class EngineLimit(Message):
 
 
 class SolvedLayer(Message):
-    """Diagnostics of one layer's solve.
+    """Diagnostics of one layer's solve. `ridge_lambda`: added to the diagonal.
 
-    `ridge_lambda`: the value added to the diagonal. `condition`: a lower estimate for A + lambda I. `norms`: of the
-    columns before normalisation, per domain. `cosines`: between the columns, D x D.
+    `condition`: a lower estimate for A + lambda I. `norms`: of the columns before normalisation, per domain. `cosines`:
+    between the columns, D x D.
     """
 
     ridge_lambda: float
@@ -112,8 +104,7 @@ class SolveReport(Message):
 class Version(Message):
     """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it or in its trunk.
 
-    `withheld`: the time since which its files are not served because of such an expert; `retired`: the time since
-    which it has no files.
+    `withheld`: since when its files are not served because of such an expert; `retired`: since when it has no files.
     """
 
     number: int
@@ -149,9 +140,8 @@ class Comparison(Message):
     """The differences between the versions `before` and `after`.
 
     Experts are compared by domain: `experts_added` are of domains that only `after` has, `experts_removed` of domains
-    that only `before` has, and `experts_replaced`, those of `after` whose domain has other MLPs in `before`, such as
-    ones fitted to another trunk. `options` maps the name of each solve option that differs to its two values; `fetch`
-    counts the bytes that somebody who has the one must fetch for the other.
+    that only `before` has, and `experts_replaced`, those of `after` whose domain has other MLPs in `before`. `options`:
+    name of each solve option that differs -> its two values. `fetch`: the bytes that a holder of `before` lacks.
     """
 
     before: int
@@ -168,9 +158,9 @@ class Comparison(Message):
 
 
 class Move(Message):
-    """Points an alias to `version`; `note` is the reason.
+    """Points an alias to `version`; `note`: the reason.
 
-    `override` is the reason to move champion even if a domain falls by more than `promotion_max_fall`.
+    `override`: the reason to move champion even if a domain falls by more than `promotion_max_fall`.
     """
 
     version: Whole = Field(ge=1, lt=2**63)
@@ -186,10 +176,7 @@ class Rollback(Message):
 
 
 class AliasMove(Message):
-    """One entry of an alias' history; `version` is None if the alias was removed.
-
-    `override`: the operator's reason to override a refusal.
-    """
+    """One entry of an alias' history. `version`: None if it was removed. `override`: why a refusal was overridden."""
 
     number: int
     alias: str
@@ -203,10 +190,7 @@ class AliasMove(Message):
 
 
 class Alias(Message):
-    """A movable name for a version.
-
-    `warnings`, in the answer to a promotion, name domains that are not evaluated, and domains that consumers lose.
-    """
+    """A movable name. `warnings`, after a promotion: domains that are not evaluated, or that consumers lose."""
 
     number: int
     name: str

@@ -8,7 +8,6 @@ from moerge_proto.messages import Message
 from moerge_proto.problems import Problem
 
 WorkflowKind = Literal["expert", "contribution", "trunk", "version"]
-"""The result of a workflow."""
 
 
 class WorkflowState(StrEnum):

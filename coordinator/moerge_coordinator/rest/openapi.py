@@ -11,7 +11,7 @@ from fastapi.responses import FileResponse
 from fastapi.routing import RouteContext, iter_route_contexts
 
 from moerge.build import build
-from moerge_proto.problems import MEDIA_TYPE, STATUS, Problem, ProblemType
+from moerge_proto.problems import MEDIA_TYPE, Problem, ProblemType
 
 _BODY_ERRORS = (ProblemType.NOT_FOUND, ProblemType.CONFLICT, ProblemType.GONE)
 _REFERENCE = {"$ref": "#/components/schemas/Problem"}
@@ -55,12 +55,12 @@ def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> No
     if any(item["in"] == "path" for item in operation.get("parameters", ())):
         kinds |= {ProblemType.NOT_FOUND, ProblemType.GONE}
     answers = operation["responses"]
-    for status in {str(STATUS[kind]) for kind in kinds}:
+    for status in {str(kind.status) for kind in kinds}:
         answers.setdefault(status, {})
     for status in sorted(answers):
         answer = answers.pop(status)
         if status[0] in "45":
-            names = ", ".join(kind.value for kind, number in STATUS.items() if str(number) == status)
+            names = ", ".join(kind.value for kind in ProblemType if str(kind.status) == status)
             answer = {
                 "description": answer.get("description") or names,
                 "content": {MEDIA_TYPE: {"schema": _REFERENCE}},

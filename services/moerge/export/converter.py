@@ -1,4 +1,4 @@
-"""llama.cpp's converter: found, and run on a folder."""
+"""llama.cpp's converter: its command, and its run."""
 
 import os
 import shutil
@@ -32,10 +32,9 @@ def converter(llama_cpp: Path | None) -> list[str]:
         MoergeError: there is none.
     """
     if llama_cpp is None:
-        result = shutil.which(SCRIPT)
-        if result is None:
+        if (script := shutil.which(SCRIPT)) is None:
             raise MoergeError(f"llama.cpp's converter, {SCRIPT}, is not on PATH", where="`gguf`", todo=_GET)
-        return [result]
+        return [script]
     if not (llama_cpp / SCRIPT).is_file():
         raise MoergeError(f"has no {SCRIPT}", where=str(llama_cpp), todo=_GET)
     return [sys.executable, str(llama_cpp / SCRIPT)]
@@ -48,9 +47,9 @@ def convert(command: Sequence[str], out: Path, total: int, progress: Progress) -
         MoergeError: it failed; with its last lines.
     """
     log, before = out.with_suffix(".log"), 0
-    with log.open("wb") as said, progress.track("writing the GGUF", total, "B") as tracker:
+    with log.open("wb") as lines, progress.track("writing the GGUF", total, "B") as tracker:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        process = subprocess.Popen(command, stdout=said, stderr=said, env=environment)  # noqa: S603  # no shell
+        process = subprocess.Popen(command, stdout=lines, stderr=lines, env=environment)  # noqa: S603  # no shell
         try:
             while process.poll() is None:
                 time.sleep(_SECONDS)
@@ -64,7 +63,7 @@ def convert(command: Sequence[str], out: Path, total: int, progress: Progress) -
         if process.returncode == 0:
             tracker.advance(total - before)
     if process.returncode != 0:
-        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        last = "\n  ".join(lines[-_LAST:])
-        todo = next((item for text, item in _REMEDIES.items() if text in last), "")
+        text = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        last = "\n  ".join(text[-_LAST:])
+        todo = next((remedy for phrase, remedy in _REMEDIES.items() if phrase in last), "")
         raise MoergeError(f"llama.cpp's converter failed:\n  {last}", where=SCRIPT, todo=todo)

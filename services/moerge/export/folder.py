@@ -20,7 +20,7 @@ _SINK = -1e30
 
 
 def converter_folder(version: Path, form: Form, folder: Path, progress: Progress) -> Path:
-    """Writes `version` in another form into a new folder, and returns it. Its unchanged files are linked.
+    """Writes `version` in another form into a new folder, with links to its unchanged files, and returns it.
 
     Raises:
         CheckpointError: a weight file is missing or damaged, or the shared expert is not zero.

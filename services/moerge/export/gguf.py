@@ -1,6 +1,5 @@
 """A version as one GGUF file."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -40,9 +39,8 @@ def version_config(version: Path) -> dict[str, Any]:
 def export_gguf(version: Path, out: Path, llama_cpp: Path | None, quantise: str | None, progress: Progress) -> None:
     """Writes a version's folder as a GGUF with llama.cpp's converter. `out` appears whole (law 10).
 
-    Args:
-        llama_cpp: the folder with the converter; by default it is on PATH.
-        quantise: the converter's name of a number format; by default the version's own.
+    `llama_cpp`: the converter's folder; None: it is on PATH. `quantise`: its name of a number format; None: the
+    version's own.
 
     Raises:
         MoergeError: `out` exists, llama.cpp can't run the version, or there is no converter, or it failed.
@@ -60,11 +58,10 @@ def export_gguf(version: Path, out: Path, llama_cpp: Path | None, quantise: str 
         part.mkdir(parents=True)
         form = converter_form(config)
         source = converter_folder(version, form, part / "version", progress) if form.changed else version
-        made = part / "model.gguf"
-        name = version.resolve().name
-        options = ["--outfile", str(made), "--outtype", outtype, "--model-name", name]
-        convert([*command, str(source), *options], made, int(parameters * _BITS[outtype] / 8), progress)
-        os.replace(made, out)
+        file = part / "model.gguf"
+        options = ["--outfile", str(file), "--outtype", outtype, "--model-name", version.resolve().name]
+        convert([*command, str(source), *options], file, int(parameters * _BITS[outtype] / 8), progress)
+        file.replace(out)
         sync_folder(out.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -22,19 +22,12 @@ _YARN = {
 
 @dataclass(frozen=True)
 class Form:
-    """A version as llama.cpp's converter is to read it.
+    """A version as llama.cpp's converter is to read it."""
 
-    Attributes:
-        config: its config.json.
-        renamed: give the tensors Mixtral's names, without the shared expert, which is zero.
-        sinks: add attention sinks without weight.
-        frequencies: divisors of the rope's frequencies, [head_dim / 2], to be added; empty for none.
-    """
-
-    config: dict[str, Any]
-    renamed: bool = False
-    sinks: bool = False
-    frequencies: tuple[float, ...] = ()
+    config: dict[str, Any]  # its config.json
+    renamed: bool = False  # give the tensors Mixtral's names, without the shared expert, which is zero
+    sinks: bool = False  # add attention sinks without weight
+    frequencies: tuple[float, ...] = ()  # divisors of the rope's frequencies, [head_dim / 2], to be added; empty: none
 
     @property
     def changed(self) -> bool:
@@ -42,11 +35,11 @@ class Form:
 
 
 def refusals(config: Mapping[str, Any]) -> list[str]:
-    """What keeps llama.cpp from running a version with this config.json: predicates of sentences; empty for nothing."""
+    """What keeps llama.cpp from running a version with this config.json: predicates of sentences."""
     kind, scaled = config.get("model_type"), _rope(config).get("rope_type")
     result = []
     if kind not in ("mixtral", "qwen2_moe", "qwen3_moe"):
-        result.append(f"has no {_class(config)}")
+        result.append(f"has no {(config.get('architectures') or [kind])[0].removesuffix('ForCausalLM')}")
     if config.get("hidden_act", "silu") != "silu":
         result.append(f"computes experts with silu only, not with {config['hidden_act']}")
     if kind == "qwen3_moe" and config.get("attention_bias"):
@@ -73,20 +66,20 @@ def converter_form(config: Mapping[str, Any]) -> Form:
     - That architecture has no sliding windows, and no factor of cosines and sines. GraniteMoeSWA has the same layers
       with windows, sinks and a factor of the attention's scores; divisors of the rope's frequencies are a tensor.
     """
-    own, kind = dict(config), config["model_type"]
+    changed, kind = dict(config), config["model_type"]
     if kind == "qwen3_moe":
-        return Form(own)
-    own |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "sliding_window": None}
-    own["num_local_experts"] = config.get("num_local_experts", config.get("num_experts"))
+        return Form(changed)
+    changed |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "sliding_window": None}
+    changed["num_local_experts"] = config.get("num_local_experts", config.get("num_experts"))
     for name in ("layer_types", "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"):
-        own.pop(name, None)
+        changed.pop(name, None)
     if kind == "qwen2_moe":
-        own["intermediate_size"] = config["moe_intermediate_size"]
+        changed["intermediate_size"] = config["moe_intermediate_size"]
     frequencies: tuple[float, ...] = ()
     if granite := _granite(config):
         frequencies, factor = _table(config) if _tabled(config) else ((), 1.0)
         windows = _windows(config) or [True] * config["num_hidden_layers"]
-        own |= {
+        changed |= {
             "model_type": "granitemoe_swa",
             "architectures": ["GraniteMoeSWAForCausalLM"],
             "attention_multiplier": factor**2 * _head_dim(config) ** -0.5,
@@ -96,16 +89,16 @@ def converter_form(config: Mapping[str, Any]) -> Form:
             "max_position_embeddings": _context(config),
         }
         if frequencies:
-            own["rope_parameters"] = {"rope_type": "default", "rope_theta": _rope(config)["rope_theta"]}
-            own["rope_scaling"] = None
-    return Form(own, kind == "qwen2_moe", granite, frequencies)
+            changed["rope_parameters"] = {"rope_type": "default", "rope_theta": _rope(config)["rope_theta"]}
+            changed["rope_scaling"] = None
+    return Form(changed, kind == "qwen2_moe", granite, frequencies)
 
 
 def _tabled(config: Mapping[str, Any]) -> bool:
     """Whether llama.cpp needs the rope's frequencies as a tensor."""
     rope = _rope(config)
-    own = {name for name, default in _YARN.items() if rope.get(name) not in (None, default)}
-    return rope.get("rope_type") == "longrope" or (rope.get("rope_type") == "yarn" and bool(own))
+    ignored = any(rope.get(name) not in (None, default) for name, default in _YARN.items())
+    return rope.get("rope_type") == "longrope" or (rope.get("rope_type") == "yarn" and ignored)
 
 
 def _table(config: Mapping[str, Any]) -> tuple[tuple[float, ...], float]:
@@ -114,8 +107,8 @@ def _table(config: Mapping[str, Any]) -> tuple[tuple[float, ...], float]:
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    own, rope = {name: value for name, value in config.items() if name != "rope_scaling"}, _rope(config)
-    frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](AutoConfig.for_model(**own), None)
+    settings, rope = {name: value for name, value in config.items() if name != "rope_scaling"}, _rope(config)
+    frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](AutoConfig.for_model(**settings), None)
     powers = torch.arange(0, _head_dim(config), 2, dtype=torch.float64) / _head_dim(config)
     return tuple((rope["rope_theta"] ** -powers / frequencies.double()).tolist()), float(factor)
 
@@ -136,10 +129,6 @@ def _head_dim(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _class(config: Mapping[str, Any]) -> str:
-    return str((config.get("architectures") or [config.get("model_type")])[0]).removesuffix("ForCausalLM")
-
-
 def _windows(config: Mapping[str, Any]) -> list[bool]:
     """For each layer, whether it has a sliding window shorter than the context; empty if none has."""
     layers, window = config["num_hidden_layers"], config.get("sliding_window")
@@ -147,10 +136,8 @@ def _windows(config: Mapping[str, Any]) -> list[bool]:
         return []
     if config["model_type"] == "mixtral":
         return [True] * layers
-    if not config.get("use_sliding_window"):
-        return []
-    own = [item == "sliding_attention" for item in config["layer_types"]]
-    return own if any(own) else []
+    windows = [kind == "sliding_attention" for kind in config.get("layer_types") or ()]
+    return windows if any(windows) and config.get("use_sliding_window") else []
 
 
 def _granite(config: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from moerge_proto.digests import Name, canonical_json, digest_of
 from moerge_proto.experts import NewExpert
 from moerge_proto.messages import Message
 from moerge_proto.options import SolveOptions
-from moerge_proto.problems import STATUS, Problem, ProblemType
+from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.versions import Move
 
 
@@ -25,7 +25,7 @@ def test_canonical_json_does_not_depend_on_the_order_of_keys() -> None:
 @pytest.mark.parametrize("kind", ProblemType)
 def test_every_problem_type_has_a_status_and_a_stable_name(kind: ProblemType) -> None:
     problem = Problem.of(kind, "what", field="where", todo="next")
-    assert problem.status == STATUS[kind]
+    assert problem.status == kind.status
     assert problem.type == f"urn:moerge:problem:{kind.value}"
 
 
