@@ -162,29 +162,16 @@ def size(
     shape: Annotated[Preset | None, typer.Option(help="Experts like Llama 3 of this size, in bfloat16.")] = None,
     config: Annotated[Path | None, typer.Option(help="An expert's folder or config.json, instead of --shape.")] = None,
     host_memory: Annotated[str, typer.Option(help="A worker's memory for hidden states.")] = "64GB",
-    flops: Annotated[
-        float,
-        typer.Option(min=1, help="Operations per second of a worker's device; measure them.", show_default="1e14"),
-    ] = 1e14,
     cores: Annotated[int, typer.Option(min=1, help="Cores of the coordinator.")] = 4,
-    core_flops: Annotated[
-        float, typer.Option(min=1, help="float64 operations per second of one core.", show_default="3e10")
-    ] = 3e10,
-    disk: Annotated[float, typer.Option(min=1, help="Bytes per second of a disk or of S3.", show_default="1e9")] = 1e9,
-    network: Annotated[
-        float, typer.Option(min=1, help="Bytes per second between coordinator and workers.", show_default="1.25e8")
-    ] = 1.25e8,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate memory, disk, network and hours of a trunk by regmean and one version, from formulas.
-
-    Defaults are for a network of 1 Gbit/s and a disk of 1 GB/s. Starts nothing.
+    """Estimate memory, disk and network of a trunk by regmean and one version, from formulas. Starts nothing.
 
     Example: moerge coordinator size --shape 70b --experts 16 --tokens 51200000
     """
     from moerge.memory.shapes import Shape
     from moerge.models.config import read_config
-    from moerge.sizes.estimate import Machines, Work, estimate
+    from moerge.sizes.estimate import estimate
     from moerge.sizes.presets import preset
     from moerge_coordinator.operation.sizes import tables
 
@@ -193,9 +180,8 @@ def size(
             "expected one of --shape and --config", todo="give --shape 8b, or --config expert/config.json"
         )
     model = read_config(config.parent if config.is_file() else config) if config is not None else preset(str(shape))
-    work = Work(Shape.of(model, model.dtype), experts, tokens)
     memory = byte_count(host_memory, "host_memory")
-    result = estimate(work, Machines(flops, core_flops, cores, memory, disk, network))
+    result = estimate(Shape.of(model, model.dtype), experts, tokens, cores, memory)
     if as_json:
         show_json(result.as_dict())
         return

@@ -1,1 +1,1 @@
-"""Formulas of memory, disk, network and time, from the shapes of models."""
+"""Formulas of memory, disk and network, from the shapes of models."""

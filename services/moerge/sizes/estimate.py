@@ -1,68 +1,27 @@
-"""The estimate of one trunk and one version: memory, disk, network and hours of a coordinator and of each worker."""
+"""The estimate of one trunk and one version: memory, disk and network of a coordinator and of each worker."""
 
 from dataclasses import asdict, dataclass
 
 from moerge.memory import needs
 from moerge.memory.shapes import Shape
-from moerge.sizes import coordinator, files
-from moerge.threads import AT_ONCE
+from moerge.sizes import files
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import StatisticsSettings
 
-_HOUR, _PASSES = 3600, 2
+_PASSES = 2
 _BATCH_TOKENS = StatisticsSettings().batch_tokens
 
 
 @dataclass(frozen=True)
-class Work:
-    """The work of a federation.
-
-    Attributes:
-        shape: of the experts.
-        experts: their number, one per worker.
-        tokens: of each worker's text.
-    """
-
-    shape: Shape
-    experts: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Machines:
-    """Rates of the coordinator's machine and of each worker's.
-
-    Attributes:
-        flops: of a worker's device, in its format, per second.
-        core_flops: of one core of the coordinator, in float64, per second.
-        cores: of the coordinator.
-        host_memory: bytes for a worker's window of hidden states.
-        disk: bytes per second of a disk or a store of blobs.
-        network: bytes per second between a worker and the coordinator; all workers share the coordinator's.
-    """
-
-    flops: float
-    core_flops: float
-    cores: int
-    host_memory: int
-    disk: float
-    network: float
-
-
-@dataclass(frozen=True)
 class Size:
-    """Memory, disk and hours by name, and traffic in bytes, of the coordinator or of each worker.
-
-    Traffic is before compression; `windows` is the number of times that a worker reads its weights in a pass.
-    """
+    """Bytes of the coordinator or of each worker: memory and disk by name, and traffic before compression."""
 
     memory: dict[str, int]
     disk: dict[str, int]
     received: int
     sent: int
-    read: int
-    hours: dict[str, float]
-    windows: int | None = None
+    read: int | None = None  # by a worker, from its disk
+    windows: int | None = None  # the number of times that a worker reads its weights in a pass
 
 
 @dataclass(frozen=True)
@@ -78,9 +37,14 @@ class Estimate:
         return asdict(self)
 
 
-def estimate(work: Work, machines: Machines) -> Estimate:
-    """The sizes of this work on these machines."""
-    shape, experts = work.shape, work.experts
+def estimate(shape: Shape, experts: int, tokens: int, cores: int, host_memory: int) -> Estimate:
+    """The sizes for `experts` of a shape, one per worker.
+
+    Args:
+        tokens: of each worker's text.
+        cores: of the coordinator.
+        host_memory: bytes for a worker's window of hidden states.
+    """
     sizes = {
         "an expert": files.expert_bytes(shape),
         "a trunk contribution": files.trunk_contribution_bytes(shape),
@@ -89,52 +53,39 @@ def estimate(work: Work, machines: Machines) -> Estimate:
         "an expert's MLPs in a version": files.mlp_bytes(shape),
         "a version": files.version_bytes(shape, experts),
     }
-    return Estimate(shape.expert, sizes, _coordinator(shape, experts, machines), _worker(work, machines))
+    return Estimate(shape.expert, sizes, _coordinator(shape, experts, cores), _worker(shape, tokens, host_memory))
 
 
-def _coordinator(shape: Shape, experts: int, on: Machines) -> Size:
-    received, sent = coordinator.received_bytes(shape, experts), experts * files.trunk_bytes(shape)
-    core, at_once, read = on.core_flops * _HOUR, min(on.cores, AT_ONCE), coordinator.reads(shape, experts)
+def _coordinator(shape: Shape, experts: int, cores: int) -> Size:
+    """With the first version, which shares the trunk's file; a further one of the same experts adds its routers.
+
+    The local disk has the largest file beside the blobs, also with S3: it is written before it is a blob.
+    """
+    received = experts * (files.expert_bytes(shape) + files.contribution_bytes(shape))
     memory = (
         needs.receiving(shape),
         needs.checking(shape),
-        needs.merging(shape, experts, METHODS["regmean"], on.cores),
-        needs.solving(shape, on.cores),
-        needs.influence(shape, on.cores),
+        needs.merging(shape, experts, METHODS["regmean"], cores),
+        needs.solving(shape, cores),
+        needs.influence(shape, cores),
         needs.publishing(shape),
     )
-    hours = {
-        "network": (received + sent) / on.network / _HOUR,
-        "reading": read / on.disk / _HOUR,
-        "checking": coordinator.check_flop(shape, experts) / (core * on.cores),
-        "merging": coordinator.merge_flop(shape, experts) / (core * at_once),
-        "solving": coordinator.solve_flop(shape) / (core * at_once),
+    written = (files.trunk_bytes, files.mlp_bytes, files.trunk_contribution_bytes, files.router_contribution_bytes)
+    disk = {
+        "disk or S3": received + files.version_bytes(shape, experts),
+        "disk": max(size(shape) for size in written),
     }
-    disk = {"disk or S3": coordinator.disk(shape, experts), "disk": coordinator.spare_disk(shape)}
-    return Size({need.work: need.total() for need in memory}, disk, received, sent, read, hours)
+    return Size({need.work: need.total() for need in memory}, disk, received, experts * files.trunk_bytes(shape))
 
 
-def _worker(work: Work, on: Machines) -> Size:
+def _worker(shape: Shape, tokens: int, host_memory: int) -> Size:
     """Of one streamed pass for each contribution. Its home has each twice, because a journal is replaced whole."""
-    shape, tokens = work.shape, work.tokens
     need, sums, trunk = (
         needs.passing(shape, _BATCH_TOKENS, trunk=True),
         files.contribution_bytes(shape),
         files.trunk_bytes(shape),
     )
-    states, sent = tokens * need.token, files.expert_bytes(shape) + sums
-    windows = -(-states // on.host_memory)
-    read = _PASSES * windows * files.expert_bytes(shape)
-    hours = {
-        "network": (trunk + sent) / on.network / _HOUR,
-        "reading": read / on.disk / _HOUR,
-        "computing": _pass_flop(shape, tokens) / on.flops / _HOUR,
-    }
-    memory = {"hidden states": min(on.host_memory, states), "device": need.on_device}
-    return Size(memory, {"disk": trunk + 2 * sums}, trunk, sent, read, hours, windows)
-
-
-def _pass_flop(shape: Shape, tokens: int) -> int:
-    """Operations of both passes: 2 per parameter of the layers and token, and 2 per number of a gram's triangle."""
-    grams = sum(shape.triangles(trunk=True)) + sum(shape.triangles(trunk=False))
-    return tokens * 2 * (_PASSES * shape.layers * shape.layer + grams)
+    states, weights = tokens * need.token, files.expert_bytes(shape)
+    windows = -(-states // host_memory)
+    memory = {"hidden states": min(host_memory, states), "device": need.on_device}
+    return Size(memory, {"disk": trunk + 2 * sums}, trunk, weights + sums, _PASSES * windows * weights, windows)

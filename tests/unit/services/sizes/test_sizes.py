@@ -9,27 +9,17 @@ import torch
 
 from moerge.memory.shapes import Shape
 from moerge.merging.local import LocalTrunk, local_trunk, local_version
-from moerge.models.bounds import feature_bounds, input_bounds
-from moerge.models.dense_files import DenseFiles
-from moerge.models.distance import require_near_others
-from moerge.models.expert_folder import DenseExpert, require_finite
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
-from moerge.progress import NoProgress
-from moerge.sizes import coordinator, files
-from moerge.sizes.estimate import Machines, Work, estimate
+from moerge.sizes import files
+from moerge.sizes.estimate import estimate
 from moerge.statistics.contribution import router_contribution, trunk_contribution
-from moerge.statistics.describe import median_rank
-from moerge.statistics.validate import validate, validate_trunk
-from moerge.trunk.merge import FolderFiles, TrunkInputs, merge_trunk
-from moerge.trunk.methods.registry import METHODS
 from moerge.versions.file_plans import ROUTER_FILE, expert_name
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version, solve_lineage
-from moerge_proto.digests import sha256_hex
 from moerge_proto.ranges import LocalFile
-from moerge_proto.statistics_file import StatisticsFile, gram_length
-from moerge_proto.trunks import TrunkLineage, TrunkOptions
+from moerge_proto.statistics_file import gram_length
 from support.models import expert
 from support.versions import ROWS, contributed_rows
 
@@ -114,7 +104,7 @@ def test_traffic_and_disk_are_those_of_the_files(made: Made) -> None:
     shape = made.shape
     sums = [*made.trunk_sums, *made.router_sums]
     sent = [item.folder / "model.safetensors" for item in made.experts] + sums
-    size = estimate(Work(shape, DOMAINS, 1000), Machines(1, 1, 1, 1000, 1, 1))
+    size = estimate(shape, DOMAINS, 1000, 1, 1000)
     assert sum(map(body_bytes, sent)) == size.coordinator.received == DOMAINS * size.worker.sent
     assert DOMAINS * body_bytes(made.trunk.path) == size.coordinator.sent == DOMAINS * size.worker.received
     kept = [*sent, *made.version.glob("*.safetensors")]
@@ -130,38 +120,15 @@ def closed(counted: Sequence[Counted]) -> int:
     return sum(item.count for item in counted)
 
 
-def test_a_merge_reads_the_bytes_of_its_formula(made: Made, tmp_path: Path) -> None:
-    weights, sums = made.counted(), [Counted(path) for path in made.trunk_sums]
-    digests = {item.digest: item for item in made.experts}
-    opened = [DenseFiles(item.folder) for item in made.experts]
-    for item, file in zip(opened, weights, strict=True):
-        item.checkpoint = Checkpoint(item.folder, {"model.safetensors": file})
-    lineage = TrunkLineage(
-        method="regmean",
-        options=TrunkOptions(),
-        experts=[*digests],
-        contributions=[sha256_hex(path.read_bytes()) for path in made.trunk_sums],
-        revision=METHODS["regmean"].revision,
-    )
-    inputs = TrunkInputs(
-        dict(zip(digests, opened, strict=True)),
-        {digest: item.domain for digest, item in digests.items()},
-        dict(zip(lineage.contributions, sums, strict=True)),
-    )
-    merged = merge_trunk(lineage, inputs, FolderFiles(tmp_path), NoProgress())
-    assert merged.digest == made.trunk.digest
-    assert closed([*weights, *sums]) == coordinator.merge_reads(made.shape, DOMAINS)
-
-
-def test_solve_reads_the_predicted_bytes_one_gram_at_a_time(made: Made) -> None:
+def test_solve_reads_each_contribution_once_one_gram_at_a_time(made: Made) -> None:
     sums = [Counted(path) for path in made.router_sums]
     lineage, inputs = local_version(made.experts, made.trunk, made.router_sums)
     solve_lineage(lineage, replace(inputs, statistics=lambda: sums))
-    assert closed(sums) == coordinator.solve_reads(made.shape, DOMAINS)
+    assert closed(sums) == DOMAINS * files.router_contribution_bytes(made.shape)
     assert {item.most for item in sums} == {8 * gram_length(made.shape.hidden)}
 
 
-def test_writing_a_version_reads_the_bytes_of_its_formula(made: Made) -> None:
+def test_writing_a_version_reads_each_expert_s_mlps_once(made: Made) -> None:
     weights = made.counted()
     lineage, inputs = local_version(made.experts, made.trunk, made.router_sums)
     slots = [
@@ -172,28 +139,4 @@ def test_writing_a_version_reads_the_bytes_of_its_formula(made: Made) -> None:
     with Path("/dev/null").open("wb") as nowhere:
         for file in plan.shared:
             file.write(nowhere)
-    assert closed(weights) == coordinator.publish_reads(made.shape, DOMAINS)
-
-
-def test_checks_read_the_bytes_of_their_formulas(made: Made) -> None:
-    weights = made.counted()
-    checkpoints = [
-        Checkpoint(item.folder, {"model.safetensors": file}) for item, file in zip(made.experts, weights, strict=True)
-    ]
-    with NoProgress().track("", 0, "B") as tracker:
-        for slot, checkpoint in enumerate(checkpoints):
-            require_finite(checkpoint, tracker)
-            others = {str(other): checkpoints[other] for other in range(slot)}
-            if others:
-                require_near_others(checkpoint, others, 2.0, "it", tracker)
-    assert closed(weights) == coordinator.expert_check_reads(made.shape, DOMAINS)
-    sums = [Counted(path) for path in (*made.trunk_sums, *made.router_sums)]
-    for own, file in zip([*made.experts, *made.experts], sums, strict=True):
-        with StatisticsFile(file) as opened:
-            exponents = opened.manifest.exponents
-            if opened.manifest.kind == "trunk":
-                validate_trunk(opened, exponents, input_bounds(own))
-            else:
-                validate(opened, exponents, feature_bounds(made.trunk))
-            median_rank(opened)
-    assert closed(sums) == coordinator.contribution_check_reads(made.shape, DOMAINS)
+    assert closed(weights) == DOMAINS * files.mlp_bytes(made.shape)
