@@ -71,8 +71,8 @@ class JoinRequest(Message):
 
     @classmethod
     def make(cls, key: Ed25519PrivateKey, owner: str, domains: list[str], created: datetime) -> Self:
-        given = {"owner": owner, "domains": domains, "public_key": public_key_of(key), "created": created}
-        blank = cls.model_validate({**given, "signature": "0" * 128})
+        fields = {"owner": owner, "domains": domains, "public_key": public_key_of(key), "created": created}
+        blank = cls.model_validate({**fields, "signature": "0" * 128})
         return blank.model_copy(update={"signature": key.sign(blank.message()).hex()})
 
     def message(self) -> bytes:

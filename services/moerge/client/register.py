@@ -29,7 +29,7 @@ Leaving = Callable[[str, dict[str, Path]], AbstractContextManager[None]]
 
 def register(
     client: Client,
-    own: DenseFiles,
+    dense: DenseFiles,
     new: NewExpert,
     progress: Progress,
     *,
@@ -53,20 +53,20 @@ def register(
         WithdrawnError: it was withdrawn.
     """
     digest = expert_digest(new.files)
-    expert = registered(client, own.folder, new.domain, digest, again=again)
+    expert = registered(client, dense.folder, new.domain, digest, again=again)
     if expert is None:
-        paths = expert_files(own)
-        left = paths if new.source is None else {}
-        if left and new.fitted is None:  # a fitted expert has its expert's config and tokenizer
+        paths = expert_files(dense)
+        uploads = paths if new.source is None else {}
+        if uploads and new.fitted is None:  # a fitted expert has its expert's config and tokenizer
             described = None if adapter is None else _described(adapter)
-            new = _require_welcome(client, new.model_copy(update={"adapter": described}), paths, progress, leaving)
-            left = {name: path for name, path in paths.items() if is_weights(name)}
+            new = _accepted(client, new.model_copy(update={"adapter": described}), paths, progress, leaving)
+            uploads = {name: path for name, path in paths.items() if is_weights(name)}
         name = digest
         if adapter is not None and new.adapter is not None:
             name, paths = new.adapter.weights, {WEIGHTS: adapter / WEIGHTS}
-            left = paths
+            uploads = paths
         with leaving(name, paths):
-            _upload(client, left, progress)
+            _upload(client, uploads, progress)
             expert = client.register_expert(new)
     elif change and expert.redistribute != new.redistribute:
         expert = client.register_expert(new)
@@ -80,7 +80,7 @@ def register(
     if adapter is None or expert.adapter is None or expert.family:  # merged to the same bytes, and then refused
         raise CoordinatorError(expert.problem)
     whole = new.model_copy(update={"adapter": None})
-    return register(client, own, whole, progress, again=again, change=change, leaving=leaving)
+    return register(client, dense, whole, progress, again=again, change=change, leaving=leaving)
 
 
 def registered(client: Client, folder: Path, domain: str, digest: str, *, again: bool = False) -> Expert | None:
@@ -97,7 +97,7 @@ def registered(client: Client, folder: Path, domain: str, digest: str, *, again:
     return None if gone else expert
 
 
-def _require_welcome(
+def _accepted(
     client: Client, new: NewExpert, paths: dict[str, Path], progress: Progress, leaving: Leaving
 ) -> NewExpert:
     """The message that the coordinator accepts, without the adapter if it lacks its base; uploads small files."""

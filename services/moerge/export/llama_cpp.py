@@ -37,20 +37,20 @@ class Form:
 def refusals(config: Mapping[str, Any]) -> list[str]:
     """What keeps llama.cpp from running a version with this config.json: predicates of sentences."""
     kind, scaled = config.get("model_type"), _rope(config).get("rope_type")
-    result = []
+    refused = []
     if kind not in ("mixtral", "qwen2_moe", "qwen3_moe"):
-        result.append(f"has no {(config.get('architectures') or [kind])[0].removesuffix('ForCausalLM')}")
+        refused.append(f"has no {(config.get('architectures') or [kind])[0].removesuffix('ForCausalLM')}")
     if config.get("hidden_act", "silu") != "silu":
-        result.append(f"computes experts with silu only, not with {config['hidden_act']}")
+        refused.append(f"computes experts with silu only, not with {config['hidden_act']}")
     if kind == "qwen3_moe" and config.get("attention_bias"):
-        result.append("has no bias of the attention's output in Qwen3-MoE")
+        refused.append("has no bias of the attention's output in Qwen3-MoE")
     if kind == "qwen3_moe" and (scaled == "llama3" or _tabled(config)):
-        result.append(f"ignores parts of the rope's scaling, {scaled}, in Qwen3-MoE")
+        refused.append(f"ignores parts of the rope's scaling, {scaled}, in Qwen3-MoE")
     wide = _head_dim(config) * config["num_attention_heads"] != config["hidden_size"]
     if kind in ("mixtral", "qwen2_moe") and wide and _granite(config):
         what = "sliding windows" if _windows(config) else f"the rope's scaling, {scaled},"
-        result.append(f"has {what} only for heads of hidden_size / num_attention_heads")
-    return result
+        refused.append(f"has {what} only for heads of hidden_size / num_attention_heads")
+    return refused
 
 
 def longest_text(config: Mapping[str, Any]) -> int | None:

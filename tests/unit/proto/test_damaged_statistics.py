@@ -1,4 +1,4 @@
-"""Whatever bytes come, they are refused as StatisticsFileError, or are exactly what the writer would write."""
+"""Damaged statistics files are refused as StatisticsFileError."""
 
 import io
 import json

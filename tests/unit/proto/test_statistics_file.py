@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.numpy import load
 
+from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import (
     MAX_TOKENS,
     Int64,
@@ -109,8 +110,6 @@ def test_a_trunk_contribution_is_read_back_by_name(tmp_path: Path) -> None:
 
 
 def test_the_name_is_the_digest_of_the_file(tmp_path: Path) -> None:
-    from moerge_proto.digests import sha256_hex
-
     out = io.BytesIO()
     assert write(out, MANIFEST, ARRAYS) == sha256_hex(out.getvalue())
     assert file_size(MANIFEST) == len(out.getvalue())
@@ -120,11 +119,6 @@ def test_any_safetensors_reader_reads_it() -> None:
     tensors = load(content())
     assert sorted(tensors) == ["layers.0.cross", "layers.0.gram", "layers.1.cross", "layers.1.gram"]
     np.testing.assert_array_equal(tensors["layers.1.gram"], ARRAYS[2])
-
-
-@pytest.mark.parametrize("cut", [0, 4, 8, 100, -1])
-def test_a_truncated_file_is_refused(tmp_path: Path, cut: int) -> None:
-    assert refusal(tmp_path, content()[:cut]).field in ("header", "body")
 
 
 def test_extra_bytes_are_refused(tmp_path: Path) -> None:
@@ -185,7 +179,7 @@ def test_a_journal_of_some_layers_is_refused(tmp_path: Path, layers: range) -> N
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(field: str, value: object) -> None:
-    with pytest.raises(ValidationError, match=field if field != "tokens" else "tokens"):
+    with pytest.raises(ValidationError, match=field):
         RouterManifest.model_validate(MANIFEST.model_dump() | {field: value})
 
 
@@ -202,12 +196,6 @@ def test_the_writer_refuses_what_the_manifest_does_not_say(arrays: list[Int64], 
     with pytest.raises(StatisticsFileError) as caught:
         content(arrays=arrays)
     assert caught.value.field == field
-
-
-@pytest.mark.parametrize("hidden_size", [1, 2, 64, 576, 1024, 1025, 4096, 8192, 16384])
-def test_exponents_leave_room_for_2_to_the_36_tokens(hidden_size: int) -> None:
-    assert 2**36 * hidden_size * 2 ** exponent(hidden_size) <= 2**62
-    assert exponent(hidden_size) == 16 or 2**36 * hidden_size * 2 ** (exponent(hidden_size) + 1) > 2**61
 
 
 @given(size=st.integers(1, 2**16), squared_norm=st.floats(1e-6, 1e18))

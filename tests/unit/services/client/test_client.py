@@ -1,8 +1,9 @@
-"""What the client refuses before it sends anything, and where it lets itself be sent."""
+"""The client's addresses, retries, redirections and answers."""
 
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -88,15 +89,24 @@ class Elsewhere(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def elsewhere() -> Iterator[tuple[str, type[Elsewhere]]]:
-    handler = type("Handler", (Elsewhere,), {"seen": {}})
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server with this handler."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", handler
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[str, type[Elsewhere]]]:
+    handler = type("Handler", (Elsewhere,), {"seen": {}})
+    with serving(handler) as url:
+        yield url, handler
 
 
 def download(client: Client, folder: Path) -> None:
@@ -169,21 +179,16 @@ class Busy(BaseHTTPRequestHandler):
 
 
 def test_client_with_unlimited_patience_retries_until_refused() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
-        threading.Thread(target=server.serve_forever).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        try:
-            with Client(url, "token", patience=None) as client:
-                Busy.problems[:] = [ProblemType.STORAGE_FULL, ProblemType.UNAVAILABLE]
-                assert client.identity().owner == "law"
-                Busy.problems[:] = [ProblemType.FORBIDDEN]
-                with pytest.raises(CoordinatorError, match="not now"):
-                    client.identity()
-            Busy.problems[:] = [ProblemType.STORAGE_FULL]
-            with Client(url, "token") as client, pytest.raises(CoordinatorError, match="not now"):
+    with serving(Busy) as url:
+        with Client(url, "token", patience=None) as client:
+            Busy.problems[:] = [ProblemType.STORAGE_FULL, ProblemType.UNAVAILABLE]
+            assert client.identity().owner == "law"
+            Busy.problems[:] = [ProblemType.FORBIDDEN]
+            with pytest.raises(CoordinatorError, match="not now"):
                 client.identity()
-        finally:
-            server.shutdown()
+        Busy.problems[:] = [ProblemType.STORAGE_FULL]
+        with Client(url, "token") as client, pytest.raises(CoordinatorError, match="not now"):
+            client.identity()
 
 
 def replaced(answer: Callable[[httpx.Request], httpx.Response], **options: Any) -> Client:
@@ -241,16 +246,9 @@ def test_an_alias_stays_in_its_path() -> None:
 
 
 def test_what_is_no_coordinator_does_not_greet_as_one() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            with (
-                Client(f"http://127.0.0.1:{server.server_port}", "token") as client,
-                pytest.raises(MoergeError, match="not a moerge coordinator"),
-            ):
-                client.greeting()
-        finally:
-            server.shutdown()
+    not_ours = pytest.raises(MoergeError, match="not a moerge coordinator")
+    with serving(Busy) as url, Client(url, "token") as client, not_ours:
+        client.greeting()
 
 
 class Newer(BaseHTTPRequestHandler):
@@ -273,14 +271,9 @@ class Newer(BaseHTTPRequestHandler):
 
 
 def test_unknown_fields_of_answers_are_ignored() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Newer) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            with Client(f"http://127.0.0.1:{server.server_port}", "token") as client:
-                [owner] = client.owners()
-                [limit] = client.engine_limits(1)
-        finally:
-            server.shutdown()
+    with serving(Newer) as url, Client(url, "token") as client:
+        [owner] = client.owners()
+        [limit] = client.engine_limits(1)
     assert (owner.name, owner.keys[0].fingerprint, limit.engine) == ("firm", DIGEST, "vLLM")
     assert "place" not in owner.model_dump()
 
@@ -319,13 +312,6 @@ SENT = Contribution(
 
 
 def test_contribution_is_resent_after_a_transient_failure() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Cut) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with Client(f"http://127.0.0.1:{server.server_port}", "token", patience=20) as client:
-                assert client.contribute(NewContribution(sha256=DIGEST)) == SENT
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Cut) as url, Client(url, "token", patience=20) as client:
+        assert client.contribute(NewContribution(sha256=DIGEST)) == SENT
     assert len(Cut.asked) == 2
