@@ -23,17 +23,7 @@ from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Wit
 from moerge_proto.history import TrunkHistory
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
-from moerge_proto.owners import (
-    Approval,
-    Approved,
-    Identity,
-    NewOwner,
-    NewToken,
-    Owner,
-    RotateToken,
-    Token,
-    TokenEntry,
-)
+from moerge_proto.owners import Approval, Approved, Identity, NewOwner, NewToken, Owner, RotateToken, Token, TokenEntry
 from moerge_proto.progress import DomainProgress
 from moerge_proto.progress import Progress as ProgressMessage
 from moerge_proto.rounds import NewRound, Round, RoundChange

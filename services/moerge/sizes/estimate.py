@@ -71,10 +71,7 @@ def _coordinator(shape: Shape, experts: int, cores: int) -> Size:
         needs.publishing(shape),
     )
     written = (files.trunk_bytes, files.mlp_bytes, files.trunk_contribution_bytes, files.router_contribution_bytes)
-    disk = {
-        "disk or S3": received + files.version_bytes(shape, experts),
-        "disk": max(size(shape) for size in written),
-    }
+    disk = {"disk or S3": received + files.version_bytes(shape, experts), "disk": max(size(shape) for size in written)}
     return Size({need.work: need.total() for need in memory}, disk, received, experts * files.trunk_bytes(shape))
 
 

@@ -7,16 +7,7 @@ import pytest
 from moerge.versions.file_plans import record_file
 from moerge_proto.digests import canonical_json
 from moerge_proto.options import RECOMMENDED
-from moerge_proto.records import (
-    RECORD_FILE,
-    Build,
-    Record,
-    SoupBank,
-    Specialist,
-    TunedMixture,
-    TunedModel,
-    read_record,
-)
+from moerge_proto.records import RECORD_FILE, Build, Record, SoupBank, Specialist, TunedMixture, TunedModel, read_record
 from moerge_proto.versions import Lineage
 
 DIGEST = "a" * 64
