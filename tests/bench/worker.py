@@ -30,7 +30,7 @@ from moerge_workers.computing.actors import Slots
 from moerge_workers.data.documents import Data
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
-from moerge_workers.watching.events import Events
+from moerge_workers.watching.events import ActorEvents, Events
 from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import Lines
 from support.models import texts
@@ -52,7 +52,7 @@ def shard(number: int, rows: int = ROWS) -> Shard:
     return Shard(str(number), all_counted(ids), rows)
 
 
-class Ready:
+class Ready(ActorEvents):
     """The slots whose actors are ready."""
 
     def __init__(self) -> None:
@@ -60,9 +60,6 @@ class Ready:
 
     def ready(self, slot: int, device: str) -> None:
         self.slots.add(slot)
-
-    def finished(self, slot: int, tokens: int) -> None: ...
-    def lost(self, slot: int) -> None: ...
 
 
 def with_ray(slots: int, shards: Sequence[Shard], folder: Path) -> float:

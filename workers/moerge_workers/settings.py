@@ -138,7 +138,8 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None, *, alone
     settings, problems = built(Settings, values, places, str(path or FILE), ["token"])
     if settings is None:
         raise problems[0]
-    return settings.model_copy(update={"expert": checkpoint_folder(str(values["expert"]))})
+    expert = checkpoint_folder(str(values["expert"])).absolute()  # Ray's processes run in other folders
+    return settings.model_copy(update={"expert": expert, "home": settings.home.absolute()})
 
 
 def _home(given: Mapping[str, Any]) -> Path | None:

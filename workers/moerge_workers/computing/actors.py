@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -23,28 +23,25 @@ from moerge.statistics.streamed import Streamed
 from moerge.statistics.windows import ComputeWindows, Done, Window
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.cluster import cluster
-from moerge_workers.computing.nodes import NodePass, Nodes, not_started
+from moerge_workers.computing.nodes import NodePass, not_started
 from moerge_workers.settings import Settings
-from moerge_workers.watching.events import Events
+from moerge_workers.watching.events import ActorEvents, Events
 
-_DEATHS = 4  # in a row, of an actor and its replacements, before one gives sums
+_DEATHS = 4  # in a row, of an actor and its replacements, before one returns sums
 _LOOK_SECONDS = 2.0
 _TELL_SECONDS = 60.0
 _FULL = "the disk has no room for hidden states, so after a kill a window begins anew"
 
 
 class Slot:
-    """Computes windows, one at a time, layer by layer. Each layer's sums are returned.
-
-    If it dies, another one begins the window again, from its saved hidden states if there are any.
-    """
+    """Computes windows, one at a time, layer by layer; runs as a Ray actor."""
 
     def __init__(self, work: Pass | NodePass, batch_tokens: int) -> None:
         self._work, self._batch_tokens, self._device = work, batch_tokens, work.device
 
     @cached_property
     def _streamed(self) -> Streamed:
-        """Made by the first call: Ray turns a constructor's error into a text."""
+        """Opened by the first call, because Ray turns a constructor's error into a text."""
         work = self._work.here() if isinstance(self._work, NodePass) else self._work
         return Streamed(work, self._batch_tokens)
 
@@ -54,51 +51,29 @@ class Slot:
         return ":".join([self._device, *map(str, gpus)]), socket.gethostname()
 
     def pace(self, shard: Shard) -> float:
-        """The seconds of a token, measured with one layer of a shard."""
+        """Seconds of a token, measured with one layer of a shard."""
         return self._streamed.pace(shard)
 
     def begin(self, shards: Sequence[Shard], states: Path) -> int:
-        """Starts a window; `states` is the file of its hidden states, if it exists. Returns the next layer."""
+        """Start a window, from the file `states` of its hidden states if it exists; returns the next layer."""
         return self._streamed.begin(shards, states if states.is_file() else None)
 
     def sums(self, wanted: frozenset[str]) -> ShardSums | None:
-        """Computes the next layer; returns its sums over the wanted shards."""
+        """Compute the next layer; returns its sums over the wanted shards."""
         return self._streamed.sums(wanted)
 
     def save(self, states: Path, work: str) -> float | None:
-        """Saves the hidden states, if the journal is on this node or shared.
-
-        Returns:
-            The seconds that it took; None if the disk has no room.
-        """
+        """Save the hidden states; returns the seconds that it took, None if the disk has no room."""
         begun = time.monotonic()
-        if any(states.parent.glob("*.part")) and not self._streamed.save(states, work):
-            return None
-        return time.monotonic() - begun
-
-
-class ActorEvents(Protocol):
-    """Receives events of actors, by slot number."""
-
-    def ready(self, slot: int, device: str) -> None: ...
-    def finished(self, slot: int, tokens: int) -> None: ...
-    def lost(self, slot: int) -> None: ...
-
-
-class _Ignored:
-    """Ignores all events."""
-
-    def ready(self, slot: int, device: str) -> None: ...
-    def finished(self, slot: int, tokens: int) -> None: ...
-    def lost(self, slot: int) -> None: ...
+        return time.monotonic() - begun if self._streamed.save(states, work) else None
 
 
 @dataclass(frozen=True)
 class Slots:
-    """The actors that compute windows, here or on the owner's own cluster.
+    """The actors that compute windows.
 
     Attributes:
-        address: the cluster's; None starts a local one, with a CPU per slot.
+        address: of the owner's cluster; None starts a local one, with a CPU per slot.
         slots: number of actors. On GPUs each has its own.
         statistics: settings of the batches.
         say: receives messages about losses and delays.
@@ -109,13 +84,13 @@ class Slots:
     slots: int
     statistics: StatisticsSettings
     say: Callable[[str], None]
-    events: ActorEvents = field(default_factory=_Ignored)
+    events: ActorEvents = field(default_factory=ActorEvents)
 
     def compute(self, work: Pass, windows: Iterable[Window]) -> Iterator[Done]:
         """Every layer of each window, in any order of windows; one window per slot is in memory at a time.
 
-        Each actor first computes one micro-batch of the largest shape. Other actors compute the windows of a dead actor
-        or node again, without the layers that were yielded. A lost Ray is started again.
+        Each actor first computes one micro-batch of the largest shape. Windows of a dead actor or node are computed
+        again, without the yielded layers. A lost Ray is started again.
 
         Raises:
             MoergeError: the model doesn't fit, actors die repeatedly, or the cluster doesn't exist.
@@ -154,12 +129,12 @@ class Slots:
 
 
 def on_ray(settings: Settings, events: Events) -> ComputeWindows:
-    """The function that computes a worker's windows on Ray actors, by its settings."""
+    """The function that computes a worker's windows on Ray actors."""
     return Slots(settings.ray_address, settings.slots, settings.statistics, events.say, events).compute
 
 
 def _alive() -> bool:
-    """Tell whether any node of the cluster is alive. Ray needs some ten seconds to notice a lost node."""
+    """Whether any node of the cluster is alive. Ray needs some ten seconds to notice a lost node."""
     return any(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
 
 
@@ -170,14 +145,13 @@ class _Actor:
         self.handle, self.slot, self.deaths, self.layer = handle, slot, deaths, 0
 
     def passed(self, *, summed: bool) -> None:
-        """Notes a layer. One without new sums was computed by a predecessor, too, which died behind it."""
+        """Note a layer. One without new sums was computed by a predecessor too, which died after it."""
         self.layer += 1
         if summed:
             self.deaths = 0
 
 
-Call = Literal["pace", "begin", "sums", "save"]
-"""A method of `Slot`."""
+Call = Literal["pace", "begin", "sums", "save"]  # methods of `Slot`
 
 
 class _Pool:
@@ -202,7 +176,7 @@ class _Pool:
         self._calls: dict[Any, tuple[_Actor, Call, Window | None]] = {}
         self._living: set[_Actor] = set()
         how = self._how
-        self._nodes = Nodes(self._work, how.statistics, how.say) if how.address is not None else None
+        self._sent = self._work if how.address is None else NodePass.of(self._work, how.statistics)
         for slot in range(self._how.slots):
             self._start(slot, 0)
 
@@ -220,8 +194,7 @@ class _Pool:
         kind: Any = ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
         )(Slot)
-        work = self._work if self._nodes is None else self._nodes.work
-        actor = _Actor(kind.remote(work, how.statistics.batch_tokens), slot, deaths)
+        actor = _Actor(kind.remote(self._sent, how.statistics.batch_tokens), slot, deaths)
         self._living.add(actor)
         self._call(actor, "pace", None, largest(how.statistics))
 
@@ -232,7 +205,6 @@ class _Pool:
         self._call(actor, "sums", window, window.wanted[actor.layer])
 
     def give(self, window: Window) -> None:
-        """Gives a window to a free actor."""
         self._call(self.free.popleft(), "begin", window, window.shards, window.states)
 
     def next(self) -> Done | None:
@@ -286,7 +258,7 @@ class _Pool:
         return done
 
     def kept(self, done: Done) -> None:
-        """The caller has kept the sums of a layer."""
+        """Continue after the caller has kept the sums of a layer."""
         window = done.window
         window.wanted[done.layer] = frozenset()
         if done.layer + 1 == window.layers:
@@ -296,8 +268,6 @@ class _Pool:
             self._saving = None
 
     def _ready(self, actor: _Actor) -> None:
-        if self._nodes is not None:
-            self._nodes.tell()
         device, host = ray.get(actor.handle.place.remote())
         self._how.events.ready(actor.slot, device if self._how.address is None else f"{device} of {host}")
 
@@ -312,7 +282,7 @@ class _Pool:
         return pass_too_large(need_of(self._work, statistics), statistics, slots, fault=fault)
 
     def _replace(self, actor: _Actor, error: RayError) -> None:
-        """Replace a lost actor, or restart if all of Ray is lost."""
+        """Replace a lost actor, or restart if Ray is lost."""
         if actor not in self._living:
             return
         if (failure := not_started(error)) is not None:
@@ -332,8 +302,6 @@ class _Pool:
         self._start(actor.slot, actor.deaths + 1)
 
     def _look(self) -> None:
-        if self._nodes is not None and self.starting:
-            self._nodes.tell()
         if not _alive():
             self._restart()
         elif time.monotonic() - self._told >= _TELL_SECONDS and self.starting:

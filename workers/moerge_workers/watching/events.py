@@ -13,7 +13,20 @@ from moerge_workers.watching.view import View
 _SHARDS = 8  # of a slot's rate
 
 
-class Events:
+class ActorEvents:
+    """Receives the events of Ray actors, by slot number, and ignores them."""
+
+    def ready(self, slot: int, device: str) -> None:
+        """An actor is ready."""
+
+    def finished(self, slot: int, tokens: int) -> None:
+        """An actor finished that many tokens."""
+
+    def lost(self, slot: int) -> None:
+        """An actor is lost and will be replaced."""
+
+
+class Events(ActorEvents):
     """Passes on the events of a run; called in the main thread.
 
     Attributes:
@@ -26,16 +39,14 @@ class Events:
         self._finished: dict[int, deque[tuple[float, int]]] = {}
 
     def say(self, text: str) -> None:
-        """Shows one line."""
         self.view.say(text)
         self.status.update(said=text)
 
     def track(self, title: str, total: int, unit: str) -> AbstractContextManager[Tracker]:
-        """Shows work, as `Progress.track` does."""
+        """As `Progress.track`."""
         return self.view.track(title, total, unit)
 
     def enter(self, stage: Stage) -> None:
-        """The worker enters a stage."""
         if stage is not self.status.state.stage:
             self.status.update(stage=stage, slots={}, tokens_left=0)
 
@@ -44,34 +55,28 @@ class Events:
         if obstacle is not self.status.state.obstacle:
             self.status.update(obstacle=obstacle)
 
-    def sent(self, kinds: Mapping[str, int]) -> None:
+    def sent(self, sizes: Mapping[str, int]) -> None:
         """Record kind -> bytes of all sent items."""
-        self.status.note(sent=dict(kinds))
+        self.status.note(sent=dict(sizes))
 
     def shards(self, done: int, total: int, tokens_left: int) -> None:
-        """Record the progress of the shards."""
         seconds = 0.0 if done == total else 1.0
         self.status.note(seconds=seconds, shards_done=done, shards_total=total, tokens_left=tokens_left)
 
-    # --- the Ray actors
-
     def ready(self, slot: int, device: str) -> None:
-        """An actor is ready."""
         self._finished[slot] = deque([(time.monotonic(), 0)], maxlen=_SHARDS + 1)
         self._change(slot, SlotState(device=device))
 
     def finished(self, slot: int, tokens: int) -> None:
-        """An actor finished a shard."""
         times = self._finished[slot]
         times.append((time.monotonic(), tokens))
         seconds = max(times[-1][0] - times[0][0], 1e-9)
-        rate = sum(item for _, item in list(times)[1:]) / seconds
+        rate = sum(count for _, count in list(times)[1:]) / seconds
         device = self.status.state.slots[slot].device
         self._change(slot, SlotState(device=device, tokens_per_second=rate), tokens=tokens)
 
     def lost(self, slot: int) -> None:
-        """An actor is lost and will be replaced."""
-        slots = {number: item for number, item in self.status.state.slots.items() if number != slot}
+        slots = {number: state for number, state in self.status.state.slots.items() if number != slot}
         self.status.note(slots=slots, restarts=self.status.state.restarts + 1)
 
     def _change(self, slot: int, state: SlotState, tokens: int = 0) -> None:
