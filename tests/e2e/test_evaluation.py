@@ -18,7 +18,7 @@ from moerge_proto.evaluations import Evaluation
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
-from moerge_workers.data.shard_key import read_key
+from moerge_workers.data.documents import read_key
 from moerge_workers.leaving.history import History
 from support.federation import Member, eventually, federation_of
 from support.models import tokenizer

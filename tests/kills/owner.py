@@ -21,7 +21,7 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import Trunk
-from moerge_workers.data.shard_key import read_key
+from moerge_workers.data.documents import read_key
 from support.documents import texts_of
 from support.federation import Member, federation_of, trunk_path
 from support.models import on_trunk, texts

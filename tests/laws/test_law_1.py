@@ -15,7 +15,7 @@ from moerge.models.tokens import Tokens, all_counted
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.progress import Obstacle, Progress
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
-from moerge_workers.data.shard_key import read_key
+from moerge_workers.data.documents import read_key
 from moerge_workers.leaving.history import Decision, History
 from moerge_workers.policy import Kind
 from support.models import expert, tokenizer

@@ -34,7 +34,7 @@ from moerge.trunk.stray import require_near
 from moerge_lab.table.presets import PRESETS
 from moerge_lab.table.texts import Sources, read_texts
 from moerge_proto.trunks import TrunkMethod, TrunkOptions
-from moerge_workers.contributing.trunk_loss import TOKENS
+from moerge_workers.contributing.trunk_check import TOKENS
 
 TRUNKS: tuple[tuple[str, TrunkMethod, TrunkOptions], ...] = (
     ("average", "average", TrunkOptions()),

@@ -1,4 +1,4 @@
-"""`moerge worker check`: finds obstacles before work starts; one line per check."""
+"""`moerge worker check`: one line per check of an obstacle to a run."""
 
 import secrets
 import shutil
@@ -36,6 +36,7 @@ from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
+from moerge_workers.watching.events import ActorEvents
 
 _FILES = 3  # statistics files in the home at once: the journal, its replacement, and a trunk contribution
 _MOST_SKEW = 60.0  # seconds
@@ -63,7 +64,7 @@ def checks(settings: Settings) -> Iterator[Line]:
     machine = _Machine(settings, own)
     yield (expert := _line("expert", machine.expert))
     yield _line("data", machine.data)
-    yield from (Line("data", said) for said in machine.said)
+    yield from (Line("data", remark) for remark in machine.remarks)
     if expert.problem is None:
         yield _line("disk", machine.disk)
         yield (memory := _line("memory", machine.memory))
@@ -106,26 +107,23 @@ def _line(name: str, look: Callable[[], str]) -> Line:
         return Line(name, "", problem)
 
 
-class _Places:
+class _Devices(ActorEvents):
     """Counts the actors of each device, with its node in a cluster."""
 
     def __init__(self) -> None:
-        self.devices = Counter[str]()
+        self.actors = Counter[str]()
 
     def ready(self, slot: int, device: str) -> None:
-        self.devices[device] += 1
-
-    def finished(self, slot: int, tokens: int) -> None: ...
-    def lost(self, slot: int) -> None: ...
+        self.actors[device] += 1
 
 
 @dataclass
 class _Machine:
-    """The checks of this machine; `said`: remarks about the data."""
+    """The checks of this machine; `remarks`: about the data."""
 
     settings: Settings
     own: DenseExpert
-    said: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     tokens: int = 0
     _room: Room = field(init=False)
     rate: float = 0.0
@@ -133,9 +131,8 @@ class _Machine:
     @property
     def _work(self) -> RouterPass:
         """The run's pass, under the expert's own trunk."""
-        settings, own = self.settings, self.own
-        exponents = [0] * own.config.num_hidden_layers
-        return RouterPass(own, own, exponents, settings.statistics.precision, settings.device)
+        exponents = [0] * self.own.config.num_hidden_layers
+        return RouterPass(self.own, self.own, exponents, self.settings.statistics.precision, self.settings.device)
 
     def expert(self) -> str:
         check_expert(self.own, None, str(self.own.folder))
@@ -143,13 +140,11 @@ class _Machine:
         return f"{config.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
 
     def data(self) -> str:
-        """Read the first documents, and estimate the rest from the files' bytes."""
         key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # only a run makes the home
-        first = read_first(
-            self.settings, Data(self.settings, self.own, self.said.append, key), self.own.config.hidden_size
-        )
+        data = Data(self.settings, self.own, self.remarks.append, key)
+        first = read_first(self.settings, data, self.own.config.hidden_size)
         self.tokens = first.tokens
-        return first.said
+        return first.summary
 
     def disk(self) -> str:
         """The home has room for a trunk and a few statistics files."""
@@ -161,17 +156,16 @@ class _Machine:
         specs = self.own.checkpoint.specs
         trunk = sum(specs[name].bytes for name in trunk_names(self.own))
         sums = trunk_contribution_bytes if self.settings.trunk_contribution else router_contribution_bytes
-        asked = trunk + _FILES * sums(Shape.of(self.own.config, torch.float32))
-        asked += self.own.is_adapter * sum(spec.bytes for spec in specs.values())
-        asked += fitted_bytes(self.own) if self.settings.fit else 0
+        needed = trunk + _FILES * sums(Shape.of(self.own.config, torch.float32))
+        needed += self.own.is_adapter * sum(spec.bytes for spec in specs.values())
+        needed += fitted_bytes(self.own) if self.settings.fit else 0
         free = shutil.disk_usage(home).free
-        if free < asked:
-            problem = f"{decimal(free)} free; a trunk and the sums need {decimal(asked)}"
+        if free < needed:
+            problem = f"{decimal(free)} free; a trunk and the sums need {decimal(needed)}"
             raise MoergeError(problem, where=str(home), todo="free space, or choose a home on a larger disk")
-        return f"{self.settings.home}: {decimal(free)} free, {decimal(asked)} needed"
+        return f"{self.settings.home}: {decimal(free)} free, {decimal(needed)} needed"
 
     def memory(self) -> str:
-        """Each slot's memory, and that of the journal, whatever the number of layers."""
         require_gpus(self.settings)
         settings, free = self.settings, free_memory(self.settings)
         self._room = room_of(self._work, settings, free)
@@ -179,9 +173,11 @@ class _Machine:
             trunk = TrunkPass(self.own, [], settings.statistics.precision, settings.device)
             self._room = room_of(trunk, settings, free)
         need = self._room.need
-        lines = [described(need, processes=settings.slots)]
-        lines.append(f"each slot has {decimal(self._room.states)} of host memory for hidden states")
-        lines.append(f"the journal needs {decimal(need.journal)}")
+        lines = [
+            described(need, processes=settings.slots),
+            f"each slot has {decimal(self._room.states)} of host memory for hidden states",
+            f"the journal needs {decimal(need.journal)}",
+        ]
         if settings.fit:
             require_fittable(self.own)
             tokens = fitting_tokens(self.own.config.hidden_size)
@@ -189,17 +185,16 @@ class _Machine:
         return "; ".join([*lines, *machine(free)])
 
     def ray(self) -> str:
-        settings, said, places = self.settings, self.said.append, _Places()
+        settings, devices = self.settings, _Devices()
         if settings.ray_address is not None and self.own.is_adapter:
-            return "not started: `run` merges the adapter first, and copies the result to nodes that don't see it"
-        slots = Slots(settings.ray_address, settings.slots, settings.statistics, said, places)
+            return "not started: `run` merges the adapter first"
+        slots = Slots(settings.ray_address, settings.slots, settings.statistics, self.remarks.append, devices)
         self.rate = slots.probe(self._work)
-        counted = ", ".join(f"{number} on {device}" for device, number in sorted(places.devices.items()))
+        counted = ", ".join(f"{number} on {device}" for device, number in sorted(devices.actors.items()))
         done = f"{settings.slots} actors computed a layer of a micro-batch each: {counted}"
         return f"{done}, at about {self.rate:,.0f} tokens/s through all layers"
 
     def estimate(self) -> str:
-        """The cost of a contribution."""
         return str(estimate(self._work, self._room, self.tokens, self.rate, self.settings.slots))
 
 
@@ -236,7 +231,6 @@ class _Fleet:
         return "no key here or at the coordinator; contributions are unsigned"
 
     def evaluation(self) -> str:
-        """The memory to score the newest version."""
         newest = max(self.client.versions(), key=lambda version: version.number, default=None)
         if newest is None:
             return "no version yet; the memory depends on its number of experts"
@@ -244,18 +238,16 @@ class _Fleet:
         return f"version {newest.number} has {experts} experts; {described(need)}"
 
     def budget(self) -> str:
-        """The new trunks and evaluations of the last 30 days, and their limits."""
         policy, used = self.settings.policy, "none"
         if self.settings.home.is_dir():
             with closing(History(self.settings.home)) as history:
-                used = budget.told(history)
+                used = budget.summary(history)
         allowed = (
             f"{policy.trunks_per_month} and {policy.versions_per_month} are allowed, further ones need your approval"
         )
         return f"new in the last 30 days: {used}; {allowed}"
 
     def expert(self) -> str:
-        """The expert's state at the coordinator: registered, or allowed to be sent; not withdrawn."""
         own = self.own
         if registered(self.client, own.folder, own.domain, own.digest) is not None:
             return "already registered"
@@ -269,8 +261,8 @@ class _Fleet:
         config = self.own.config
         own = self.own.family.model_type, config.hidden_size, config.num_hidden_layers
         theirs = trunk.family, trunk.hidden_size, trunk.layers
-        for what, mine, expected in zip(("family", "hidden_size", "num_hidden_layers"), own, theirs, strict=True):
+        for name, mine, expected in zip(("family", "hidden_size", "num_hidden_layers"), own, theirs, strict=True):
             if mine != expected:
-                problem, todo = f"{what} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
+                problem, todo = f"{name} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
                 raise IncompatibleExpertError(problem, where=str(self.own.folder / "config.json"), todo=todo)
         return f"same as the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; `run` checks the rest"

@@ -75,8 +75,8 @@ def rotate(
         owner = client.identity().owner
         if owner is None:
             raise MoergeError("the token is not an owner's", where="--token", todo="use your worker's token")
-        made = owner_key.rotate(client, owner, owner_key.key_file(home or owner_key.default_home(), owner))
-    typer.echo(f"Your key's fingerprint is now: {in_groups(made)}")
+        new = owner_key.rotate(client, owner, owner_key.key_file(home or owner_key.default_home(), owner))
+    typer.echo(f"Your key's fingerprint is now: {in_groups(new)}")
 
 
 def _options(
@@ -163,7 +163,7 @@ def _options(
         bool | None, typer.Option("--dry-run", help="Compute and show the outgoing data, send nothing, stop.")
     ] = None,
 ) -> None:
-    """A worker's options; missing ones come from worker.toml or have a default."""
+    """The options of a worker; missing ones come from worker.toml or have a default."""
 
 
 def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> None:
@@ -181,7 +181,7 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
         from moerge_workers.watching import log
 
         log.configure(given.get("data", []))
-        with log.errors_told():
+        with log.logging_errors():
             settings = read_settings(given, config, alone=alone)
             log.configure(settings.data)
             do(settings)
@@ -240,19 +240,14 @@ Which = Annotated[
 
 
 def _home(given: Path | None, domain: str | None) -> Path:
-    """The worker's home: the given one, the domain's, or the only one.
-
-    Raises:
-        MoergeError: there is none, or more than one.
-    """
     named = given or (home_of(domain) if domain else None)
     places = [named] if named else sorted(owner_key.default_home().glob("worker-*"))
     homes = [path for path in places if path.is_dir()]
     if len(homes) == 1:
         return homes[0]
-    result, where = ", ".join(map(str, homes)) or "none", str(named or owner_key.default_home())
-    todo = "select the worker with --domain or --home"
-    raise MoergeError(f"expected exactly one worker folder; found {result}", where=where, todo=todo)
+    problem = f"expected exactly one worker folder; found {', '.join(map(str, homes)) or 'none'}"
+    where, todo = str(named or owner_key.default_home()), "select the worker with --domain or --home"
+    raise MoergeError(problem, where=where, todo=todo)
 
 
 @app.command()
@@ -277,20 +272,21 @@ def refuse(which: Which = "", domain: Domain = None, home: Home = None) -> None:
 
 def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) -> None:
     with closing(History(home)) as history:
-        result = [item for item in history.asked() if item.digest.startswith(which)]
-        if not result and which:
-            result = [item for item in history.items() if item.digest.startswith(which) and history.decision(item)]
-        if len(result) != 1:
+        items = [item for item in history.asked() if item.digest.startswith(which)]
+        if not items and which:
+            items = [item for item in history.items() if item.digest.startswith(which) and history.decision(item)]
+        if len(items) != 1:
             waiting = "; ".join(f"{item.digest[:12]} {item.about}" for item in history.asked())
-            what = f"expected exactly one item{f' {which}…' if which else ''}; found {len(result)}"
+            what = f"expected exactly one item{f' {which}…' if which else ''}; found {len(items)}"
             todo = f"give the digest's first digits; waiting: {waiting}" if waiting else "no item waits for your answer"
             raise MoergeError(what, where="digest", todo=todo)
+        [item] = items
         if decision == "approved":
             from moerge_workers.leaving.outbox import require_unchanged
 
-            require_unchanged(result[0])
-        history.note(result[0], decision)
-    typer.echo(f"{decision}: {result[0].about}, {decimal(result[0].bytes)}, {result[0].digest}")
+            require_unchanged(item)
+        history.note(item, decision)
+    typer.echo(f"{decision}: {item.about}, {decimal(item.bytes)}, {item.digest}")
 
 
 @app.command("history")
@@ -310,7 +306,7 @@ def show_history(domain: Domain = None, home: Home = None, as_json: AsJson = Fal
             typer.echo(f"  digest {item.digest}")
             under = f", under trunk {item.trunk}" if item.trunk else ""
             typer.echo(f"  to {item.coordinator}{under}: {became}")
-        typer.echo(f"New in the last 30 days: {budget.told(history)}")
+        typer.echo(f"New in the last 30 days: {budget.summary(history)}")
 
 
 @app.command()
@@ -322,7 +318,7 @@ def status(domain: Domain = None, home: Home = None, as_json: AsJson = False) ->
     folder = _home(home, domain)
     state = read_state(folder)
     with closing(History(folder)) as history:
-        waiting, sent, used = history.asked(), history.sent(), budget.told(history)
+        waiting, sent, used = history.asked(), history.sent(), budget.summary(history)
     running = is_running(folder)
     if as_json:
         show_json({"running": running, "state": state, "sent": sent, "waits": waiting})
@@ -350,6 +346,5 @@ def status(domain: Domain = None, home: Home = None, as_json: AsJson = False) ->
 
 
 def _devices(state: State) -> str:
-    """The devices of the current slots, with their nodes in a cluster."""
     counted = Counter(slot.device for slot in state.slots.values())
     return ", ".join(f"{number} on {device}" for device, number in sorted(counted.items())) or "none now"

@@ -21,14 +21,14 @@ from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder
 from moerge.models.stored import SINGLE
 from moerge.statistics.windows import ComputeWindows
 from moerge_proto.problems import ProblemType
-from moerge_proto.progress import Obstacle, Stage
+from moerge_proto.progress import Stage
 from moerge_proto.trunks import Trunk
 from moerge_workers.computing.actors import on_ray
 from moerge_workers.computing.memory import require_gpus
-from moerge_workers.contributing import expert, router, trunk
+from moerge_workers.contributing import expert as expert_stage
+from moerge_workers.contributing import router, trunk
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.evaluation import Evaluations
-from moerge_workers.contributing.trunk_loss import HarmfulTrunkError
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
 from moerge_workers.leaving.history import History
@@ -39,12 +39,12 @@ from moerge_workers.watching.events import Events
 from moerge_workers.watching.metrics import served
 from moerge_workers.watching.reporter import reporting
 from moerge_workers.watching.status import LOCK, Status
-from moerge_workers.watching.view import view
+from moerge_workers.watching.view import Json, Lines
 
 
 @contextmanager
-def full_disk_told(home: Path) -> Iterator[None]:
-    """Context that turns a full disk into an error that names the file."""
+def naming_full_disk(home: Path) -> Iterator[None]:
+    """Turn a full disk into an error that names the file."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
@@ -59,8 +59,8 @@ def full_disk_told(home: Path) -> Iterator[None]:
 def run(settings: Settings, computing: Callable[[Settings, Events], ComputeWindows] = on_ray) -> None:
     """Contribute under the current trunk, and under every later one unless `once` is set.
 
-    With `dry_run`, compute and show the outgoing data under the current trunk, and send nothing. `computing` makes the
-    function that sums shards.
+    With `dry_run`, compute and show the outgoing data under the current trunk. `computing` makes the function that sums
+    shards.
 
     Raises:
         MoergeError: the expert, the data, the trunk or the coordinator's answer is invalid.
@@ -73,21 +73,20 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeWindo
         todo = "stop it first, or give each worker its own `home`"
         raise MoergeError("another worker is using this folder", where=str(settings.home), todo=todo) from error
     status = Status(settings.home, settings.domain, settings.coordinator)
+    events = Events(status, Json(status) if settings.log_format == "json" else Lines())
     with lock:
         try:
             with (
-                full_disk_told(settings.home),
+                naming_full_disk(settings.home),
                 closing(History(settings.home)) as history,
                 served(settings.metrics_port, status),
                 reporting(settings, status),
-                view(settings.log_format, status) as shown,
-            ):
-                events = Events(status, shown)
-                events.sent(history.sent())
-                with Client(
+                Client(
                     settings.coordinator, settings.token, patience=None, say=events.say, heard=status.heard
-                ) as client:
-                    run_stages(_context(settings, client, history, events, computing(settings, events)))
+                ) as client,
+            ):
+                events.sent(history.sent())
+                run_stages(_context(settings, client, history, events, computing(settings, events)))
         except MoergeError as error:
             with suppress(OSError):  # of a disk that is full
                 status.update(error=str(error))
@@ -102,39 +101,32 @@ def _context(settings: Settings, client: Client, history: History, events: Event
     require_gpus(settings)
     given = DenseExpert(settings.domain, settings.expert, identity.owner or "", settings.license)
     check_expert(given, None, str(settings.expert))
-    own = _expert(given, settings, events)
+    expert = _dense(given, settings, events)
     if settings.fit:
-        require_fittable(own)
-    return Context(
-        settings=settings,
-        client=client,
-        outbox=Outbox(settings, history, events),
-        data=Data(settings, own, events.say),
-        events=events,
-        expert=own,
-        compute=compute,
-    )
+        require_fittable(expert)
+    outbox, data = Outbox(settings, history, events), Data(settings, expert, events.say)
+    return Context(settings, client, outbox, data, events, expert, compute)
 
 
-def _expert(own: DenseExpert, settings: Settings, events: Events) -> DenseExpert:
+def _dense(given: DenseExpert, settings: Settings, events: Events) -> DenseExpert:
     """The dense expert; an adapter is merged with its base."""
-    folder = dense_folder(own, settings.home / "expert")
-    dense = replace(own, folder=folder, adapter=None if folder == own.folder else own.folder)
-    if dense.adapter is not None:
-        alone, whole = ((place / name).stat().st_size for place, name in ((dense.adapter, WEIGHTS), (folder, SINGLE)))
-        events.say(
-            f"the expert is the adapter {dense.adapter}, {decimal(alone)}; merged with its base: {folder}, "
-            f"{decimal(whole)}; only the adapter leaves if the coordinator has its base"
-        )
-    return dense
+    folder = dense_folder(given, settings.home / "expert")
+    if folder == given.folder:
+        return given
+    sizes = decimal((given.folder / WEIGHTS).stat().st_size), decimal((folder / SINGLE).stat().st_size)
+    events.say(
+        f"the expert is the adapter {given.folder}, {sizes[0]}; merged with its base: {folder}, {sizes[1]}; "
+        "only the adapter leaves if the coordinator has its base"
+    )
+    return replace(given, folder=folder, adapter=given.folder)
 
 
 def run_stages(context: Context) -> None:
     """Run the stages: expert, trunk contribution, router contributions under each trunk, evaluations."""
     settings, say = context.settings, context.events.say
     context.events.enter(Stage.READING)
-    say(f"data: {read_first(settings, context.data, context.expert.config.hidden_size).said}")
-    if not expert.run(context):
+    say(f"data: {read_first(settings, context.data, context.expert.config.hidden_size).summary}")
+    if not expert_stage.run(context):
         return
     own_grams = None
     if settings.trunk_contribution:
@@ -158,20 +150,18 @@ def run_stages(context: Context) -> None:
 def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evaluations: Evaluations | None) -> None:
     """Contribute under each trunk, and evaluate versions between trunks; with `once`, only contribute.
 
-    `own_grams` is the file of the expert's own trunk contribution, to compare trunks with.
+    `own_grams`: file of the expert's own trunk contribution, to compare trunks with.
     """
-    settings, say = context.settings, context.events.say
-    for asked in context.client.rounds():
-        if settings.domain in asked.missing:
-            by = f"{asked.deadline:%Y-%m-%d %H:%M} UTC"
-            say(f"round {asked.name} asks for {asked.kind} contributions by {by}")
+    settings, say, expert = context.settings, context.events.say, context.expert
+    for item in context.client.rounds():
+        if settings.domain in item.missing:
+            by = f"{item.deadline:%Y-%m-%d %H:%M} UTC"
+            say(f"round {item.name} asks for {item.kind} contributions by {by}")
     last = None
-    meanwhile = evaluations.look if evaluations is not None and not settings.once else _nothing
-    while (current := _next_trunk(context, last, meanwhile)) is not None:
+    while (current := _next_trunk(context, last, None if settings.once else evaluations)) is not None:
         last = current.digest
-        own = context.expert
-        own.checkpoint.require_unchanged()  # since its digest was computed
-        registered(context.client, own.folder, own.domain, own.digest)  # raises for a withdrawn expert
+        expert.checkpoint.require_unchanged()  # since its digest was computed
+        registered(context.client, expert.folder, expert.domain, expert.digest)  # raises for a withdrawn expert
         context.events.status.update(trunk=current.digest, obstacle=None)
         try:
             for contribution in router.run(context, current, own_grams):
@@ -181,9 +171,7 @@ def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evalu
                 raise
             say(f"trunk {current.digest[:12]} was replaced during the work")
             continue
-        except (HarmfulTrunkError, IncompatibleExpertError) as error:
-            harms = isinstance(error, HarmfulTrunkError)
-            context.events.hindered(Obstacle.TRUNK_HARMS if harms else Obstacle.TRUNK_STRAYS)
+        except IncompatibleExpertError as error:
             if settings.once or settings.dry_run:
                 raise
             say(f"sending nothing under trunk {current.digest[:12]}: {error}")
@@ -191,22 +179,19 @@ def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evalu
             return
 
 
-def _next_trunk(context: Context, last: str | None, meanwhile: Callable[[], None]) -> Trunk | None:
+def _next_trunk(context: Context, last: str | None, evaluations: Evaluations | None) -> Trunk | None:
     """The current trunk, once it differs from the last one; a dry run doesn't wait."""
-    say, said = context.events.say, False
+    say, is_waiting = context.events.say, False
     while (current := context.client.current_trunk()) is None or current.digest == last or current.retired is not None:
         if context.settings.dry_run:
             say("no trunk yet, so no router contributions; the operator must run: moerge trunk merge")
             return None
-        if not said:
+        if not is_waiting:
             context.events.enter(Stage.WAITING)
             first = "the first trunk; the operator makes it with: moerge trunk merge"
             say(f"waiting for {first if current is None else 'the next trunk'}")
-            said = True
-        meanwhile()
+            is_waiting = True
+        if evaluations is not None:
+            evaluations.look()
         time.sleep(POLL_SECONDS)
     return current
-
-
-def _nothing() -> None:
-    pass

@@ -19,13 +19,10 @@ class Policy(BaseModel):
         max_stray: limit of a trunk's distance from the expert, see `moerge.trunk.stray`.
         min_documents: fewest documents of a contribution, and of its difference from earlier ones.
         min_tokens: likewise; None: a shard, 64 H.
-        tokens_per_document: most tokens that count per document; None: all.
         max_perplexity_ratio: limit of the perplexity of trunk and own MLPs, divided by the expert's, on a sample.
         trunks_per_month: new trunks in 30 days under which data may leave; more need the owner's approval.
         versions_per_month: evaluations sent in 30 days; likewise.
         expert_weights: may leave, fitted experts too.
-        trunk_contributions: may leave, if the settings ask for them.
-        router_contributions: may leave.
         evaluation_sums: are computed and may leave.
         redistribute: owners of a version's other experts may have the expert's MLPs, to evaluate the version.
         progress: reports to the coordinator, in mode `ask` too. `obstacles`: the reason for sending nothing, as one

@@ -21,33 +21,13 @@ class Settings(BaseModel):
     """All settings of a worker. Unknown keys are errors.
 
     Attributes:
-        policy: rules about outgoing data.
-        coordinator: its address.
         token: the owner's bearer token; never printed, and not read from worker.toml.
         token_file: a file with the token.
-        domain: the domain to contribute for.
-        expert: folder of the domain's dense checkpoint.
-        data: paths, globs, folders and fsspec URLs of documents.
-        text_field: field or column with a document's text.
-        chat: field or column with a document's messages, read through the tokenizer's chat template; None reads texts.
-        chat_turns: turns of a conversation whose tokens count.
-        bad_share: largest share of unreadable documents to skip.
-        tuning_share: share of documents to choose lambda with; 0: none.
-        held_out_share: share of documents for evaluation, never in contributions.
-        trunk_contribution: send grams and token counts of the expert itself, for better trunks.
-        fit: fit the expert's MLPs to each trunk here, and send the fitted expert.
-        rare_below: withhold lower token counts from a trunk contribution.
         home: folder of the worker's key, journals, history and downloads.
-        license: SPDX identifier of the expert's licence.
-        slots: Ray actors, one thread each, and on `device` "cuda" one GPU each.
-        device: torch device of the model.
-        ray_address: an existing cluster of the owner's; None starts a local one.
         host_memory: bytes of hidden states in all slots, such as "16GB"; None: half of the free memory.
-        once: stop after one contribution instead of waiting for the next trunk.
-        dry_run: compute and show the outgoing data, and send nothing.
-        log_format: format on standard error: text, or a JSON object per line.
-        metrics_port: port of 127.0.0.1 for Prometheus metrics; None: none.
         journal_seconds: shortest time between two savings of a window's hidden states.
+
+    The help of `moerge worker run` describes the others.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

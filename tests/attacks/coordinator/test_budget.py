@@ -15,7 +15,7 @@ from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_proto.contributions import Contribution
 from moerge_proto.progress import Obstacle
 from moerge_workers.contributing import router
-from moerge_workers.contributing.trunk_loss import HarmfulTrunkError
+from moerge_workers.contributing.trunk_check import HarmfulTrunkError
 from support.models import texts
 from support.stages import NOW, MemoryClient, context_of, own_trunk, trunk
 

@@ -1,1 +1,1 @@
-"""Local computation: sums by Ray actors, fitted MLPs, scores of held-out documents."""
+"""Local computation: sums by Ray actors, scores of held-out documents."""

@@ -68,11 +68,7 @@ class HeldOut:
         return result
 
     def score(self, model: StreamedModel, title: str, counted: Counted) -> Scored:
-        """A model's summed negative log-likelihood of the documents.
-
-        Raises:
-            NotNowError: the documents changed since they were counted.
-        """
+        """A model's summed negative log-likelihood of the documents; NotNowError: they changed since the count."""
         nll, tokens, mark = 0.0, 0, hashlib.sha256()
         documents = _marked(self._documents(earlier=counted.earlier), mark.update)
         with self.events.track(title, counted.tokens, "tokens") as tracker:

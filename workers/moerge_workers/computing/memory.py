@@ -16,11 +16,7 @@ def free_memory(settings: Settings) -> Free:
 
 
 def require_gpus(settings: Settings) -> None:
-    """Require a GPU for each slot, if the model runs on GPUs of this machine.
-
-    Raises:
-        MoergeError: torch finds fewer.
-    """
+    """Require a GPU for each slot, if the model runs on GPUs of this machine."""
     gpus = torch.cuda.device_count()
     if settings.device != "cuda" or settings.ray_address is not None or gpus >= settings.slots:
         return
@@ -32,11 +28,7 @@ def require_gpus(settings: Settings) -> None:
 
 
 def room_of(work: Pass, settings: Settings, free: Free) -> Room:
-    """The memory for a pass's hidden states in each slot.
-
-    Raises:
-        MoergeError: it doesn't fit; names the setting to change.
-    """
+    """The memory for a pass's hidden states in each slot; MoergeError: it doesn't fit, names the setting to change."""
     slots = Slots(settings.slots, here=settings.ray_address is None)
     need = need_of(work, settings.statistics)
     return room_for(need, settings.statistics, free, slots, settings.host_memory)

@@ -36,12 +36,8 @@ class PendingStatistics:
     A further file of router statistics has only new documents. One for trunks continues the last, and has all.
 
     Attributes:
-        settings: the worker's.
-        data: the owner's.
-        events: receives messages and progress.
         compute: sums windows of shards.
         blank: the manifest without counts and shards.
-        work: the pass that computes the sums.
         ledger: the sent documents; its folder has the files.
     """
 
@@ -82,40 +78,38 @@ class PendingStatistics:
         return Whole(sent, lambda: self.ledger.send(sent, self._planner.how, replace=plan.replaces))
 
     def _summed(self, plan: Plan, path: Path) -> Manifest | None:
-        """The manifest of the file with the plan's sums; None if the data no longer matches the plan."""
-        journal = self._journal(plan, path)
-        complete = journal.complete
-        left = {name for name in plan.sizes if name not in complete}
-        tokens, summed = total(plan.sizes.values()).tokens, sum(plan.sizes[name].tokens for name in left)
-        others, same = plan.sent | plan.sizes.keys(), True
+        """The manifest of the file with the plan's sums; None: the data no longer matches the plan."""
+        journal, sizes = self._journal(plan, path), plan.sizes
+        left = sizes.keys() - journal.complete
+        known, same = plan.sent | sizes.keys(), True
 
-        def each_once(shards: Iterator[Shard]) -> Iterator[Shard]:
+        def unsummed() -> Iterator[Shard]:
             nonlocal same
-            for shard in shards:
-                same = same and shard.name in others
+            split, hidden, everything = self.blank.split, self.blank.hidden_size, plan.replaces
+            for shard in self.data.shards(split, self.ledger, hidden, everything=everything, again=True):
+                same = same and shard.name in known
                 if shard.name in left:
                     left.remove(shard.name)
                     yield shard
 
         self.events.enter(Stage.COMPUTING)
-        with self.events.track(self._title, tokens, "tokens") as tracker:
+        with self.events.track(self._title, total(sizes.values()).tokens, "tokens") as tracker:
             progress = Layered(tracker, self.blank.layers)
-            progress.advance(sum(plan.sizes[name].tokens for own in journal.shards for name in own & plan.sizes.keys()))
+            summed = (name for names in journal.shards for name in names & sizes.keys())
+            progress.advance(sum(sizes[name].tokens for name in summed))
             self._tell(plan, journal, progress)
             if left:
-                room = room_of(self.work, self.settings, free_memory(self.settings))
-                size = WindowSize(room.states, room.need.token, -(-summed // self.settings.slots))
-                split, hidden = self.blank.split, self.blank.hidden_size
-                again = self.data.shards(split, self.ledger, hidden, everything=plan.replaces, again=True)
-                batch_tokens, seconds = self.settings.statistics.batch_tokens, self.settings.journal_seconds
-                for done in self.compute(self.work, windows(each_once(again), journal, size, batch_tokens, seconds)):
+                settings, room = self.settings, room_of(self.work, self.settings, free_memory(self.settings))
+                per_slot = -(-sum(sizes[name].tokens for name in left) // settings.slots)
+                size, seconds = WindowSize(room.states, room.need.token, per_slot), settings.journal_seconds
+                source = windows(unsummed(), journal, size, settings.statistics.batch_tokens, seconds)
+                for done in self.compute(self.work, source):
                     done.keep(journal)
                     progress.advance(done.tokens)
                     self._tell(plan, journal, progress)
         return journal.join() if same and not left else None
 
     def _tell(self, plan: Plan, journal: Journal, progress: Layered) -> None:
-        """Tell the events how many shards are complete."""
         done = len(journal.complete & plan.sizes.keys())
         self.events.shards(done, len(plan.sizes), total(plan.sizes.values()).tokens - progress.tokens)
 

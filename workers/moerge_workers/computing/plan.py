@@ -23,8 +23,8 @@ class Size:
 
 
 def total(sizes: Iterable[Size | Sent]) -> Size:
-    item = list(sizes)
-    return Size(sum(size.documents for size in item), sum(size.tokens for size in item))
+    counts = [(size.documents, size.tokens) for size in sizes]
+    return Size(sum(documents for documents, _ in counts), sum(tokens for _, tokens in counts))
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans contributions of one kind and split.
-
-    Attributes:
-        blank: the manifest without counts and shards.
-        ledger: the sent documents.
-    """
+    """Plans contributions of one kind and split; `blank`: the manifest without counts and shards."""
 
     settings: Settings
     data: Data
@@ -61,7 +56,7 @@ class Planner:
 
     @property
     def grows(self) -> bool:
-        """Tell whether a contribution has all sent documents, not only new ones."""
+        """Whether a contribution has all sent documents, not only new ones."""
         return self.blank.under is None
 
     @property
@@ -110,7 +105,7 @@ class Planner:
             return {shard.name: Size(shard.documents, shard.tokens) for shard in shards}
 
     def is_worth_sending(self, plan: Plan) -> bool:
-        """Tell whether there is something to send, and enough for the policy; else prints the reason.
+        """Whether there is something to send, and enough for the policy; else prints the reason.
 
         Raises:
             MoergeError: the whole statistics split is too little.

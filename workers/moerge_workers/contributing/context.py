@@ -1,7 +1,9 @@
 """The context that the stages of a run share."""
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,15 +11,22 @@ import transformers
 
 from moerge import __version__
 from moerge.client.client import Client
+from moerge.documents.fitting_sample import fitting_sample
+from moerge.documents.splits import text_digest
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.tokens import Tokens
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows
+from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import digest_of
-from moerge_proto.statistics_file import Manifest
+from moerge_proto.progress import Stage
+from moerge_proto.statistics_file import Kind, Manifest, StatisticsSettings
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.data.documents import Data
+from moerge_workers.leaving.history import Item
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.leaving.outbox import Outbox
+from moerge_workers.leaving.owner_key import signature
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
@@ -35,11 +44,8 @@ class Context:
     """One run of the worker.
 
     Attributes:
-        settings: the worker's.
-        client: of the coordinator.
         outbox: the single exit of this machine.
         data: the owner's documents.
-        events: receives events and messages.
         expert: the domain's, with its owner; config and files are read once.
         compute: sums shards, for example on Ray actors.
     """
@@ -53,7 +59,7 @@ class Context:
     compute: ComputeWindows
 
     def is_replaced(self, trunk: str) -> bool:
-        """Tell whether a trunk is no longer the current one."""
+        """Whether a trunk is no longer the current one."""
         current = self.client.current_trunk()
         return current is None or current.digest != trunk
 
@@ -65,3 +71,34 @@ class Context:
     def pending(self, blank: Manifest, work: Pass, ledger: Ledger) -> PendingStatistics:
         """The statistics of documents that are not in the ledger."""
         return PendingStatistics(self.settings, self.data, self.events, self.compute, blank, work, ledger)
+
+    def sample(
+        self, limits: StatisticsSettings, tokens: int, least_documents: int, title: str, *, by_key: bool = False
+    ) -> list[list[Tokens]]:
+        """The rows of each document of a sample of the statistics documents, within the `limits` of rows and documents.
+
+        `by_key`: choose by MACs under the owner's key, which nobody else can predict, instead of digests.
+        """
+        self.events.enter(Stage.READING)
+        with self.events.track(title, self.data.size(), "B") as tracker:
+            documents = (
+                (mac if by_key else text_digest(document.text), partial(self.data.encode, document))
+                for mac, split, document in self.data.documents(tracker)
+                if split == "statistics"
+            )
+            return fitting_sample(documents, limits, tokens, least_documents)
+
+    def active(self, kind: Kind) -> dict[str, Contribution]:
+        """Digest -> active contribution; records the state of all in the history."""
+        rows = list(self.client.contributions(kind))
+        self.outbox.settle(rows)
+        return {row.digest: row for row in rows if row.active}
+
+    def send(self, item: Item, supersedes: Sequence[str]) -> Contribution:
+        """Upload and sign an allowed contribution's file; it replaces the ones that it `supersedes`."""
+        with self.outbox.sending(item, supersedes):
+            title = f"uploading the {item.kind} contribution"
+            self.client.upload(Path(item.place), self.events, title=title, compress=True)
+            signed = signature(self.settings.home, self.expert.owner, item.digest)
+            new = NewContribution(sha256=item.digest, supersedes=list(supersedes), signature=signed, software=SOFTWARE)
+            return self.client.contribute(new)

@@ -29,8 +29,7 @@ from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import Counted, HeldOut, NotNowError
 from moerge_workers.contributing.context import SOFTWARE, Context
-from moerge_workers.contributing.router import checked_trunk
-from moerge_workers.contributing.trunk_loss import HarmfulTrunkError
+from moerge_workers.contributing.trunk_check import checked_trunk
 from moerge_workers.contributing.version_check import AlteredVersionError, require_own, slot_of
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
@@ -43,10 +42,7 @@ _REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
 
 @dataclass
 class Evaluations:
-    """The evaluations of one run: finished versions, and times of the next attempts.
-
-    `own_grams` is the file of the expert's own trunk contribution, to compare trunks with; `clock` returns seconds.
-    """
+    """The evaluations of one run: finished versions, times of the next attempts; `own_grams` as in `checked_trunk`."""
 
     context: Context
     own_grams: Path | None
@@ -62,10 +58,10 @@ class Evaluations:
         """Evaluate the newest version, if one is new since the last look, or any may have changed."""
         if self.clock() - self._looked < _LOOK_SECONDS:
             return
-        come = [version.number for version in self.context.client.versions(self._known)]
-        if come or self.clock() - self._looked_at_all >= _ALL_SECONDS:
+        numbers = [version.number for version in self.context.client.versions(self._known)]
+        if numbers or self.clock() - self._looked_at_all >= _ALL_SECONDS:
             self.newest()
-            self._known = max([self._known, *come])
+            self._known = max([self._known, *numbers])
             self._looked_at_all = self.clock()
         self._looked = self.clock()
 
@@ -83,7 +79,7 @@ class Evaluations:
         for old in set(files.parent.glob("files-*")) - {files}:  # left by a killed worker
             shutil.rmtree(old)
         try:
-            if run(self.context, version, self.own_grams, self._dense):
+            if _evaluate(self.context, version, self.own_grams, self._dense):
                 self._done.add(number)
         except NotNowError as reason:
             if number not in self._again:
@@ -95,10 +91,10 @@ class Evaluations:
             shutil.rmtree(files, ignore_errors=True)
 
 
-def run(context: Context, version: Version, own_grams: Path | None, dense: dict[str, Scored]) -> bool:
+def _evaluate(context: Context, version: Version, own_grams: Path | None, dense: dict[str, Scored]) -> bool:
     """Evaluate a version and send the sums; returns whether the version is done.
 
-    `own_grams`: as in `Evaluations`. `dense` keeps the expert's score, by the digest of the documents.
+    `dense` keeps the expert's score, by the digest of the documents.
 
     Raises:
         NotNowError: it can't be evaluated now.
@@ -129,18 +125,12 @@ def run(context: Context, version: Version, own_grams: Path | None, dense: dict[
 def _checked_trunk(
     context: Context, version: Version, own_grams: Path | None, outdated: Callable[[], bool]
 ) -> DenseTrunk | None:
-    """The tensors of the version's trunk, checked as for contributions; None: the owner must agree first.
-
-    Raises:
-        NotNowError: the trunk is refused.
-    """
-    with _refusals_told():
+    """As `checked_trunk`, for a version's trunk; NotNowError: it is refused."""
+    with _refusals_delayed():
         trunk = context.client.trunk(version.lineage.trunk)
         try:
             return checked_trunk(context, trunk, own_grams, outdated)
-        except (HarmfulTrunkError, IncompatibleExpertError) as error:
-            harms = isinstance(error, HarmfulTrunkError)
-            context.events.hindered(Obstacle.TRUNK_HARMS if harms else Obstacle.TRUNK_STRAYS)
+        except IncompatibleExpertError as error:
             raise NotNowError(f"its trunk is refused: {error}") from error
 
 
@@ -159,8 +149,8 @@ def _newest(context: Context) -> Version | None:
     """The newest served version that has the expert, or one fitted from it."""
     client, expert = context.client, context.expert.digest
     served = [row for row in client.versions() if row.retired is None and row.withheld is None]
-    own = {expert, *(row.digest for row in client.experts() if row.trained == expert)}
-    return next((row for row in reversed(served) if not own.isdisjoint(row.lineage.experts)), None)
+    experts = {expert, *(row.digest for row in client.experts() if row.trained == expert)}
+    return next((row for row in reversed(served) if not experts.isdisjoint(row.lineage.experts)), None)
 
 
 def _folder(settings: Settings) -> Path:
@@ -173,7 +163,6 @@ def _files(settings: Settings, version: Version) -> Path:
 
 
 def _key(context: Context, version: Version, counted: Counted) -> str:
-    """The digest of an evaluation's inputs."""
     return digest_of(
         {
             "coordinator": context.settings.coordinator,
@@ -190,11 +179,11 @@ def _send(context: Context, version: Version, path: Path, counted: Counted, ledg
     item = outbox.evaluation(path, version.lineage.trunk)
     outbox.outdate(lambda other: other.kind == "evaluation" and other.digest != item.digest)
     if not outbox.may_leave(item, _outdated(context, version)):
-        return not outbox.is_outdated(item)
+        return outbox.history.decision(item) != "outdated"
     if not counted.earlier:
         ledger.send(Sent(path.name, item.digest, counted.documents, counted.tokens), "", replace=True)
     sums = NewEvaluation.model_validate_json(path.read_bytes())
-    with _refusals_told(), outbox.sending(item):
+    with _refusals_delayed(), outbox.sending(item):
         client.evaluate(version.number, sums)
     problem = f"perplexity {sums.version.perplexity:.3f}, your expert's {sums.dense.perplexity:.3f}"
     context.events.say(f"evaluated version {version.number}: {problem}")
@@ -213,7 +202,7 @@ def _scored(
     settings, events, folder = context.settings, context.events, _files(context.settings, version)
     _require_room(context, version)
     try:
-        with _refusals_told():
+        with _refusals_delayed():
             place, title = f"/v1/versions/{version.number}/files", f"downloading version {version.number}"
             context.client.download(place, list(version.files), folder, events, title=title)
         require_own(context, version, weights, folder)
@@ -250,11 +239,7 @@ def _scored(
 
 
 def _require_room(context: Context, version: Version) -> None:
-    """Require disk and memory for a version.
-
-    Raises:
-        NotNowError: too little.
-    """
+    """Require disk and memory for a version; NotNowError: too little."""
     settings, folder = context.settings, _folder(context.settings)
     folder.mkdir(parents=True, exist_ok=True)
     size, free = version.bytes_total, shutil.disk_usage(folder).free
@@ -267,11 +252,7 @@ def _require_room(context: Context, version: Version) -> None:
 
 
 def require_memory(expert: DenseExpert, settings: Settings, version: Version) -> Need:
-    """Requires memory to evaluate a version.
-
-    Raises:
-        MoergeError: too little; says by how much.
-    """
+    """Require memory to evaluate a version; MoergeError: too little, says by how much."""
     statistics, lineage = settings.statistics, version.lineage
     config = expected_config(expert.config, len(lineage.experts), lineage.options.top_k)
     need = need_of(config, statistics.precision, statistics.context, settings.device)
@@ -289,8 +270,8 @@ def _model(weights: Weights, settings: Settings, expert: int | None = None) -> S
 
 
 @contextmanager
-def _refusals_told() -> Iterator[None]:
-    """Context that turns the coordinator's refusal of a version into NotNowError."""
+def _refusals_delayed() -> Iterator[None]:
+    """Turn the coordinator's refusal of a version into NotNowError."""
     try:
         yield
     except CoordinatorError as error:

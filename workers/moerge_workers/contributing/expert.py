@@ -9,7 +9,6 @@ from rich.filesize import decimal
 
 from moerge.client.register import register
 from moerge.errors import MoergeError
-from moerge.files import file_sha256
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge_proto.experts import Fitted, NewExpert
@@ -27,11 +26,7 @@ class KeptError(Exception):
 
 
 def run(context: Context) -> bool:
-    """Register the expert. Returns whether the coordinator has it, or in a dry run would.
-
-    Raises:
-        MoergeError: the policy forbids it, or the coordinator refuses it.
-    """
+    """Register the expert; returns whether the coordinator has it, or in a dry run would."""
     try:
         register_expert(context, context.expert)
     except KeptError:
@@ -52,13 +47,13 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
         WithdrawnError: it was withdrawn.
         MoergeError: the policy forbids it, or the coordinator refuses it.
     """
-    own = fitted is None
-    adapter = expert.adapter if own else None
+    is_original = fitted is None
+    adapter = expert.adapter if is_original else None
     new = NewExpert(
         domain=expert.domain,
         files=expert.files,
         license=expert.license,
-        redistribute=own and context.settings.policy.redistribute,
+        redistribute=is_original and context.settings.policy.redistribute,
         fitted=fitted,
     )
     registered = register(
@@ -67,7 +62,7 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
         new,
         context.events,
         adapter=adapter,
-        change=own and not context.settings.dry_run,
+        change=is_original and not context.settings.dry_run,
         leaving=partial(_leaving, context, expert, adapter, "" if fitted is None else fitted.trunk),
     )
     context.outbox.settle([registered])
@@ -77,7 +72,7 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
 def _leaving(
     context: Context, expert: DenseExpert, adapter: Path | None, trunk: str, digest: str, paths: Mapping[str, Path]
 ) -> Iterator[None]:
-    """Context for sending an allowed expert's files; `trunk` is the digest of the trunk that it is fitted to.
+    """Context for sending an allowed expert's files; `trunk`: digest of the trunk that it is fitted to.
 
     Asks the owner about all files at once, and records each sending separately: config and tokenizer, and then the
     whole expert, or the weights of its `adapter` alone.
@@ -91,20 +86,12 @@ def _leaving(
         part = "adapter" if WEIGHTS in paths else "config and tokenizer"
         item = context.outbox.expert(digest, paths, trunk, part)
     elif adapter is not None:
-        _explain(context, whole, {WEIGHTS: adapter / WEIGHTS})
+        context.events.say(
+            "the coordinator has no base of this adapter that you may use, or merges it to other bytes, so the whole "
+            f"expert leaves, {decimal(whole.bytes)}; the adapter has {decimal((adapter / WEIGHTS).stat().st_size)}"
+        )
     with context.outbox.sending(item):
         yield
-
-
-def _explain(context: Context, whole: Item, adapter: Mapping[str, Path]) -> None:
-    """Tell why a whole expert leaves, although it is an adapter."""
-    alone = context.outbox.expert(file_sha256(adapter[WEIGHTS]), adapter, part="adapter")
-    if context.outbox.history.movement(alone) is None:
-        result = "the coordinator has no base of this adapter that you may use"
-        todo = f"; as an expert there, yours or with redistribute = true, it saves {decimal(whole.bytes - alone.bytes)}"
-    else:
-        result, todo = "the coordinator can't merge the adapter to the same bytes", ""
-    context.events.say(f"{result}, so the whole expert leaves, {decimal(whole.bytes)}{todo}")
 
 
 def require_allowed(settings: Settings) -> None:

@@ -8,19 +8,13 @@ from moerge.files import file_sha256
 from moerge.statistics.contribution import trunk_manifest, withhold_rare
 from moerge.statistics.passes import TrunkPass
 from moerge_proto.contributions import Contribution
-from moerge_workers.contributing import delivery
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.ledger import Ledger
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of the stage.
-
-    Attributes:
-        sent: the active contribution; None without the owner's approval.
-        grams: its file, to compare trunks with; None if it is lost.
-    """
+    """The active contribution, None without the owner's approval; and its file, None if it is lost."""
 
     sent: Contribution | None
     grams: Path | None
@@ -32,19 +26,19 @@ def run(context: Context) -> Outcome:
     blank = trunk_manifest(expert.owner, expert, expert.digest, settings.statistics)
     work = TrunkPass(expert, blank.exponents, settings.statistics.precision, settings.device)
     with closing(Ledger(context.ledger(blank))) as ledger:
-        made = context.pending(blank, work, ledger).complete()
-        whole = ledger.path((ledger.files()[-1] if made is None else made.file).name)
-        if not whole.is_file():
+        whole = context.pending(blank, work, ledger).complete()
+        path = ledger.path((ledger.files()[-1] if whole is None else whole.file).name)
+        if not path.is_file():
             return Outcome(None, None)
-        grams = whole.with_name(f"{whole.stem}-sent.safetensors")
-        withhold_rare(whole, grams, settings.rare_below)
+        grams = path.with_name(f"{path.stem}-sent.safetensors")
+        withhold_rare(path, grams, settings.rare_below)
         item = context.outbox.contribution(grams, file_sha256(grams))
-        counted = delivery.active(context, "trunk")
+        counted = context.active("trunk")
         if item.digest not in counted and not context.outbox.may_leave(item):
             return Outcome(None, grams)
-        if made is not None:
-            made.note()
+        if whole is not None:
+            whole.note()
     if item.digest in counted:
         return Outcome(counted[item.digest], grams)
     supersedes = [row.digest for row in counted.values() if row.expert == expert.digest]
-    return Outcome(delivery.send(context, item, supersedes), grams)
+    return Outcome(context.send(item, supersedes), grams)

@@ -21,11 +21,7 @@ class AlteredVersionError(NotNowError):
 
 
 def slot_of(context: Context, version: Version) -> int:
-    """The slot of the owner's expert.
-
-    Raises:
-        AlteredVersionError: there isn't exactly one slot of its domain.
-    """
+    """The slot of the owner's expert; AlteredVersionError: there isn't exactly one of its domain."""
     domains = version.lineage.domains
     if domains.count(context.settings.domain) != 1 or len(domains) != len(version.lineage.experts):
         raise AlteredVersionError(f"its domains are {', '.join(domains)}")
@@ -35,8 +31,7 @@ def slot_of(context: Context, version: Version) -> int:
 def require_own(context: Context, version: Version, trunk: DenseTrunk, folder: Path) -> None:
     """Require that a version's files in `folder` have the bytes of the trunk and of the owner's MLPs.
 
-    Afterwards the folder has only checked weights, and an index and a config made by the worker. No other file of the
-    coordinator affects the computation.
+    Afterwards the folder has only checked weights, and an index and a config made by the worker.
 
     Raises:
         AlteredVersionError: names the file that differs.
@@ -88,6 +83,5 @@ def _own_expert(context: Context, digest: str, weights: Path) -> DenseExpert:
 
 
 def _digest(plan: FilePlan) -> str:
-    """The SHA-256 of a planned file."""
     with Path(os.devnull).open("wb") as out:
         return plan.sha256 or plan.write(out)

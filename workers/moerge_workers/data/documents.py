@@ -1,24 +1,33 @@
 """An owner's data: documents, split by their digest under the owner's key, and cut into shards."""
 
+import os
+import secrets
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from moerge.documents.conversations import Document
 from moerge.documents.corpus import Corpus
 from moerge.documents.shards import Shard, plan
 from moerge.documents.splits import Split, SplitRule, document_mac
+from moerge.files import atomic_file
 from moerge.models.dense_files import DenseFiles
 from moerge.progress import Tracker
-from moerge_workers.data.shard_key import read_key
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
 
 
-class Data(Corpus):
-    """The documents of the settings, for the expert's tokenizer; read again for each call. `key`: default the home's.
+def read_key(home: Path) -> bytes:
+    """The key of shard names, made on first use with mode 0600. Without it a name reveals nothing of the text."""
+    path = home / "key"
+    if not path.is_file():
+        with atomic_file(path) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(secrets.token_bytes(32))
+    return path.read_bytes()
 
-    Raises:
-        MoergeError: files, tokenizer or a required chat template are missing.
-    """
+
+class Data(Corpus):
+    """The documents of the settings, for the expert's tokenizer; read again by each call. `key`: default the home's."""
 
     def __init__(
         self, settings: Settings, expert: DenseFiles, say: Callable[[str], None], key: bytes | None = None
@@ -51,8 +60,8 @@ class Data(Corpus):
 
         def wanted() -> Iterator[Document]:
             ledger.begin(everything=everything, again=again)
-            for mac, own, document in self.documents(tracker):
-                if own == split and ledger.see(mac):
+            for mac, part, document in self.documents(tracker):
+                if part == split and ledger.see(mac):
                     yield document
 
         return plan(wanted(), self.encode, self._settings.statistics, hidden_size, key)

@@ -14,8 +14,6 @@ _MOST_BYTES = 4 * 10**6
 
 @dataclass
 class _Bytes:
-    """Bytes of the files read so far."""
-
     read: int = 0
 
     def advance(self, n: int) -> None:
@@ -24,18 +22,17 @@ class _Bytes:
 
 @dataclass(frozen=True)
 class First:
-    """A summary of the data, and about the number of its tokens for statistics."""
+    """A summary of the data, and the approximate number of its tokens for statistics."""
 
-    said: str
+    summary: str
     tokens: int
 
 
 def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
-    """A summary of the data: counts of the first documents, and an estimate of the whole from the files' sizes.
+    """Counts of the first documents, and an estimate of the whole from the files' sizes.
 
     Raises:
-        MoergeError: documents are unreadable; or contributions are wanted, and there is no document for them, or less
-            data than the policy's minimum.
+        MoergeError: documents are unreadable, or too few for the contributions that the settings ask for.
     """
     splits, tokens, done, size, every = Counter[str](), Counter[str](), _Bytes(), 0, True
     for _, split, document in data.documents(done):
@@ -63,6 +60,5 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
 
 
 def too_little(why: str) -> MoergeError:
-    """The error for less data than the policy's minimum; `why`: the result of `Policy.too_small`."""
     todo = "add documents; or lower the minimum in worker.toml's [policy], if sums may reveal single documents"
     return MoergeError(f"too little data: {why}", where="`data`", todo=todo)

@@ -26,12 +26,11 @@ def trunks(history: History) -> list[str]:
 
 
 def versions(history: History) -> list[str]:
-    """Digests of evaluations first sent in the last 30 days."""
+    """Digests of the evaluations first sent in the last 30 days."""
     return _recent(history, lambda sending: sending.item.digest if sending.item.kind == "evaluation" else "")
 
 
-def told(history: History) -> str:
-    """The counts of the budget, in words."""
+def summary(history: History) -> str:
     return f"{len(trunks(history))} trunks, {len(versions(history))} evaluations"
 
 

@@ -1,10 +1,11 @@
 """The history of a home, in SQLite: questions, decisions, sent items. Rows are never changed."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -15,8 +16,8 @@ FILE = "history.sqlite"
 Use = Literal["trunk-use", "version-use"]
 Decision = Literal["asked", "approved", "refused", "outdated"]
 Movement = Literal["leaves", "arrived", "superseded", "withdrawn"]
-_DECISIONS = ("asked", "approved", "refused", "outdated")
-_MOVEMENTS = ("leaves", "arrived", "superseded", "withdrawn")
+_DECISIONS: tuple[str, ...] = get_args(Decision)
+_MOVEMENTS: tuple[str, ...] = get_args(Movement)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS items (
     digest TEXT NOT NULL, coordinator TEXT NOT NULL, kind TEXT NOT NULL, about TEXT NOT NULL, bytes INTEGER NOT NULL,
@@ -40,8 +41,6 @@ class Item:
 
     Attributes:
         digest: of the contribution's file, the expert, the trunk or the version.
-        coordinator: its address.
-        kind: of the data or use.
         about: one-line description.
         bytes: its size, uncompressed.
         trunk: digest of its trunk, or "".
@@ -58,7 +57,7 @@ class Item:
 
     @property
     def is_use(self) -> bool:
-        """Tell whether it is a use of a trunk or version, which doesn't leave."""
+        """Whether it is a use of a trunk or version, which doesn't leave."""
         return self.kind in get_args(Use)
 
 
@@ -72,22 +71,17 @@ class Sending:
     since: datetime | None
 
 
-def _utc() -> datetime:
-    return datetime.now(UTC)
+_now = partial(datetime.now, UTC)
 
 
 class History:
-    """The record of one home. Several processes may write it at once.
-
-    Args:
-        home: its folder.
-        clock: returns the time, in UTC.
+    """The record of one home. Several processes may write it at once. `clock` returns the time, in UTC.
 
     Raises:
         MoergeError: the file is not a history.
     """
 
-    def __init__(self, home: Path, clock: Callable[[], datetime] = _utc) -> None:
+    def __init__(self, home: Path, clock: Callable[[], datetime] = _now) -> None:
         self.clock = clock
         path = home / FILE
         home.mkdir(parents=True, exist_ok=True)
@@ -104,42 +98,35 @@ class History:
     def close(self) -> None:
         self._db.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
     def note(self, item: Item, event: Decision | Movement) -> None:
         """Add an event, durably, unless it is already the item's last of its sort."""
-        with self._transaction():
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
             row = (item.digest, item.coordinator, item.kind, item.about, item.bytes, item.trunk, item.place)
             self._db.execute("INSERT OR IGNORE INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            if self._last(item.digest, item.coordinator, _sort(event)) != event:
+            sort = _DECISIONS if event in _DECISIONS else _MOVEMENTS
+            if self._last(item, sort) != event:
                 when = self.clock().isoformat(timespec="seconds")
                 new = (when, event, item.digest, item.coordinator)
                 self._db.execute("INSERT INTO events (at, event, digest, coordinator) VALUES (?, ?, ?, ?)", new)
 
-    def _last(self, digest: str, coordinator: str, sort: tuple[str, ...]) -> str | None:
+    def _last(self, item: Item, sort: tuple[str, ...]) -> str | None:
         marks = ", ".join("?" * len(sort))
-        row = self._db.execute(_LAST.format(marks), (digest, coordinator, *sort)).fetchone()
+        row = self._db.execute(_LAST.format(marks), (item.digest, item.coordinator, *sort)).fetchone()
         return None if row is None else str(row[0])
 
     def decision(self, item: Item) -> str | None:
         """The last question or decision about an item."""
-        return self._last(item.digest, item.coordinator, _DECISIONS)
+        return self._last(item, _DECISIONS)
 
     def movement(self, item: Item) -> str | None:
         """The last movement of an item; None if it never left."""
-        return self._last(item.digest, item.coordinator, _MOVEMENTS)
+        return self._last(item, _MOVEMENTS)
 
     def item(self, digest: str, coordinator: str) -> Item | None:
-        row = self._db.execute("SELECT * FROM items WHERE digest = ? AND coordinator = ?", (digest, coordinator))
-        return next((Item(*entry) for entry in row), None)
+        query = "SELECT * FROM items WHERE digest = ? AND coordinator = ?"
+        row = self._db.execute(query, (digest, coordinator)).fetchone()
+        return None if row is None else Item(*row)
 
     def asked(self) -> list[Item]:
         """The items that wait for an answer, oldest first."""
@@ -151,8 +138,9 @@ class History:
         return [Item(*row) for row in self._db.execute(query).fetchall()]
 
     def bind(self, trunk: str, sha256: str) -> bool:
-        """Tell whether a trunk's file is the first one of that name in this home."""
-        with self._transaction():
+        """Whether a trunk's file is the first one of that name in this home."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT OR IGNORE INTO trunks VALUES (?, ?)", (trunk, sha256))
             [first] = self._db.execute("SELECT sha256 FROM trunks WHERE digest = ?", (trunk,)).fetchone()
         return bool(first == sha256)
@@ -174,11 +162,7 @@ class History:
 
     def sent(self) -> dict[str, int]:
         """Kind -> bytes of all sent items; interrupted ones count in full."""
-        sizes: dict[str, int] = {}
+        sizes = Counter[str]()
         for sending in self.sendings():
-            sizes[sending.item.kind] = sizes.get(sending.item.kind, 0) + sending.item.bytes
+            sizes[sending.item.kind] += sending.item.bytes
         return sizes
-
-
-def _sort(event: Decision | Movement) -> tuple[str, ...]:
-    return _DECISIONS if event in _DECISIONS else _MOVEMENTS

@@ -30,14 +30,7 @@ WHERE a.copies > IFNULL(b.copies, 0)
 
 @dataclass(frozen=True)
 class Sent:
-    """A file that was sent or will be sent.
-
-    Attributes:
-        name: of the file, beside the ledger.
-        digest: its SHA-256.
-        documents: number of summed documents.
-        tokens: number of summed tokens.
-    """
+    """A file beside the ledger that was sent or will be sent, and its numbers of summed documents and tokens."""
 
     name: str
     digest: str
@@ -73,7 +66,6 @@ class Ledger:
         self._db.close()
 
     def path(self, name: str) -> Path:
-        """The path of a file of that name."""
         return self._folder / name
 
     def begin(self, *, everything: bool = False, again: bool = False) -> None:
@@ -107,11 +99,11 @@ class Ledger:
         return 0 if row is None else int(row[0])
 
     def gone(self) -> int:
-        """Number of sent documents missing in the reading."""
+        """The number of sent documents missing in the reading."""
         return int(self._db.execute(_MORE.format("sent", "seen")).fetchone()[0])
 
     def added(self) -> int:
-        """Number of unsent documents in the reading."""
+        """The number of unsent documents in the reading."""
         return int(self._db.execute(_MORE.format("seen", "sent")).fetchone()[0])
 
     def files(self, *, replaced: bool = False) -> list[Sent]:
@@ -120,11 +112,10 @@ class Ledger:
         return [Sent(*row) for row in self._db.execute(query, (int(replaced),))]
 
     def next(self) -> int:
-        """The number of the next file."""
         return int(self._db.execute("SELECT COUNT(*) + 1 FROM files").fetchone()[0])
 
     def made_as(self, how: str) -> bool:
-        """Tell whether all active files were made with the settings `how`."""
+        """Whether all active files were made with the settings `how`."""
         return not self._db.execute("SELECT 1 FROM files WHERE NOT replaced AND how != ?", (how,)).fetchall()
 
     def send(self, file: Sent, how: str, *, replace: bool) -> None:

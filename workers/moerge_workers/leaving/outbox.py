@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import RenderableType
 from rich.filesize import decimal
 
 from moerge.errors import MoergeError
@@ -29,13 +28,7 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Outbox:
-    """Every item leaves within `sending`, after `may_leave` allowed it.
-
-    Attributes:
-        settings: the worker's.
-        history: of its home.
-        events: receives messages, and asks the owner.
-    """
+    """Every item leaves within `sending`, after `may_leave` allowed it; `events` asks the owner."""
 
     settings: Settings
     history: History
@@ -46,7 +39,7 @@ class Outbox:
         return self.events.say
 
     def may_leave(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Tell whether an item may leave; in mode `ask`, waits for the owner's answer until the item is `outdated`.
+        """Whether an item may leave; in mode `ask`, waits for the owner's answer until the item is `outdated`.
 
         With `once` and without a terminal, doesn't wait.
         """
@@ -66,7 +59,7 @@ class Outbox:
         return self._asked(item, outdated)
 
     def may_use(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Tell whether to compute under a trunk or version: within the budget, or approved by the owner.
+        """Whether to compute under a trunk or version: it is within the budget, or the owner approved it.
 
         In mode `ask` the question about each outgoing item covers it.
         """
@@ -81,14 +74,6 @@ class Outbox:
             self.say(f"dry run; a run would first ask you about: {item.about}")
             return True
         return decision == "approved" or self._asked(item, outdated)
-
-    def is_refused(self, item: Item) -> bool:
-        """Whether the owner refused to send it."""
-        return self.history.decision(item) == "refused"
-
-    def is_outdated(self, item: Item) -> bool:
-        """Tell whether its question ended without an answer, because the item is outdated."""
-        return self.history.decision(item) == "outdated"
 
     def _asked(self, item: Item, outdated: Callable[[], bool]) -> bool:
         self.outdate(lambda other: other.place == item.place and other.digest != item.digest)
@@ -124,14 +109,15 @@ class Outbox:
     def _show(self, item: Item, title: str) -> None:
         size = "for" if item.is_use else f"{decimal(item.bytes)}, to"
         self.say(f"{title}: {item.about}, {size} {item.coordinator}; see {item.place}")
-        for part in described(item):
-            self.events.view.show(part)
+        if not item.is_use:
+            for part in OUTGOING[item.kind](Path(item.place)):
+                self.events.view.show(part)
         if (danger := budget.reveals(self.history, self.settings.policy, item)) is not None:
             self.events.view.show(danger)
 
     @contextmanager
     def sending(self, item: Item, supersedes: Sequence[str] = ()) -> Iterator[None]:
-        """Context for sending an item; recorded before and after."""
+        """Context for sending an item; records it before and after."""
         if self.settings.dry_run or not self.settings.policy.allows(item.kind):
             raise MoergeError("the policy or the dry run forbids sending", where=item.about)
         self.say(f"sending {item.about}, {decimal(item.bytes)}; a copy stays at {item.place}")
@@ -139,11 +125,10 @@ class Outbox:
         self.events.enter(Stage.SENDING)
         self.events.hindered(None)
         self.events.sent(self.history.sent())
-        replaced = list(supersedes)
         yield
         self.history.note(item, "arrived")
-        for digest in replaced:
-            self._ended(digest, "superseded")
+        for digest in supersedes:
+            self._end(digest, "superseded")
 
     def settle(self, rows: Iterable[Contribution | Evaluation | Expert]) -> None:
         """Record changed states of items at the coordinator."""
@@ -153,7 +138,6 @@ class Outbox:
                 self._settle(row.adapter.weights, row)
 
     def _settle(self, digest: str, row: Contribution | Evaluation | Expert) -> None:
-        """Record the state of a row's item, if the item was sent."""
         item = self.history.item(digest, self.settings.coordinator)
         last = self.history.movement(item) if item is not None else None
         alive = row.withdrawn is None if isinstance(row, Expert) else row.active
@@ -165,14 +149,13 @@ class Outbox:
 
     def withdrawn(self, digest: str) -> None:
         """Record that a contribution was withdrawn."""
-        self._ended(digest, "withdrawn")
+        self._end(digest, "withdrawn")
 
-    def _ended(self, digest: str, how: Literal["superseded", "withdrawn"]) -> None:
+    def _end(self, digest: str, how: Literal["superseded", "withdrawn"]) -> None:
         if (old := self.history.item(digest, self.settings.coordinator)) is not None:
             self.history.note(old, how)
 
     def contribution(self, path: Path, digest: str) -> Item:
-        """A contribution's file, as an item."""
         with StatisticsFile(path) as file:
             manifest = file.manifest
         about = f"{manifest.domain}, {manifest.split}: {summary(manifest)}"
@@ -201,18 +184,12 @@ class Outbox:
         return Item(digest, self.settings.coordinator, "version-use", about, 0, trunk, str(path))
 
     def evaluation(self, path: Path, trunk: str) -> Item:
-        """An evaluation's file, as an item; `trunk` is the version's."""
         sums = NewEvaluation.model_validate_json(path.read_bytes())
         about = (
             f"{sums.domain}: evaluation of version {sums.number}, sums over {sums.version.tokens:,} tokens of "
             f"{sums.documents:,} documents"
         )
         return Item(sums.digest, self.settings.coordinator, "evaluation", about, path.stat().st_size, trunk, str(path))
-
-
-def described(item: Item) -> Iterator[RenderableType]:
-    """An item's contents and the information that they reveal, for a terminal."""
-    return iter(()) if item.is_use else OUTGOING[item.kind].describe(Path(item.place))
 
 
 def require_unchanged(item: Item) -> None:
@@ -222,7 +199,7 @@ def require_unchanged(item: Item) -> None:
         MoergeError: it has changed or is missing.
     """
     path = Path(item.place)
-    if item.is_use or not OUTGOING[item.kind].one_file:
+    if item.is_use or item.kind == "expert":  # an expert has several files
         return
     if not (path.is_file() and file_sha256(path) == item.digest):
         todo = "run the worker again; it asks about the current file"

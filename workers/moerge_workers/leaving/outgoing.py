@@ -1,7 +1,6 @@
 """Outgoing data, a closed list (law 1): what the owner reads about each kind before it leaves."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -28,14 +27,6 @@ EVALUATION_REVEALS = (
 )
 
 
-@dataclass(frozen=True)
-class Outgoing:
-    """A kind of outgoing data; `describe` takes its file, or the folder of an item of several files."""
-
-    describe: Callable[[Path], Iterator[RenderableType]]
-    one_file: bool = True
-
-
 def _expert(folder: Path) -> Iterator[RenderableType]:
     from moerge.models.dense_files import DenseFiles
     from moerge.models.expert_folder import expert_files
@@ -57,10 +48,10 @@ def _evaluation(path: Path) -> Iterator[RenderableType]:
     yield EVALUATION_REVEALS
 
 
-OUTGOING: Mapping[str, Outgoing] = {
-    "expert": Outgoing(_expert, one_file=False),
-    "trunk": Outgoing(describe),
-    "router": Outgoing(describe),
-    "evaluation": Outgoing(_evaluation),
+OUTGOING: Mapping[str, Callable[[Path], Iterator[RenderableType]]] = {
+    "expert": _expert,
+    "trunk": describe,
+    "router": describe,
+    "evaluation": _evaluation,
 }
-"""`Policy.allows` has the owner's switch for each."""
+"""Kind -> description of its file, or of an expert's folder. `Policy.allows` has the owner's switch for each."""

@@ -40,11 +40,7 @@ def _next_file(path: Path) -> Path:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Context in which no other process makes or rotates this key.
-
-    Raises:
-        MoergeError: its folder isn't writable.
-    """
+    """Context in which no other process makes or rotates this key; MoergeError: its folder isn't writable."""
     lock = FileLock(path.with_name(f"{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,11 +69,7 @@ def _made(path: Path) -> Ed25519PrivateKey:
 
 
 def read_owner_key(path: Path) -> Ed25519PrivateKey:
-    """The Ed25519 key in a PEM file.
-
-    Raises:
-        MoergeError: there is no such key.
-    """
+    """The Ed25519 key in a PEM file; MoergeError: there is none."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -122,7 +114,7 @@ def rotate(client: Client, owner: str, path: Path) -> str:
 
 
 def _finish(client: Client, owner: str, path: Path) -> None:
-    """Rotate at the coordinator first, because it refuses signatures of an unknown key."""
+    """Replace the key at the coordinator first, because it refuses signatures of an unknown key."""
     new = _next_file(path)
     client.rotate_key(Rotation.make(read_owner_key(path), read_owner_key(new), owner))
     new.replace(path)
@@ -130,11 +122,7 @@ def _finish(client: Client, owner: str, path: Path) -> None:
 
 
 def own_identity(client: Client, domain: str) -> Identity:
-    """The token's identity, an owner of this domain.
-
-    Raises:
-        MoergeError: the token is another's.
-    """
+    """The token's identity; MoergeError: it isn't an owner of this domain."""
     identity = client.identity()
     if identity.role is not Role.OWNER or domain not in identity.domains:
         problem = f"the token is {identity.who}'s, for {', '.join(identity.domains) or 'no domain'}, not for {domain!r}"
@@ -144,9 +132,9 @@ def own_identity(client: Client, domain: str) -> Identity:
 
 
 def require_approved(client: Client, home: Path) -> bool:
-    """Tell whether contributions are signed: the owner's key is here, and the operator approved it.
+    """Whether contributions are signed; False: neither this machine nor the coordinator has a key.
 
-    Finishes an interrupted rotation first. False: neither this machine nor the coordinator has a key.
+    Finishes an interrupted rotation first.
 
     Raises:
         MoergeError: only one of them has a key, or the keys differ.
@@ -160,27 +148,27 @@ def require_approved(client: Client, home: Path) -> bool:
                 _finish(client, owner, path)
         identity = client.identity()
     here = fingerprint(public_key_of(read_owner_key(path))) if path.is_file() else None
-    if (problem := _unlike(identity, here, path)) is not None:
-        raise problem
+    if (problem := _problem(identity, here)) is not None:
+        what, todo = problem
+        raise MoergeError(what, where=str(path), todo=todo)
     return here is not None
 
 
-def _unlike(identity: Identity, here: str | None, path: Path) -> MoergeError | None:
-    key, where = identity.key, str(path)
+def _problem(identity: Identity, here: str | None) -> tuple[str, str] | None:
+    """The difference between the approved key and the one here, and the remedy."""
+    key = identity.key
     if key is None:
         todo = "ask the operator to approve it (moerge worker init prints the request again), or move the file away"
-        return MoergeError("the operator has not approved this key", where=where, todo=todo) if here else None
+        return ("the operator has not approved this key", todo) if here else None
     approved = in_groups(key.fingerprint)
     if key.revoked is not None:
         problem = f"the operator revoked the key {approved} on {key.revoked:%Y-%m-%d %H:%M} UTC"
-        todo = f"ask why; to join again, move the file away and {NEW_REQUEST}"
-        return MoergeError(problem, where=where, todo=todo)
+        return problem, f"ask why; to join again, move the file away and {NEW_REQUEST}"
     if here is None:
-        todo = f"copy it there; if it is lost, {NEW_REQUEST}"
-        return MoergeError(f"the approved key {approved} is not on this machine", where=where, todo=todo)
+        return f"the approved key {approved} is not on this machine", f"copy it there; if it is lost, {NEW_REQUEST}"
     if here != key.fingerprint:
         problem = f"this key is {in_groups(here)}, the approved one is {approved}"
-        return MoergeError(problem, where=where, todo=f"put the approved one there; if it is lost, {NEW_REQUEST}")
+        return problem, f"put the approved one there; if it is lost, {NEW_REQUEST}"
     return None
 
 

@@ -25,10 +25,10 @@ def configure(sources: Sequence[str]) -> None:
 
     Import libraries that add handlers before this call.
     """
-    for item in logging.root.manager.loggerDict.values():
-        if isinstance(item, logging.Logger):
-            item.handlers.clear()
-            item.propagate = True
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+            logger.propagate = True
     roots = "|".join(re.escape(root) for root in map(_root, sources))
     names = re.compile(rf"(?:{roots}).*?{_ENDS}")
 
@@ -39,7 +39,7 @@ def configure(sources: Sequence[str]) -> None:
         }
 
     log.configure(hide, json=True)
-    sys.excepthook = _tell_failure
+    sys.excepthook = _log_failure
 
 
 def _root(source: str) -> str:
@@ -48,13 +48,13 @@ def _root(source: str) -> str:
     return fixed if "://" in fixed else str(Path(fixed).absolute())
 
 
-def _tell_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _log_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     _logger.critical("failed", exc_info=(kind, error, trace))
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
-    """Context that logs an expected error as one line, and ends the command with 1."""
+def logging_errors() -> Iterator[None]:
+    """Log an expected error as one line, and end the command with 1."""
     try:
         yield
     except MoergeError as error:

@@ -5,18 +5,14 @@ from contextlib import contextmanager
 
 from moerge.errors import MoergeError
 from moerge_proto.progress import Stage
-from moerge_workers.watching.status import State, Status
+from moerge_workers.watching.status import Status
 
 HOST = "127.0.0.1"
 
 
 @contextmanager
 def served(port: int | None, status: Status) -> Iterator[None]:
-    """Context that serves the metrics at http://127.0.0.1:PORT/metrics; does nothing without a port.
-
-    Raises:
-        MoergeError: the port is taken.
-    """
+    """Serve the metrics at http://127.0.0.1:PORT/metrics; does nothing without a port. MoergeError: it is taken."""
     if port is None:
         yield
         return
@@ -24,7 +20,9 @@ def served(port: int | None, status: Status) -> Iterator[None]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 
-    def families(state: State) -> Iterator[Metric]:
+    def families() -> Iterator[Metric]:
+        state = status.state
+
         def gauge(name: str, text: str, value: float) -> Metric:
             return GaugeMetricFamily(f"moerge_worker_{name}", text, value=value)
 
@@ -45,7 +43,7 @@ def served(port: int | None, status: Status) -> Iterator[None]:
 
     class Figures(Collector):
         def collect(self) -> Iterable[Metric]:
-            return families(status.state)
+            return families()
 
     registry = CollectorRegistry()
     registry.register(Figures())

@@ -18,9 +18,9 @@ _PATIENCE, _TIMEOUT, _END_SECONDS = 0.001, 5.0, 2.0
 
 @contextmanager
 def reporting(settings: Settings, status: Status, seconds: float = 10.0) -> Iterator[None]:
-    """Context that reports to the coordinator at an interval, and at the end.
+    """Report to the coordinator at an interval, and at the end; never retry a report.
 
-    With `obstacles`, it reports only changes of the obstacle, without figures. It never retries a report.
+    With the policy's `obstacles`, report only changes of the obstacle, without figures.
     """
     if not settings.policy.progress or settings.dry_run:
         yield
@@ -36,13 +36,13 @@ def reporting(settings: Settings, status: Status, seconds: float = 10.0) -> Iter
 
 
 def _report(settings: Settings, status: Status, ended: threading.Event, seconds: float) -> None:
-    with Client(settings.coordinator, settings.token, patience=_PATIENCE, timeout=_TIMEOUT, say=_silently) as client:
-        last, told = False, None
+    with Client(settings.coordinator, settings.token, patience=_PATIENCE, timeout=_TIMEOUT, say=_ignore) as client:
+        last, reported = False, None
         while not last:
             last = ended.wait(seconds)
             progress = status.state.progress
             if settings.policy.progress == "obstacles":
-                if progress.obstacle is told:
+                if progress.obstacle is reported:
                     continue
                 progress = _without_figures(progress)
             elif last:
@@ -50,13 +50,13 @@ def _report(settings: Settings, status: Status, ended: threading.Event, seconds:
             try:
                 client.tell_progress(progress)
                 status.heard()
-                told = progress.obstacle
+                reported = progress.obstacle
             except (MoergeError, httpx.HTTPError, ValidationError):
                 continue  # the next report replaces it
 
 
-def _silently(text: str) -> None:
-    """Ignore messages: the worker's own client reports an unreachable coordinator."""
+def _ignore(text: str) -> None:
+    """The worker's own client reports an unreachable coordinator."""
 
 
 def _without_figures(progress: Progress) -> Progress:

@@ -19,7 +19,7 @@ LOCK = "lock"
 
 
 class SlotState(BaseModel):
-    """A Ray actor: its device, and its rate over its last shards; 0 before the first."""
+    """A Ray actor: its device, and its rate over its last shards."""
 
     device: str
     tokens_per_second: float = 0.0
@@ -30,13 +30,9 @@ class State(BaseModel):
 
     Attributes:
         at: time of this state.
-        domain: the worker's domain.
-        coordinator: its address.
         said: the last message.
-        stage: the current stage.
         trunk: digest of the current trunk.
-        shards_done: finished shards of the current or last contribution.
-        shards_total: its shards.
+        shards_done: finished shards of the current or last contribution, of `shards_total`.
         tokens_left: tokens of its unfinished shards.
         tokens: tokens computed since the start.
         slots: number -> the slot's current actor.
@@ -66,12 +62,11 @@ class State(BaseModel):
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all slots together."""
         return sum(slot.tokens_per_second for slot in self.slots.values())
 
     @property
     def seconds_left(self) -> int | None:
-        """The estimate for the unfinished shards; None without an estimate."""
+        """An estimate for the unfinished shards; None: unknown."""
         rate = self.tokens_per_second
         left = self.tokens_left / rate if rate else LONGEST + 1
         return round(left) if left <= LONGEST else None
@@ -91,18 +86,17 @@ class State(BaseModel):
 
 
 class Status:
-    """A home's state. Any thread may read and change it."""
+    """A home's state, for any thread."""
 
     def __init__(self, home: Path, domain: str, coordinator: str) -> None:
         self._path = home / FILE
         self.state = State(at=datetime.now(UTC), domain=domain, coordinator=coordinator)
         self._written = 0.0
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     def update(self, **fields: Any) -> None:
         """Change the state, and write the file."""
-        with self._lock:
-            self.note(seconds=0, **fields)
+        self.note(seconds=0, **fields)
 
     def note(self, *, seconds: float = 1.0, **fields: Any) -> None:
         """Change the state; write the file at most once in so many seconds."""
@@ -119,11 +113,7 @@ class Status:
 
 
 def read_state(home: Path) -> State | None:
-    """The last state; None if no worker ran here.
-
-    Raises:
-        MoergeError: the file isn't a state.
-    """
+    """The last state; None if no worker ran here."""
     path = home / FILE
     try:
         return State.model_validate_json(path.read_bytes()) if path.is_file() else None
@@ -132,7 +122,6 @@ def read_state(home: Path) -> State | None:
 
 
 def is_running(home: Path) -> bool:
-    """Tell whether a worker is using the home."""
     if not (home / LOCK).is_file():
         return False
     try:

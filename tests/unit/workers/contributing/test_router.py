@@ -17,7 +17,7 @@ from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge_proto.contributions import Contribution
 from moerge_workers.contributing import router
-from moerge_workers.contributing.own_grams import sampled_grams
+from moerge_workers.contributing.trunk_check import sampled_grams
 from support.models import expert, texts
 from support.stages import MemoryClient, context_of, trunk
 

@@ -9,15 +9,9 @@ import pytest
 from moerge.errors import MoergeError
 from moerge.experts.sample import need_of
 from moerge.memory.machine import Free
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseTrunk
 from moerge.trunk.merge import DENSE_TRUNK_FILE
-from moerge_workers.computing import fitting
-from moerge_workers.computing.sample import sample_of
-from moerge_workers.data.documents import Data
-from moerge_workers.settings import Settings
-from moerge_workers.watching.events import Events
-from moerge_workers.watching.status import Status
-from moerge_workers.watching.view import view
+from moerge_workers.contributing import fitted
 from support.models import texts, tokenizer
 from support.stages import MemoryClient, context_of
 
@@ -27,17 +21,11 @@ TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(
 def sampled(folder: Path, tokens: int, **changed: object) -> list[str]:
     """The texts of the sample, from a home whose key is made anew."""
     tokenizer().save_pretrained(folder)
-    (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    given: dict[str, object] = {"coordinator": "", "token": "", "domain": "law", "data": [str(folder / "data.jsonl")]}
-    given |= {"expert": folder, "home": folder / "home", "policy": {"min_documents": 10}, **changed}
-    settings = Settings.model_validate(given)
-    settings.home.mkdir(exist_ok=True)
-    (settings.home / "key").unlink(missing_ok=True)
-    status = Status(settings.home, "law", "")
-    with view("text", status) as shown:
-        least = settings.policy.min_documents
-        data, events = Data(settings, DenseFiles(settings.expert), print), Events(status, shown)
-        sample = sample_of(data, events, settings.statistics, tokens, least, "reading")
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (folder / "key").unlink(missing_ok=True)
+    given: dict[str, object] = {"expert": folder, "policy": {"min_documents": 10}, **changed}
+    with context_of(folder, folder, MemoryClient(folder), **given) as context:
+        sample = context.sample(context.settings.statistics, tokens, context.settings.policy.min_documents, "reading")
     read = tokenizer()
     return [str(read.decode(list(row.ids))) for rows in sample for row in rows]
 
@@ -65,14 +53,13 @@ def test_little_memory_reduces_fitted_tokens_or_is_refused(
 ) -> None:
     texts(home / "texts.jsonl", 1, 600)
     with context_of(folder, home, MemoryClient(folder)) as context:
-        own, settings = context.expert, context.settings
-        need = need_of(own, settings.statistics, "cpu")
-        trunk = DenseTrunk(home / DENSE_TRUNK_FILE, own)
+        need = need_of(context.expert, context.settings.statistics, "cpu")
+        trunk = DenseTrunk(home / DENSE_TRUNK_FILE, context.expert)
         shutil.copy(folder / DENSE_TRUNK_FILE, home)
 
         def fitted_with(tokens: int) -> Path | None:
-            monkeypatch.setattr(fitting, "free_for", lambda device: Free(need.total(tokens), None))
-            return fitting.fitted_folder(settings, context.data, context.events, own, trunk)
+            monkeypatch.setattr(fitted, "free_for", lambda device: Free(need.total(tokens), None))
+            return fitted.fitted_folder(context, trunk)
 
         with pytest.raises(MoergeError, match="hidden states of 16,384 tokens"):
             fitted_with(16_000)
