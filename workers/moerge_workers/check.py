@@ -252,17 +252,14 @@ class _Fleet:
         if registered(self.client, own.folder, own.domain, own.digest) is not None:
             return "already registered"
         require_allowed(self.settings)
-        return self._architecture()
-
-    def _architecture(self) -> str:
         trunk = self.client.current_trunk()
         if trunk is None:
             return "no trunk yet; before `run` sends weights, it checks config and tokenizer"
-        config = self.own.config
-        own = self.own.family.model_type, config.hidden_size, config.num_hidden_layers
+        config, names = own.config, ("family", "hidden_size", "num_hidden_layers")
+        here = own.family.model_type, config.hidden_size, config.num_hidden_layers
         theirs = trunk.family, trunk.hidden_size, trunk.layers
-        for name, mine, expected in zip(("family", "hidden_size", "num_hidden_layers"), own, theirs, strict=True):
-            if mine != expected:
-                problem, todo = f"{name} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
-                raise IncompatibleExpertError(problem, where=str(self.own.folder / "config.json"), todo=todo)
+        for name, value, expected in zip(names, here, theirs, strict=True):
+            if value != expected:
+                problem, todo = f"{name} is {value}; the trunk's is {expected}", "train from the fleet's seed model"
+                raise IncompatibleExpertError(problem, where=str(own.folder / "config.json"), todo=todo)
         return f"same as the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; `run` checks the rest"

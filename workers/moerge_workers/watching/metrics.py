@@ -1,6 +1,6 @@
 """A run's metrics for Prometheus, on this machine only."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from moerge.errors import MoergeError
@@ -20,30 +20,28 @@ def served(port: int | None, status: Status) -> Iterator[None]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 
-    def families() -> Iterator[Metric]:
-        state = status.state
-
-        def gauge(name: str, text: str, value: float) -> Metric:
-            return GaugeMetricFamily(f"moerge_worker_{name}", text, value=value)
-
-        yield gauge("shards_done", "Finished shards of this contribution.", state.shards_done)
-        yield gauge("shards_planned", "Shards of this contribution.", state.shards_total)
-        yield CounterMetricFamily("moerge_worker_tokens", "Tokens computed since the start.", value=state.tokens)
-        yield CounterMetricFamily("moerge_worker_actor_restarts", "Ray actors lost and replaced.", value=state.restarts)
-        sent = CounterMetricFamily("moerge_worker_sent_bytes", "Bytes ever sent from this home.", labels=["kind"])
-        for kind, size in sorted(state.sent.items()):
-            sent.add_metric([kind], size)
-        yield sent
-        heard = 0.0 if state.heard is None else state.heard.timestamp()
-        yield gauge("coordinator_answered_timestamp_seconds", "Time of the coordinator's last answer; 0: never.", heard)
-        stage = GaugeMetricFamily("moerge_worker_stage", "1 for the current stage.", labels=["stage"])
-        for item in Stage:
-            stage.add_metric([item.value], item is state.stage)
-        yield stage
+    def gauge(name: str, text: str, value: float) -> Metric:
+        return GaugeMetricFamily(f"moerge_worker_{name}", text, value=value)
 
     class Figures(Collector):
-        def collect(self) -> Iterable[Metric]:
-            return families()
+        def collect(self) -> Iterator[Metric]:
+            state = status.state
+            yield gauge("shards_done", "Finished shards of this contribution.", state.shards_done)
+            yield gauge("shards_planned", "Shards of this contribution.", state.shards_total)
+            yield CounterMetricFamily("moerge_worker_tokens", "Tokens computed since the start.", value=state.tokens)
+            lost = "Ray actors lost and replaced."
+            yield CounterMetricFamily("moerge_worker_actor_restarts", lost, value=state.restarts)
+            sent = CounterMetricFamily("moerge_worker_sent_bytes", "Bytes ever sent from this home.", labels=["kind"])
+            for kind, size in sorted(state.sent.items()):
+                sent.add_metric([kind], size)
+            yield sent
+            heard = 0.0 if state.heard is None else state.heard.timestamp()
+            answered = "Time of the coordinator's last answer; 0: never."
+            yield gauge("coordinator_answered_timestamp_seconds", answered, heard)
+            stage = GaugeMetricFamily("moerge_worker_stage", "1 for the current stage.", labels=["stage"])
+            for item in Stage:
+                stage.add_metric([item.value], item is state.stage)
+            yield stage
 
     registry = CollectorRegistry()
     registry.register(Figures())
