@@ -14,6 +14,7 @@ from moerge import __version__
 from moerge.errors import MoergeError
 from moerge.memory.machine import free_for
 from moerge.memory.room import Slots, room_for
+from moerge.models.dense_files import Dense
 from moerge.statistics.passes import Pass, RouterPass, need_of
 from moerge_proto.statistics_file import StatisticsSettings
 
@@ -38,7 +39,7 @@ class NodePass:
 
     @classmethod
     def of(cls, work: Pass, settings: StatisticsSettings) -> Self:
-        models = [work.expert, work.trunk] if isinstance(work, RouterPass) else [work.expert]
+        models: list[Dense] = [work.expert, work.trunk] if isinstance(work, RouterPass) else [work.expert]
         paths = {spec.file for model in models for spec in model.checkpoint.specs.values()}
         paths.add(work.expert.folder / "config.json")
         return cls(work, settings, {path: _seen(path) for path in sorted(paths)}, versions())

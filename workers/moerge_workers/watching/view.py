@@ -8,7 +8,7 @@ import structlog
 from rich.console import Console, RenderableType
 from rich.prompt import Confirm
 
-from moerge.progress import LogProgress, TerminalProgress, Tracker
+from moerge.progress import LogProgress, Progress, TerminalProgress, Tracker
 from moerge_workers.watching.status import Status
 
 
@@ -37,7 +37,7 @@ class Lines:
         self.console.out(text, highlight=False)
 
     def track(self, title: str, total: int, unit: str) -> AbstractContextManager[Tracker]:
-        progress = TerminalProgress(self.console) if self.console.is_terminal else LogProgress(self.say)
+        progress: Progress = TerminalProgress(self.console) if self.console.is_terminal else LogProgress(self.say)
         return progress.track(title, total, unit)
 
     def show(self, part: RenderableType) -> None:
