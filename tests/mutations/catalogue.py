@@ -196,7 +196,7 @@ MUTATIONS = (
         "lost-column",
         "migrations: the schema is that of the tables",
         COORDINATOR,
-        '        _required("bounds", sa.JSON),\n',
+        ', "bounds"',
         "",
         ("tests/contract/test_database.py",),
     ),

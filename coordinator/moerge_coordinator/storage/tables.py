@@ -118,27 +118,29 @@ def _dated(mapper: Any, connection: object, row: Any) -> None:
         row.created = now(session)
 
 
-class OwnerRow(Base):
-    __tablename__ = "owners"
+def _unique_where(name: str, *columns: str, where: str) -> Index:
+    """A unique index of the rows that meet a condition."""
+    return Index(name, *columns, unique=True, sqlite_where=text(where), postgresql_where=text(where))
+
+
+class _Numbered(Base):
+    """A table whose rows are numbered in order of arrival."""
+
+    __abstract__ = True
     number: Mapped[int] = mapped_column(primary_key=True)
+
+
+class OwnerRow(_Numbered):
+    __tablename__ = "owners"
     name: Mapped[str] = mapped_column(String(63), unique=True)
     created: Mapped[datetime]
 
 
-class KeyRow(Base):
+class KeyRow(_Numbered):
     """An owner's Ed25519 key. Each owner has at most one unrevoked key; revoked keys are never reused."""
 
     __tablename__ = "owner_keys"
-    __table_args__ = (
-        Index(
-            "one_key_of_an_owner",
-            "owner",
-            unique=True,
-            sqlite_where=text("revoked IS NULL"),
-            postgresql_where=text("revoked IS NULL"),
-        ),
-    )
-    number: Mapped[int] = mapped_column(primary_key=True)
+    __table_args__ = (_unique_where("one_key_of_an_owner", "owner", where="revoked IS NULL"),)
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     public_key: Mapped[str] = mapped_column(String(64), unique=True)
     fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
@@ -192,28 +194,14 @@ class HoldingRow(Base):
     size: Mapped[int] = mapped_column(BigInteger)
 
 
-class ExpertRow(Base):
+class ExpertRow(_Numbered):
     """An expert. Each domain has at most one that is not withdrawn, with at most one fitted expert per trunk."""
 
     __tablename__ = "experts"
     __table_args__ = (
-        Index(
-            "one_expert_of_a_domain",
-            "domain",
-            unique=True,
-            sqlite_where=text("withdrawn IS NULL AND fitted_to IS NULL"),
-            postgresql_where=text("withdrawn IS NULL AND fitted_to IS NULL"),
-        ),
-        Index(
-            "one_fitted_to_a_trunk",
-            "fitted_from",
-            "fitted_to",
-            unique=True,
-            sqlite_where=text("withdrawn IS NULL"),
-            postgresql_where=text("withdrawn IS NULL"),
-        ),
+        _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND fitted_to IS NULL"),
+        _unique_where("one_fitted_to_a_trunk", "fitted_from", "fitted_to", where="withdrawn IS NULL"),
     )
-    number: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
@@ -243,9 +231,8 @@ class ExpertRow(Base):
         return self.fitted_from or self.digest
 
 
-class TrunkRow(Base):
+class TrunkRow(_Numbered):
     __tablename__ = "trunks"
-    number: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     method: Mapped[str] = mapped_column(String(32))
     revision: Mapped[int]
@@ -264,7 +251,7 @@ class TrunkRow(Base):
     retired: Mapped[datetime | None]
 
 
-class ContributionRow(Base):
+class ContributionRow(_Numbered):
     """A contribution of either kind. Each expert has at most one active trunk contribution.
 
     Only router contributions have `split`, `trunk` and `shards`.
@@ -272,15 +259,8 @@ class ContributionRow(Base):
 
     __tablename__ = "contributions"
     __table_args__ = (
-        Index(
-            "one_trunk_contribution_of_an_expert",
-            "expert",
-            unique=True,
-            sqlite_where=text("kind = 'trunk' AND active"),
-            postgresql_where=text("kind = 'trunk' AND active"),
-        ),
+        _unique_where("one_trunk_contribution_of_an_expert", "expert", where="kind = 'trunk' AND active"),
     )
-    number: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     kind: Mapped[Kind] = mapped_column(String(16))
     split: Mapped[Split | None] = mapped_column(String(16))
@@ -313,9 +293,8 @@ class ShardRow(Base):
     contribution: Mapped[str] = mapped_column(ForeignKey("contributions.digest"))
 
 
-class VersionRow(Base):
+class VersionRow(_Numbered):
     __tablename__ = "versions"
-    number: Mapped[int] = mapped_column(primary_key=True)
     lineage_digest: Mapped[str] = mapped_column(String(64), unique=True)
     lineage: Mapped[Lineage]
     files: Mapped[list[VersionFile]]
@@ -329,12 +308,11 @@ class VersionRow(Base):
     retired: Mapped[datetime | None]
 
 
-class EvaluationRow(Base):
+class EvaluationRow(_Numbered):
     """An evaluation. Each domain and version has at most one active evaluation."""
 
     __tablename__ = "evaluations"
     __table_args__ = (UniqueConstraint("version", "digest"),)
-    number: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64))
     version: Mapped[int] = mapped_column(ForeignKey("versions.number"))
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
@@ -344,19 +322,17 @@ class EvaluationRow(Base):
     created: Mapped[datetime]
 
 
-class AliasRow(Base):
+class AliasRow(_Numbered):
     __tablename__ = "aliases"
-    number: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(63), unique=True)
     version: Mapped[int] = mapped_column(ForeignKey("versions.number"))
     moved: Mapped[datetime]
 
 
-class AliasMoveRow(Base):
+class AliasMoveRow(_Numbered):
     """A move of an alias, oldest first. `version` is None if the alias was removed."""
 
     __tablename__ = "alias_moves"
-    number: Mapped[int] = mapped_column(primary_key=True)
     alias: Mapped[str] = mapped_column(String(63))
     version: Mapped[int | None]
     previous: Mapped[int | None]
@@ -367,11 +343,10 @@ class AliasMoveRow(Base):
     created: Mapped[datetime]
 
 
-class RoundRow(Base):
+class RoundRow(_Numbered):
     """A request for contributions: router contributions under `trunk`, or trunk contributions."""
 
     __tablename__ = "rounds"
-    number: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(63), unique=True)
     kind: Mapped[Kind] = mapped_column(String(16))
     trunk: Mapped[str | None] = mapped_column(ForeignKey("trunks.digest"))
@@ -381,11 +356,10 @@ class RoundRow(Base):
     created: Mapped[datetime]
 
 
-class ProgressRow(Base):
+class ProgressRow(_Numbered):
     """The last reported progress of a domain's worker."""
 
     __tablename__ = "progress"
-    number: Mapped[int] = mapped_column(primary_key=True)
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"), unique=True)
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     stage: Mapped[Stage]
@@ -397,11 +371,10 @@ class ProgressRow(Base):
     heard: Mapped[datetime]
 
 
-class AuditRow(Base):
+class AuditRow(_Numbered):
     """One mutating call; the database refuses to change or remove it."""
 
     __tablename__ = "audit"
-    number: Mapped[int] = mapped_column(primary_key=True)
     request: Mapped[str] = mapped_column(String(64))  # the request's id
     token: Mapped[int | None]
     role: Mapped[Role | None]

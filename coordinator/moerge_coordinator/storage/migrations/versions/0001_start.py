@@ -1,17 +1,30 @@
 """The schema of the first release."""
 
-from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0001"
 down_revision = None
-_required = partial(sa.Column, nullable=False)
+DIGEST, NAME, WORD, TEXT, TIME = sa.String(64), sa.String(63), sa.String(16), sa.String(2000), sa.DateTime()
+
+
+def _key(name: str = "number", kind: Any = sa.Integer) -> sa.Column[Any]:
+    return sa.Column(name, kind, primary_key=True)
+
+
+def _columns(kind: Any, *names: str, unique: bool = False) -> list[sa.Column[Any]]:
+    """Columns of one type; those with a question mark may be null."""
+    return [sa.Column(name.removesuffix("?"), kind, nullable=name.endswith("?"), unique=unique) for name in names]
+
+
+def _reference(name: str, target: str, *, nullable: bool = False, **more: Any) -> sa.Column[Any]:
+    kind = sa.Integer() if target == "versions.number" else NAME if target.endswith(".name") else DIGEST
+    return sa.Column(name, kind, sa.ForeignKey(target), nullable=nullable, **more)
 
 
 def _unique_where(name: str, *columns: str, where: str) -> sa.Index:
-    """An index of the rows that meet a condition."""
     some = sa.text(where)
     return sa.Index(name, *columns, unique=True, sqlite_where=some, postgresql_where=some)
 
@@ -19,227 +32,169 @@ def _unique_where(name: str, *columns: str, where: str) -> sa.Index:
 def upgrade() -> None:
     op.create_table(
         "alias_moves",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("alias", sa.String(63)),
-        sa.Column("version", sa.Integer),
-        sa.Column("previous", sa.Integer),
-        _required("kind", sa.String(16)),
-        _required("who", sa.String(100)),
-        _required("note", sa.String(2000)),
-        sa.Column("override", sa.String(2000)),
-        _required("created", sa.DateTime),
+        _key(),
+        *_columns(NAME, "alias"),
+        *_columns(WORD, "kind"),
+        *_columns(sa.String(100), "who"),
+        *_columns(TEXT, "note", "override?"),
+        *_columns(TIME, "created"),
+        *_columns(sa.Integer, "version?", "previous?"),
     )
     op.create_table(
-        "artifacts",
-        sa.Column("key", sa.String(64), primary_key=True),
-        _required("sha256", sa.String(64)),
-        _required("size", sa.BigInteger),
-        _required("maker", sa.String(64)),
+        "artifacts", _key("key", DIGEST), *_columns(DIGEST, "sha256", "maker"), *_columns(sa.BigInteger, "size")
     )
     op.create_table(
         "audit",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("request", sa.String(64)),
-        sa.Column("token", sa.Integer),
-        sa.Column("role", sa.String(16)),
-        sa.Column("owner", sa.String(63)),
-        _required("method", sa.String(16)),
-        _required("path", sa.String(2000)),
-        _required("status", sa.Integer),
-        sa.Column("problem", sa.String(100)),
-        _required("created", sa.DateTime),
+        _key(),
+        *_columns(DIGEST, "request"),
+        *_columns(WORD, "method", "role?"),
+        *_columns(TEXT, "path"),
+        *_columns(sa.Integer, "status", "token?"),
+        *_columns(TIME, "created"),
+        *_columns(NAME, "owner?"),
+        *_columns(sa.String(100), "problem?"),
     )
-    op.create_table(
-        "owners",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("name", sa.String(63), unique=True),
-        _required("created", sa.DateTime),
-    )
+    op.create_table("owners", _key(), *_columns(NAME, "name", unique=True), *_columns(TIME, "created"))
     op.create_table(
         "trunks",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("digest", sa.String(64), unique=True),
-        _required("method", sa.String(32)),
-        _required("revision", sa.Integer),
-        _required("options", sa.JSON),
-        _required("experts", sa.JSON),
-        _required("contributions", sa.JSON),
-        _required("family", sa.String(32)),
-        _required("hidden_size", sa.Integer),
-        _required("layers", sa.Integer),
-        _required("exponents", sa.JSON),
-        _required("bounds", sa.JSON),
-        _required("tensors", sa.Integer),
-        _required("files", sa.JSON),
-        _required("current", sa.Boolean),
-        _required("created", sa.DateTime),
-        sa.Column("retired", sa.DateTime),
+        _key(),
+        *_columns(DIGEST, "digest", unique=True),
+        *_columns(sa.String(32), "method", "family"),
+        *_columns(sa.Integer, "revision", "hidden_size", "layers", "tensors"),
+        *_columns(sa.JSON, "options", "experts", "contributions", "exponents", "files", "bounds"),
+        *_columns(sa.Boolean, "current"),
+        *_columns(TIME, "created", "retired?"),
     )
     op.create_table(
         "versions",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("lineage_digest", sa.String(64), unique=True),
-        _required("lineage", sa.JSON),
-        _required("files", sa.JSON),
-        _required("bytes_total", sa.BigInteger),
-        _required("bytes_written", sa.BigInteger),
-        _required("influence", sa.JSON),
-        _required("note", sa.String(2000)),
-        _required("tags", sa.JSON),
-        _required("created", sa.DateTime),
-        sa.Column("withheld", sa.DateTime),
-        sa.Column("retired", sa.DateTime),
+        _key(),
+        *_columns(DIGEST, "lineage_digest", unique=True),
+        *_columns(sa.JSON, "lineage", "files", "influence", "tags"),
+        *_columns(sa.BigInteger, "bytes_total", "bytes_written"),
+        *_columns(TEXT, "note"),
+        *_columns(TIME, "created", "withheld?", "retired?"),
     )
     op.create_table(
         "aliases",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("name", sa.String(63), unique=True),
-        _required("version", sa.Integer, sa.ForeignKey("versions.number")),
-        _required("moved", sa.DateTime),
+        _key(),
+        *_columns(NAME, "name", unique=True),
+        _reference("version", "versions.number"),
+        *_columns(TIME, "moved"),
     )
-    op.create_table(
-        "domains",
-        sa.Column("name", sa.String(63), primary_key=True),
-        _required("owner", sa.String(63), sa.ForeignKey("owners.name")),
-    )
+    op.create_table("domains", _key("name", NAME), _reference("owner", "owners.name"))
     op.create_table(
         "holdings",
-        sa.Column("owner", sa.String(63), sa.ForeignKey("owners.name"), primary_key=True),
-        sa.Column("sha256", sa.String(64), primary_key=True),
-        _required("size", sa.BigInteger),
+        _reference("owner", "owners.name", primary_key=True),
+        _key("sha256", DIGEST),
+        *_columns(sa.BigInteger, "size"),
         sa.Index("sizes_of_holdings", "owner", "size"),
     )
     op.create_table(
         "owner_keys",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("owner", sa.String(63), sa.ForeignKey("owners.name")),
-        _required("public_key", sa.String(64), unique=True),
-        _required("fingerprint", sa.String(64), unique=True),
-        _required("created", sa.DateTime),
-        sa.Column("revoked", sa.DateTime),
+        _key(),
+        _reference("owner", "owners.name"),
+        *_columns(DIGEST, "public_key", "fingerprint", unique=True),
+        *_columns(TIME, "created", "revoked?"),
         _unique_where("one_key_of_an_owner", "owner", where="revoked IS NULL"),
     )
     op.create_table(
         "rounds",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("name", sa.String(63), unique=True),
-        _required("kind", sa.String(16)),
-        sa.Column("trunk", sa.String(64), sa.ForeignKey("trunks.digest")),
-        _required("domains", sa.JSON),
-        _required("minimum", sa.Integer),
-        _required("deadline", sa.DateTime),
-        _required("created", sa.DateTime),
+        _key(),
+        *_columns(NAME, "name", unique=True),
+        *_columns(WORD, "kind"),
+        *_columns(sa.JSON, "domains"),
+        *_columns(sa.Integer, "minimum"),
+        *_columns(TIME, "deadline", "created"),
+        _reference("trunk", "trunks.digest", nullable=True),
     )
     op.create_table(
         "tokens",
-        sa.Column("id", sa.Integer, primary_key=True),
-        _required("hash", sa.String(64), unique=True),
-        _required("role", sa.String(16)),
-        sa.Column("owner", sa.String(63), sa.ForeignKey("owners.name")),
-        _required("note", sa.String(200)),
-        _required("created", sa.DateTime),
-        sa.Column("expires", sa.DateTime),
-        sa.Column("revoked", sa.DateTime),
-        sa.Column("used", sa.DateTime),
+        _key("id"),
+        *_columns(DIGEST, "hash", unique=True),
+        *_columns(WORD, "role"),
+        *_columns(sa.String(200), "note"),
+        *_columns(TIME, "created", "expires?", "revoked?", "used?"),
+        _reference("owner", "owners.name", nullable=True),
     )
     op.create_table(
         "uploads",
-        sa.Column("id", sa.Integer, primary_key=True),
-        _required("owner", sa.String(63), sa.ForeignKey("owners.name")),
-        _required("manifest", sa.String(64)),
-        _required("request", sa.JSON),
-        _required("sha256", sa.String(64)),
-        _required("size", sa.BigInteger),
-        _required("created", sa.DateTime),
-        _required("touched", sa.DateTime),
+        _key("id"),
+        _reference("owner", "owners.name"),
+        *_columns(DIGEST, "manifest", "sha256"),
+        *_columns(sa.JSON, "request"),
+        *_columns(sa.BigInteger, "size"),
+        *_columns(TIME, "created", "touched"),
         sa.UniqueConstraint("owner", "manifest"),
         sa.Index("sizes_of_uploads", "owner", "size"),
         sa.Index("uploads_of_a_file", "owner", "sha256"),
     )
     op.create_table(
         "evaluations",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("digest", sa.String(64)),
-        _required("version", sa.Integer, sa.ForeignKey("versions.number")),
-        _required("owner", sa.String(63), sa.ForeignKey("owners.name")),
-        _required("domain", sa.String(63), sa.ForeignKey("domains.name")),
-        _required("active", sa.Boolean),
-        _required("sums", sa.JSON),
-        _required("created", sa.DateTime),
+        _key(),
+        *_columns(DIGEST, "digest"),
+        _reference("version", "versions.number"),
+        _reference("owner", "owners.name"),
+        _reference("domain", "domains.name"),
+        *_columns(sa.Boolean, "active"),
+        *_columns(sa.JSON, "sums"),
+        *_columns(TIME, "created"),
         sa.UniqueConstraint("version", "digest"),
     )
     op.create_table(
         "experts",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("digest", sa.String(64), unique=True),
-        _required("domain", sa.String(63), sa.ForeignKey("domains.name")),
-        _required("owner", sa.String(63), sa.ForeignKey("owners.name")),
-        _required("license", sa.String(64)),
-        _required("redistribute", sa.Boolean),
-        _required("family", sa.String(32)),
-        _required("state", sa.String(16)),
-        sa.Column("problem", sa.JSON),
-        _required("files", sa.JSON),
-        sa.Column("source", sa.String(1000)),
-        sa.Column("adapter", sa.JSON),
-        sa.Column("fitted_from", sa.String(64)),
-        sa.Column("fitted_to", sa.String(64)),
-        _required("created", sa.DateTime),
-        sa.Column("withdrawn", sa.DateTime),
-        sa.Column("purged", sa.DateTime),
+        _key(),
+        *_columns(DIGEST, "digest", unique=True),
+        _reference("domain", "domains.name"),
+        _reference("owner", "owners.name"),
+        *_columns(DIGEST, "license", "fitted_from?", "fitted_to?"),
+        *_columns(sa.Boolean, "redistribute"),
+        *_columns(sa.String(32), "family"),
+        *_columns(WORD, "state"),
+        *_columns(sa.JSON, "files", "problem?", "adapter?"),
+        *_columns(TIME, "created", "withdrawn?", "purged?"),
+        *_columns(sa.String(1000), "source?"),
         _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND fitted_to IS NULL"),
         _unique_where("one_fitted_to_a_trunk", "fitted_from", "fitted_to", where="withdrawn IS NULL"),
     )
     op.create_table(
         "progress",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("domain", sa.String(63), sa.ForeignKey("domains.name"), unique=True),
-        _required("owner", sa.String(63), sa.ForeignKey("owners.name")),
-        _required("stage", sa.String(16)),
-        _required("shards_done", sa.BigInteger),
-        _required("shards_total", sa.BigInteger),
-        _required("tokens_per_second", sa.BigInteger),
-        sa.Column("seconds_left", sa.BigInteger),
-        sa.Column("obstacle", sa.String(16)),
-        _required("heard", sa.DateTime),
+        _key(),
+        _reference("domain", "domains.name", unique=True),
+        _reference("owner", "owners.name"),
+        *_columns(WORD, "stage", "obstacle?"),
+        *_columns(sa.BigInteger, "shards_done", "shards_total", "tokens_per_second", "seconds_left?"),
+        *_columns(TIME, "heard"),
     )
     op.create_table(
         "contributions",
-        sa.Column("number", sa.Integer, primary_key=True),
-        _required("digest", sa.String(64), unique=True),
-        _required("kind", sa.String(16)),
-        sa.Column("split", sa.String(16)),
-        _required("owner", sa.String(63), sa.ForeignKey("owners.name")),
-        _required("domain", sa.String(63), sa.ForeignKey("domains.name")),
-        _required("expert", sa.String(64), sa.ForeignKey("experts.digest")),
-        sa.Column("trunk", sa.String(64), sa.ForeignKey("trunks.digest")),
-        _required("tokens", sa.BigInteger),
-        _required("documents", sa.BigInteger),
-        sa.Column("shards", sa.Integer),
-        sa.Column("effective_rank", sa.Double),
-        _required("size", sa.BigInteger),
-        _required("active", sa.Boolean),
-        _required("warnings", sa.JSON),
-        _required("software", sa.JSON),
-        sa.Column("signature", sa.String(128)),
-        sa.Column("fingerprint", sa.String(64)),
-        _required("created", sa.DateTime),
-        sa.Column("withdrawn", sa.DateTime),
-        sa.Column("purged", sa.DateTime),
+        _key(),
+        *_columns(DIGEST, "digest", unique=True),
+        *_columns(WORD, "kind", "split?"),
+        _reference("owner", "owners.name"),
+        _reference("domain", "domains.name"),
+        _reference("expert", "experts.digest"),
+        *_columns(sa.BigInteger, "tokens", "documents", "size"),
+        *_columns(sa.Boolean, "active"),
+        *_columns(sa.JSON, "warnings", "software"),
+        *_columns(TIME, "created", "withdrawn?", "purged?"),
+        _reference("trunk", "trunks.digest", nullable=True),
+        *_columns(sa.Integer, "shards?"),
+        *_columns(sa.Double, "effective_rank?"),
+        *_columns(sa.String(128), "signature?"),
+        *_columns(DIGEST, "fingerprint?"),
         _unique_where("one_trunk_contribution_of_an_expert", "expert", where="kind = 'trunk' AND active"),
     )
     op.create_table(
         "shards",
-        sa.Column("trunk", sa.String(64), sa.ForeignKey("trunks.digest"), primary_key=True),
-        sa.Column("domain", sa.String(63), sa.ForeignKey("domains.name"), primary_key=True),
-        sa.Column("shard", sa.String(64), primary_key=True),
-        _required("contribution", sa.String(64), sa.ForeignKey("contributions.digest")),
+        _reference("trunk", "trunks.digest", primary_key=True),
+        _reference("domain", "domains.name", primary_key=True),
+        _key("shard", DIGEST),
+        _reference("contribution", "contributions.digest"),
     )
     _append_only("audit")
 
 
 def _append_only(table: str) -> None:
-    """Make the database refuse changes and removals of a table's rows."""
     if op.get_bind().dialect.name == "sqlite":
         for event in ("UPDATE", "DELETE"):
             op.execute(
