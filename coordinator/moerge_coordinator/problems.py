@@ -1,11 +1,15 @@
 """Refusals and failures of the coordinator, as problems."""
 
+from typing import TypeVar
+
 import psycopg
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from moerge.errors import MoergeError
 from moerge.files import is_of_full_disk
 from moerge_proto.problems import Problem, ProblemType
+
+R = TypeVar("R")
 
 
 class RefusedError(MoergeError):
@@ -19,11 +23,15 @@ class RefusedError(MoergeError):
         self.retry_after = retry_after  # seconds
 
 
-def failure(error: Exception, request: str = "") -> Problem:
-    """The problem of an internal error: storage full, no database, or unexpected.
+def existing(item: R | None, name: str, where: str = "", todo: str = "") -> R:
+    """The item, refused as not found if it is None; `name` describes it."""
+    if item is None:
+        raise RefusedError(ProblemType.NOT_FOUND, f"no {name}", where=where, todo=todo)
+    return item
 
-    `request` is its id in the log.
-    """
+
+def failure(error: Exception, request: str = "") -> Problem:
+    """The problem of an internal error: storage full, no database, or unexpected; `request` is its id in the log."""
     cause = getattr(error, "orig", error)  # inside SQLAlchemy's errors
     if is_of_full_disk(cause) or isinstance(cause, psycopg.errors.DiskFull):
         todo = "tell its operator, and try again when there is space"

@@ -28,11 +28,7 @@ _MODULE = re.compile(r"\^?[\w.]+\$?")
 
 
 def require_base(session: Session, owner: str, adapter: NewAdapter | None) -> None:
-    """Requires that an adapter's base is ready, and the owner's own or redistributed.
-
-    Raises:
-        RefusedError: it isn't.
-    """
+    """Requires that an adapter's base is ready, and the owner's own or redistributed."""
     if adapter is None:
         return
     query = select(ExpertRow).where(ExpertRow.digest == adapter.base, ExpertRow.state == ExpertState.READY)
@@ -43,11 +39,7 @@ def require_base(session: Session, owner: str, adapter: NewAdapter | None) -> No
 
 
 def require_complete(ports: Ports, owner: str, new: NewExpert, adapter: NewAdapter) -> None:
-    """Requires that all files of an adapter's expert are uploaded, but for the weights that are made here.
-
-    Raises:
-        RefusedError: names the missing one.
-    """
+    """Requires that all files of an adapter's expert are uploaded, except the weights that are made here."""
     if [name for name in new.files if is_weights(name)] != [SINGLE]:
         problem = f"the weights of an adapter's expert are one file, {SINGLE}"
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="files", todo="list that one")
@@ -60,10 +52,7 @@ def require_complete(ports: Ports, owner: str, new: NewExpert, adapter: NewAdapt
 def merge_adapter(ports: Ports, row: ExpertRow, adapter: NewAdapter) -> list[FileEntry]:
     """The expert's files, with weights made of the adapter and its base.
 
-    Raises:
-        CheckpointError: the adapter is of an unknown kind, or doesn't fit its base.
-        RefusedError: the base is gone; a module's name is a pattern; the weights' digest differs from the owner's,
-            because its processor rounds differently; the owner has too little space.
+    Refused if the weights' digest differs from the owner's, because its processor rounds differently.
     """
     with ports.database.reading() as session:
         require_base(session, row.owner, adapter)
@@ -76,14 +65,13 @@ def merge_adapter(ports: Ports, row: ExpertRow, adapter: NewAdapter) -> list[Fil
     for file in row.files:
         size = ports.uploads.held_size(row.owner, file.sha256)
         if size is None:
-            part = work / file.name
-            title = f"expert {row.digest[:12]}: merging the adapter"
+            part, title = work / file.name, f"expert {row.digest[:12]}: merging the adapter"
             with progress().track(title, total, "B") as tracker, atomic_file(part) as out:
                 merged_weights(merged, out, tracker.advance)
             size = part.stat().st_size
-            kept = FileEntry(name=file.name, sha256=file.sha256, size=size)
-            ports.uploads.keep(row.owner, kept, part, "the adapter merged by the coordinator")
-        entries.append(FileEntry(name=file.name, sha256=file.sha256, size=size))
+            file = file.model_copy(update={"size": size})
+            ports.uploads.keep(row.owner, file, part, "the adapter merged by the coordinator")
+        entries.append(file.model_copy(update={"size": size}))
     return entries
 
 

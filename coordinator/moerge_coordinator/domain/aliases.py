@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from moerge.versions.compare import lost_domains
 from moerge_coordinator.domain import versions
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message, version_table
 from moerge_coordinator.storage.messages import versions as version_view
 from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow, now, tell
@@ -15,41 +15,33 @@ from moerge_proto.versions import CHAMPION, Alias, Move, Rollback
 
 
 def find(session: Session, name: str) -> AliasRow:
-    """The alias of that name.
+    return existing(_named(session, name), f"alias {name!r}", "name", "run: moerge version list")
 
-    Raises:
-        RefusedError: there is none.
-    """
-    row = session.scalar(select(AliasRow).where(AliasRow.name == name))
-    if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no alias {name!r}", where="name", todo="run: moerge version list")
-    return row
+
+def _named(session: Session, name: str) -> AliasRow | None:
+    return session.scalar(select(AliasRow).where(AliasRow.name == name))
 
 
 def promote(session: Session, name: Name, move: Move, who: str, most_fall: float) -> Alias:
-    """Points an alias to a version. Idempotent.
+    """Points an alias to a served version. Idempotent.
 
-    Args:
-        most_fall: the largest allowed fall of an evaluated domain, in points, when champion moves without an override.
-
-    Raises:
-        RefusedError: the version isn't served, or a domain falls by more and `move` has no override.
+    `champion` needs an override if an evaluated domain falls by more than `most_fall` points.
     """
-    version = versions.find_served(session, move.version, "version")
-    row = session.scalar(select(AliasRow).where(AliasRow.name == name))
+    version, row = versions.find_served(session, move.version, "version"), _named(session, name)
     if row is not None and row.version == version.number:
         return message(Alias, row)
     before = None if row is None else versions.find(session, row.version)
     falls, warnings = _compared(session, version, before, most_fall) if name == CHAMPION else ([], [])
-    if before is not None:
-        warnings += _lost(session, version, before)
+    view = version_view(session)
+    if before is not None and (lost := lost_domains(view(before), view(version))):
+        warnings.append(f"version {version.number} lacks domains of version {before.number}: {', '.join(lost)}")
     if falls and not move.override:
         problem = f"on version {version.number} these scores fall by more than {most_fall:g} points: {', '.join(falls)}"
         todo = "see moerge version table; promote another version, or give a reason (`override`)"
         raise RefusedError(ProblemType.NOT_PROMOTABLE, problem, where="override", todo=todo)
     override = move.override if falls else None
-    row = _point(session, row, name, version.number, "promote", who, move.note, override)
-    return message(Alias, row).model_copy(update={"warnings": warnings})
+    alias = _point(session, row, name, version.number, kind="promote", who=who, note=move.note, override=override)
+    return alias.model_copy(update={"warnings": warnings})
 
 
 def _compared(
@@ -69,51 +61,19 @@ def _compared(
     return falls, warnings
 
 
-def _lost(session: Session, version: VersionRow, before: VersionRow) -> list[str]:
-    """A warning of the domains of `before` that the version lacks."""
-    view = version_view(session)
-    lost = lost_domains(view(before), view(version))
-    return [f"version {version.number} lacks domains of version {before.number}: {', '.join(lost)}"] if lost else []
-
-
-def _point(
-    session: Session,
-    row: AliasRow | None,
-    name: str,
-    version: int,
-    kind: str,
-    who: str,
-    note: str,
-    override: str | None = None,
-) -> AliasRow:
+def _point(session: Session, row: AliasRow | None, name: str, version: int, **move: str | None) -> Alias:
+    """Moves the alias; `move` has the other columns of its history."""
     when, previous = now(session), None if row is None else row.version
-    if row is None:
-        row = AliasRow(name=name)
-        session.add(row)
+    row = row or AliasRow(name=name)
     row.version, row.moved = version, when
-    session.add(
-        AliasMoveRow(
-            alias=name,
-            version=version,
-            previous=previous,
-            kind=kind,
-            who=who,
-            note=note,
-            override=override,
-            created=when,
-        )
-    )
+    session.add_all([row, AliasMoveRow(alias=name, version=version, previous=previous, created=when, **move)])
     session.flush()
-    tell(session, f"version {version} is {name}{', rolled back' if kind == 'rollback' else ''}")
-    return row
+    tell(session, f"version {version} is {name}{', rolled back' if move['kind'] == 'rollback' else ''}")
+    return message(Alias, row)
 
 
 def roll_back(session: Session, name: Name, back: Rollback, who: str) -> Alias:
-    """Reverts the last promotion. `back.version` is the alias' present version. Idempotent.
-
-    Raises:
-        RefusedError: it has another present version, or no earlier version is served.
-    """
+    """Reverts the last promotion, if `back.version` is the alias' present version. Idempotent."""
     row = find(session, name)
     moves = list(session.scalars(select(AliasMoveRow).where(AliasMoveRow.alias == name).order_by(AliasMoveRow.number)))
     if row.version != back.version:
@@ -124,7 +84,7 @@ def roll_back(session: Session, name: Name, back: Rollback, who: str) -> Alias:
     for number in reversed(_promoted(moves)[:-1]):
         version = versions.find(session, number)
         if version.retired is None and version.withheld is None:
-            return message(Alias, _point(session, row, name, number, "rollback", who, back.note))
+            return _point(session, row, name, number, kind="rollback", who=who, note=back.note)
     problem = f"the alias {name!r} has no earlier version that is still served"
     raise RefusedError(ProblemType.CONFLICT, problem, where="name", todo="promote another version")
 
@@ -145,8 +105,7 @@ def _promoted(moves: list[AliasMoveRow]) -> list[int]:
 
 def remove(session: Session, name: Name, who: str) -> None:
     """Removes an alias; its history stays. Idempotent."""
-    row = session.scalar(select(AliasRow).where(AliasRow.name == name))
-    if row is not None:
+    if (row := _named(session, name)) is not None:
         session.add(AliasMoveRow(alias=name, version=None, previous=row.version, kind="remove", who=who, note=""))
         session.delete(row)
         tell(session, f"the alias {name} is removed")

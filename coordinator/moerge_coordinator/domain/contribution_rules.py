@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
 from moerge.documents.shards import enough
@@ -73,12 +73,11 @@ class RouterRule(Rule[RouterManifest]):
     def require_current(self, session: Session, manifest: RouterManifest) -> TrunkRow:
         trunk = session.scalar(select(TrunkRow).where(TrunkRow.current))
         if trunk is None or manifest.trunk != trunk.digest:
-            raise RefusedError(
-                ProblemType.WRONG_TRUNK,
-                f"made under trunk {manifest.trunk}; the current one is {trunk.digest if trunk else 'not merged yet'}",
-                where="manifest.trunk",
-                todo="contribute again under the current trunk",
+            what = (
+                f"made under trunk {manifest.trunk}; the current one is {trunk.digest if trunk else 'not merged yet'}"
             )
+            todo = "contribute again under the current trunk"
+            raise RefusedError(ProblemType.WRONG_TRUNK, what, where="manifest.trunk", todo=todo)
         return trunk
 
     def check(
@@ -103,10 +102,8 @@ class RouterRule(Rule[RouterManifest]):
         row.split, row.trunk, row.shards = manifest.split, manifest.trunk, len(manifest.shards)
 
     def claim(self, session: Session, row: ContributionRow, manifest: RouterManifest) -> None:
-        session.add_all(
-            ShardRow(trunk=manifest.trunk, domain=manifest.domain, shard=shard, contribution=row.digest)
-            for shard in manifest.shards
-        )
+        where = {"trunk": manifest.trunk, "domain": manifest.domain, "contribution": row.digest}
+        session.add_all(ShardRow(shard=shard, **where) for shard in manifest.shards)
 
     def counted(self, trunk: str | None) -> Sequence[ColumnElement[bool]]:
         return ContributionRow.trunk == trunk, ContributionRow.split == "statistics"
@@ -141,10 +138,9 @@ class TrunkRule(Rule[TrunkManifest]):
         return []
 
     def replace(self, session: Session, supersedes: Sequence[str], manifest: TrunkManifest) -> None:
-        query = select(ContributionRow).where(
-            ContributionRow.expert == manifest.expert, ContributionRow.kind == manifest.kind
-        )
-        active = session.scalar(query.where(ContributionRow.active))
+        row = ContributionRow
+        query = select(row).where(row.active, row.expert == manifest.expert, row.kind == manifest.kind)
+        active = session.scalar(query)
         if list(supersedes) != ([active.digest] if active else []):
             what = f"the expert's active trunk contribution is {active.digest if active else 'none'}"
             todo = "to replace it, name it in supersedes"
@@ -180,16 +176,16 @@ def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:
     session.flush()
 
 
+def _alike(manifest: RouterManifest) -> Select[ContributionRow]:
+    """The active contributions under the same trunk, of the same split."""
+    row = ContributionRow
+    return select(row).where(row.active, row.trunk == manifest.trunk, row.split == manifest.split)
+
+
 def _require_one_expert(session: Session, manifest: RouterManifest) -> None:
     """Requires that the domain has no active contribution computed with other MLPs, fitted or not."""
-    query = select(ContributionRow).where(
-        ContributionRow.active,
-        ContributionRow.trunk == manifest.trunk,
-        ContributionRow.domain == manifest.domain,
-        ContributionRow.split == manifest.split,
-        ContributionRow.expert != manifest.expert,
-    )
-    for other in session.scalars(query.limit(1)):
+    query = _alike(manifest).where(ContributionRow.domain == manifest.domain)
+    for other in session.scalars(query.where(ContributionRow.expert != manifest.expert).limit(1)):
         problem = f"contribution {other.digest} of the domain's expert {other.expert} is active"
         todo = "to replace it, name it in supersedes"
         raise RefusedError(ProblemType.CONFLICT, problem, where="supersedes", todo=todo)
@@ -197,10 +193,7 @@ def _require_one_expert(session: Session, manifest: RouterManifest) -> None:
 
 def _require_room(session: Session, manifest: RouterManifest) -> None:
     """Requires that the integer sums over all contributions can't overflow."""
-    query = select(ContributionRow).where(
-        ContributionRow.active, ContributionRow.trunk == manifest.trunk, ContributionRow.split == manifest.split
-    )
-    rows = session.scalars(query).all()
+    rows = session.scalars(_alike(manifest)).all()
     if (total := manifest.tokens + sum(row.tokens for row in rows)) > MAX_TOKENS:
         problem = f"{total} tokens with all other contributions; expected at most {MAX_TOKENS}"
         if most := max(rows, key=lambda row: row.tokens, default=None):
@@ -215,9 +208,6 @@ def _require_unclaimed(session: Session, manifest: RouterManifest) -> None:
     for start in range(0, len(manifest.shards), _AT_ONCE):
         some = manifest.shards[start : start + _AT_ONCE]
         for taken in session.scalars(query.where(ShardRow.shard.in_(some)).limit(1)):
-            raise RefusedError(
-                ProblemType.DUPLICATE_SHARD,
-                f"shard {taken.shard} is already in contribution {taken.contribution}",
-                where="manifest.shards",
-                todo="send only new shards, or name that contribution in supersedes",
-            )
+            what = f"shard {taken.shard} is already in contribution {taken.contribution}"
+            todo = "send only new shards, or name that contribution in supersedes"
+            raise RefusedError(ProblemType.DUPLICATE_SHARD, what, where="manifest.shards", todo=todo)

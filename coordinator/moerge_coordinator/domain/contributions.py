@@ -23,11 +23,7 @@ from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFil
 
 
 def require_sent(ports: Ports, owner: str, new: NewContribution) -> None:
-    """Requires that a contribution is already active, or that it is signed and its file complete.
-
-    Raises:
-        RefusedError: a signature or the file is missing.
-    """
+    """Requires that a contribution is already active, or that it is signed and its file complete."""
     with ports.database.reading() as session:
         if find(session, owner, new.sha256) is not None:
             return
@@ -51,11 +47,7 @@ class Checked(Message):
 
 
 def check(ports: Ports, caller: Identity, sha256: str) -> Checked:
-    """Requires that a file has plausible sums that the caller may contribute.
-
-    Raises:
-        MoergeError: names the field of the manifest, or the matrix.
-    """
+    """Requires that a file has plausible sums that the caller may contribute; a refusal may name the matrix."""
     with _opened(ports, sha256) as file:
         manifest = file.manifest
         rule = RULES[manifest.kind]
@@ -105,9 +97,6 @@ def accept(ports: Ports, new: NewContribution, checked: Checked) -> Contribution
 
     In one transaction: superseded contributions become inactive, no shard counts twice, and all inputs of the check
     still exist.
-
-    Raises:
-        RefusedError: names the field of the request or of the manifest.
     """
     with _opened(ports, new.sha256) as file:
         manifest = file.manifest
@@ -124,7 +113,8 @@ def accept(ports: Ports, new: NewContribution, checked: Checked) -> Contribution
         rule.replace(session, new.supersedes, manifest)
         row = row or ContributionRow(digest=new.sha256)
         session.add(row)
-        _describe(row, manifest)
+        row.kind, row.owner, row.domain, row.expert = manifest.kind, manifest.owner, manifest.domain, manifest.expert
+        row.tokens, row.documents = manifest.tokens, manifest.documents
         rule.describe(row, manifest)
         row.size, row.warnings, row.software = size, checked.warnings, new.software
         row.effective_rank = checked.effective_rank
@@ -132,11 +122,6 @@ def accept(ports: Ports, new: NewContribution, checked: Checked) -> Contribution
         row.signature, row.fingerprint = new.signature, signer
         session.flush()
         rule.claim(session, row, manifest)
-        problem = f"{row.kind} contribution {row.digest[:12]} of {row.domain} has arrived from {row.owner}"
-        tell(session, f"{problem}: {row.tokens:,} tokens")
+        arrival = f"{row.kind} contribution {row.digest[:12]} of {row.domain} has arrived from {row.owner}"
+        tell(session, f"{arrival}: {row.tokens:,} tokens")
         return message(Contribution, row)
-
-
-def _describe(row: ContributionRow, manifest: Manifest) -> None:
-    row.kind, row.owner, row.domain, row.expert = manifest.kind, manifest.owner, manifest.domain, manifest.expert
-    row.tokens, row.documents = manifest.tokens, manifest.documents

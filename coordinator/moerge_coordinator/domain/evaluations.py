@@ -12,11 +12,7 @@ from moerge_proto.problems import ProblemType
 
 
 def evaluate(session: Session, owner: str, number: int, new: NewEvaluation) -> Evaluation:
-    """Accepts an owner's evaluation of a version; it replaces an earlier one. Idempotent.
-
-    Raises:
-        RefusedError: the version isn't served, or the evaluation can't be of it.
-    """
+    """Accepts an owner's evaluation of a served version; it replaces an earlier one. Idempotent."""
     version = versions.find(session, number)
     query = select(EvaluationRow).where(EvaluationRow.version == number)
     known = session.scalar(query.where(EvaluationRow.digest == new.digest))
@@ -42,29 +38,23 @@ def visible_table(session: Session, version: VersionRow, owner: str | None) -> V
 
 
 def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> None:
-    """Requires that an evaluation can be of this version: its domain, expert, layers and experts.
+    """Requires that an evaluation can be of this version: its domain, expert, layers and experts."""
 
-    Raises:
-        RefusedError: names the field.
-    """
-    if new.number != version.number:
-        problem = f"made of version {new.number}, sent to version {version.number}"
-        todo = f"send it for version {new.number}"
-        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="number", todo=todo)
-    made = version.lineage
-    if new.domain not in made.domains:
-        problem = f"version {version.number} has the domains {', '.join(made.domains)}; not {new.domain!r}"
-        todo = "evaluate a version that has your domain's expert"
-        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="domain", todo=todo)
-    slot = select(ExpertRow).where(ExpertRow.digest == made.experts[made.domains.index(new.domain)])
+    def refused(where: str, problem: str, todo: str) -> RefusedError:
+        return RefusedError(ProblemType.INVALID_REQUEST, problem, where=where, todo=todo)
+
+    number, lineage = version.number, version.lineage
+    if new.number != number:
+        raise refused("number", f"made of version {new.number}, sent to {number}", f"send it for version {new.number}")
+    if new.domain not in lineage.domains:
+        problem = f"version {number} has the domains {', '.join(lineage.domains)}; not {new.domain!r}"
+        raise refused("domain", problem, "evaluate a version that has your domain's expert")
+    slot = select(ExpertRow).where(ExpertRow.digest == lineage.experts[lineage.domains.index(new.domain)])
     expert = session.scalars(slot).one().trained  # the dense one, even if the version has fitted MLPs
     if new.expert != expert:
-        problem = f"version {version.number} has the expert {expert} of {new.domain!r}, not {new.expert}"
-        todo = "compare with the version's dense expert"
-        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="expert", todo=todo)
-    layers = session.scalars(select(TrunkRow.layers).where(TrunkRow.digest == made.trunk)).one()
-    shape = layers, len(made.experts)
-    if len(new.routed) != layers or any(len(counts) != shape[1] for counts in new.routed):
-        problem = f"expected counts of {layers} layers x {shape[1]} experts"
-        todo = "count them with this version"
-        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="routed", todo=todo)
+        problem = f"version {number} has the expert {expert} of {new.domain!r}, not {new.expert}"
+        raise refused("expert", problem, "compare with the version's dense expert")
+    layers = session.scalars(select(TrunkRow.layers).where(TrunkRow.digest == lineage.trunk)).one()
+    if [len(counts) for counts in new.routed] != [len(lineage.experts)] * layers:
+        problem = f"expected counts of {layers} layers x {len(lineage.experts)} experts"
+        raise refused("routed", problem, "count them with this version")

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import select
@@ -20,7 +21,7 @@ from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.sources import require_allowed
 from moerge_coordinator.domain.withdrawal import containing, fitted_from, purge_expert
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import DomainRow, ExpertRow, HoldingRow, TrunkRow, tell
 from moerge_proto.experts import Expert, ExpertState, NewExpert
@@ -35,20 +36,19 @@ _COMPARED = 3
 def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
     """The expert of uploaded files, after a check of the headers; or of files to fetch or to make of an adapter.
 
-    Raises:
-        MoergeError: it is refused; its uploaded files are discarded.
+    A refusal discards its uploaded files.
     """
-    owner, digest, own = _owner(ports, caller, new), expert_digest(new.files), caller.role is Role.OWNER
+    owner, by_owner = _owner(ports, caller, new), caller.role is Role.OWNER
     _require_names(new)
     try:
         if new.source is None and new.adapter is None:
-            return _register_uploaded(ports, owner, new, digest, own=own)
+            return _register_uploaded(ports, owner, new, by_owner=by_owner)
         if new.adapter is not None:
             require_complete(ports, owner, new, new.adapter)
         with ports.database.transaction("register expert") as session:
             require_base(session, owner, new.adapter)
-            noted = [FileEntry(name=name, sha256=sha256, size=0) for name, sha256 in sorted(new.files.items())]
-            return _known(session, new, digest, own=own) or _add(session, owner, new, digest, "", noted)
+            unsized = [FileEntry(name=name, sha256=sha256, size=0) for name, sha256 in sorted(new.files.items())]
+            return _known(session, new, by_owner=by_owner) or _add(session, owner, new, "", unsized)
     except MoergeError:
         if new.source is None:
             ports.uploads.discard(owner, list(new.files.values()))
@@ -58,8 +58,7 @@ def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
 def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
     """Requires that an expert with these uploaded config and tokenizer files can be registered.
 
-    Raises:
-        MoergeError: it would be refused; its uploaded files are discarded, unless only an adapter's base is missing.
+    A refusal discards its uploaded files, unless only an adapter's base is missing.
     """
     owner, small = _owner(ports, caller, new), [name for name in sorted(new.files) if not is_weights(name)]
     _require_names(new)
@@ -67,7 +66,7 @@ def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
         require_base(session, owner, new.adapter)
     try:
         with ports.database.reading() as session:
-            _require_free(session, new, expert_digest(new.files))
+            _require_free(session, new)
             others = _others(session)
         entries = _held(ports, owner, {name: new.files[name] for name in small})
         with _checked(ports, entries, ports.folders.reference(others), new.domain):
@@ -90,9 +89,7 @@ def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
         require_allowed(new.source, ports.settings.sources, "source")
         if caller.role is Role.OPERATOR:
             with ports.database.reading() as session:
-                row = session.get(DomainRow, new.domain)
-            if row is None:
-                raise RefusedError(ProblemType.NOT_FOUND, f"no domain {new.domain!r}", where="domain")
+                row = existing(session.get(DomainRow, new.domain), f"domain {new.domain!r}", "domain")
             if new.redistribute:
                 problem, todo = "only an expert's owner may allow its redistribution", "omit it"
                 raise RefusedError(ProblemType.FORBIDDEN, problem, where="redistribute", todo=todo)
@@ -102,22 +99,17 @@ def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
     return owner
 
 
-def _register_uploaded(ports: Ports, owner: str, new: NewExpert, digest: str, *, own: bool) -> Expert:
-    def known(session: Session) -> Expert | None:
-        return _known(session, new, digest, own=own)
-
+def _register_uploaded(ports: Ports, owner: str, new: NewExpert, *, by_owner: bool) -> Expert:
+    known = partial(_known, new=new, by_owner=by_owner)
     with ports.database.transaction("find expert") as session:
         if (expert := known(session)) is not None:
             return expert
     entries = _held(ports, owner, new.files)
-    return add_checked(
-        ports,
-        owner,
-        entries,
-        new.domain,
-        known,
-        lambda session, family: _add(session, owner, new, digest, family, entries),
-    )
+
+    def add(session: Session, family: str) -> Expert:
+        return _add(session, owner, new, family, entries)
+
+    return add_checked(ports, owner, entries, new.domain, known, add)
 
 
 def _held(ports: Ports, owner: str, files: Mapping[str, str]) -> list[FileEntry]:
@@ -140,9 +132,6 @@ def add_checked(
 
     The files are checked before that transaction, and again if the set of experts has changed meanwhile: otherwise two
     incompatible experts could both be the first. `known` finds the same expert registered meanwhile.
-
-    Raises:
-        CheckpointError, IncompatibleExpertError: config, tokenizer or headers are invalid, or differ from the others'.
     """
     while True:
         with ports.database.reading() as session:
@@ -189,17 +178,13 @@ def _require_held(session: Session, owner: str, entries: Sequence[FileEntry]) ->
             raise RefusedError(ProblemType.NOT_READY, "it was discarded meanwhile", where=where, todo="upload it again")
 
 
-def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Expert | None:
-    """The same expert, if already registered, with its owner's new `redistribute`. A refused one may be replaced.
-
-    Raises:
-        RefusedError: the domain has another expert, or the expert another domain; or its fitted trunk is missing.
-    """
-    _require_free(session, new, digest)
-    for row in _rivals(session, new, digest):
-        if _is_same(row, new, digest) and not _may_try_again(session, row, new):
-            if own and new.fitted is None:
-                for item in (row, *fitted_from(session, digest)):
+def _known(session: Session, new: NewExpert, *, by_owner: bool) -> Expert | None:
+    """The same expert, if already registered, with its owner's new `redistribute`. A refused one may be replaced."""
+    _require_free(session, new)
+    for row in _rivals(session, new):
+        if _is_same(row, new) and not _may_try_again(session, row, new):
+            if by_owner and new.fitted is None:
+                for item in (row, *fitted_from(session, row.digest)):
                     item.redistribute = new.redistribute
             return message(Expert, row)
         session.delete(row)
@@ -207,44 +192,37 @@ def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Exper
     return None
 
 
-def _require_free(session: Session, new: NewExpert, digest: str) -> None:
-    """Requires that no other expert has the domain or the files, and that a fitted one's expert and trunk exist.
-
-    Raises:
-        RefusedError: as in `_known`.
-    """
-    registered = False
-    for row in _rivals(session, new, digest):
-        if row.state is ExpertState.REFUSED:
+def _require_free(session: Session, new: NewExpert) -> None:
+    """Requires that no other expert has the domain or the files, and that a fitted one's expert and trunk exist."""
+    rivals = [row for row in _rivals(session, new) if row.state is not ExpertState.REFUSED]
+    for row in rivals:
+        if _is_same(row, new):
             continue
-        if _is_same(row, new, digest):
-            registered = True
-            continue
-        if row.domain == new.domain and row.digest == digest:
-            problem = "the same files are already registered with a different `fitted`"
-            raise RefusedError(ProblemType.CONFLICT, problem, where="fitted", todo="run: moerge expert list")
-        if row.domain == new.domain:
+        if row.domain != new.domain:
+            where, problem = "files", "another domain's expert has the same files"
+            todo = "register each expert for one domain only"
+        elif row.fitted == new.fitted:
             fitted = "" if new.fitted is None else f" fitted to trunk {new.fitted.trunk}"
-            problem = f"domain {new.domain!r} has the expert {row.digest}{fitted}"
+            where, problem = "domain", f"domain {new.domain!r} has the expert {row.digest}{fitted}"
             todo = f"first withdraw it: moerge expert withdraw {new.domain}"
-            raise RefusedError(ProblemType.CONFLICT, problem, where="domain", todo=todo)
-        problem = "another domain's expert has the same files"
-        raise RefusedError(
-            ProblemType.CONFLICT, problem, where="files", todo="register each expert for one domain only"
-        )
-    if not registered:
+        else:
+            where, problem = "fitted", "the same files are already registered with a different `fitted`"
+            todo = "run: moerge expert list"
+        raise RefusedError(ProblemType.CONFLICT, problem, where=where, todo=todo)
+    if not rivals:
         _require_fitted(session, new)
 
 
-def _rivals(session: Session, new: NewExpert, digest: str) -> list[ExpertRow]:
-    """The experts with the same digest, domain or files, without withdrawn ones."""
+def _rivals(session: Session, new: NewExpert) -> list[ExpertRow]:
+    """The experts with the same files, or for the same domain and `fitted`, without withdrawn ones."""
+    digest = expert_digest(new.files)
     query = select(ExpertRow).where((ExpertRow.domain == new.domain) | (ExpertRow.digest == digest))
     rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
-    return [row for row in rows if row.digest == digest or (row.fitted_from, row.fitted_to) == _place(new)]
+    return [row for row in rows if row.digest == digest or row.fitted == new.fitted]
 
 
-def _is_same(row: ExpertRow, new: NewExpert, digest: str) -> bool:
-    return (row.domain, row.digest, row.fitted_from, row.fitted_to) == (new.domain, digest, *_place(new))
+def _is_same(row: ExpertRow, new: NewExpert) -> bool:
+    return (row.domain, row.digest, row.fitted) == (new.domain, expert_digest(new.files), new.fitted)
 
 
 def _may_try_again(session: Session, row: ExpertRow, new: NewExpert) -> bool:
@@ -253,13 +231,7 @@ def _may_try_again(session: Session, row: ExpertRow, new: NewExpert) -> bool:
     Its source may have been repaired; or after a new upload, other experts or a setting may have changed.
     """
     held = all(session.get(HoldingRow, (row.owner, file.sha256)) is not None for file in row.files)
-    made = row.source is not None or new.adapter is not None
-    return row.state is ExpertState.REFUSED and (made or held)
-
-
-def _place(new: NewExpert) -> tuple[str | None, str | None]:
-    """Its origin, if fitted: an expert and a trunk."""
-    return (None, None) if new.fitted is None else (new.fitted.expert, new.fitted.trunk)
+    return row.state is ExpertState.REFUSED and (row.source is not None or new.adapter is not None or held)
 
 
 def _require_fitted(session: Session, new: NewExpert) -> None:
@@ -267,8 +239,8 @@ def _require_fitted(session: Session, new: NewExpert) -> None:
     if new.fitted is None:
         return
     trained = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.fitted.expert))
-    own = trained is not None and trained.fitted_to is None and trained.domain == new.domain
-    if trained is None or not own or trained.state is not ExpertState.READY:
+    state = None if trained is None or (trained.domain, trained.fitted) != (new.domain, None) else trained.state
+    if state is not ExpertState.READY:
         problem = f"{new.fitted.expert} is not the ready expert of {new.domain!r}"
         raise RefusedError(ProblemType.NOT_READY, problem, where="fitted.expert", todo="first register that one")
     trunk = session.scalar(select(TrunkRow).where(TrunkRow.digest == new.fitted.trunk))
@@ -277,20 +249,16 @@ def _require_fitted(session: Session, new: NewExpert) -> None:
         raise RefusedError(ProblemType.WRONG_TRUNK, problem, where="fitted.trunk", todo="fit it to the current one")
 
 
-def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str, entries: list[FileEntry]) -> Expert:
-    row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
-    redistribute = new.redistribute
-    if new.fitted is not None:
-        allowed = select(ExpertRow.redistribute).where(ExpertRow.digest == new.fitted.expert)
-        redistribute = session.scalars(allowed).one()
-    if row is None:  # otherwise a withdrawn expert joins again
-        row = ExpertRow(digest=digest)
-        session.add(row)
+def _add(session: Session, owner: str, new: NewExpert, family: str, entries: list[FileEntry]) -> Expert:
+    digest, fitted = expert_digest(new.files), new.fitted
+    row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))  # a withdrawn expert joins again
+    row = row or ExpertRow(digest=digest)
     row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
-    row.redistribute = redistribute
-    row.fitted_from, row.fitted_to = _place(new)
+    row.redistribute = new.redistribute if fitted is None else find(session, fitted.expert).redistribute
+    row.fitted_from, row.fitted_to = (None, None) if fitted is None else (fitted.expert, fitted.trunk)
     row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED, None, None, new.source
     row.adapter, row.files = new.adapter, entries
+    session.add(row)
     session.flush()
     tell(session, f"{_kind(row)} {digest[:12]} of {row.domain} has arrived from {owner}")
     return message(Expert, row)
@@ -345,11 +313,9 @@ def refuse(session: Session, digest: str, problem: Problem) -> ExpertRow | None:
 
 
 def purge(session: Session, row: ExpertRow, *, retire: bool) -> tuple[list[str], list[int]]:
-    """Purges a withdrawn expert's files. Returns the purged digests and the versions that contain it; `retire` retires
-    them.
+    """Purges a withdrawn expert's files, unless the current trunk still contains it.
 
-    Raises:
-        RefusedError: it is not withdrawn, or the current trunk still contains it.
+    Returns the purged digests, and the versions that contain it; `retire` retires them.
     """
     if row.state is not ExpertState.WITHDRAWN:
         problem = f"the expert is {row.state.value}"

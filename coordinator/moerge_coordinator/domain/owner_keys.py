@@ -20,11 +20,7 @@ def keys_of(session: Session, owner: str | None) -> list[KeyRow]:
 
 
 def add_key(session: Session, owner: str, public_key: PublicKey, where: str) -> None:
-    """Makes this the owner's only active key.
-
-    Raises:
-        RefusedError: the coordinator knows the key, of any owner.
-    """
+    """Makes this the owner's only active key; refused if the coordinator knows the key, of any owner."""
     if session.scalar(select(KeyRow).where(KeyRow.public_key == public_key)) is not None:
         problem, todo = "the key was in use before; keys can't be reused", f"make a new key: {ANEW}"
         raise RefusedError(ProblemType.CONFLICT, problem, where=where, todo=todo)
@@ -40,11 +36,7 @@ def revoke_keys(session: Session, owner: str) -> None:
 
 
 def rotate(session: Session, asked: Rotation) -> None:
-    """Replaces the old key with the new one. Idempotent.
-
-    Raises:
-        RefusedError: a signature is forged, or the old key is not the owner's active one.
-    """
+    """Replaces the owner's active key with the new one. Idempotent."""
     if (name := asked.forged()) is not None:
         problem, todo = "it is not that key's signature of this rotation", "run again: moerge worker rotate"
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where=name, todo=todo)
@@ -61,8 +53,7 @@ def rotate(session: Session, asked: Rotation) -> None:
 def require_signed(session: Session, owner: str, new: NewContribution) -> str | None:
     """The fingerprint of a contribution's signing key, or None if its owner has never had a key.
 
-    Raises:
-        RefusedError: there is no valid signature of the owner's name and this digest by its active key.
+    Refused without a valid signature of the owner's name and this digest by its active key.
     """
     rows = keys_of(session, owner)
     if not rows:

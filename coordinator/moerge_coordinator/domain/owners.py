@@ -1,13 +1,12 @@
 """Owners: their domains and keys, and the identities of tokens."""
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import owner_keys, tokens
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import DomainRow, OwnerRow, TokenRow, now, tell
 from moerge_proto.owners import Approval, Approved, Identity, Owner, OwnerKey, Role
@@ -23,18 +22,10 @@ def own_name(identity: Identity) -> str:
 
 
 def require_own_domain(identity: Identity, domain: str) -> None:
-    """Requires that `domain` is the owner's.
-
-    Raises:
-        RefusedError: it doesn't.
-    """
     if domain not in identity.domains:
-        raise RefusedError(
-            ProblemType.FORBIDDEN,
-            f"domain {domain!r} does not belong to owner {identity.owner!r}",
-            where="domain",
-            todo=f"use one of: {', '.join(identity.domains)}",
-        )
+        problem = f"domain {domain!r} does not belong to owner {identity.owner!r}"
+        todo = f"use one of: {', '.join(identity.domains)}"
+        raise RefusedError(ProblemType.FORBIDDEN, problem, where="domain", todo=todo)
 
 
 def identity(session: Session, role: Role, owner: str | None) -> Identity:
@@ -48,27 +39,23 @@ def _domains(session: Session, owner: str | None) -> list[str]:
 
 def view(session: Session, row: OwnerRow) -> Owner:
     """An owner with its domains, keys and last call."""
-    seen = session.scalar(select(func.max(TokenRow.used)).where(TokenRow.owner == row.name))
-    keys = [message(OwnerKey, key) for key in owner_keys.keys_of(session, row.name)]
-    return Owner(
-        name=row.name,
-        domains=_domains(session, row.name),
-        keys=keys,
-        created=row.created,
-        seen=seen,
-        revoked=_revoked(session, row.name, keys),
-    )
+    name, tokens = row.name, select(TokenRow).where(TokenRow.owner == row.name)
+    seen = session.scalar(tokens.with_only_columns(func.max(TokenRow.used)))
+    keys = [message(OwnerKey, key) for key in owner_keys.keys_of(session, name)]
+    ended = [item.revoked for item in (*session.scalars(tokens), *keys)]
+    times = [time for time in ended if time is not None]
+    revoked = max(times) if times and len(times) == len(ended) else None  # None while a key or token is valid
+    domains = _domains(session, name)
+    return Owner(name=name, domains=domains, keys=keys, created=row.created, seen=seen, revoked=revoked)
 
 
-def _revoked(session: Session, name: str, keys: Sequence[OwnerKey]) -> datetime | None:
-    """The time of the last revocation of an owner's keys and tokens; None while one is valid, or if it has none."""
-    ended = [*session.scalars(select(TokenRow.revoked).where(TokenRow.owner == name)), *(key.revoked for key in keys)]
-    return None if None in ended else max((item for item in ended if item is not None), default=None)
+def _named(session: Session, name: str) -> OwnerRow | None:
+    return session.scalar(select(OwnerRow).where(OwnerRow.name == name))
 
 
 def _there(session: Session, name: str, domains: Sequence[str]) -> OwnerRow | None:
     """The owner of this name, if any; it must have these domains."""
-    row = session.scalar(select(OwnerRow).where(OwnerRow.name == name))
+    row = _named(session, name)
     if row is not None and _domains(session, name) != sorted(set(domains)):
         raise RefusedError(ProblemType.CONFLICT, f"owner {name!r} already has other domains", where="name")
     return row
@@ -88,18 +75,11 @@ def _add(session: Session, name: str, domains: Sequence[str]) -> OwnerRow:
 
 
 def _find(session: Session, name: str) -> OwnerRow:
-    row = session.scalar(select(OwnerRow).where(OwnerRow.name == name))
-    if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no owner {name!r}", where="name", todo="run: moerge owner list")
-    return row
+    return existing(_named(session, name), f"owner {name!r}", "name", "run: moerge owner list")
 
 
 def add(session: Session, name: str, domains: Sequence[str]) -> Owner:
-    """Adds an owner of these domains, without a key. Idempotent.
-
-    Raises:
-        RefusedError: it already has other domains, or a domain is another owner's.
-    """
+    """Adds an owner of these domains, without a key. Idempotent."""
     row = _there(session, name, domains)
     if row is None:
         row = _add(session, name, domains)
@@ -108,11 +88,7 @@ def add(session: Session, name: str, domains: Sequence[str]) -> Owner:
 
 
 def approve(session: Session, name: str, asked: Approval) -> Approved:
-    """Approves a join request, with the owner's key, and makes a token for its worker.
-
-    Raises:
-        RefusedError: the request is forged or of another owner, or the owner has another key, without `replace`.
-    """
+    """Approves a join request, with the owner's key, and makes a token for its worker."""
     new = asked.request
     if new.owner != name:
         problem = f"the request is of owner {new.owner!r}, not {name!r}"
@@ -135,11 +111,7 @@ def approve(session: Session, name: str, asked: Approval) -> Approved:
 
 
 def rotate(session: Session, owner: str, asked: Rotation) -> Owner:
-    """Replaces an owner's key with a new one. Idempotent.
-
-    Raises:
-        RefusedError: the rotation is another owner's or forged, or the old key is not the owner's active one.
-    """
+    """Replaces an owner's key with a new one. Idempotent."""
     if asked.owner != owner:
         problem = f"the rotation is of owner {asked.owner!r}, but the token of {owner!r}"
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="owner")
@@ -149,11 +121,7 @@ def rotate(session: Session, owner: str, asked: Rotation) -> Owner:
 
 
 def revoke(session: Session, name: str) -> Owner:
-    """Revokes an owner's key and tokens immediately. Idempotent.
-
-    Raises:
-        RefusedError: there is no such owner.
-    """
+    """Revokes an owner's key and tokens immediately. Idempotent."""
     row = _find(session, name)
     owner_keys.revoke_keys(session, name)
     for token in session.scalars(select(TokenRow).where(TokenRow.owner == name, TokenRow.revoked.is_(None))):

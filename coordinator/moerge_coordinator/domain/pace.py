@@ -19,11 +19,7 @@ class Pace:
         self._buckets: dict[str, tuple[float, datetime]] = {}
 
     def take(self, owner: str, size: int) -> None:
-        """Takes `size` bytes from the owner's bucket.
-
-        Raises:
-            RefusedError: it is empty; has the time of the next attempt.
-        """
+        """Takes `size` bytes from the owner's bucket; the refusal of an empty one has the time of the next attempt."""
         if self._rate is None:
             return
         now = self._clock()
@@ -31,10 +27,6 @@ class Pace:
         left = min(self._rate, left + self._rate * max((now - then).total_seconds(), 0))
         if left <= 0:
             seconds = math.floor(-left / self._rate) + 1
-            raise RefusedError(
-                ProblemType.TOO_FAST,
-                f"more than {self._rate} bytes per second",
-                todo=f"continue in {seconds} s",
-                retry_after=seconds,
-            )
+            problem, todo = f"more than {self._rate} bytes per second", f"continue in {seconds} s"
+            raise RefusedError(ProblemType.TOO_FAST, problem, todo=todo, retry_after=seconds)
         self._buckets[owner] = left - size, now

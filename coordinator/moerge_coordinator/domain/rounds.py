@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import contributors
 from moerge_coordinator.domain.contribution_rules import RULES
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.tables import DomainRow, RoundRow, now, tell
 from moerge_proto.problems import ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
@@ -25,70 +25,45 @@ def view(session: Session, row: RoundRow) -> Round:
         state = RoundState.OPEN
     else:
         state = RoundState.ENOUGH if len(contributed) >= row.minimum else RoundState.SHORT
-    return Round(
-        number=row.number,
-        name=row.name,
-        kind=row.kind,
-        trunk=row.trunk,
-        minimum=row.minimum,
-        deadline=row.deadline,
-        state=state,
-        contributed=contributed,
-        missing=missing,
-        created=row.created,
-    )
+    derived = {"state": state, "contributed": contributed, "missing": missing}
+    columns = {name: getattr(row, name) for name in Round.model_fields.keys() - derived.keys()}
+    return Round.model_validate({**columns, **derived})
 
 
-def own_part(asked: Round, domains: Collection[str]) -> Round | None:
+def own_part(whole: Round, domains: Collection[str]) -> Round | None:
     """The round without other owners' domains."""
-    contributed = [domain for domain in asked.contributed if domain in domains]
-    missing = [domain for domain in asked.missing if domain in domains]
+    contributed = [domain for domain in whole.contributed if domain in domains]
+    missing = [domain for domain in whole.missing if domain in domains]
     if not contributed and not missing:
         return None
-    return asked.model_copy(update={"contributed": contributed, "missing": missing})
+    return whole.model_copy(update={"contributed": contributed, "missing": missing})
 
 
 def find(session: Session, name: str, where: str = "name") -> RoundRow:
-    """The round of that name.
-
-    Raises:
-        RefusedError: there is none.
-    """
     row = session.scalar(select(RoundRow).where(RoundRow.name == name))
-    if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no round {name!r}", where=where, todo="run: moerge round list")
-    return row
+    return existing(row, f"round {name!r}", where, "run: moerge round list")
 
 
 def ended(session: Session, name: str, kind: Kind) -> Round:
-    """A completed or ended round of that kind, with enough contributions.
-
-    Raises:
-        RefusedError: it is still open, has too few contributions, or is of the other kind.
-    """
-    asked = view(session, find(session, name, "round"))
-    if asked.kind != kind:
-        problem = f"round {name!r} asks for {asked.kind} contributions"
+    """A completed or ended round of that kind, with enough contributions."""
+    result = view(session, find(session, name, "round"))
+    if result.kind != kind:
+        problem = f"round {name!r} asks for {result.kind} contributions"
         raise RefusedError(ProblemType.CONFLICT, problem, where="round", todo=f"name one for {kind} contributions")
-    missing = ", ".join(asked.missing)
-    if asked.state is RoundState.OPEN:
-        problem = f"round {name!r} waits for {missing} until {asked.deadline:%Y-%m-%d %H:%M} UTC"
+    missing, count = ", ".join(result.missing), len(result.contributed)
+    if result.state is RoundState.OPEN:
+        problem = f"round {name!r} waits for {missing} until {result.deadline:%Y-%m-%d %H:%M} UTC"
         todo = "wait, or change its deadline: moerge round change"
         raise RefusedError(ProblemType.NOT_READY, problem, where="round", todo=todo)
-    if asked.state is RoundState.SHORT:
-        come = len(asked.contributed)
-        problem = f"round {name!r} has {come} contributions of at least {asked.minimum}; missing: {missing}"
+    if result.state is RoundState.SHORT:
+        problem = f"round {name!r} has {count} contributions of at least {result.minimum}; missing: {missing}"
         todo = "change its deadline or minimum: moerge round change"
         raise RefusedError(ProblemType.NOT_READY, problem, where="round", todo=todo)
-    return asked
+    return result
 
 
 def open_round(session: Session, new: NewRound) -> Round:
-    """Opens a round. Idempotent.
-
-    Raises:
-        RefusedError: a different round has the name, a domain has no owner, or there is no trunk.
-    """
+    """Opens a round. Idempotent."""
     row = session.scalar(select(RoundRow).where(RoundRow.name == new.name))
     if row is not None:
         there = (row.kind, row.domains, row.minimum, row.deadline)
@@ -100,14 +75,7 @@ def open_round(session: Session, new: NewRound) -> Round:
     if unknown := [domain for domain in new.domains if domain not in known]:
         problem = f"domain {unknown[0]!r} has no owner"
         raise RefusedError(ProblemType.NOT_FOUND, problem, where="domains", todo="first approve its owner")
-    row = RoundRow(
-        name=new.name,
-        kind=new.kind,
-        trunk=RULES[new.kind].trunk_of_round(session),
-        domains=list(new.domains),
-        minimum=new.minimum,
-        deadline=new.deadline,
-    )
+    row = RoundRow(**dict(new), trunk=RULES[new.kind].trunk_of_round(session))
     session.add(row)
     session.flush()
     tell(session, f"round {row.name} is open until {row.deadline:%Y-%m-%d %H:%M} UTC: {', '.join(row.domains)}")
@@ -115,11 +83,6 @@ def open_round(session: Session, new: NewRound) -> Round:
 
 
 def change(session: Session, name: str, asked: RoundChange) -> Round:
-    """Changes a round's deadline or its minimum.
-
-    Raises:
-        RefusedError: there is no such round, or the minimum exceeds its number of domains.
-    """
     row = find(session, name)
     if asked.minimum is not None:
         if asked.minimum > len(row.domains):

@@ -23,32 +23,21 @@ class _TransientError(Exception):
 
 
 def require_allowed(url: str, prefixes: Sequence[str], where: str) -> None:
-    """Requires that `url` is below one of the `prefixes`.
-
-    Raises:
-        RefusedError: it isn't, or is not a plain address.
-    """
+    """Requires that `url` is a plain address below one of the `prefixes`."""
     try:
         require_address(url)
     except ValueError as error:
         raise RefusedError(ProblemType.INVALID_REQUEST, str(error), where=where) from error
     if not any(url == prefix.rstrip("/") or url.startswith(prefix.rstrip("/") + "/") for prefix in prefixes):
-        raise RefusedError(
-            ProblemType.FORBIDDEN,
-            f"{url} is not below an allowed source",
-            where=where,
-            todo="upload the files, or ask the operator to add it to `sources` in coordinator.toml",
-        )
+        problem = f"{url} is not below an allowed source"
+        todo = "upload the files, or ask the operator to add it to `sources` in coordinator.toml"
+        raise RefusedError(ProblemType.FORBIDDEN, problem, where=where, todo=todo)
 
 
 def fetch(url: str, part: Path, most: int, prefixes: Sequence[str], advance: Callable[[int], None]) -> None:
-    """Fetches `url` into `part`, and resumes an earlier attempt. Follows redirects to allowed sources only.
+    """Fetches `url` into `part`, at most `most` bytes, and resumes an earlier attempt.
 
-    Args:
-        most: the file's maximum bytes.
-
-    Raises:
-        RefusedError: names the address and the reason.
+    Follows redirects to allowed sources only.
     """
     require_allowed(url, prefixes, "source")  # the settings may have changed since its registration
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -70,16 +59,13 @@ def _refused(url: str, reason: str) -> RefusedError:
 def _fetch_once(
     client: httpx.Client, url: str, part: Path, most: int, prefixes: Sequence[str], advance: Callable[[int], None]
 ) -> None:
-    come = part.stat().st_size if part.is_file() else 0
-    address = url
+    size, address = part.stat().st_size if part.is_file() else 0, url
+    headers = {"Range": f"bytes={size}-"} if size else {}
     for _ in range(MAX_REDIRECTS + 1):
-        headers = {"Range": f"bytes={come}-"} if come else {}
         with client.stream("GET", address, headers=headers) as response:
-            if response.status_code in _REDIRECTS:
-                address = _followed(url, address, response, prefixes)
-                continue
-            _receive(url, response, part, come, most, advance)
-            return
+            if response.status_code not in _REDIRECTS:
+                return _receive(url, response, part, size, most, advance)
+            address = _followed(url, address, response, prefixes)
     raise _refused(url, f"more than {MAX_REDIRECTS} redirects")
 
 
@@ -99,7 +85,7 @@ def _followed(url: str, address: str, response: httpx.Response, prefixes: Sequen
 
 
 def _receive(
-    url: str, response: httpx.Response, part: Path, come: int, most: int, advance: Callable[[int], None]
+    url: str, response: httpx.Response, part: Path, held: int, most: int, advance: Callable[[int], None]
 ) -> None:
     """Appends the response to `part`; without range support of the source, starts it again."""
     if response.status_code in (408, 429) or response.status_code >= 500:
@@ -111,11 +97,11 @@ def _receive(
         raise _refused(url, f"status {response.status_code}")
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise _refused(url, "the source compressed the file although uncompressed content was requested")
-    if response.status_code == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {come}-"):
-        raise _refused(url, "the source sent a different range than requested")
     resumed = response.status_code == 206
+    if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {held}-"):
+        raise _refused(url, "the source sent a different range than requested")
     with part.open("ab" if resumed else "wb") as out:
-        size = come if resumed else 0
+        size = held if resumed else 0
         for piece in response.iter_raw():
             size += len(piece)
             if size > most:

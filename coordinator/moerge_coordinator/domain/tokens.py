@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import OwnerRow, TokenRow, now, tell
@@ -16,26 +16,18 @@ from moerge_proto.problems import ProblemType
 
 
 def make_token(session: Session, asked: NewToken) -> Token:
-    """A new token.
-
-    Raises:
-        RefusedError: the owner's name is missing, unknown, or given for another role; or the token has already
-            expired.
-    """
     if (asked.role is Role.OWNER) != (asked.owner is not None):
-        raise RefusedError(
-            ProblemType.INVALID_REQUEST, "only the role owner needs and allows an owner's name", where="owner"
-        )
+        problem = "only the role owner needs and allows an owner's name"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="owner")
     if asked.expires is not None and asked.expires <= now(session):
         problem = f"{asked.expires:%Y-%m-%d %H:%M} UTC is not in the future"
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="expires", todo="give a later time, or none")
-    if asked.owner is not None and not session.scalar(select(OwnerRow).where(OwnerRow.name == asked.owner)):
-        raise RefusedError(
-            ProblemType.NOT_FOUND, f"no owner {asked.owner!r}", where="owner", todo="first add the owner"
-        )
-    made = added(session, TokenRow(role=asked.role, owner=asked.owner, note=asked.note, expires=asked.expires))
-    tell(session, f"token {made.id} is added: {' of '.join(filter(None, (asked.role, asked.owner)))}")
-    return made
+    if asked.owner is not None:
+        owner = session.scalar(select(OwnerRow).where(OwnerRow.name == asked.owner))
+        existing(owner, f"owner {asked.owner!r}", "owner", "first add the owner")
+    token = added(session, TokenRow(**dict(asked)))
+    tell(session, f"token {token.id} is added: {' of '.join(filter(None, (asked.role, asked.owner)))}")
+    return token
 
 
 def added(session: Session, row: TokenRow) -> Token:
@@ -78,11 +70,7 @@ class LastUses:
 
 
 def revoke_token(session: Session, id_: int) -> TokenEntry:
-    """Revokes a token immediately. Idempotent.
-
-    Raises:
-        RefusedError: there is none, or it is the last operator token.
-    """
+    """Revokes a token immediately, except the last operator token. Idempotent."""
     row = _find(session, id_)
     if row.revoked is None:
         _require_another_operator(session, row)
@@ -92,11 +80,7 @@ def revoke_token(session: Session, id_: int) -> TokenEntry:
 
 
 def rotate_token(session: Session, id_: int, asked: RotateToken) -> Token:
-    """A token that replaces another, with the same role, owner, note and original duration.
-
-    Raises:
-        RefusedError: there is none, or it has ended.
-    """
+    """A token that replaces another, with the same role, owner, note and original duration."""
     when, old = now(session), _find(session, id_)
     if (how := ended(old, when)) is not None:
         raise RefusedError(ProblemType.CONFLICT, how, where="id", todo="make a new one")
@@ -107,28 +91,20 @@ def rotate_token(session: Session, id_: int, asked: RotateToken) -> Token:
         old.expires = end if old.expires is None else min(end, old.expires)
     else:
         old.revoked = when
-    made = added(session, row)
-    tell(session, f"token {made.id} takes the place of token {id_}")
-    return made
+    token = added(session, row)
+    tell(session, f"token {token.id} takes the place of token {id_}")
+    return token
 
 
 def _find(session: Session, id_: int) -> TokenRow:
-    row = session.get(TokenRow, id_)
-    if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no token {id_}", where="id", todo="run: moerge token list")
-    return row
+    return existing(session.get(TokenRow, id_), f"token {id_}", "id", "run: moerge token list")
 
 
 def _require_another_operator(session: Session, row: TokenRow) -> None:
     when = now(session)
     if row.role is not Role.OPERATOR or ended(row, when) is not None:
         return
-    others = select(TokenRow.id).where(
-        TokenRow.role == Role.OPERATOR,
-        TokenRow.id != row.id,
-        TokenRow.revoked.is_(None),
-        or_(TokenRow.expires.is_(None), TokenRow.expires > when),
-    )
-    if session.scalar(others.limit(1)) is None:
+    others = select(TokenRow).where(TokenRow.role == Role.OPERATOR, TokenRow.id != row.id)
+    if all(ended(other, when) for other in session.scalars(others)):
         problem = "it is the last valid operator token"
         raise RefusedError(ProblemType.CONFLICT, problem, where="id", todo="first make or rotate an operator token")

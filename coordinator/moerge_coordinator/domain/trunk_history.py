@@ -1,5 +1,6 @@
 """The scores of a trunk's versions, and the expected gain of a remerge."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,79 +57,67 @@ def trunk_history(session: Session, row: TrunkRow) -> TrunkHistory:
 
 def own_part(history: TrunkHistory, domains: Collection[str]) -> TrunkHistory:
     """The part of a history for the owner of these domains: their scores, and the averages."""
-    versions = [
-        version.model_copy(
-            update={"scores": [score for score in version.scores if score.domain in domains], "behind": None}
-        )
-        for version in history.versions
-    ]
+    versions = []
+    for version in history.versions:
+        scores = [score for score in version.scores if score.domain in domains]
+        versions.append(version.model_copy(update={"scores": scores, "behind": None}))
     return history.model_copy(update={"versions": versions, "remerge": None, "before": None})
 
 
 def _evaluated(session: Session, trunks: Sequence[str]) -> list[Evaluated]:
     """The newest versions of any of `trunks`."""
-    made, told = type_coerce(VersionRow.lineage, JSON), type_coerce(EvaluationRow.sums, JSON)
-    columns = VersionRow.number, made["trunk"].as_string(), made["domains"], made["experts"]
-    query = select(*columns).where(made["trunk"].as_string().in_(trunks))
-    result = session.execute(query.order_by(VersionRow.number.desc()).limit(_MOST_VERSIONS)).all()
-    sums = [told[name]["nll"].as_float() for name in ("dense", "version", "oracle")]
-    reported = select(EvaluationRow.version, EvaluationRow.domain, *sums, told["version"]["tokens"].as_float()).where(
-        EvaluationRow.active, EvaluationRow.version.in_([number for number, *_ in result])
-    )
-    trained = {row.digest: row.trained for row in session.scalars(select(ExpertRow))}
-    scores: dict[int, dict[str, tuple[float, float]]] = {}
+    row, lineage, sums = EvaluationRow, type_coerce(VersionRow.lineage, JSON), type_coerce(EvaluationRow.sums, JSON)
+    trunk = lineage["trunk"].as_string()
+    query = select(VersionRow.number, trunk, lineage["domains"], lineage["experts"]).where(trunk.in_(trunks))
+    versions = session.execute(query.order_by(VersionRow.number.desc()).limit(_MOST_VERSIONS)).all()
+    nlls = [sums[name]["nll"].as_float() for name in ("dense", "version", "oracle")]
+    reported = select(row.version, row.domain, *nlls, sums["version"]["tokens"].as_float())
+    reported = reported.where(row.active, row.version.in_([number for number, *_ in versions]))
+    scores = defaultdict[int, dict[str, tuple[float, float]]](dict)
     for number, domain, dense, version, oracle, tokens in session.execute(reported):
-        own = normalised(dense, version, tokens), normalised(dense, oracle, tokens)
-        scores.setdefault(number, {})[domain] = own
+        scores[number][domain] = normalised(dense, version, tokens), normalised(dense, oracle, tokens)
+    trained = {row.digest: row.trained for row in session.scalars(select(ExpertRow))}
     return [
-        Evaluated(
-            number, trunk, dict(zip(domains, map(trained.__getitem__, experts), strict=True)), scores.get(number, {})
-        )
-        for number, trunk, domains, experts in result
+        Evaluated(number, trunk, dict(zip(domains, map(trained.__getitem__, experts), strict=True)), scores[number])
+        for number, trunk, domains, experts in versions
     ]
 
 
 def history_of(
     trunk: Trunk, kin: Sequence[Trunk], versions: Sequence[Evaluated], ready: Collection[str]
 ) -> TrunkHistory:
-    """The history of `trunk`.
+    """The history of `trunk`; `ready` are the experts available for a merge.
 
-    Args:
-        kin: the trunks merged by the same method, including it, in order of arrival.
-        versions: all these trunks' versions, by number.
-        ready: the experts available for a merge.
+    `kin` are the trunks merged by the same method, including it, in order of arrival, and `versions` theirs, by number.
     """
-    own = [version for version in versions if version.trunk == trunk.digest]
+    solved = [version for version in versions if version.trunk == trunk.digest]
     lines, last = [], dict[str, float]()
-    for item in own:
+    for item in solved:
         lines.append(_line(trunk, item, last))
         last |= {item.experts[domain]: score for domain, (score, _) in item.scores.items()}
     remerge = before = None
     if not METHODS[trunk.method].base_only:
-        there = kin.index(trunk)
-        usable = [item for item in own if set(item.experts.values()) <= set(ready)]
+        place = kin.index(trunk)
+        usable = [item for item in solved if set(item.experts.values()) <= set(ready)]
         if usable and usable[-1].newcomers(trunk):
-            remerge = _remerge(trunk, usable[-1], versions, kin[there + 1 :])
-        before = _before(trunk, kin[:there], versions)
+            remerge = _remerge(trunk, usable[-1], versions, kin[place + 1 :])
+        before = _before(trunk, kin[:place], versions)
     return TrunkHistory(trunk=trunk.digest, versions=lines, remerge=remerge, before=before)
 
 
 def _line(trunk: Trunk, version: Evaluated, last: Mapping[str, float]) -> TrunkVersion:
     newcomers, scores = version.newcomers(trunk), version.scores
-    moves = []
-    for domain, expert in version.experts.items():
-        if domain in scores:
-            score, oracle = scores[domain]
-            moved = score - last[expert] if expert in last else None
-            moves.append(
-                DomainMove(
-                    domain=domain,
-                    newcomer=domain in newcomers,
-                    normalised=score,
-                    normalised_oracle=oracle,
-                    moved=moved,
-                )
-            )
+    moves = [
+        DomainMove(
+            domain=domain,
+            newcomer=domain in newcomers,
+            normalised=scores[domain][0],
+            normalised_oracle=scores[domain][1],
+            moved=scores[domain][0] - last[expert] if expert in last else None,
+        )
+        for domain, expert in version.experts.items()
+        if domain in scores
+    ]
     members = _mean(move.normalised for move in moves if not move.newcomer)
     late = _mean(move.normalised for move in moves if move.newcomer)
     return TrunkVersion(
@@ -145,7 +134,7 @@ def _remerge(trunk: Trunk, version: Evaluated, versions: Sequence[Evaluated], la
     """The gain of merging `trunk` again with the newcomers of `version`; a trunk of `later` may be the result."""
     experts, newcomers = set(version.experts.values()), version.newcomers(trunk)
     missing, members, late = _oracles(trunk, version, versions)
-    fall = expected = None
+    fall, expected, is_open = None, None, trunk.current and trunk.retired is None
     if members is not None and late is not None:
         fall, expected = estimate(members, late, len(trunk.contains), len(newcomers), len(experts))
     done = {other.digest for other in later if experts | set(trunk.contains) <= set(other.contains)}
@@ -160,7 +149,7 @@ def _remerge(trunk: Trunk, version: Evaluated, versions: Sequence[Evaluated], la
         newcomers_oracle=late,
         fall=fall,
         expected=expected,
-        recommended=_is_open(trunk) and not done and expected is not None and expected >= WORTH,
+        recommended=is_open and not done and expected is not None and expected >= WORTH,
         merge=NewTrunk.model_validate({"method": trunk.method, "options": trunk.options, "experts": merged}),
         after=None if end is None else end.number,
         real=_gain(start, end),
@@ -189,10 +178,6 @@ def _gain(start: Evaluated | None, end: Evaluated | None) -> float | None:
     if start is None or end is None or start.average is None or end.average is None:
         return None
     return end.average - start.average
-
-
-def _is_open(trunk: Trunk) -> bool:
-    return trunk.current and trunk.retired is None
 
 
 def _best(versions: Sequence[Evaluated], trunks: Collection[str], experts: Collection[str]) -> Evaluated | None:

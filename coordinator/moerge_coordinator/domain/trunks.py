@@ -11,7 +11,7 @@ from moerge.trunk.methods.method import Method
 from moerge.trunk.methods.registry import METHODS, SOLVED, require_options
 from moerge_coordinator.domain import rounds
 from moerge_coordinator.domain.withdrawal import require_usable
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message, trunk_lineage
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, TrunkRow, tell
 from moerge_proto.experts import ExpertState
@@ -21,29 +21,14 @@ from moerge_proto.trunks import NewTrunk, TrunkLineage, TrunkOptions
 
 
 def find(session: Session, digest: str | None) -> TrunkRow:
-    """The trunk of that digest, or the current one.
-
-    Raises:
-        RefusedError: there is none.
-    """
-    query = select(TrunkRow)
-    row = session.scalar(query.where(TrunkRow.current if digest is None else TrunkRow.digest == digest))
-    if row is None:
-        raise RefusedError(
-            ProblemType.NOT_FOUND,
-            f"no trunk {digest or 'yet'}",
-            where="trunk",
-            todo="run: moerge trunk list" if digest else "the operator makes it with: moerge trunk merge",
-        )
-    return row
+    """The trunk of that digest, by default the current one."""
+    row = session.scalar(select(TrunkRow).where(TrunkRow.digest == digest if digest else TrunkRow.current))
+    todo = "run: moerge trunk list" if digest else "the operator makes it with: moerge trunk merge"
+    return existing(row, f"trunk {digest or 'yet'}", "trunk", todo)
 
 
 def lineage_of(session: Session, new: NewTrunk) -> TrunkLineage:
-    """The lineage of the requested trunk, from the present experts and trunk contributions.
-
-    Raises:
-        MoergeError: names the field that can't be satisfied.
-    """
+    """The lineage of the requested trunk, from the present experts and trunk contributions."""
     named = None if new.method is None else _checked(METHODS[new.method], new)
     contributions = _trunk_contributions(session)
     ended = None if new.round is None else rounds.ended(session, new.round, "trunk")
@@ -121,30 +106,26 @@ def _require_ready(experts: Sequence[str], ready: Collection[str]) -> None:
 
 
 def _not_ready(digest: str, where: str) -> RefusedError:
-    return RefusedError(
-        ProblemType.NOT_READY, f"expert {digest} is not ready", where=where, todo="run: moerge expert list"
-    )
+    problem, todo = f"expert {digest} is not ready", "run: moerge expert list"
+    return RefusedError(ProblemType.NOT_READY, problem, where=where, todo=todo)
 
 
 def _require_contributions(experts: list[str], domains: Mapping[str, str], contributions: Mapping[str, str]) -> None:
     if missing := [domains[digest] for digest in experts if digest not in contributions]:
-        raise RefusedError(
-            ProblemType.NOT_READY,
-            f"no trunk contribution of {', '.join(missing)}",
-            where="method",
-            todo="ask their owners to set `trunk_contribution`, or use another method",
-        )
+        problem = f"no trunk contribution of {', '.join(missing)}"
+        todo = "ask their owners to set `trunk_contribution`, or use another method"
+        raise RefusedError(ProblemType.NOT_READY, problem, where="method", todo=todo)
 
 
 def _require_weights(options: TrunkOptions, domains: list[str]) -> None:
     if unknown := sorted(options.weights.keys() - set(domains)):
         problem = f"{', '.join(unknown)}; the trunk's domains are {', '.join(domains)}"
-        raise RefusedError(
-            ProblemType.INVALID_REQUEST, problem, where="options.weights", todo="name domains of the trunk"
-        )
-    if not any(options.weights.get(domain, 1.0) for domain in domains):
-        problem = "every weight is zero"
-        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="options.weights", todo="give one above zero")
+        todo = "name domains of the trunk"
+    elif not any(options.weights.get(domain, 1.0) for domain in domains):
+        problem, todo = "every weight is zero", "give one above zero"
+    else:
+        return
+    raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="options.weights", todo=todo)
 
 
 def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | None:
@@ -179,11 +160,7 @@ def known(session: Session, blobs: Blobs, lineage: TrunkLineage) -> MergedTrunk 
 
 
 def make_current(session: Session, blobs: Blobs, trunk: MergedTrunk) -> str | None:
-    """Makes a merged trunk the current one; None if it must be merged again because a file was removed meanwhile.
-
-    Raises:
-        RefusedError: an expert or a contribution was withdrawn meanwhile.
-    """
+    """Makes a merged trunk the current one; None if it must be merged again because a file was removed meanwhile."""
     require_usable(session, [*trunk.experts, trunk.options.base], trunk.contributions)
     if not all(blobs.has(file.sha256) for file in trunk.files):
         return None
@@ -194,7 +171,7 @@ def make_current(session: Session, blobs: Blobs, trunk: MergedTrunk) -> str | No
     for other in session.scalars(select(TrunkRow).where(TrunkRow.current)):
         other.current = False
     row.current, row.retired = True, None
-    named = {scalar.digest: scalar.domain for scalar in session.scalars(select(ExpertRow))}
-    domains = ", ".join(named[digest] for digest in trunk.experts)
-    tell(session, f"trunk {trunk.digest[:12]} is merged and current: {trunk.method} of {domains}")
+    domains = {expert.digest: expert.domain for expert in session.scalars(select(ExpertRow))}
+    names = ", ".join(domains[digest] for digest in trunk.experts)
+    tell(session, f"trunk {trunk.digest[:12]} is merged and current: {trunk.method} of {names}")
     return trunk.digest

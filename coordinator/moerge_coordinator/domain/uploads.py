@@ -64,11 +64,7 @@ class Uploads:
         collect(self._database, self._blobs, loose)
 
     def open(self, owner: str, request: NewUpload) -> Upload:
-        """Opens an upload, or finds it open; lists the missing chunks.
-
-        Raises:
-            RefusedError: the owner has too many open uploads or too little space, or has the file with another size.
-        """
+        """Opens an upload, or finds it open; lists the missing chunks."""
         manifest = digest_of(request.model_dump(mode="json"))
         with self._database.transaction("open upload") as session:
             holding = session.get(HoldingRow, (owner, request.sha256))
@@ -89,16 +85,14 @@ class Uploads:
                 self._require_room(session, owner, request.size)
             row.request = request if holding is None else _brief(request)
             row.size, row.touched = request.size if holding is None else 0, now(session)
-        wanted = [] if holding is not None else list(dict.fromkeys(chunk.sha256 for chunk in request.chunks))
-        come = self._chunks.held(row.id) if wanted else set()
-        return Upload(id=row.id, missing=[item for item in wanted if item not in come])
+        if holding is not None:
+            return Upload(id=row.id, missing=[])
+        held = self._chunks.held(row.id)
+        wanted = dict.fromkeys(chunk.sha256 for chunk in request.chunks)
+        return Upload(id=row.id, missing=[digest for digest in wanted if digest not in held])
 
     async def receive(self, owner: str, upload: int, sha256: str, body: AsyncIterator[bytes]) -> None:
-        """Writes one chunk to disk while receiving it.
-
-        Raises:
-            RefusedError: the upload or chunk is unknown, its size or digest is wrong, or the rate is too high.
-        """
+        """Writes one chunk to disk while receiving it, at the owner's pace."""
         request, complete = await asyncio.to_thread(self._request, owner, upload)
         if complete:
             return
@@ -106,32 +100,26 @@ class Uploads:
         if size is None:
             raise RefusedError(ProblemType.NOT_FOUND, "the upload's manifest has no such chunk", where=sha256)
         self._pace.take(owner, size)
-        digest, come = hashlib.sha256(), 0
+        digest, received, again = hashlib.sha256(), 0, "send it again"
         self._chunks.incoming.mkdir(parents=True, exist_ok=True)
         file = self._chunks.incoming / secrets.token_hex(16)
         try:
             with file.open("xb") as out:
                 async for piece in body:
-                    come += len(piece)
-                    if come > size:
-                        raise RefusedError(
-                            ProblemType.INVALID_REQUEST, f"more than the {size} bytes of the manifest", where=sha256
-                        )
+                    received += len(piece)
+                    if received > size:
+                        problem = f"more than the {size} bytes of the manifest"
+                        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where=sha256)
                     digest.update(piece)
                     out.write(piece)
                 out.flush()
                 os.fsync(out.fileno())
-            if come < size:
-                raise RefusedError(
-                    ProblemType.TRUNCATED, f"expected {size} bytes, received {come}", where=sha256, todo="send it again"
-                )
+            if received < size:
+                problem = f"expected {size} bytes, received {received}"
+                raise RefusedError(ProblemType.TRUNCATED, problem, where=sha256, todo=again)
             if digest.hexdigest() != sha256:
-                raise RefusedError(
-                    ProblemType.WRONG_DIGEST,
-                    f"the bytes' SHA-256 is {digest.hexdigest()}",
-                    where=sha256,
-                    todo="send it again",
-                )
+                problem = f"the bytes' SHA-256 is {digest.hexdigest()}"
+                raise RefusedError(ProblemType.WRONG_DIGEST, problem, where=sha256, todo=again)
             await asyncio.to_thread(self._chunks.keep, upload, sha256, file)
         finally:
             file.unlink(missing_ok=True)
@@ -141,36 +129,27 @@ class Uploads:
         return self._turns[owner]
 
     def drop(self, owner: str, upload: int) -> None:
-        """Removes an upload and its chunks. A committed file stays.
-
-        Raises:
-            RefusedError: there is no such upload.
-        """
+        """Removes an upload and its chunks. A committed file stays."""
         self._request(owner, upload)
         self._forget(upload)
 
     def commit(self, owner: str, upload: int) -> Stored:
-        """Assembles the chunks into a blob. Idempotent.
-
-        Raises:
-            RefusedError: a chunk is missing, or the file's digest is wrong, which removes the upload.
-        """
+        """Assembles the chunks into a blob; a wrong digest of the file removes the upload. Idempotent."""
         with self._database.claim(f"commit {owner}"):
             return self._commit(owner, upload)
 
     def _commit(self, owner: str, upload: int) -> Stored:
         request, complete = self._request(owner, upload)
         stored = Stored(sha256=request.sha256, size=request.size)
-        if self._holds(owner, request.sha256):
+        if self.held_size(owner, request.sha256) is not None:
             return stored
         if complete:
             raise RefusedError(ProblemType.NOT_READY, "the file was discarded", where="upload", todo="open it again")
         if missing := self.open(owner, request).missing:
-            if self._holds(owner, request.sha256):  # a concurrent copy of the commit has just removed the chunks
+            if self.held_size(owner, request.sha256) is not None:  # a concurrent commit has just removed the chunks
                 return stored
-            raise RefusedError(
-                ProblemType.NOT_READY, f"{len(missing)} chunks are missing", where=missing[0], todo="send them"
-            )
+            problem = f"{len(missing)} chunks are missing"
+            raise RefusedError(ProblemType.NOT_READY, problem, where=missing[0], todo="send them")
         self._require_disk(request.size)
         put = partial(self._blobs.put, request.sha256, partial(self._assemble, upload, request))
         try:
@@ -178,7 +157,7 @@ class Uploads:
         except RefusedError:
             self._forget(upload)
             raise
-        except FileNotFoundError:  # a concurrent copy of the commit has just removed the chunks
+        except FileNotFoundError:  # a concurrent commit has just removed the chunks
             self.held(owner, request.sha256, "sha256")
             return stored
         while True:
@@ -193,46 +172,36 @@ class Uploads:
         return stored
 
     def held(self, owner: str, sha256: str, where: str) -> int:
-        """The size of the owner's uploaded file.
-
-        Raises:
-            RefusedError: there is none.
-        """
+        """The size of the owner's uploaded file, which must exist."""
         with self._database.transaction("hold upload") as session:
             row = session.get(HoldingRow, (owner, sha256))
             query = select(UploadRow).where(UploadRow.owner == owner, UploadRow.sha256 == sha256)
             for upload in session.scalars(query):
                 upload.touched = now(session)  # in use soon, so not abandoned
         if row is None:
-            raise RefusedError(
-                ProblemType.NOT_READY, f"no complete upload {sha256}", where=where, todo="upload it first"
-            )
+            problem, todo = f"no complete upload {sha256}", "upload it first"
+            raise RefusedError(ProblemType.NOT_READY, problem, where=where, todo=todo)
         return row.size
 
     def keep(self, owner: str, file: FileEntry, part: Path, address: str) -> None:
-        """Stores a file fetched from `address` like an upload of the owner.
-
-        Raises:
-            RefusedError: its digest is wrong, or the owner has too little space.
-        """
+        """Stores a file fetched from `address` like an upload of the owner."""
 
         def copied(out: BinaryIO) -> str:
             with part.open("rb") as source:
-                while piece := source.read(_PIECE):
-                    out.write(piece)
+                shutil.copyfileobj(source, out, _PIECE)
             return file.sha256
 
-        if (result := file_sha256(part)) != file.sha256:
+        if (digest := file_sha256(part)) != file.sha256:
             part.unlink()  # the next attempt starts again
-            what = f"{address} has the SHA-256 {result}, not {file.sha256}"
-            raise RefusedError(ProblemType.WRONG_DIGEST, what, where=f"files.{file.name}")
+            problem = f"{address} has the SHA-256 {digest}, not {file.sha256}"
+            raise RefusedError(ProblemType.WRONG_DIGEST, problem, where=f"files.{file.name}")
         while True:
             self._blobs.put(file.sha256, copied)
             with self._database.transaction("keep fetched file") as session:
                 left = self._left(session, owner)
                 if session.get(HoldingRow, (owner, file.sha256)) is None and file.size > left:
-                    result = f"{address} has {file.size} bytes, but owner {owner!r} has only {left} left"
-                    raise RefusedError(ProblemType.OVER_QUOTA, result, where="source")
+                    problem = f"{address} has {file.size} bytes, but owner {owner!r} has only {left} left"
+                    raise RefusedError(ProblemType.OVER_QUOTA, problem, where="source")
                 if self._blobs.has(file.sha256):  # otherwise another owner's refusal has just removed it
                     session.merge(HoldingRow(owner=owner, sha256=file.sha256, size=file.size))
                     break
@@ -249,10 +218,6 @@ class Uploads:
             row = session.get(HoldingRow, (owner, sha256))
             return None if row is None else row.size
 
-    def _holds(self, owner: str, sha256: str) -> bool:
-        with self._database.reading() as session:
-            return session.get(HoldingRow, (owner, sha256)) is not None
-
     def discard(self, owner: str, digests: list[str]) -> None:
         """Removes the owner's refused files, and every blob without other uses."""
         with self._database.transaction("discard upload") as session:
@@ -267,19 +232,14 @@ class Uploads:
             for piece in self._plain(upload, chunk.sha256, request.encoding):
                 size += len(piece)
                 if size > request.size:
-                    raise RefusedError(
-                        ProblemType.WRONG_DIGEST, f"the chunks hold more than {request.size} bytes", where="size"
-                    )
+                    problem = f"the chunks hold more than {request.size} bytes"
+                    raise RefusedError(ProblemType.WRONG_DIGEST, problem, where="size")
                 digest.update(piece)
                 out.write(piece)
         if size != request.size or digest.hexdigest() != request.sha256:
-            problem = f"the chunks make {size} bytes with SHA-256 {digest.hexdigest()}"
-            raise RefusedError(
-                ProblemType.WRONG_DIGEST,
-                f"{problem}, not {request.size} with {request.sha256}",
-                where="sha256",
-                todo="send it again",
-            )
+            expected = f"not {request.size} with {request.sha256}"
+            problem = f"the chunks make {size} bytes with SHA-256 {digest.hexdigest()}, {expected}"
+            raise RefusedError(ProblemType.WRONG_DIGEST, problem, where="sha256", todo="send it again")
         return request.sha256
 
     def _request(self, owner: str, upload: int) -> tuple[NewUpload, bool]:
@@ -306,9 +266,8 @@ class Uploads:
             raise RefusedError(ProblemType.OVER_QUOTA, problem, where="size", todo="tell the coordinator's operator")
         if size > left:
             problem = f"{size} bytes, but owner {owner!r} has only {left} of {self._settings.owner_bytes} left"
-            raise RefusedError(
-                ProblemType.OVER_QUOTA, problem, where="size", todo="ask the coordinator's operator for more"
-            )
+            todo = "ask the coordinator's operator for more"
+            raise RefusedError(ProblemType.OVER_QUOTA, problem, where="size", todo=todo)
 
     def _require_disk(self, size: int) -> None:
         if (free := shutil.disk_usage(self._settings.home).free) < size + _SPARE:
@@ -328,11 +287,8 @@ class Uploads:
     def _plain(self, upload: int, sha256: str, encoding: str) -> Iterator[bytes]:
         with self._chunks.open(upload, sha256) as file:
             try:
-                source = (
-                    zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(file)
-                    if encoding == "zstd"
-                    else file
-                )
+                zstd = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+                source = zstd.stream_reader(file) if encoding == "zstd" else file
                 while piece := source.read(_PIECE):
                     yield piece
             except zstandard.ZstdError as error:

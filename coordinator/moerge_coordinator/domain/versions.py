@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge.routers.ridge import SOLVER
 from moerge_coordinator.domain import contributors, rounds, trunks
-from moerge_coordinator.domain.withdrawal import require_told, require_usable, withdrawn_in
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.domain.withdrawal import require_listed, require_usable, withdrawn_in
+from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.references import drop_artifacts
 from moerge_coordinator.storage.tables import AliasRow, ContributionRow, ExpertRow, TrunkRow, VersionRow, now, tell
@@ -23,23 +23,11 @@ from moerge_proto.versions import Lineage, NewVersion, VersionChange, VersionFil
 
 
 def find(session: Session, number: int, where: str = "number") -> VersionRow:
-    """The version of that number.
-
-    Raises:
-        RefusedError: there is none.
-    """
-    row = session.get(VersionRow, number)
-    if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no version {number}", where=where, todo="run: moerge version list")
-    return row
+    return existing(session.get(VersionRow, number), f"version {number}", where, "run: moerge version list")
 
 
 def find_served(session: Session, number: int, where: str = "number") -> VersionRow:
-    """The version of that number, if available to consumers.
-
-    Raises:
-        RefusedError: there is none, or it is retired, or withheld.
-    """
+    """The version of that number, refused if it is retired or withheld."""
     row = find(session, number, where)
     if row.retired is not None:
         raise RefusedError(ProblemType.GONE, f"version {row.number} is retired", todo="use another version")
@@ -50,11 +38,7 @@ def find_served(session: Session, number: int, where: str = "number") -> Version
 
 
 def lineage_of(session: Session, new: NewVersion) -> Lineage:
-    """The lineage of the requested version, from the present contributions.
-
-    Raises:
-        RefusedError: names the field that can't be satisfied.
-    """
+    """The lineage of the requested version, from the present contributions."""
     ended = _ended(session, new)
     trunk = _usable_trunk(session, new.trunk if ended is None else ended.trunk)
     left_out = _left_out(session, new, trunk) if ended is None else ended.missing
@@ -86,8 +70,7 @@ def _ended(session: Session, new: NewVersion) -> Round | None:
     if new.round is None:
         return None
     if new.trunk is not None or new.experts is not None or new.partial:
-        what = "a round already sets the trunk, the experts and the minimum"
-        todo = "omit trunk, experts and partial"
+        what, todo = "a round already sets the trunk, the experts and the minimum", "omit trunk, experts and partial"
         raise RefusedError(ProblemType.INVALID_REQUEST, what, where="round", todo=todo)
     return rounds.ended(session, new.round, "router")
 
@@ -107,11 +90,7 @@ def _domains(session: Session) -> dict[str, str]:
 
 
 def _left_out(session: Session, new: NewVersion, trunk: TrunkRow) -> list[str]:
-    """The domains of a trunk missing from a partial version; none if the operator names the experts.
-
-    Raises:
-        RefusedError: some are missing, without `partial`.
-    """
+    """The domains of a trunk missing from a `partial` version; none if the operator names the experts."""
     missing = [] if new.experts is not None else contributors.of_trunk(session, trunk).missing
     if missing and not new.partial:
         problem = f"domains of the trunk have not contributed under it: {', '.join(missing)}"
@@ -161,20 +140,11 @@ def _name(lineage: Lineage) -> str:
 
 
 def publish(
-    session: Session,
-    blobs: Blobs,
-    number: int,
-    lineage: Lineage,
-    files: Sequence[VersionFile],
-    influence: VersionInfluence,
+    session: Session, blobs: Blobs, number: int, lineage: Lineage, files: list[VersionFile], influence: VersionInfluence
 ) -> bool:
-    """Publishes a version; False if it must be made again because a file was removed meanwhile.
-
-    Raises:
-        RefusedError: an input was withdrawn meanwhile.
-    """
+    """Publishes a version; False if it must be made again because a file was removed meanwhile."""
     require_usable(session, lineage.experts, lineage.contributions)
-    require_told(session, lineage)
+    require_listed(session, lineage)
     if not all(blobs.has(file.sha256) for file in files):
         return False
     session.add(
@@ -182,7 +152,7 @@ def publish(
             number=number,
             lineage_digest=_name(lineage),
             lineage=lineage,
-            files=list(files),
+            files=files,
             bytes_total=sum(file.size for file in files),
             bytes_written=sum(file.size for file in files if file.new),
             influence=influence,
@@ -201,11 +171,7 @@ def change(row: VersionRow, asked: VersionChange) -> None:
 
 
 def retire(session: Session, rows: Sequence[VersionRow]) -> None:
-    """Retires versions: their files are removed; their rows stay, so that numbers are never reused.
-
-    Raises:
-        RefusedError: an alias points to one of them.
-    """
+    """Retires versions without aliases: their files are removed; their rows stay, so numbers are never reused."""
     for row in rows:
         alias = session.scalar(select(AliasRow.name).where(AliasRow.version == row.number).order_by(AliasRow.number))
         if alias is not None:
@@ -222,44 +188,23 @@ def retire(session: Session, rows: Sequence[VersionRow]) -> None:
 
 
 def file_digest(row: VersionRow, name: str) -> str:
-    """The digest of a version's file.
-
-    Raises:
-        RefusedError: it has no such file.
-    """
-    for file in row.files:
-        if file.name == name:
-            return file.sha256
-    raise RefusedError(ProblemType.NOT_FOUND, f"version {row.number} has no file {name!r}")
+    digest = next((file.sha256 for file in row.files if file.name == name), None)
+    return existing(digest, f"file {name!r} in version {row.number}")
 
 
 def require_shared(session: Session, owner: str, row: VersionRow) -> None:
     """Requires that an owner may download a version: its own ready expert is in the version, all others in it allow
     redistribution, and none is withdrawn.
-
-    Raises:
-        RefusedError: names the domains that prevent it.
     """
     contains = [*row.lineage.experts, *versions(session)(row).contains_withdrawn]
     experts = list(session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(contains)).order_by(ExpertRow.number)))
     if not any(expert.owner == owner and expert.state is ExpertState.READY for expert in experts):
         problem, todo = f"version {row.number} has no ready expert of yours", "ask the operator for a reader's token"
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)
-    gone = [expert.domain for expert in experts if expert.withdrawn is not None]
-    if gone:
+    if gone := [expert.domain for expert in experts if expert.withdrawn is not None]:
         problem = f"version {row.number} contains withdrawn experts: {', '.join(gone)}"
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo="wait for a version without them")
-    kept = [expert.domain for expert in experts if expert.owner != owner and not expert.redistribute]
-    if kept:
+    if kept := [expert.domain for expert in experts if expert.owner != owner and not expert.redistribute]:
         problem = f"domains of version {row.number} don't allow redistribution: {', '.join(kept)}"
         todo = "ask their owners to set `redistribute = true` in their policies"
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)
-
-
-def influence_of(session: Session, number: int) -> VersionInfluence:
-    """The influence of owners on a version.
-
-    Raises:
-        RefusedError: there is no such version.
-    """
-    return find(session, number).influence

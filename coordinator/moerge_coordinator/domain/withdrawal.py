@@ -47,9 +47,6 @@ def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[l
     """Withdraws an expert with its contributions, and the experts fitted from it. Idempotent.
 
     Returns the retired trunks, and the versions that still contain it; without `serve` these are withheld.
-
-    Raises:
-        RefusedError: the expert is refused.
     """
     if row.state is ExpertState.REFUSED:
         raise RefusedError(ProblemType.CONFLICT, "a refused expert can't be withdrawn", where="digest")
@@ -129,18 +126,10 @@ def purge_expert(session: Session, row: ExpertRow) -> list[str]:
 
 
 def require_usable(session: Session, experts: Sequence[str | None], contributions: Sequence[str]) -> None:
-    """Requires that none of these was withdrawn meanwhile.
-
-    Raises:
-        RefusedError: one was.
-    """
-    for kind, where, digests in (
-        (ExpertRow, "experts", experts),
-        (ContributionRow, "contributions", contributions),
-    ):
-        gone = set(session.scalars(select(kind.digest).where(kind.withdrawn.is_not(None)))) & set(digests)
-        if gone:
-            problem = f"{sorted(map(str, gone))[0]} was withdrawn meanwhile"
+    """Requires that none of these was withdrawn meanwhile."""
+    for kind, where, digests in ((ExpertRow, "experts", experts), (ContributionRow, "contributions", contributions)):
+        if gone := set(session.scalars(select(kind.digest).where(kind.withdrawn.is_not(None)))) & set(digests):
+            problem = f"{min(gone)} was withdrawn meanwhile"
             raise RefusedError(ProblemType.CONFLICT, problem, where=where, todo="try again without it")
 
 
@@ -150,12 +139,8 @@ def withdrawn_in(session: Session, trunk: TrunkRow) -> list[str]:
     return [digest for digest in contains(trunk) if digest in gone]
 
 
-def require_told(session: Session, lineage: Lineage) -> None:
-    """Requires that a lineage lists all withdrawn experts in its trunk.
-
-    Raises:
-        RefusedError: one was withdrawn meanwhile.
-    """
+def require_listed(session: Session, lineage: Lineage) -> None:
+    """Requires that a lineage lists all withdrawn experts in its trunk."""
     trunk = session.scalars(select(TrunkRow).where(TrunkRow.digest == lineage.trunk)).one()
     if withdrawn_in(session, trunk) != lineage.withdrawn:
         problem = "an expert in the trunk was withdrawn meanwhile"

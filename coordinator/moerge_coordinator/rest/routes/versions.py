@@ -97,7 +97,7 @@ def show_report(state: Coordinator, caller: OperatorOrReader, number: Number) ->
 def show_influence(state: Coordinator, caller: Operator, number: Number) -> VersionInfluence:
     """The influence of each owner on the routers, measured before the publication. Role: operator."""
     with state.database.reading() as session:
-        return versions.influence_of(session, number)
+        return versions.find(session, number).influence
 
 
 @router.get("/{number}/card", response_class=Markdown)

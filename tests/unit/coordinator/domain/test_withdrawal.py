@@ -49,7 +49,7 @@ def test_law_5_a_withdrawn_expert_is_in_no_later_version(
     with pytest.raises(RefusedError, match="was withdrawn meanwhile"):
         withdrawal.require_usable(session, row.lineage.experts, [])
     with pytest.raises(RefusedError, match="withdrawn meanwhile"):
-        withdrawal.require_told(session, row.lineage)
+        withdrawal.require_listed(session, row.lineage)
 
 
 def test_fitted_expert_is_withdrawn_with_its_source_expert(session: Session, law: ExpertRow, trunk: TrunkRow) -> None:
