@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 
@@ -65,17 +65,14 @@ def only_one(settings: Settings) -> Iterator[None]:
     """Holds the locks of the home and the database: two processes would run the same workflow steps.
 
     Several may share one PostgreSQL database, each with its home, if they share an S3 store.
-
-    Raises:
-        MoergeError: another process holds a lock.
     """
+    url, shared = settings.database, settings.s3 is not None
     try:
-        with FileLock(settings.home / LOCK, blocking=False):
-            if isinstance(settings.database, str):
-                with beside_others(settings.database, shared=settings.s3 is not None):
-                    yield
-            else:
-                yield
+        with (
+            FileLock(settings.home / LOCK, blocking=False),
+            beside_others(url, shared=shared) if isinstance(url, str) else nullcontext(),
+        ):
+            yield
     except Timeout as error:
         todo = "stop it first, or use another home"
         raise MoergeError("another coordinator is using this home", where=str(settings.home), todo=todo) from error
@@ -99,25 +96,21 @@ def workflows_run(settings: Settings, database: Database, blobs: Blobs, workflow
         DBOS(config=dbos_config(settings))
         DBOS.launch()
 
-    if not isinstance(settings.database, str):
+    def lead() -> None:
         launch()
-        try:
-            yield
-        finally:
-            DBOS.destroy()
+        workflows.resume()
+
+    leader = Leader(settings.database, lead) if isinstance(settings.database, str) else None
+    if leader is None:
+        launch()
     else:
-
-        def lead() -> None:
-            launch()
-            workflows.resume()
-
-        leader = Leader(settings.database, lead)
         leader.start()
-        try:
-            yield
-        finally:
+    try:
+        yield
+    finally:
+        if leader is not None:
             leader.stop()
-            DBOS.destroy()
+        DBOS.destroy()
 
 
 def workflow_client(settings: Settings) -> DBOSClient:
@@ -196,11 +189,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     return app
 
 
-def make_state(
-    settings: Settings,
-    traffic: Traffic | None = None,
-    clock: Callable[[], datetime] = utc_now,
-) -> State:
+def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callable[[], datetime] = utc_now) -> State:
     """The state, with the database and stores of the settings opened."""
     metrics = Metrics()
     database = open_database(settings.database, clock, metrics.count_transaction)

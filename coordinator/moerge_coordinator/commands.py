@@ -176,9 +176,8 @@ def size(
     from moerge_coordinator.operation.sizes import tables
 
     if (shape is None) == (config is None):
-        raise MoergeError(
-            "expected one of --shape and --config", todo="give --shape 8b, or --config expert/config.json"
-        )
+        todo = "give --shape 8b, or --config expert/config.json"
+        raise MoergeError("expected one of --shape and --config", todo=todo)
     model = read_config(config.parent if config.is_file() else config) if config is not None else preset(str(shape))
     memory = byte_count(host_memory, "host_memory")
     result = estimate(Shape.of(model, model.dtype), experts, tokens, cores, memory)

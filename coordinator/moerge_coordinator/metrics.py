@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
@@ -22,10 +23,7 @@ Counts = Mapping[tuple[str, str], int]
 
 
 class Metrics:
-    """The figures of a running coordinator.
-
-    Labels are route templates instead of paths, so their number is bounded.
-    """
+    """The figures of a running coordinator. Labels are route templates instead of paths, so their number is bounded."""
 
     def __init__(self) -> None:
         self._registry = kept = CollectorRegistry()
@@ -33,48 +31,26 @@ class Metrics:
         labels = {"version": about.version, "commit": about.commit or ""}
         Info("moerge_build", "Version and commit; an empty commit is unknown.", registry=kept).info(labels)
         where = ("method", "route")
-        self._requests = Counter("moerge_requests", "Answered requests.", (*where, "status"), registry=kept)
-        self._seconds = Histogram(
-            "moerge_request_seconds",
-            "Seconds until the complete answer.",
-            where,
-            buckets=_REQUEST_SECONDS,
-            registry=kept,
-        )
-        self._received = Counter("moerge_received_bytes", "Bytes of request bodies.", where, registry=kept)
-        self._sent = Counter("moerge_sent_bytes", "Bytes of answers.", where, registry=kept)
-        self._uploads = Counter(
-            "moerge_uploads", "Commits of uploads: stored, or refused.", ("outcome",), registry=kept
-        )
-        self._transactions = Histogram(
-            "moerge_transaction_seconds",
-            "Seconds of writing transactions, including their wait for each other.",
-            ("name",),
-            buckets=_REQUEST_SECONDS,
-            registry=kept,
-        )
-        self._solve_seconds = Histogram(
-            "moerge_solve_seconds",
-            "Seconds to solve the routers of a version.",
-            buckets=_SOLVE_SECONDS,
-            registry=kept,
-        )
-        self._condition = Histogram(
-            "moerge_solve_condition",
-            "Condition of A + lambda I, of each layer.",
-            buckets=_CONDITIONS,
-            registry=kept,
-        )
+        counter, timed = partial(Counter, registry=kept), partial(Histogram, buckets=_REQUEST_SECONDS, registry=kept)
+        self._requests = counter("moerge_requests", "Answered requests.", (*where, "status"))
+        self._seconds = timed("moerge_request_seconds", "Seconds until the complete answer.", where)
+        self._received = counter("moerge_received_bytes", "Bytes of request bodies.", where)
+        self._sent = counter("moerge_sent_bytes", "Bytes of answers.", where)
+        self._uploads = counter("moerge_uploads", "Commits of uploads: stored, or refused.", ("outcome",))
+        waits = "Seconds of writing transactions, including their wait for each other."
+        self._transactions = timed("moerge_transaction_seconds", waits, ("name",))
+        seconds, condition = "Seconds to solve the routers of a version.", "Condition of A + lambda I, of each layer."
+        self._solve_seconds = timed("moerge_solve_seconds", seconds, buckets=_SOLVE_SECONDS)
+        self._condition = timed("moerge_solve_condition", condition, buckets=_CONDITIONS)
 
     def count_request(self, method: str, route: str, status: int, seconds: float, received: int, sent: int) -> None:
-        """Counts one answered request; sizes in bytes."""
+        """`received` and `sent` are in bytes."""
         self._requests.labels(method, route, status).inc()
         self._seconds.labels(method, route).observe(seconds)
         self._received.labels(method, route).inc(received)
         self._sent.labels(method, route).inc(sent)
 
     def count_transaction(self, name: str, seconds: float) -> None:
-        """Counts one writing transaction."""
         self._transactions.labels(name).observe(seconds)
 
     @contextmanager

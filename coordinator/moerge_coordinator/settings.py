@@ -19,11 +19,7 @@ _ADDRESS = re.compile(r"(https?://[a-z0-9][a-z0-9.-]*(?::[0-9]{1,5})?)((?:/[A-Za
 
 
 def require_address(url: str) -> str:
-    """`url`, if in canonical form: lower-case host, no user, no query, no escapes, no dot segments.
-
-    Raises:
-        ValueError: it isn't.
-    """
+    """`url`, unless it raises ValueError: lower-case host, no user, no query, no escapes, no dot segments."""
     match = _ADDRESS.fullmatch(url)
     if match is None:
         raise ValueError(f"{url!r} is not a plain https:// address: no user, query, fragment, escapes or other schemes")
@@ -34,52 +30,30 @@ def require_address(url: str) -> str:
 
 
 class Settings(BaseModel):
-    """The coordinator's settings. Unknown keys are refused.
-
-    Attributes:
-        home: folder of the database, the blobs and the versions.
-        host: address to listen on.
-        port: TCP port; 0 chooses a free one.
-        tls_certificate: PEM file; with `tls_key`, enables HTTPS.
-        tls_key: PEM file.
-        database: address of a PostgreSQL database, `postgresql://USER:PASSWORD@HOST/NAME`, instead of a SQLite file in
-            `home`.
-        s3: the S3-compatible store of blobs and chunks, instead of folders in `home`. Several coordinators, each with
-            its own home, can share one PostgreSQL database and one such store.
-        cache_bytes: maximum size of the store's cache in `home`.
-        owner_bytes: maximum bytes of an owner: complete files, each content once, and sizes of open uploads.
-        owner_uploads: maximum number of an owner's open uploads.
-        owner_bytes_per_second: maximum rate of an owner's chunks, at each serving process; None: unlimited.
-        abandoned_after_hours: lifetime of untouched open uploads and of unused complete files.
-        sources: allowed address prefixes for fetching experts, such as https://models.example.org/public.
-        vocabulary: `same` refuses experts with other vocabularies; `pad` accepts tokens added at the end.
-        expert_max_distance: maximum distance of a new expert's tensor from other experts', as a multiple of its norm.
-        promotion_max_fall: maximum fall of a domain's normalised perplexity, in points, when `champion` moves to
-            another version without an override.
-        log_level: `debug` also logs read calls, several a second for each worker.
-        grace_seconds: time for running calls to finish after SIGTERM.
-    """
+    """The coordinator's settings. Unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    home: Path
-    host: str = "127.0.0.1"
-    port: int = Field(default=8080, ge=0, le=65535)
-    tls_certificate: Path | None = None
+    home: Path  # folder of the database, the blobs and the versions
+    host: str = "127.0.0.1"  # address to listen on
+    port: int = Field(default=8080, ge=0, le=65535)  # 0 chooses a free one
+    tls_certificate: Path | None = None  # PEM file; with `tls_key`, enables HTTPS
     tls_key: Path | None = None
+    # instead of a SQLite file in `home`: postgresql://USER:PASSWORD@HOST/NAME
     database: Path | str = Field(default_factory=lambda known: known["home"] / "coordinator.sqlite", repr=False)
-    s3: S3 | None = None
-    cache_bytes: int = Field(default=200 * 2**30, ge=0)
-    owner_bytes: int = Field(default=10**12, gt=0)
-    owner_uploads: int = Field(default=64, gt=0)
-    owner_bytes_per_second: int | None = Field(default=None, gt=0)
-    abandoned_after_hours: float = Field(default=72, gt=0, le=10**6)
+    s3: S3 | None = None  # store of blobs and chunks, instead of folders in `home`; coordinators can share it
+    cache_bytes: int = Field(default=200 * 2**30, ge=0)  # maximum size of the store's cache in `home`
+    owner_bytes: int = Field(default=10**12, gt=0)  # of complete files, each content once, and open uploads
+    owner_uploads: int = Field(default=64, gt=0)  # maximum number of an owner's open uploads
+    owner_bytes_per_second: int | None = Field(default=None, gt=0)  # of chunks, at each process; None: unlimited
+    abandoned_after_hours: float = Field(default=72, gt=0, le=10**6)  # of untouched uploads and unused files
+    # allowed address prefixes for fetching experts, such as https://models.example.org/public
     sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
-    vocabulary: Vocabulary = "same"
-    expert_max_distance: float = Field(default=1.2, gt=0, allow_inf_nan=False)
-    promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)
-    log_level: Literal["debug", "info"] = "info"
-    grace_seconds: int = Field(default=20, ge=0, le=3600)
+    vocabulary: Vocabulary = "same"  # of experts; `pad` also accepts tokens added at the end
+    expert_max_distance: float = Field(default=1.2, gt=0, allow_inf_nan=False)  # of tensors, in multiples of the norm
+    promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)  # of a domain's score, in points
+    log_level: Literal["debug", "info"] = "info"  # `debug` also logs read calls
+    grace_seconds: int = Field(default=20, ge=0, le=3600)  # for running calls after SIGTERM
 
     @field_validator("database", mode="before")
     @classmethod
@@ -101,11 +75,7 @@ class Settings(BaseModel):
 
 
 def read_settings(home: Path, environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings in `home`. Variables such as MOERGE_COORDINATOR_PORT override the file; `__` precedes a table's key.
-
-    Raises:
-        MoergeError: there are none, or a key or value is wrong.
-    """
+    """The settings in `home`, overridden by variables as MOERGE_COORDINATOR_PORT; `__` precedes a table's key."""
     settings, problems = load(home, environment)
     if settings is None:
         raise problems[0]

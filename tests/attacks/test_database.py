@@ -15,7 +15,7 @@ from dbos import DBOS
 
 from moerge.files import file_sha256
 from moerge_coordinator.operation.backups import Backup
-from moerge_coordinator.storage.workflow_rows import Foreign, foreign_rows
+from moerge_coordinator.storage.workflow_rows import foreign_rows
 from support.federation import Federation, federation_of
 from support.processes import run_command
 from support.servers import Postgres
@@ -95,4 +95,5 @@ def test_pickles_in_postgresql_are_found(postgres: Postgres) -> None:
     assert list(foreign_rows(url)) == []
     with psycopg.connect(url) as connection:
         connection.execute("INSERT INTO dbos.workflow_status (workflow_uuid, serialization) VALUES ('w', 'py_pickle')")
-    assert list(foreign_rows(url)) == [Foreign("workflow_status", "w", "py_pickle")]
+    [problem] = foreign_rows(url)
+    assert problem.startswith("row 'w' of table workflow_status has values of format 'py_pickle'")

@@ -45,15 +45,10 @@ def make_dashboard(app: FastAPI) -> Starlette:
     pages = {path: action.page() for path, action in ACTIONS.items()} | PAGES
     site = Site(app, pages)
 
-    def asked(request: Request, problem: Problem | None, status: int = 200) -> Response:
-        visitor = new_visitor()
-        given = {
-            "guard": visitor,
-            "next": _own_place(request.query_params.get("next", "")),
-            "ended": "ended" in request.query_params,
-            "problem": problem,
-        }
-        response = site.render("sign_in.html", status, given)
+    def sign_in_page(request: Request, problem: Problem | None) -> Response:
+        visitor, query = new_visitor(), request.query_params
+        given = {"guard": visitor, "next": _own_place(query.get("next", "")), "ended": "ended" in query}
+        response = site.render("sign_in.html", problem.status if problem else 200, {**given, "problem": problem})
         keep_visitor(request, response, visitor)
         return response
 
@@ -62,7 +57,7 @@ def make_dashboard(app: FastAPI) -> Starlette:
             rest.identity()
 
     async def show_sign_in(request: Request) -> Response:
-        return asked(request, None)
+        return sign_in_page(request, None)
 
     async def do_sign_in(request: Request) -> Response:
         if token_of(request) is not None:
@@ -70,13 +65,12 @@ def make_dashboard(app: FastAPI) -> Starlette:
         try:
             fields = await read_form(request)
         except ForeignFormError:
-            return asked(request, Problem.of(ProblemType.FORBIDDEN, "the form has expired; send it again"), 403)
+            return sign_in_page(request, Problem.of(ProblemType.FORBIDDEN, "the form has expired; send it again"))
         token = fields.get("token", "").strip()
         try:
             await site.in_thread(identify, request, token)
         except CoordinatorError as error:
-            problem = error.problem()
-            return asked(request, problem, problem.status)
+            return sign_in_page(request, error.problem())
         response = RedirectResponse(_own_place(fields.get("next", "")), 303)
         sign_in(request, response, token)
         return response
@@ -92,14 +86,14 @@ def make_dashboard(app: FastAPI) -> Starlette:
         return site.problem(failure(error, request.state.request_id))
 
     async def not_there(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        if isinstance(error, HTTPException) and status in (408, 413):  # the form was too long or too slow
-            problem = Problem.of(ProblemType.TOO_LARGE, error.detail)
-            return site.problem(problem.model_copy(update={"status": status}))
-        problem = Problem.of(ProblemType.NOT_FOUND, f"there is no page {request.url.path}", todo="start from Versions")
-        return site.problem(problem.model_copy(update={"status": status}))
+        if not isinstance(error, HTTPException):
+            raise error
+        kind, what, todo = ProblemType.NOT_FOUND, f"there is no page {request.url.path}", "start from Versions"
+        if error.status_code in (408, 413):  # the form was too long or too slow
+            kind, what, todo = ProblemType.TOO_LARGE, error.detail, ""
+        return site.problem(Problem.of(kind, what, todo=todo).model_copy(update={"status": error.status_code}))
 
-    made = Starlette(
+    dashboard = Starlette(
         routes=[
             Mount("/static", _Static(directory=STATIC)),
             Route("/sign-in", show_sign_in, methods=["GET"]),
@@ -110,8 +104,8 @@ def make_dashboard(app: FastAPI) -> Starlette:
         middleware=[Middleware(Guarded)],
         exception_handlers={HTTPException: not_there, Exception: failed},
     )
-    made.router.redirect_slashes = False  # such a redirect repeats the caller's Host header
-    return made
+    dashboard.router.redirect_slashes = False  # such a redirect repeats the caller's Host header
+    return dashboard
 
 
 def _leave(place: str) -> Response:

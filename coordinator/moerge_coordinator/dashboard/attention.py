@@ -14,10 +14,7 @@ from moerge_proto.versions import Version
 from moerge_proto.workflows import WorkflowEntry, WorkflowState
 
 _OURS = [kind.urn for kind in (ProblemType.INTERNAL, ProblemType.UNAVAILABLE, ProblemType.STORAGE_FULL)]
-
 _MOST_WARNINGS = 5
-
-
 _WORK = {
     "expert": "Taking in an expert",
     "contribution": "Taking in a contribution",
@@ -66,10 +63,10 @@ def needs(
     for workflow in _failed(workflows):
         why = workflow.problem.detail if workflow.problem else "it was interrupted"
         result.append(Need(f"{_WORK[workflow.kind]} failed: {why}", "see the workflow", "/workflows"))
-    for asked in {item.kind: item for item in rounds}.values():  # the newest of each kind
-        if asked.state is RoundState.SHORT:
-            what = f"Round {asked.name} ended without enough contributions; missing: {', '.join(asked.missing)}"
-            result.append(Need(what, "move the deadline, or lower the minimum", f"/rounds/{asked.name}/change"))
+    for item in {item.kind: item for item in rounds}.values():  # the newest of each kind
+        if item.state is RoundState.SHORT:
+            what = f"Round {item.name} ended without enough contributions; missing: {', '.join(item.missing)}"
+            result.append(Need(what, "move the deadline, or lower the minimum", f"/rounds/{item.name}/change"))
     for worker in workers:
         if worker.obstacle is not None:
             result.append(Need(f"Worker of {worker.domain}: {worker.obstacle.words}", "ask its owner", "/owners"))
@@ -99,24 +96,17 @@ def _late(newest: Version | None, experts: Sequence[Expert]) -> list[Need]:
         return []
     trained = {expert.digest: expert.trained for expert in experts}
     there = {trained.get(digest, digest) for digest in newest.lineage.experts}
-    late = [item.domain for item in _ready(experts) if item.digest not in there]
+    ready = [expert for expert in experts if expert.state is ExpertState.READY and expert.fitted is None]
+    late = [expert.domain for expert in ready if expert.digest not in there]
     what = f"The newest version has no expert for {', '.join(late)}"
     return [Need(what, "solve again once they have contributed", "/solve")] if late else []
 
 
-def _ready(experts: Sequence[Expert]) -> list[Expert]:
-    """The ready experts that were trained."""
-    return [expert for expert in experts if expert.state is ExpertState.READY and expert.fitted is None]
-
-
 def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
-    """The failed ones without a later success: a retry, or for trunks and versions, any of the kind.
-
-    The names of a workflow and its retries differ in their last number.
-    """
+    """The failed ones without a later success: a retry, or for trunks and versions, any of the kind."""
     newest: dict[str, WorkflowEntry] = {}
     for workflow in workflows:
-        newest.setdefault(workflow.id.rpartition("-")[0], workflow)
+        newest.setdefault(workflow.id.rpartition("-")[0], workflow)  # retries differ in their last number
     done = [item for item in workflows if item.state is WorkflowState.DONE and item.kind in ("trunk", "version")]
     return [
         item

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import svg
 from markupsafe import Markup, escape
 
-from moerge.charts import CHARACTER, Curve, box, colour, line_chart, scale, stretched, text, tooltip
+from moerge.charts import CHARACTER, Curve, box, colour, line_chart, scale, text, tooltip
 from moerge_coordinator.dashboard.formatting import step
 
 _HEIGHT, _TOP, _BOTTOM = 240, 12, 26
@@ -19,7 +19,6 @@ _ROW = 18
 _LABEL = 16  # characters of a line's name
 _MARKS = 60  # of the main line
 _MARGINS = (48, 72, 96, 120, 144, 168)  # of row labels: the classes m0, m1, ...
-_BOX, _BOX_HEIGHT, _APART, _GRAPH_TOP = 20, 38, 10, 26
 
 
 def _whole(title: str, height: float, elements: Sequence[svg.Element], *kinds: str) -> Markup:
@@ -74,16 +73,9 @@ def curves(
     return Curves(_whole(title, _HEIGHT, [plot], "curves"), names, values, across)
 
 
-def heat(
-    title: str,
-    rows: Sequence[str],
-    values: Sequence[Sequence[float]],
-    low: float = 0.0,
-    high: float = 1.0,
-    *,
-    percent: bool = True,
-) -> Markup:
-    """Cells of rows x columns, from low to high, each with its value on hover; columns are layers, from 0."""
+def heat(title: str, rows: Sequence[str], values: Sequence[Sequence[float]], *, cosines: bool = False) -> Markup:
+    """Cells of rows x layers, each with its value on hover: shares from 0 to 1, or cosines from -1 to 1."""
+    low = -1 if cosines else 0
     columns = len(values[0]) if values else 0
     wanted = max(len(name) for name in rows) * CHARACTER + 10
     margin = next((index for index, width in enumerate(_MARGINS) if width >= wanted), len(_MARGINS) - 1)
@@ -93,56 +85,12 @@ def heat(
     for row, (name, line) in enumerate(zip(rows, values, strict=True)):
         parts.append(text(0, row * _ROW + 13, _short(name, longest), "tick", anchor="end", dx=-8))
         for column, value in enumerate(line):
-            shown = f"{100 * value:.1f} %" if percent else f"{value:.3g}"
-            said = f"{name}, layer {column}: {shown}"
-            parts.append(box(column * width, row * _ROW, width, _ROW - 1, "cell", step(value, low, high), said=said))
+            hover = f"{name}, layer {column}: " + (f"{value:.3g}" if cosines else f"{100 * value:.1f} %")
+            parts.append(box(column * width, row * _ROW, width, _ROW - 1, "cell", step(value, low, 1), said=hover))
     bottom = len(rows) * _ROW
     for column in {0, columns - 1}:
         parts.append(text((column + 0.5) * width, bottom + 12, str(column), "tick", anchor="middle"))
     return _whole(title, bottom + 18, parts, "rows", f"m{margin}")
-
-
-@dataclass(frozen=True)
-class Node:
-    """A box of the lineage graph: its name, the words below it, and its sources."""
-
-    name: str
-    said: str
-    sources: tuple[int, ...] = ()
-
-
-def graph(title: str, columns: Sequence[tuple[str, Sequence[Node]]]) -> Markup:
-    """Boxes in columns; a node's sources are numbered through all columns, from the left."""
-    tallest = max((len(nodes) for _, nodes in columns), default=1)
-    height = _GRAPH_TOP + tallest * (_BOX_HEIGHT + _APART)
-    places: list[tuple[float, float]] = []
-    edges: list[svg.Element] = []
-    boxes: list[svg.Element] = []
-    for column, (heading, nodes) in enumerate(columns):
-        x = column * (100 - _BOX) / max(len(columns) - 1, 1)
-        boxes.append(text(x, 14, heading, "tick", dx=2))
-        for index, node in enumerate(nodes):
-            y = _GRAPH_TOP + (index + (tallest - len(nodes)) / 2) * (_BOX_HEIGHT + _APART)
-            edges += [_edge(*places[source], x, y) for source in node.sources]
-            boxes += [
-                box(x, y, _BOX, _BOX_HEIGHT, "node"),
-                text(x, y + 16, _short(node.name, 26), "name", dx=10),
-                text(x, y + 30, _short(node.said, 26), "tick", dx=10),
-            ]
-            places.append((x, y))
-    return _whole(title, height, [stretched(height, edges), *boxes], "graph")
-
-
-def _edge(from_x: float, from_y: float, x: float, y: float) -> svg.Path:
-    """A curve from a box's right side to another's left side."""
-    start, half = from_x + _BOX, _BOX_HEIGHT / 2
-    middle = (start + x) / 2
-    bend = (middle, from_y + half, middle, y + half, x, y + half)
-    curve: list[svg.PathData] = [
-        svg.M(round(start, 2), round(from_y + half, 1)),
-        svg.C(*[round(item, 2) for item in bend]),
-    ]
-    return svg.Path(d=curve, class_=["edge"])
 
 
 def _short(text: str, most: int) -> str:

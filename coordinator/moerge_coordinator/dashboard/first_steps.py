@@ -29,22 +29,14 @@ def first_steps(
     """The steps to the first champion. `contributed`: domains with a contribution under the current trunk."""
     domains = {domain for owner in owners for domain in owner.domains}
     ready = {expert.domain for expert in experts if expert.state is ExpertState.READY and expert.fitted is None}
-    merged = trunk is not None and trunk.retired is None
+    arrived, merged = f"{len(ready)} of {len(domains)} domains ready", trunk is not None and trunk.retired is None
     usable = [version for version in versions if not (version.retired or version.withheld)]
+    summed, solve = f"{len(contributed)} of {len(ready)} domains contributed", merged and contributed
+    complete = bool(ready) and (domains <= ready or merged)
     return [
         Step("Approve the owners", bool(owners), f"{len(owners)} approved", "/owners/approve"),
-        Step(
-            "Wait for their experts",
-            bool(ready) and (domains <= ready or merged),
-            f"{len(ready)} of {len(domains)} domains ready",
-            "/experts" if owners else "",
-        ),
+        Step("Wait for their experts", complete, arrived, "/experts" if owners else ""),
         Step("Merge a trunk", merged, "", "/trunks/new" if ready else ""),
-        Step(
-            "Wait for contributions, and solve a version",
-            bool(usable),
-            f"{len(contributed)} of {len(ready)} domains contributed",
-            "/solve" if merged and contributed else "",
-        ),
+        Step("Wait for contributions, and solve a version", bool(usable), summed, "/solve" if solve else ""),
         Step("Promote it", False, "", f"/versions/{usable[0].number}/promote" if usable else ""),
     ]

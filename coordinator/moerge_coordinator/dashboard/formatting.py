@@ -68,7 +68,6 @@ def markdown(text: str) -> Markup:
 
 
 def lines(text: str) -> Markup:
-    """Text of several lines."""
     return Markup("<br>").join(escape(line) for line in text.splitlines())
 
 

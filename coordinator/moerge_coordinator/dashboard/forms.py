@@ -85,11 +85,6 @@ def choice(name: str, label: str, first: object, words: Mapping[str, str]) -> Fi
 
 
 def number_of(given: Given, field: str, kind: type[N]) -> N:
-    """A field's number.
-
-    Raises:
-        CoordinatorError: it is none.
-    """
     try:
         return kind(given.get(field, ""))
     except ValueError as error:
@@ -102,5 +97,4 @@ def invalid(field: str, what: str, todo: str = "") -> CoordinatorError:
 
 
 def reason(error: ValidationError) -> str:
-    """The first message of a validation error, in plain words."""
     return plainly(error.errors()[0])

@@ -80,11 +80,7 @@ def guard(token: str) -> str:
 
 
 async def read_form(request: Request) -> Mapping[str, str]:
-    """The fields of a form from a page of this session.
-
-    Raises:
-        ForeignFormError: the form is from elsewhere.
-    """
+    """The fields of a form; raises `ForeignFormError` unless it is from a page of this session."""
     fields = dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
     token = token_of(request)
     expected = request.cookies.get(VISITOR) if token is None else guard(token)

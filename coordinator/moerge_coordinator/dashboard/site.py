@@ -16,7 +16,6 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from moerge.client.client import Client
-from moerge.client.http import optional
 from moerge.errors import CoordinatorError
 from moerge_coordinator.dashboard import formatting
 from moerge_coordinator.dashboard.attention import is_refusal
@@ -78,15 +77,10 @@ class Visit:
         return self.request.query_params
 
     def form(self) -> Mapping[str, str]:
-        """The fields of the sent form.
-
-        Raises:
-            ForeignFormError: the form is from elsewhere.
-        """
+        """The fields of the sent form, which must be from a page of this session."""
         return from_thread.run(read_form, self.request)
 
     def show(self, template: str, status: int = 200, **content: Any) -> Response:
-        """A page."""
         given = {
             "who": self.who,
             "operates": self.operates,
@@ -107,9 +101,8 @@ class Visit:
         return domains
 
     def tables(self, versions: Sequence[Version]) -> dict[int, VersionTable]:
-        """The existing tables of these versions, by number."""
-        tables = [optional(self.rest.version_table, version.number) for version in versions]
-        return {table.version: table for table in tables if table is not None}
+        """The tables of these versions, by number."""
+        return {version.number: self.rest.version_table(version.number) for version in versions}
 
 
 Handler = Callable[[Visit], Response]
@@ -187,18 +180,15 @@ def _to_sign_in(request: Request, more: str = "") -> Response:
 
 
 def _templates() -> Environment:
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("moerge_coordinator.dashboard"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= formatting.FILTERS
-    made.globals |= {"step": formatting.step, "stamp": _stamp(), "is_refusal": is_refusal}
-    return made
-
-
-def _stamp() -> str:
-    """A digest of the static files, part of their addresses, so that browsers can cache them."""
-    return sha256(b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file())).hexdigest()[:12]
+    templates.filters |= formatting.FILTERS
+    static = b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file())
+    stamp = sha256(static).hexdigest()[:12]  # in the addresses of static files, so that browsers can cache them
+    templates.globals |= {"step": formatting.step, "stamp": stamp, "is_refusal": is_refusal}
+    return templates

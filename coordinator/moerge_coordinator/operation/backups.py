@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -51,11 +52,7 @@ class _ChangedError(Exception):
 
 
 def back_up(settings: Settings, target: Path, progress: Progress) -> Backup:
-    """Backs up a home into a folder, or into one file if `target` ends in .tar; the coordinator may serve meanwhile.
-
-    Raises:
-        MoergeError: the database is PostgreSQL, or `target` has other content.
-    """
+    """Backs up a home into a folder, or into one file if `target` ends in .tar; the coordinator may serve meanwhile."""
     _database(settings)
     if target.suffix != ".tar":
         return _into_folder(settings, target, progress)
@@ -156,7 +153,7 @@ def _copy_blob(source: Path, target: Path, digest: str, tracker: Tracker) -> Non
     except OSError:  # another disk, or one without links
         content = hashlib.sha256()
     with source.open("rb") as file, atomic_file(target) as out:
-        while piece := file.read(_PIECE):
+        for piece in iter(partial(file.read, _PIECE), b""):
             content.update(piece)
             out.write(piece)
             tracker.advance(len(piece))
@@ -177,17 +174,17 @@ def _prune(target: Path, made: Backup) -> None:
 
 
 def restore(source: Path, home: Path, progress: Progress) -> Backup:
-    """Restores a home from a backup; verifies it before it appears.
-
-    Raises:
-        MoergeError: `home` is not empty, or the backup is invalid or damaged, which leaves no home.
-    """
+    """Restores a home from a backup; verifies it before it appears. A damaged backup leaves no home."""
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise MoergeError("is not empty", where=str(home), todo="name a new folder")
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{home.name}-", dir=home.parent) as temporary:
         unpacked = _unpacked(source, Path(temporary) / "backup") if source.is_file() else source
-        made = _contents(unpacked)
+        try:
+            made = Backup.model_validate_json((unpacked / CONTENTS).read_bytes())
+        except (OSError, ValidationError) as error:
+            todo = "name a backup by `moerge coordinator backup`"
+            raise MoergeError(f"not a complete backup: {error}", where=str(unpacked / CONTENTS), todo=todo) from error
         fresh = Path(temporary) / "home"
         fresh.mkdir(mode=0o700)
         _fill(unpacked, made, fresh, progress)
@@ -204,14 +201,6 @@ def _unpacked(source: Path, target: Path) -> Path:
     except (tarfile.TarError, OSError) as error:
         raise MoergeError(f"can't be unpacked: {error}", where=str(source)) from error
     return target
-
-
-def _contents(folder: Path) -> Backup:
-    try:
-        return Backup.model_validate_json((folder / CONTENTS).read_bytes())
-    except (OSError, ValidationError) as error:
-        todo = "name a backup by `moerge coordinator backup`"
-        raise MoergeError(f"not a complete backup: {error}", where=str(folder / CONTENTS), todo=todo) from error
 
 
 def _fill(source: Path, made: Backup, home: Path, progress: Progress) -> None:
@@ -245,11 +234,7 @@ def _require_whole(home: Path, progress: Progress) -> None:
 
 
 def _database(settings: Settings) -> Path:
-    """The home's SQLite database.
-
-    Raises:
-        MoergeError: it is PostgreSQL's; has the commands for a backup.
-    """
+    """The home's SQLite database. The error for PostgreSQL and S3 has the commands for a backup."""
     if isinstance(settings.database, Path) and settings.s3 is None:
         return settings.database
     todo = "run: pg_dump --format=custom --file=moerge.dump DATABASE; then copy the blobs, which never change"

@@ -37,11 +37,7 @@ port = 8080
 
 
 def initialise(home: Path) -> Token:
-    """Makes a coordinator's home folder and its first operator token. Existing settings stay.
-
-    Raises:
-        MoergeError: it already exists.
-    """
+    """Makes a coordinator's home folder and its first operator token. Existing settings stay."""
     private_folder(home)
     settings = read_settings(home) if (home / FILE).exists() else Settings(home=home)
     with closing(open_database(settings.database)) as database, database.transaction("make first token") as session:

@@ -35,7 +35,11 @@ def problems(
         return
     settings = override(settings)
     yield from _schema(settings)
-    yield from _store(settings)
+    if settings.s3 is not None:
+        try:
+            require_store(settings.s3)
+        except MoergeError as error:
+            yield error
     yield from _tls(settings)
     yield from _address(settings)
 
@@ -56,20 +60,17 @@ def _home(home: Path) -> Iterator[MoergeError]:
         with FileLock(home / LOCK, blocking=False):
             pass
     except Timeout:
-        yield MoergeError(
-            "another coordinator is using this home", where=str(home), todo="stop it before you start another"
-        )
+        todo = "stop it before you start another"
+        yield MoergeError("another coordinator is using this home", where=str(home), todo=todo)
 
 
 def _schema(settings: Settings) -> Iterator[MoergeError]:
     database = settings.database
-    if isinstance(database, str):
-        where, engine = "database", reading_engine(database)
-    elif database.is_file():
-        where, engine = str(database), reading_engine(database)
-    else:
-        yield MoergeError("no database", where=str(database), todo=f"run: moerge coordinator init {settings.home}")
+    where = "database" if isinstance(database, str) else str(database)
+    if isinstance(database, Path) and not database.is_file():
+        yield MoergeError("no database", where=where, todo=f"run: moerge coordinator init {settings.home}")
         return
+    engine = reading_engine(database)
     try:
         with engine.connect() as connection:
             revision = unknown_revision(connection)
@@ -91,29 +92,17 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
         yield error
 
 
-def _store(settings: Settings) -> Iterator[MoergeError]:
-    if settings.s3 is not None:
-        try:
-            require_store(settings.s3)
-        except MoergeError as error:
-            yield error
-
-
 def _tls(settings: Settings) -> Iterator[MoergeError]:
     if settings.tls_certificate is None or settings.tls_key is None:
         if not _is_loopback(settings.host):
             todo = "set tls_certificate and tls_key, or listen on 127.0.0.1 behind an HTTPS proxy"
             yield MoergeError(f"plain HTTP on {settings.host}; others could read tokens", where="host", todo=todo)
         return
-    missing = False
-    for key in ("tls_certificate", "tls_key"):
-        path: Path = getattr(settings, key)
-        if not os.access(path, os.R_OK) or not path.is_file():
-            missing = True
-            yield MoergeError(
-                f"{path} is missing or can't be read", where=key, todo="correct the path or its permissions"
-            )
-    if missing:
+    files = {"tls_certificate": settings.tls_certificate, "tls_key": settings.tls_key}
+    if missing := {key: path for key, path in files.items() if not (path.is_file() and os.access(path, os.R_OK))}:
+        for key, path in missing.items():
+            todo = "correct the path or its permissions"
+            yield MoergeError(f"{path} is missing or can't be read", where=key, todo=todo)
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)

@@ -35,20 +35,12 @@ from moerge_proto.records import RECORD_FILE
 
 @dataclass(frozen=True)
 class Finding:
-    """A deviation.
+    """A deviation."""
 
-    Attributes:
-        what: missing, altered or litter; litter is harmless.
-        file: relative to the home.
-        digest: of the expected content, or the row's name.
-        needed_by: the experts, trunks, contributions and versions that need it.
-        todo: the remedy.
-    """
-
-    what: str
-    file: str
-    digest: str
-    needed_by: tuple[str, ...]
+    what: str  # missing, altered or litter; litter is harmless
+    file: str  # relative to the home
+    digest: str  # of the expected content, or the row's name
+    needed_by: tuple[str, ...]  # experts, trunks, contributions and versions
     todo: str
 
     @property
@@ -85,20 +77,15 @@ def _versions(session: Session) -> list[VersionRow]:
 
 
 def _trunks(session: Session) -> list[TrunkRow]:
-    return list(
-        session.scalars(select(TrunkRow).where(TrunkRow.retired.is_(None) | TrunkRow.current).order_by(TrunkRow.number))
-    )
+    query = select(TrunkRow).where(TrunkRow.retired.is_(None) | TrunkRow.current)
+    return list(session.scalars(query.order_by(TrunkRow.number)))
 
 
 def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
     """Every required blob, and its users. Blobs of purged and retired rows may be missing."""
     users: dict[str, list[str]] = defaultdict(list)
-    made: list[ExpertRow | TrunkRow | VersionRow] = [
-        *_complete_experts(session),
-        *_trunks(session),
-        *_versions(session),
-    ]
-    for row in made:
+    rows: list[ExpertRow | TrunkRow | VersionRow] = [*_complete_experts(session), *_trunks(session)]
+    for row in [*rows, *_versions(session)]:
         for file in row.files:
             users[file.sha256].append(f"{_name(row)} as {file.name}")
     for part in session.scalars(select(ContributionRow).where(ContributionRow.purged.is_(None))):
@@ -113,10 +100,8 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
 
 def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
     """Folder relative to the home -> its user, and file name -> digest of the required content."""
-    return {
-        f"versions/{row.number}": (_name(row), {file.name: file.sha256 for file in row.files})
-        for row in _versions(session)
-    }
+    rows = _versions(session)
+    return {f"versions/{row.number}": (_name(row), {file.name: file.sha256 for file in row.files}) for row in rows}
 
 
 def verify(settings: Settings, database: Database, blobs: Blobs, progress: Progress) -> list[Finding]:
@@ -174,8 +159,8 @@ def _folder_findings(home: Path, place: str, user: str, files: Mapping[str, str]
 
 
 def _foreign_values(settings: Settings) -> Iterator[Finding]:
-    for foreign in foreign_rows(settings.workflow_database):
-        yield Finding("altered", "the workflow database", "", (foreign.what,), TODO)
+    for what in foreign_rows(settings.workflow_database):
+        yield Finding("altered", "the workflow database", "", (what,), TODO)
 
 
 def _altered_rows(session: Session) -> Iterator[Finding]:
@@ -193,8 +178,8 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
     for version in _versions(session):
         published = {file.name: file.sha256 for file in version.files}.get(RECORD_FILE)
         lineage = lineages[version.number]
-        own = sha256_hex(canonical_json(lineage) + b"\n")
-        if digest_of(lineage) != version.lineage_digest or published != own:
+        record = sha256_hex(canonical_json(lineage) + b"\n")
+        if digest_of(lineage) != version.lineage_digest or published != record:
             yield Finding("altered", "the database", version.lineage_digest, (_name(version),), todo)
 
 

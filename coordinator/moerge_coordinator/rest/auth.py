@@ -34,11 +34,7 @@ class _Roles(Protocol):
 
 
 def _authenticate(request: Request, secret: str) -> Identity:
-    """The identity of a token, also recorded in the request's log line and audit row.
-
-    Raises:
-        RefusedError: it is unknown, expired or revoked.
-    """
+    """The identity of a valid token, also recorded in the request's log line and audit row."""
     state = state_of(request.app)
     with state.database.reading() as session:
         row = session.scalar(select(TokenRow).where(TokenRow.hash == sha256_hex(secret.encode())))

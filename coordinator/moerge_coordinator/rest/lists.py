@@ -8,11 +8,10 @@ from pydantic import BeforeValidator
 from sqlalchemy import Select, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.problems import existing
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ProgressRow
 from moerge_proto.messages import Message, Page
 from moerge_proto.owners import Identity, Role
-from moerge_proto.problems import ProblemType
 
 PAGE = 100
 LARGEST = 2**31 - 1
@@ -24,24 +23,16 @@ def _plain(value: object) -> object:
     return value
 
 
-After = Annotated[
-    int,
-    BeforeValidator(_plain),
-    Query(ge=0, le=LARGEST, description="The previous page's `next`; 0 for the first page."),
-]
-
-
 def _plain_flag(value: object) -> object:
     if isinstance(value, str) and value not in ("true", "false"):
         raise ValueError("expected true or false")
     return value
 
 
+_AFTER = Query(ge=0, le=LARGEST, description="The previous page's `next`; 0 for the first page.")
+After = Annotated[int, BeforeValidator(_plain), _AFTER]
 Flag = Annotated[bool, BeforeValidator(_plain_flag)]
-Newest = Annotated[
-    Flag,
-    Query(description="Newest first; `after` and `next` then lead to older ones."),
-]
+Newest = Annotated[Flag, Query(description="Newest first; `after` and `next` then lead to older ones.")]
 Number = Annotated[int, Path(ge=1, le=LARGEST)]
 
 M = TypeVar("M", bound=Message)
@@ -75,13 +66,6 @@ def visible(caller: Identity, kind: type[Owned]) -> Select[Owned]:
 
 
 def visible_row(session: Session, caller: Identity, kind: type[Named], digest: str) -> Named:
-    """The row of that digest; for an owner, only its own.
-
-    Raises:
-        RefusedError: there is none.
-    """
-    row = session.scalar(visible(caller, kind).where(kind.digest == digest))
-    if row is None:
-        name = kind.__tablename__.removesuffix("s")
-        raise RefusedError(ProblemType.NOT_FOUND, f"no {name} {digest}", todo=f"run: moerge {name} list")
-    return row
+    """The row of that digest; for an owner, only its own."""
+    row, name = session.scalar(visible(caller, kind).where(kind.digest == digest)), kind.__tablename__.removesuffix("s")
+    return existing(row, f"{name} {digest}", todo=f"run: moerge {name} list")

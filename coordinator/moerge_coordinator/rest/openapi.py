@@ -1,8 +1,4 @@
-"""Additions to FastAPI's OpenAPI document: the commit, each route's roles, its errors as problem documents.
-
-Roles and errors come from the route's dependencies, parameters and method; a route's additional statuses are in its
-`responses`.
-"""
+"""Additions to FastAPI's OpenAPI document: the commit, each route's roles, its errors as problem documents."""
 
 from typing import Any
 
@@ -11,10 +7,11 @@ from fastapi.responses import FileResponse
 from fastapi.routing import RouteContext, iter_route_contexts
 
 from moerge.build import build
+from moerge_proto.owners import Role
 from moerge_proto.problems import MEDIA_TYPE, Problem, ProblemType
 
 _BODY_ERRORS = (ProblemType.NOT_FOUND, ProblemType.CONFLICT, ProblemType.GONE)
-_REFERENCE = {"$ref": "#/components/schemas/Problem"}
+_PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
 _TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
@@ -29,7 +26,10 @@ def describe(app: FastAPI) -> None:
                 for method in route.methods or ():
                     if (operation := document["paths"].get(route.path_format, {}).get(method.lower())) is not None:
                         _complete(operation, route, method)
-            _add_problem(document)
+            schemas = document["components"]["schemas"]
+            schemas["Problem"] = Problem.model_json_schema(mode="serialization")
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(unused, None)
             document["info"]["x-commit"] = build().commit
             app.openapi_schema = document
         return app.openapi_schema
@@ -44,6 +44,7 @@ def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> No
     if not roles:
         return
     operation["x-roles"] = [role.value for role in roles]
+    operation["description"] += f" Role: {'any' if len(roles) == len(Role) else ' or '.join(roles)}."
     kinds = {
         ProblemType.UNAUTHENTICATED, ProblemType.FORBIDDEN, ProblemType.INVALID_REQUEST, ProblemType.UNAVAILABLE,
     }  # fmt: skip
@@ -61,20 +62,10 @@ def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> No
         answer = answers.pop(status)
         if status[0] in "45":
             names = ", ".join(kind.value for kind in ProblemType if str(kind.status) == status)
-            answer = {
-                "description": answer.get("description") or names,
-                "content": {MEDIA_TYPE: {"schema": _REFERENCE}},
-            }
+            answer = {"description": answer.get("description") or names, "content": _PROBLEM}
         answers[status] = answer
     if isinstance(route.response_class, type) and issubclass(route.response_class, FileResponse):
         answers["307"] = {"description": "The file's address in the store"}
         answers["206"] = {"description": "The requested range"}
         answers["400"] = {"description": "The range is invalid", **_TEXT}
         answers["416"] = {"description": "The range is beyond the file", **_TEXT}
-
-
-def _add_problem(document: dict[str, Any]) -> None:
-    schemas = document["components"]["schemas"]
-    schemas["Problem"] = Problem.model_json_schema(mode="serialization")
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)

@@ -1,7 +1,4 @@
-"""Each call's id, log line, figures and row in the audit log.
-
-Read calls are logged at level debug.
-"""
+"""Each call's id, log line, figures and row in the audit log. Read calls are logged at level debug."""
 
 import re
 import secrets
@@ -63,9 +60,7 @@ class Calls:
         """The template of the path, or None if no route matches."""
         if self._routes is None:
             contexts = iter_route_contexts(self._owner.routes)
-            self._routes = {
-                context.endpoint: context.path_format or "" for context in contexts if context.endpoint is not None
-            }
+            self._routes = {item.endpoint: item.path_format or "" for item in contexts if item.endpoint is not None}
         return self._routes.get(scope.get("endpoint"))
 
     def _is_poll(self, scope: Scope, method: str, status: int) -> bool:
@@ -130,16 +125,9 @@ class Calls:
             route, seconds = self._route(scope) or "none", time.perf_counter() - start
             method = request.method if request.method in _METHODS else "other"
             state.metrics.count_request(method, route, status, seconds, received, sent)
-            fields = {
-                "method": request.method,
-                "path": path,
-                "status": status,
-                "seconds": round(seconds, 4),
-                "received": received,
-                "sent": sent,
-                "token": getattr(request.state, "token", None),
-                "problem": getattr(request.state, "problem", None),
-            }
+            fields = {"method": request.method, "path": path, "status": status, "seconds": round(seconds, 4)}
+            fields |= {"received": received, "sent": sent}
+            fields |= {name: getattr(request.state, name, None) for name in ("token", "problem")}
             if status == 401:
                 self._refusals.note(fields)
             elif self._is_poll(scope, request.method, status):

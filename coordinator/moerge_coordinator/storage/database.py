@@ -39,11 +39,7 @@ def _uncounted(name: str, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Database:
-    """The rows, and their clock.
-
-    Attributes:
-        observe: called with the name and the seconds of each writing transaction.
-    """
+    """The rows, and their clock. `observe` is called with the name and the seconds of each writing transaction."""
 
     engine: Engine
     clock: Callable[[], datetime] = utc_now
@@ -51,13 +47,13 @@ class Database:
 
     @contextmanager
     def transaction(self, name: str) -> Iterator[Session]:
-        """A session of one atomic transaction. `name` describes it."""
+        """A session of one atomic transaction."""
         start = time.perf_counter()
         with self._session(self.engine) as session:
             yield session
         self.observe(name, time.perf_counter() - start)
-        for told in session.info.get("events", ()):
-            _log.info(told)
+        for line in session.info.get("events", ()):
+            _log.info(line)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -98,17 +94,11 @@ def open_database(
     clock: Callable[[], datetime] = utc_now,
     observe: Callable[[str, float], None] = _uncounted,
 ) -> Database:
-    """The SQLite file, or the PostgreSQL database of a URL, with an up-to-date schema.
-
-    Raises:
-        MoergeError: the PostgreSQL server can't be reached, or rows have invalid references.
-    """
-    return Database(_engine(database), clock, observe)
+    """The SQLite file, or the PostgreSQL database of a URL, with an up-to-date schema and valid references."""
+    return Database(_open_postgresql(database) if isinstance(database, str) else _open_sqlite(database), clock, observe)
 
 
-def _engine(database: Path | str) -> Engine:
-    if isinstance(database, str):
-        return _open_postgresql(database)
+def _open_sqlite(database: Path) -> Engine:
     maker = _sqlite(database, "foreign_keys=OFF")  # a migration may recreate a referenced table
     with maker.begin() as connection:
         migrate(connection)
@@ -190,11 +180,7 @@ def _alembic() -> Config:
 
 
 def migrate(connection: Connection) -> None:
-    """Migrates the schema to that of this build.
-
-    Raises:
-        MoergeError: it is newer than this build.
-    """
+    """Migrates the schema to that of this build, unless it is newer."""
     if (revision := unknown_revision(connection)) is not None:
         todo = "install the version of moerge that last ran here, or a newer one"
         raise MoergeError(f"its schema {revision} is newer than this build", where="database", todo=todo)

@@ -26,11 +26,7 @@ class StoredFiles(DenseFiles):
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The weights; an adapter's are merged while read.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-        """
+        """The weights; an adapter's are merged while read."""
         sources = {file.name: self._blobs.source(file.sha256) for file in self._files if is_weights(file.name)}
         remote = {name: source for name, source in sources.items() if not isinstance(source, Path)}
         return Checkpoint(self.folder, remote)
@@ -55,15 +51,10 @@ class Folders:
 
     @property
     def experts(self) -> Path:
-        """The folder of experts' folders."""
         return self.home / "experts"
 
     def expert(self, digest: str) -> StoredFiles:
-        """An expert, in a folder of its files under their original names, made on demand; see `shown`.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-        """
+        """An expert, in a folder of its files under their original names, made on demand; see `shown`."""
         return self.shown(self.files(digest), self.experts / digest)
 
     def shown(self, files: Sequence[FileEntry], folder: Path) -> StoredFiles:
@@ -72,7 +63,6 @@ class Folders:
         return StoredFiles(folder, files, self.blobs)
 
     def files(self, digest: str) -> list[FileEntry]:
-        """The files of an expert."""
         with self.database.reading() as session:
             return session.scalars(select(ExpertRow.files).where(ExpertRow.digest == digest)).one()
 

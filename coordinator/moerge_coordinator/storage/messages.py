@@ -41,8 +41,8 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
             "aliases": [alias.name for alias in aliases if alias.version == row.number],
             "contains_withdrawn": [expert for expert in inside if expert in withdrawn],
         }
-        own = {name: getattr(row, name) for name in Version.model_fields.keys() - derived.keys()}
-        return Version.model_validate({**own, **derived})
+        columns = {name: getattr(row, name) for name in Version.model_fields.keys() - derived.keys()}
+        return Version.model_validate({**columns, **derived})
 
     return view
 

@@ -11,22 +11,12 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
 from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.tables import (
-    ArtifactRow,
-    ContributionRow,
-    ExpertRow,
-    HoldingRow,
-    TrunkRow,
-    VersionRow,
-)
+from moerge_coordinator.storage.tables import ArtifactRow, ContributionRow, ExpertRow, HoldingRow, TrunkRow, VersionRow
 from moerge_proto.experts import ExpertState
 
 
 def needed(session: Session, *, holdings: bool = True) -> set[str]:
-    """The digests of all blobs that owners have, or that rows not purged, refused or retired use.
-
-    Without `holdings`, only those used by rows.
-    """
+    """The digests of all blobs that rows not purged, refused or retired use, and with `holdings` those of owners."""
     experts = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED, ExpertRow.purged.is_(None))
     trunks = select(TrunkRow).where(TrunkRow.retired.is_(None) | TrunkRow.current)
     versions = select(VersionRow).where(VersionRow.retired.is_(None))

@@ -1,7 +1,6 @@
 """The formats of the values in DBOS's database: any format except JSON is a sign of an attack."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import String, column, inspect, make_url, select, table
@@ -14,31 +13,14 @@ _JSON = "portable_json"
 _SCHEMA = "dbos"  # on PostgreSQL
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """A row with values in another format than JSON; `row` is its key, such as a workflow's id."""
-
-    table: str
-    row: str
-    format: str
-
-    @property
-    def what(self) -> str:
-        return f"row {self.row!r} of table {self.table} has values of format {self.format!r}, not {_JSON!r}"
-
-
 def require_json(url: str) -> None:
-    """Checks the format of every row of the database at `url`.
-
-    Raises:
-        MoergeError: a row is not JSON; names its table and key.
-    """
-    for foreign in foreign_rows(url):
-        raise MoergeError(foreign.what, where="the workflow database", todo=TODO)
+    """Checks the format of every row of the database at `url`; the error names the row's table and key."""
+    for problem in foreign_rows(url):
+        raise MoergeError(problem, where="the workflow database", todo=TODO)
 
 
-def foreign_rows(url: str) -> Iterator[Foreign]:
-    """The rows in another format than JSON; none without a database."""
+def foreign_rows(url: str) -> Iterator[str]:
+    """Descriptions of the rows in another format than JSON; none without a database."""
     address = make_url(url)
     if address.drivername == "postgresql":
         engine, schema = reading_engine(url), _SCHEMA
@@ -54,6 +36,7 @@ def foreign_rows(url: str) -> Iterator[Foreign]:
                 key, form = column(columns[0], String), column("serialization", String)
                 query = select(key, form).select_from(table(name, schema=schema)).where(form != _JSON)
                 with engine.connect() as connection:
-                    yield from (Foreign(name, str(row), format_) for row, format_ in connection.execute(query))
+                    for row, format_ in connection.execute(query):
+                        yield f"row {str(row)!r} of table {name} has values of format {format_!r}, not {_JSON!r}"
     finally:
         engine.dispose()

@@ -70,11 +70,7 @@ class Leader:
 
 @contextmanager
 def beside_others(url: str, *, shared: bool) -> Iterator[None]:
-    """Holds the right to serve on a database, shared or exclusive.
-
-    Raises:
-        MoergeError: another coordinator serves on it, and one of them is exclusive.
-    """
+    """Holds the right to serve on a database; refused if another coordinator serves on it and one is not `shared`."""
     try:
         connection = _connected(url)
     except psycopg.OperationalError as error:

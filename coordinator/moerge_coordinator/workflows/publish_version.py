@@ -46,10 +46,6 @@ class _Publication:
     inputs: VersionInputs
     plan: VersionPlan
 
-    @property
-    def layers(self) -> int:
-        return int(self.inputs.trunk.config.num_hidden_layers)
-
 
 @DBOS.dbos_class()
 class PublishVersion(Work):
@@ -65,11 +61,10 @@ class PublishVersion(Work):
     def publish_version(self, lineage: dict[str, Any]) -> Outcome:
         try:
             while True:
-                for step in (self._write_weights, self._solve):
+                outcome: Outcome = {}
+                for step in (self._write_weights, self._solve, self._measure):
                     if "problem" in (outcome := step(lineage)):
                         return outcome
-                if "problem" in (outcome := self._measure(lineage)):
-                    return outcome
                 if (outcome := self._publish(lineage, outcome["result"])) != GONE:
                     return outcome
                 self._forget(lineage)
@@ -105,7 +100,7 @@ class PublishVersion(Work):
                 return None
             require_usable(session, made.experts, made.contributions)
         publication = self._publication(lineage)
-        layers = min(publication.layers, MOST_LAYERS)
+        layers = min(int(publication.inputs.trunk.config.num_hidden_layers), MOST_LAYERS)
         try:
             with progress().track("measuring the owners' influence", layers, "layers") as tracker:
                 influence = measure_influence(made, publication.inputs, lambda layer: tracker.advance(1))
@@ -181,7 +176,10 @@ class PublishVersion(Work):
             trunk_sha256=sha256,
             method=trunk.method,
             merged=[_record(experts[digest], experts) for digest in contains(trunk)],
-            contributed=[_contributed(parts[digest]) for digest in lineage.contributions],
+            contributed=[
+                Contributed(row.digest, row.domain, row.owner, row.tokens, row.documents)
+                for row in map(parts.__getitem__, lineage.contributions)
+            ],
             statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
         )
 
@@ -196,7 +194,3 @@ def _experts(session: Session, digests: Sequence[str]) -> dict[str, ExpertRow]:
 def _record(row: ExpertRow, experts: Mapping[str, ExpertRow]) -> ExpertRecord:
     source = hub_id(experts[row.trained].source or "")
     return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.fitted_from, source)
-
-
-def _contributed(row: ContributionRow) -> Contributed:
-    return Contributed(row.digest, row.domain, row.owner, row.tokens, row.documents)

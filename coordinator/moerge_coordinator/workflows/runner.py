@@ -122,24 +122,16 @@ class Workflows:
 
     # --- state
 
-    def find(self, id_: str) -> Workflow | None:
-        if self._client is None:
-            status = DBOS.get_workflow_status(id_)
-        else:
-            status = next(iter(self._client.list_workflows(workflow_ids=[id_])), None)
-        return None if status is None else _workflow(status)
-
-    def find_own(self, id_: str, owner: str) -> Workflow | None:
-        """The workflow, if it accepts a contribution of this owner."""
+    def find(self, id_: str, owner: str | None = None) -> Workflow | None:
+        """The workflow; for an owner, only if it accepts a contribution of this owner."""
         result = next(iter(self._list(workflow_ids=[id_])), None)
-        if (
-            result is None
-            or not isinstance(result.input, dict)
-            or _kind(result) != "contribution"
-            or result.input["args"][0] != owner
-        ):
+        if result is None:
             return None
-        return _workflow(result)
+        if owner is None:
+            return _workflow(result)
+        if not isinstance(result.input, dict) or _KINDS[result.name] != "contribution":
+            return None
+        return None if result.input["args"][0] != owner else _workflow(result)
 
     def entries(self, after: int, most: int, kind: WorkflowKind | None = None) -> list[WorkflowEntry]:
         """At most `most` workflows of a kind, or of all, newest first, without the `after` newest."""
@@ -156,7 +148,7 @@ class Workflows:
         if result is None or not isinstance(result.input, dict) or _workflow(result).state is not WorkflowState.FAILED:
             return None
         given = result.input["args"]
-        match _kind(result):
+        match _KINDS[result.name]:
             case "expert":
                 with self._ports.database.reading() as session:
                     state = session.scalar(select(ExpertRow.state).where(ExpertRow.digest == given[0]))
@@ -200,10 +192,6 @@ class Workflows:
         return listed(**how)
 
 
-def _kind(status: WorkflowStatus) -> WorkflowKind:
-    return _KINDS[status.name]
-
-
 def _workflow(status: WorkflowStatus) -> Workflow:
     """DBOS's status as a message."""
     id_ = status.workflow_id
@@ -224,8 +212,6 @@ def _workflow(status: WorkflowStatus) -> Workflow:
 
 def _entry(status: WorkflowStatus) -> WorkflowEntry:
     """DBOS's status as a line of a list."""
-    created, updated = (
-        datetime.fromtimestamp((stamp or 0) / 1000, UTC) for stamp in (status.created_at, status.updated_at)
-    )
-    shown = _workflow(status).model_dump()
-    return WorkflowEntry.model_validate({**shown, "kind": _kind(status), "created": created, "updated": updated})
+    stamps = {"created": status.created_at, "updated": status.updated_at}
+    times = {name: datetime.fromtimestamp((stamp or 0) / 1000, UTC) for name, stamp in stamps.items()}
+    return WorkflowEntry.model_validate({**_workflow(status).model_dump(), "kind": _KINDS[status.name], **times})

@@ -24,11 +24,7 @@ P = ParamSpec("P")
 
 
 class Work(DBOSConfiguredInstance):
-    """One kind of workflow. Its steps access rows and files through the ports.
-
-    Attributes:
-        title: its name in the log.
-    """
+    """One kind of workflow. Its steps access rows and files through the ports; the log has its `title`."""
 
     title: str
 
@@ -47,18 +43,15 @@ def telling_problems(step: Callable[Concatenate[S, P], object]) -> Callable[Conc
     """
 
     @wraps(step)
-    def told(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Outcome:
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Outcome:
         try:
             with self.ports.blobs.holding():
                 return {"result": step(self, *args, **kwargs)}
-        except MoergeError as error:
-            _log.warning("%s failed: %s", self.title, error)
-            return {"problem": error.problem().model_dump(mode="json")}
-        except (OSError, SQLAlchemyError) as error:
-            problem = failure(error)
-            if problem.type not in PASSING:
+        except (MoergeError, OSError, SQLAlchemyError) as error:
+            problem = error.problem() if isinstance(error, MoergeError) else failure(error)
+            if not isinstance(error, MoergeError) and problem.type not in PASSING:
                 raise
             _log.warning("%s failed: %s", self.title, error)
             return {"problem": problem.model_dump(mode="json")}
 
-    return told
+    return run

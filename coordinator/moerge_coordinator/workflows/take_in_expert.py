@@ -71,9 +71,8 @@ class TakeInExpert(Work):
         size = uploads.held_size(row.owner, sha256)
         if size is None:
             part, address = settings.home / "fetching" / row.digest / name, f"{row.source}".rstrip("/") + f"/{name}"
-            most = uploads.room(row.owner)
             with progress().track(f"fetching {name}", 0, "B") as tracker:
-                fetch(address, part, most, settings.sources, tracker.advance)
+                fetch(address, part, uploads.room(row.owner), settings.sources, tracker.advance)
             size = part.stat().st_size
             uploads.keep(row.owner, FileEntry(name=name, sha256=sha256, size=size), part, address)
         return FileEntry(name=name, sha256=sha256, size=size)

@@ -1,6 +1,5 @@
 """Actions on aliases: promote, roll back, remove."""
 
-from moerge.client.http import optional
 from moerge.versions.compare import lost_domains
 from moerge_coordinator.dashboard.forms import NOTE, Action, Field, Form, Given, number_of, said
 from moerge_coordinator.dashboard.site import HOME, Visit
@@ -13,27 +12,18 @@ _OVERRIDE = Field("override", "Reason to promote it nevertheless", hint="it stay
 def _ask_promote(visit: Visit) -> Form:
     number = visit.path["number"]
     version = visit.rest.version(number)
-    table = optional(visit.rest.version_table, number)
     places = {alias.name: alias.version for alias in visit.rest.aliases()}
     names = list(dict.fromkeys([*_USUAL, *places]))
     facts = [f"{name} points to version {places[name]} now." for name in names if name in places]
     for name, place in places.items():
-        before = optional(visit.rest.version, place)
-        if before is not None and (lost := lost_domains(before, version)):
+        if lost := lost_domains(visit.rest.version(place), version):
             facts.append(f"Version {number} lacks domains that {name} has: {', '.join(lost)}. Consumers lose them.")
-    if table is not None and table.missing:
-        facts.append(f"Not evaluated on {', '.join(table.missing)}: a fall of their scores would not be noticed.")
-    return Form(
-        heading=f"Promote version {number}",
-        button="Promote",
-        back=f"{HOME}/versions/{number}",
-        facts=(*facts, "Consumers who follow the alias get this version with their next pull."),
-        fields=(
-            Field("alias", "Alias", value=CHAMPION, hint=f"such as {' or '.join(names)}", required=True),
-            NOTE,
-            _OVERRIDE,
-        ),
-    )
+    if missing := visit.rest.version_table(number).missing:
+        facts.append(f"Not evaluated on {', '.join(missing)}: a fall of their scores would not be noticed.")
+    facts.append("Consumers who follow the alias get this version with their next pull.")
+    alias = Field("alias", "Alias", value=CHAMPION, hint=f"such as {' or '.join(names)}", required=True)
+    fields = alias, NOTE, _OVERRIDE
+    return Form(f"Promote version {number}", "Promote", f"{HOME}/versions/{number}", tuple(facts), fields)
 
 
 def _promote(visit: Visit, given: Given) -> str:
@@ -45,13 +35,9 @@ def _promote(visit: Visit, given: Given) -> str:
 def _ask_roll_back(visit: Visit) -> Form:
     name = visit.path["name"]
     alias = visit.rest.alias(name)
-    return Form(
-        heading=f"Roll {name} back",
-        button="Roll back",
-        back=f"{HOME}/aliases/{name}",
-        facts=(f"{name} points to version {alias.version}. It returns to the version before its last promotion.",),
-        fields=(Field("version", "Current version", value=str(alias.version), kind="hidden"), NOTE),
-    )
+    facts = (f"{name} points to version {alias.version}. It returns to the version before its last promotion.",)
+    fields = Field("version", "Current version", value=str(alias.version), kind="hidden"), NOTE
+    return Form(f"Roll {name} back", "Roll back", f"{HOME}/aliases/{name}", facts, fields)
 
 
 def _roll_back(visit: Visit, given: Given) -> str:

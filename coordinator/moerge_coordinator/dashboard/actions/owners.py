@@ -15,34 +15,26 @@ _REPLACE = Field(
 
 
 def _ask_approve(visit: Visit) -> Form:
-    return Form(
-        heading="Approve an owner",
-        button="Approve",
-        back=f"{HOME}/owners",
-        facts=("The owner runs moerge worker init, which prints a join request and the fingerprint of its key.",),
-        fields=(
-            Field("request", "Join request", lines=True, hint="the line that begins with moerge-join-1."),
-            Field(
-                "fingerprint",
-                "Fingerprint",
-                required=True,
-                hint="as the owner told you, by phone or in person: not from the message with the request",
-            ),
-            _REPLACE,
-        ),
+    facts = ("The owner runs moerge worker init, which prints a join request and the fingerprint of its key.",)
+    told = "as the owner told you, by phone or in person: not from the message with the request"
+    fields = (
+        Field("request", "Join request", lines=True, hint="the line that begins with moerge-join-1."),
+        Field("fingerprint", "Fingerprint", required=True, hint=told),
+        _REPLACE,
     )
+    return Form("Approve an owner", "Approve", f"{HOME}/owners", facts, fields)
 
 
 def _approve(visit: Visit, given: Given) -> Response:
     try:
-        asked = JoinRequest.of_line(given.get("request", ""))
+        join = JoinRequest.of_line(given.get("request", ""))
     except ValueError as error:
         raise invalid("request", str(error), "ask the owner for the complete line again") from error
-    own = fingerprint(asked.public_key)
-    if "".join(given.get("fingerprint", "").split()).lower() != own:
-        what = f"the request of {asked.owner} has a key with another fingerprint: {in_groups(own)}"
+    expected = fingerprint(join.public_key)
+    if "".join(given.get("fingerprint", "").split()).lower() != expected:
+        what = f"the request of {join.owner} has a key with another fingerprint: {in_groups(expected)}"
         raise invalid("fingerprint", what, "compare fingerprints with the owner before you approve")
-    approved = visit.rest.approve(asked, replace=given.get("replace") == "yes")
+    approved = visit.rest.approve(join, replace=given.get("replace") == "yes")
     return visit.show("approved.html", owner=approved.owner.name, token=approved.token.secret)
 
 

@@ -12,20 +12,15 @@ from moerge_proto.rounds import NewRound, RoundChange
 
 def _ask_open(visit: Visit) -> Form:
     domains = " ".join(domain for owner in visit.rest.owners() for domain in owner.domains)
-    deadline = datetime.now(UTC) + timedelta(days=7)
-    return Form(
-        heading="Open a round",
-        button="Open",
-        back=f"{HOME}/owners",
-        facts=("A round asks domains to contribute by a deadline. After the deadline, the minimum is enough.",),
-        fields=(
-            Field("name", "Name", required=True, hint="such as 2026-w47"),
-            Field("kind", "Contributions", options=tuple((kind.name, kind.purpose) for kind in CONTRIBUTIONS.values())),
-            Field("domains", "Domains", value=domains, required=True, hint="separated by spaces"),
-            Field("minimum", "Minimum", required=True, hint="number of domains that are enough after the deadline"),
-            _deadline_field(deadline),
-        ),
+    facts = ("A round asks domains to contribute by a deadline. After the deadline, the minimum is enough.",)
+    fields = (
+        Field("name", "Name", required=True, hint="such as 2026-w47"),
+        Field("kind", "Contributions", options=tuple((kind.name, kind.purpose) for kind in CONTRIBUTIONS.values())),
+        Field("domains", "Domains", value=domains, required=True, hint="separated by spaces"),
+        Field("minimum", "Minimum", required=True, hint="number of domains that are enough after the deadline"),
+        _deadline_field(datetime.now(UTC) + timedelta(days=7)),
     )
+    return Form("Open a round", "Open", f"{HOME}/owners", facts, fields)
 
 
 def _deadline_field(value: datetime) -> Field:
@@ -40,15 +35,10 @@ def _deadline(given: Given) -> datetime:
 
 
 def _open(visit: Visit, given: Given) -> str:
-    asked = {
-        "name": given.get("name", ""),
-        "kind": given.get("kind", "router"),
-        "domains": given.get("domains", "").split(),
-        "minimum": number_of(given, "minimum", int),
-        "deadline": _deadline(given),
-    }
+    values = {"minimum": number_of(given, "minimum", int), "deadline": _deadline(given)}
+    words = {"name": given.get("name", ""), "domains": given.get("domains", "").split()}
     try:
-        new = NewRound.model_validate(asked)
+        new = NewRound.model_validate({"kind": given.get("kind", "router"), **words, **values})
     except ValidationError as error:
         raise invalid("round", reason(error)) from error
     visit.rest.open_round(new)
@@ -58,16 +48,10 @@ def _open(visit: Visit, given: Given) -> str:
 def _ask_change(visit: Visit) -> Form:
     name = visit.path["name"]
     result = visit.rest.round(name)
-    return Form(
-        heading=f"Change the round {name}",
-        button="Change",
-        back=f"{HOME}/owners",
-        facts=(f"Missing: {', '.join(result.missing) or 'none'}.",),
-        fields=(
-            Field("minimum", "Minimum", value=str(result.minimum), required=True),
-            _deadline_field(result.deadline),
-        ),
-    )
+    facts = (f"Missing: {', '.join(result.missing) or 'none'}.",)
+    minimum = Field("minimum", "Minimum", value=str(result.minimum), required=True)
+    fields = minimum, _deadline_field(result.deadline)
+    return Form(f"Change the round {name}", "Change", f"{HOME}/owners", facts, fields)
 
 
 def _change(visit: Visit, given: Given) -> str:

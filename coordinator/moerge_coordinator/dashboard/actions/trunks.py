@@ -13,35 +13,19 @@ _ANEW = "Router contributions don't carry over: every worker contributes again u
 
 
 def _ask_merge(visit: Visit) -> Form:
-    return Form(
-        heading="Merge a trunk",
-        button="Merge",
-        back=f"{HOME}/trunks",
-        facts=(
-            "The trunk is merged from every ready expert, and becomes the current one.",
-            _ANEW,
-        ),
-        fields=(
-            Field(
-                "method",
-                "Method",
-                options=(
-                    ("", "recommended"),
-                    *((item.name, f"{item.name}: {item.about}") for item in METHODS.values() if not item.needs),
-                ),
-                hint=f"recommended: {RECOMMENDED.method}, if every owner has sent a trunk contribution;"
-                f" else {PAPER.method}",
-            ),
-        ),
-    )
+    facts = "The trunk is merged from every ready expert, and becomes the current one.", _ANEW
+    methods = ((item.name, f"{item.name}: {item.about}") for item in METHODS.values() if not item.needs)
+    hint = f"recommended: {RECOMMENDED.method}, if every owner has sent a trunk contribution; else {PAPER.method}"
+    method = Field("method", "Method", options=(("", "recommended"), *methods), hint=hint)
+    return Form("Merge a trunk", "Merge", f"{HOME}/trunks", facts, (method,))
 
 
 def _merge(visit: Visit, given: Given) -> str:
     try:
-        asked = NewTrunk.model_validate({"method": given.get("method") or None})
+        new = NewTrunk.model_validate({"method": given.get("method") or None})
     except ValueError as error:
         raise invalid("method", "choose one of the list") from error
-    visit.rest.merge_trunk(asked)
+    visit.rest.merge_trunk(new)
     return said("/workflows", "started")
 
 
@@ -64,16 +48,8 @@ def _ask_remerge(visit: Visit) -> Form:
             f" {result.members_oracle:.1f} on domains whose experts are in the trunk, which are expected to lose"
             f" {result.fall:.1f}, and {result.newcomers_oracle:.1f} on newcomers."
         )
-    return Form(
-        heading="Remerge the trunk",
-        button="Merge",
-        back=f"{HOME}/trunks",
-        facts=(
-            f"The new trunk includes {', '.join(result.newcomers)}, by the same method. It becomes the current one.",
-            gain,
-            _ANEW,
-        ),
-    )
+    change = f"The new trunk includes {', '.join(result.newcomers)}, by the same method. It becomes the current one."
+    return Form("Remerge the trunk", "Merge", f"{HOME}/trunks", (change, gain, _ANEW))
 
 
 def _remerge(visit: Visit, given: Given) -> str:

@@ -19,15 +19,10 @@ def _place(visit: Visit) -> str:
 
 def _ask_describe(visit: Visit) -> Form:
     result = visit.rest.version(visit.path["number"])
-    return Form(
-        heading=f"Note and tags of version {result.number}",
-        button="Save",
-        back=f"{HOME}{_place(visit)}",
-        fields=(
-            Field("note", "Note", value=result.note, lines=True),
-            Field("tags", "Tags", value=" ".join(result.tags), hint="lower-case words, separated by spaces"),
-        ),
-    )
+    note = Field("note", "Note", value=result.note, lines=True)
+    tags = Field("tags", "Tags", value=" ".join(result.tags), hint="lower-case words, separated by spaces")
+    heading = f"Note and tags of version {result.number}"
+    return Form(heading, "Save", f"{HOME}{_place(visit)}", fields=(note, tags))
 
 
 def _describe(visit: Visit, given: Given) -> str:
@@ -60,14 +55,12 @@ def _ask_solve(visit: Visit) -> Form:
     return solve_form(optional(visit.rest.contributors))
 
 
-def solve_form(found: Contributors | None = None) -> Form:
-    """The form for a version, with the recommended options as defaults.
-
-    Args:
-        found: the contributors of the current trunk, if there is one.
-    """
-    best, missing = RECOMMENDED.solve, found.missing if found else []
-    members = (f"Contributed: {_names(found.contributed)}. Missing: {_names(missing)}.",) if found else ()
+def solve_form(current: Contributors | None = None) -> Form:
+    """The form for a version on the `current` trunk, with the recommended options as defaults."""
+    best, missing = RECOMMENDED.solve, current.missing if current else []
+    facts = ["On the current trunk, with every ready expert that has contributed under it."]
+    if current:
+        facts.append(f"Contributed: {_names(current.contributed)}. Missing: {_names(missing)}.")
     scales = {
         "absolute": "absolute",
         "relative": "relative to the mean diagonal",
@@ -75,25 +68,17 @@ def solve_form(found: Contributors | None = None) -> Form:
     }
     routers: dict[str, str] = {kind.name: kind.about for kind in ROUTERS.values()}
     weights = {"": "as they contributed", "balanced": "all the same"}
-    return Form(
-        heading="Solve a version",
-        button="Solve",
-        back=f"{HOME}/versions",
-        facts=("On the current trunk, with every ready expert that has contributed under it.", *members),
-        fields=(
-            Field(
-                "ridge_lambda",
-                "lambda",
-                value=str(best.ridge_lambda),
-                hint="added to the diagonal of every layer's gram",
-            ),
-            choice("lambda_scale", "lambda is", best.lambda_scale, scales),
-            choice("routers", "Routers", best.routers, routers),
-            Field("top_k", "Experts per token", value=str(best.top_k)),
-            choice("domain_weights", "Domains weigh", "balanced" if best.domain_weights == "balanced" else "", weights),
-            *((Field("partial", f"Solve without {_names(missing)}", kind="checkbox"),) if missing else ()),
-        ),
-    )
+    gram = "added to the diagonal of every layer's gram"
+    fields = [
+        Field("ridge_lambda", "lambda", value=str(best.ridge_lambda), hint=gram),
+        choice("lambda_scale", "lambda is", best.lambda_scale, scales),
+        choice("routers", "Routers", best.routers, routers),
+        Field("top_k", "Experts per token", value=str(best.top_k)),
+        choice("domain_weights", "Domains weigh", "balanced" if best.domain_weights == "balanced" else "", weights),
+    ]
+    if missing:
+        fields.append(Field("partial", f"Solve without {_names(missing)}", kind="checkbox"))
+    return Form("Solve a version", "Solve", f"{HOME}/versions", tuple(facts), tuple(fields))
 
 
 def _names(domains: Sequence[str]) -> str:
@@ -106,11 +91,7 @@ def _solve(visit: Visit, given: Given) -> str:
 
 
 def asked_version(given: Given) -> NewVersion:
-    """The requested version of a completed form.
-
-    Raises:
-        CoordinatorError: a value is invalid.
-    """
+    """The requested version of a completed form."""
     chosen: dict[str, object] = {name: given[name] for name in ("lambda_scale", "routers") if name in given}
     chosen |= {"ridge_lambda": number_of(given, "ridge_lambda", float), "top_k": number_of(given, "top_k", int)}
     if "domain_weights" in given:

@@ -5,9 +5,8 @@ from moerge_coordinator.dashboard.site import HOME, Visit
 
 
 def _ask_retry(visit: Visit) -> Form:
-    id_ = visit.path["id"]
-    facts = ("The workflow starts again with the same inputs, and reuses its finished steps.",)
-    return Form("Retry the workflow", "Retry", f"{HOME}/workflows", (id_, *facts))
+    facts = visit.path["id"], "The workflow starts again with the same inputs, and reuses its finished steps."
+    return Form("Retry the workflow", "Retry", f"{HOME}/workflows", facts)
 
 
 def _retry(visit: Visit, given: Given) -> str:
@@ -15,6 +14,4 @@ def _retry(visit: Visit, given: Given) -> str:
     return said("/workflows", "started")
 
 
-ACTIONS = {
-    "/workflows/{id}/retry": Action(_ask_retry, _retry),
-}
+ACTIONS = {"/workflows/{id}/retry": Action(_ask_retry, _retry)}

@@ -16,26 +16,14 @@ def _compare(visit: Visit) -> Response:
     numbers = [version.number for version in rest.versions(newest=True).page().items]
     before, after = visit.query.get("before", ""), visit.query.get("version", "")
     content: dict[str, Any] = {"numbers": numbers, "before": before, "version": after, "comparison": None}
-    if _is_number(before) and _is_number(after):
+    if all(text.isdecimal() and len(text) <= _DIGITS for text in (before, after)):
         old, new = rest.version(int(before)), rest.version(int(after))
-        tables = visit.tables([old, new])
+        one, other = rest.version_table(old.number), rest.version_table(new.number)
+        changes = score_changes(one, other)
         content |= {"comparison": rest.compare_versions(old.number, new.number), "old": old, "new": new}
-        content |= {"names": visit.domains(old, new)}
-        content |= _scores(tables[old.number], tables[new.number])
+        content |= {"names": visit.domains(old, new), "rows": changes if one.scores or other.scores else []}
+        content["own"] = {change.name: (_own(one, change.name), _own(other, change.name)) for change in changes}
     return visit.show("compare.html", **content)
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) <= _DIGITS
-
-
-def _scores(old: VersionTable, new: VersionTable) -> dict[str, Any]:
-    """Changes of scores, and shares of each domain's tokens routed to its own expert."""
-    changes = score_changes(old, new)
-    return {
-        "rows": changes if old.scores or new.scores else [],
-        "own": {change.name: (_own(old, change.name), _own(new, change.name)) for change in changes},
-    }
 
 
 def _own(table: VersionTable, domain: str) -> float | None:

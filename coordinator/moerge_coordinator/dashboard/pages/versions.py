@@ -13,8 +13,6 @@ from moerge_coordinator.dashboard.attention import needs
 from moerge_coordinator.dashboard.first_steps import Step, first_steps
 from moerge_coordinator.dashboard.site import HOME, Page, Visit
 from moerge_proto.evaluations import VersionTable
-from moerge_proto.experts import Expert
-from moerge_proto.trunks import Trunk
 from moerge_proto.versions import CHAMPION, Version
 from moerge_proto.workflows import WorkflowKind, WorkflowState
 
@@ -40,26 +38,13 @@ def _versions(visit: Visit) -> Response:
     shown, before = list(listed.items[:_PER_PAGE]), listed.items[_PER_PAGE : _PER_PAGE + 1]
     further = shown[-1].number if before or listed.next else None
     tables = visit.tables([*shown, *before])
-    changes = {
-        item.number: _changes(item, earlier) for item, earlier in zip(shown, [*shown[1:], *before, None], strict=False)
-    }
-    common = {
-        new.number: common_change(tables[old.number], tables[new.number])
-        for new, old in zip(shown, [*shown[1:], *before], strict=False)
-    }
+    earlier = [*shown[1:], *before]
+    changes = {new.number: _changes(new, old) for new, old in zip(shown, [*earlier, None], strict=False)}
+    pairs = [(tables[old.number], tables[new.number]) for new, old in zip(shown, earlier, strict=False)]
+    common = {new.version: common_change(old, new) for old, new in pairs}
     chart, hint = _timeline(shown, tables)
-    content: dict[str, Any] = {
-        "versions": shown,
-        "tables": tables,
-        "changes": changes,
-        "common": common,
-        "further": further,
-        "chart": chart,
-        "chart_hint": hint,
-        "champion": None,
-        "steps": [],
-        "moves": [],
-    }
+    content: dict[str, Any] = {"versions": shown, "tables": tables, "changes": changes, "common": common}
+    content |= {"further": further, "chart": chart, "chart_hint": hint, "champion": None, "steps": [], "moves": []}
     champion = optional(rest.alias, CHAMPION)
     if champion is not None:
         content["champion"] = serving = rest.version(champion.version)
@@ -79,24 +64,20 @@ def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[V
     trunk, history = rest.current_trunk(), optional(rest.trunk_history, "current")
     experts, rounds, workers = list(rest.experts()), list(rest.rounds()), list(rest.progress())
     workflows = [item for kind in get_args(WorkflowKind) for item in rest.workflows(kind).page().items]
-    influence = None
+    influence, steps = None, list[Step]()
     if versions and versions[0] != champion and versions[0].retired is None:
-        influence = optional(rest.version_influence, versions[0].number)
+        influence = rest.version_influence(versions[0].number)
+    if champion is None:
+        contributed = rest.contributors().contributed if trunk else []
+        steps = first_steps(list(rest.owners()), experts, trunk, contributed, versions)
     remerge = history.remerge if history else None
-    running = [workflow for workflow in workflows if workflow.state is WorkflowState.RUNNING]
     return {
         "needs": needs(champion, versions, trunk, experts, rounds, workflows, remerge, workers, influence),
-        "steps": [] if champion else _steps(visit, experts, trunk, versions),
+        "steps": steps,
         "can_solve": trunk is not None and trunk.retired is None,
-        "running": running,
+        "running": [workflow for workflow in workflows if workflow.state is WorkflowState.RUNNING],
         "open_rounds": [item for item in rounds if item.state == "open"],
     }
-
-
-def _steps(visit: Visit, experts: Sequence[Expert], trunk: Trunk | None, versions: Sequence[Version]) -> list[Step]:
-    trunk_has = optional(visit.rest.contributors)
-    contributed = trunk_has.contributed if trunk_has else []
-    return first_steps(list(visit.rest.owners()), experts, trunk, contributed, versions)
 
 
 def _changes(version: Version, before: Version | None) -> list[Change]:

@@ -21,11 +21,10 @@ AliasName = Annotated[Name, Path()]
 
 @router.put("/{name}")
 def promote(request: Request, state: Coordinator, caller: Operator, name: AliasName, move: Move) -> Alias:
-    """Points an alias to a version. Idempotent. Role: operator.
+    """Points an alias to a version. Idempotent. The answer's `warnings` name domains lost or without an evaluation.
 
     For `champion`, refused if the score of a domain, evaluated on both versions, falls by more points than the setting
-    `promotion_max_fall`. `override` promotes nevertheless; the history stores the reason. The answer's `warnings` name
-    domains without an evaluation, and domains lost since the version before.
+    `promotion_max_fall`. `override` promotes nevertheless; the history stores the reason.
     """
     with state.database.transaction("promote version") as session:
         return aliases.promote(session, name, move, who(request, caller), state.settings.promotion_max_fall)
@@ -33,38 +32,35 @@ def promote(request: Request, state: Coordinator, caller: Operator, name: AliasN
 
 @router.post("/{name}/rollback")
 def roll_back(request: Request, state: Coordinator, caller: Operator, name: AliasName, back: Rollback) -> Alias:
-    """Reverts the last promotion.
-
-    `version` is the alias' present version, which makes a repeated call harmless. Role: operator.
-    """
+    """Reverts the last promotion. `version` is the alias' present version, which makes a repeated call harmless."""
     with state.database.transaction("roll alias back") as session:
         return aliases.roll_back(session, name, back, who(request, caller))
 
 
 @router.delete("/{name}", status_code=204)
 def remove_alias(request: Request, state: Coordinator, caller: Operator, name: AliasName) -> None:
-    """Removes an alias; its history stays. Idempotent. Role: operator."""
+    """Removes an alias; its history stays. Idempotent."""
     with state.database.transaction("remove alias") as session:
         aliases.remove(session, name, who(request, caller))
 
 
 @router.get("")
 def list_aliases(state: Coordinator, caller: Anyone, after: After = 0) -> Page[Alias]:
-    """Lists aliases. Role: any."""
+    """Lists aliases."""
     with state.database.reading() as session:
         return page(session, select(AliasRow), AliasRow.number, after, lambda row: message(Alias, row))
 
 
 @router.get("/{name}")
 def show_alias(state: Coordinator, caller: Anyone, name: AliasName) -> Alias:
-    """One alias. Role: any."""
+    """One alias."""
     with state.database.reading() as session:
         return message(Alias, aliases.find(session, name))
 
 
 @router.get("/{name}/history")
 def show_history(state: Coordinator, caller: Operator, name: AliasName, after: After = 0) -> Page[AliasMove]:
-    """The moves of an alias, each with its author, time and reason. Role: operator."""
+    """The moves of an alias, each with its author, time and reason."""
     with state.database.reading() as session:
         query = select(AliasMoveRow).where(AliasMoveRow.alias == name)
         return page(session, query, AliasMoveRow.number, after, lambda row: message(AliasMove, row))

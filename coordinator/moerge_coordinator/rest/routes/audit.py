@@ -28,7 +28,7 @@ def list_audit(
     path: Annotated[str | None, Query(description="Only paths with this prefix.", pattern=_PATH)] = None,
     failed: Annotated[Flag, Query(description="Only refused and failed calls.")] = False,
 ) -> Page[AuditEntry]:
-    """Lists all write calls, allowed and refused, except chunks of uploads and progress. Role: operator."""
+    """Lists all write calls, allowed and refused, except chunks of uploads and progress."""
     query = select(AuditRow)
     if owner is not None:
         query = query.where(AuditRow.owner == owner)

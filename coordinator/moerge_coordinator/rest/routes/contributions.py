@@ -23,11 +23,9 @@ router = APIRouter(tags=["contributions"], route_class=Route)
 
 
 @router.put("/contributions/{digest}", status_code=202)
-def contribute(state: Coordinator, caller: DomainOwner, digest: Digest, asked: Submission) -> Workflow:
-    """Starts a workflow that checks an uploaded statistics file and accepts it as a contribution; its result is the
-    digest. Idempotent. Role: owner.
-    """
-    owner, new = own_name(caller), NewContribution(sha256=digest, **dict(asked))
+def contribute(state: Coordinator, caller: DomainOwner, digest: Digest, submission: Submission) -> Workflow:
+    """Starts a workflow that accepts an uploaded statistics file; its result is the digest. Idempotent."""
+    owner, new = own_name(caller), NewContribution(sha256=digest, **dict(submission))
     require_sent(state, owner, new)
     return state.workflows.start_contribution(owner, new)
 
@@ -40,7 +38,7 @@ def list_contributions(
     newest: Newest = False,
     kind: Annotated[Kind, Query(description="Contributions of this kind.")] = "router",
 ) -> Page[Contribution]:
-    """Lists the contributions of a kind; for an owner, only its own. Role: operator or owner."""
+    """Lists the contributions of a kind; for an owner, only its own."""
     query = visible(caller, ContributionRow).where(ContributionRow.kind == kind)
     with state.database.reading() as session:
         return page(session, query, ContributionRow.number, after, partial(message, Contribution), newest=newest)
@@ -48,7 +46,7 @@ def list_contributions(
 
 @router.get("/contributions/{digest}")
 def show_contribution(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Contribution:
-    """One contribution; for an owner, only its own. Role: operator or owner."""
+    """One contribution; for an owner, only its own."""
     with state.database.reading() as session:
         return message(Contribution, visible_row(session, caller, ContributionRow, digest))
 
@@ -57,8 +55,7 @@ def show_contribution(state: Coordinator, caller: OperatorOrOwner, digest: Diges
 def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Contribution:
     """Excludes a contribution from later versions and trunks (law 5). Idempotent.
 
-    Retires trunks solved from a trunk contribution, and starts a remerge if the current one is retired. Role: operator
-    or owner.
+    Retires trunks solved from a trunk contribution, and starts a remerge if the current one is retired.
     """
     with state.database.transaction("withdraw contribution") as session:
         row = visible_row(session, caller, ContributionRow, digest)

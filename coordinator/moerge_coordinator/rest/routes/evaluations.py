@@ -19,10 +19,7 @@ router = APIRouter(prefix="/versions/{number}", tags=["evaluations"], route_clas
 
 @router.post("/evaluations", status_code=201)
 def evaluate(state: Coordinator, caller: DomainOwner, number: Number, new: NewEvaluation) -> Evaluation:
-    """Accepts an owner's evaluation of a version. A later one of the same domain replaces it in the table.
-
-    Idempotent. Role: owner.
-    """
+    """Accepts an owner's evaluation of a version; it replaces an earlier one of the domain in the table. Idempotent."""
     owner = own_name(caller)
     require_own_domain(caller, new.domain)
     with state.database.transaction("evaluate version") as session:
@@ -31,10 +28,7 @@ def evaluate(state: Coordinator, caller: DomainOwner, number: Number, new: NewEv
 
 @router.get("/evaluations")
 def list_evaluations(state: Coordinator, caller: OperatorOrOwner, number: Number, after: After = 0) -> Page[Evaluation]:
-    """Lists a version's evaluations, including replaced ones; for an owner, only its own.
-
-    Role: operator or owner.
-    """
+    """Lists a version's evaluations, including replaced ones; for an owner, only its own."""
     with state.database.reading() as session:
         versions.find(session, number)
         query = select(EvaluationRow).where(EvaluationRow.version == number)
@@ -47,7 +41,7 @@ def list_evaluations(state: Coordinator, caller: OperatorOrOwner, number: Number
 def show_table(state: Coordinator, caller: Anyone, number: Number) -> VersionTable:
     """The paper's normalised table of a version, from its existing evaluations.
 
-    For an owner, only its own domains' scores, and the average. Role: any.
+    For an owner, only its own domains' scores, and the average.
     """
     with state.database.reading() as session:
         return evaluations.visible_table(session, versions.find(session, number), caller.owner)

@@ -25,7 +25,7 @@ def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) -> Exp
     """Registers a domain's expert, from uploaded files or an allowed source.
 
     Checks config, tokenizer and tensor headers of uploaded files before it answers, and everything else afterwards.
-    Idempotent, except that its owner can change `redistribute`. Role: owner; with a source also operator.
+    Idempotent, except that its owner can change `redistribute`. An operator can only give a source.
     """
     expert = experts.register(state, caller, new)
     if expert.state is ExpertState.RECEIVED:
@@ -37,14 +37,14 @@ def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) -> Exp
 def check(state: Coordinator, caller: DomainOwner, new: NewExpert) -> None:
     """Checks an expert's uploaded config and tokenizer before the upload of its weights.
 
-    The answer is empty, or the problem; refused files are discarded. Role: owner.
+    The answer is empty, or the problem; refused files are discarded.
     """
     experts.require_welcome(state, caller, new)
 
 
 @router.get("")
 def list_experts(state: Coordinator, caller: OperatorOrOwner, after: After = 0) -> Page[Expert]:
-    """Lists experts; for an owner, only its own. Role: operator or owner."""
+    """Lists experts; for an owner, only its own."""
     with state.database.reading() as session:
         query = visible(caller, ExpertRow)
         return page(session, query, ExpertRow.number, after, lambda row: message(Expert, row))
@@ -52,7 +52,7 @@ def list_experts(state: Coordinator, caller: OperatorOrOwner, after: After = 0) 
 
 @router.get("/{digest}")
 def show_expert(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Expert:
-    """One expert; for an owner, only its own. Role: operator or owner."""
+    """One expert; for an owner, only its own."""
     with state.database.reading() as session:
         return message(Expert, visible_row(session, caller, ExpertRow, digest))
 
@@ -61,24 +61,21 @@ def show_expert(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> 
 def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: Withdraw) -> Withdrawal:
     """Withdraws an expert, those fitted from it, and all their contributions (law 5). Idempotent.
 
-    Retires trunks that contain it, and starts a remerge if the current one is retired. Role: operator or owner.
+    Retires trunks that contain it, and starts a remerge if the current one is retired.
     """
     with state.database.transaction("withdraw expert") as session:
         row = visible_row(session, caller, ExpertRow, digest)
         retired, served = withdraw_expert(session, row, serve=how.serve)
-        expert, names, numbers = (
-            message(Expert, row),
-            [item.digest for item in retired],
-            [item.number for item in served],
-        )
-    return Withdrawal(expert=expert, trunks=names, versions=numbers, remerge=state.workflows.start_remerge())
+        trunks, versions = [item.digest for item in retired], [item.number for item in served]
+        expert = message(Expert, row)
+    return Withdrawal(expert=expert, trunks=trunks, versions=versions, remerge=state.workflows.start_remerge())
 
 
 @router.post("/{digest}/purge")
 def purge(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: Purge) -> Purged:
     """Removes a withdrawn expert's files and statistics, except files needed elsewhere.
 
-    Published versions that contain it keep their files until their retirement. Role: operator or owner.
+    Published versions that contain it keep their files until their retirement.
     """
     if how.retire and caller.role is not Role.OPERATOR:
         raise RefusedError(ProblemType.FORBIDDEN, "only an operator may retire versions", where="retire")

@@ -29,15 +29,10 @@ class Health(Message):
     commit: str | None
 
 
-def _healthy() -> Health:
-    about = build()
-    return Health(version=about.version, commit=about.commit)
-
-
 @router.get("/healthz")
 async def healthz() -> Health:
     """Answers while the process runs. Needs no token."""
-    return _healthy()
+    return Health(**vars(build()))
 
 
 @router.get("/readyz", responses={503: {}})
@@ -51,12 +46,12 @@ def readyz(state: Coordinator) -> Health:
         except (MoergeError, OSError, SQLAlchemyError, DBOSException) as error:
             todo = "see the coordinator's log"
             raise RefusedError(ProblemType.UNAVAILABLE, f"{type(error).__name__}", where=name, todo=todo) from error
-    return _healthy()
+    return Health(**vars(build()))
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 def show_metrics(state: Coordinator, caller: OperatorOrReader) -> Response:
-    """Figures for Prometheus. Role: operator or reader.
+    """Figures for Prometheus.
 
     A scraper needs a token, such as a reader's, even on this machine, because behind a proxy all calls are local.
     """
@@ -65,7 +60,7 @@ def show_metrics(state: Coordinator, caller: OperatorOrReader) -> Response:
 
 @router.get("/v1/settings")
 def show_settings(state: Coordinator, caller: Operator) -> dict[str, JsonValue]:
-    """The settings in use, without passwords. Role: operator."""
+    """The settings in use, without passwords."""
     shown: dict[str, JsonValue] = state.settings.model_dump(mode="json")
     if "://" in (address := str(shown["database"])):
         shown["database"] = make_url(address).render_as_string(hide_password=True)

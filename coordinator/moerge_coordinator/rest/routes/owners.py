@@ -23,7 +23,7 @@ OwnerName = Annotated[Name, Path()]
 
 @router.get("/identity")
 def identity(state: Coordinator, caller: Anyone) -> Identity:
-    """The identity of the token, with the owner's key. Role: any."""
+    """The identity of the token, with the owner's key."""
     with state.database.reading() as session:
         own = [message(OwnerKey, row) for row in owner_keys.keys_of(session, caller.owner)]
     return caller.model_copy(update={"key": own[-1] if own else None})
@@ -31,21 +31,21 @@ def identity(state: Coordinator, caller: Anyone) -> Identity:
 
 @router.post("/identity/rotate")
 def rotate(state: Coordinator, caller: DomainOwner, asked: Rotation) -> Owner:
-    """Replaces an owner's key with a new one; both keys sign the rotation. Idempotent. Role: owner."""
+    """Replaces an owner's key with a new one; both keys sign the rotation. Idempotent."""
     with state.database.transaction("rotate key") as session:
         return owners.rotate(session, own_name(caller), asked)
 
 
 @router.post("/owners", status_code=201)
 def add_owner(state: Coordinator, caller: Operator, new: NewOwner) -> Owner:
-    """Adds an owner of these domains, without a key. Idempotent. Role: operator."""
+    """Adds an owner of these domains, without a key. Idempotent."""
     with state.database.transaction("add owner") as session:
         return owners.add(session, new.name, new.domains)
 
 
 @router.get("/owners")
 def list_owners(state: Coordinator, caller: Operator, after: After = 0) -> Page[Owner]:
-    """Lists owners, their domains and keys. Role: operator."""
+    """Lists owners, their domains and keys."""
     state.last_uses.save()
     with state.database.reading() as session:
         return page(session, select(OwnerRow), OwnerRow.number, after, lambda row: owners.view(session, row))
@@ -55,8 +55,7 @@ def list_owners(state: Coordinator, caller: Operator, after: After = 0) -> Page[
 def approve(state: Coordinator, caller: Operator, name: OwnerName, asked: Approval) -> Approved:
     """Approves a join request, with the owner's key, and makes a token for its worker.
 
-    `replace` allows another key for an existing owner, and revokes the old one. A repetition makes another token. Role:
-    operator.
+    `replace` allows another key for an existing owner, and revokes the old one. A repetition makes another token.
     """
     with state.database.transaction("approve owner") as session:
         return owners.approve(session, name, asked)
@@ -64,9 +63,6 @@ def approve(state: Coordinator, caller: Operator, name: OwnerName, asked: Approv
 
 @router.post("/owners/{name}/revoke")
 def revoke(state: Coordinator, caller: Operator, name: OwnerName) -> Owner:
-    """Revokes an owner's key and tokens immediately. Its contributions stay until their withdrawal.
-
-    Idempotent. Role: operator.
-    """
+    """Revokes an owner's key and tokens immediately. Its contributions stay until their withdrawal. Idempotent."""
     with state.database.transaction("revoke owner") as session:
         return owners.revoke(session, name)

@@ -17,10 +17,7 @@ router = APIRouter(prefix="/progress", tags=["operation"], route_class=Route)
 
 @router.put("")
 def put_progress(state: Coordinator, caller: DomainOwner, new: Progress) -> DomainProgress:
-    """Reports the progress of a domain's worker; replaces the earlier report. Role: owner.
-
-    Not in the audit log.
-    """
+    """Reports the progress of a domain's worker; replaces the earlier report. Not in the audit log."""
     require_own_domain(caller, new.domain)
     with state.database.transaction("tell progress") as session:
         return progress.tell(session, own_name(caller), new)
@@ -28,7 +25,7 @@ def put_progress(state: Coordinator, caller: DomainOwner, new: Progress) -> Doma
 
 @router.get("")
 def list_progress(state: Coordinator, caller: OperatorOrOwner, after: After = 0) -> Page[DomainProgress]:
-    """Lists the reported progress of workers; for an owner, only its own. Role: operator or owner."""
+    """Lists the reported progress of workers; for an owner, only its own."""
     with state.database.reading() as session:
         query = visible(caller, ProgressRow)
         return page(session, query, ProgressRow.number, after, lambda row: message(DomainProgress, row))

@@ -20,21 +20,21 @@ RoundName = Annotated[Name, Path()]
 
 @router.post("", status_code=201)
 def open_round(state: Coordinator, caller: Operator, new: NewRound) -> Round:
-    """Opens a round, which asks domains for contributions. Idempotent. Role: operator."""
+    """Opens a round, which asks domains for contributions. Idempotent."""
     with state.database.transaction("open round") as session:
         return rounds.open_round(session, new)
 
 
 @router.patch("/{name}")
 def change_round(state: Coordinator, caller: Operator, name: RoundName, change: RoundChange) -> Round:
-    """Changes a round's deadline or its minimum. Role: operator."""
+    """Changes a round's deadline or its minimum."""
     with state.database.transaction("change round") as session:
         return rounds.change(session, name, change)
 
 
 @router.get("")
 def list_rounds(state: Coordinator, caller: OperatorOrOwner, after: After = 0) -> Page[Round]:
-    """Lists rounds, with their contributors; for an owner, only rounds with its domains. Role: operator or owner."""
+    """Lists rounds, with their contributors; for an owner, only rounds with its domains."""
     with state.database.reading() as session:
         result = page(session, select(RoundRow), RoundRow.number, after, lambda row: rounds.view(session, row))
     if caller.owner is None:
@@ -45,6 +45,6 @@ def list_rounds(state: Coordinator, caller: OperatorOrOwner, after: After = 0) -
 
 @router.get("/{name}")
 def show_round(state: Coordinator, caller: Operator, name: RoundName) -> Round:
-    """One round, with the contributed and missing domains. Role: operator."""
+    """One round, with the contributed and missing domains."""
     with state.database.reading() as session:
         return rounds.view(session, rounds.find(session, name))

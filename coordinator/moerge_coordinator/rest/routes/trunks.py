@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import contributors, trunks
 from moerge_coordinator.domain.trunk_history import own_part, trunk_history
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.problems import existing
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrOwner, Route
 from moerge_coordinator.rest.content import content
 from moerge_coordinator.rest.lists import After, Newest, page
@@ -21,7 +21,6 @@ from moerge_proto.digests import Digest
 from moerge_proto.history import TrunkHistory
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
-from moerge_proto.problems import ProblemType
 from moerge_proto.trunks import Contributors, NewTrunk, Trunk
 from moerge_proto.workflows import Workflow
 
@@ -31,7 +30,7 @@ TrunkName = Annotated[str, PathParameter(pattern="^([0-9a-f]{64}|current)$")]
 
 @router.post("", status_code=202)
 def merge(state: Coordinator, caller: Operator, new: NewTrunk) -> Workflow:
-    """Merges a trunk, which becomes the current one. Role: operator."""
+    """Merges a trunk, which becomes the current one."""
     with state.database.reading() as session:
         lineage = trunks.lineage_of(session, new)
     return state.workflows.start_trunk(lineage)
@@ -39,14 +38,14 @@ def merge(state: Coordinator, caller: Operator, new: NewTrunk) -> Workflow:
 
 @router.get("")
 def list_trunks(state: Coordinator, caller: OperatorOrOwner, after: After = 0, newest: Newest = False) -> Page[Trunk]:
-    """Lists trunks. Role: operator or owner."""
+    """Lists trunks."""
     with state.database.reading() as session:
         return page(session, select(TrunkRow), TrunkRow.number, after, lambda row: message(Trunk, row), newest=newest)
 
 
 @router.get("/{digest}")
 def show_trunk(state: Coordinator, caller: OperatorOrOwner, digest: TrunkName) -> Trunk:
-    """One trunk, by digest or as `current`. Role: operator or owner."""
+    """One trunk, by digest or as `current`."""
     with state.database.reading() as session:
         return message(Trunk, _named(session, digest))
 
@@ -59,7 +58,7 @@ def _named(session: Session, name: str) -> TrunkRow:
 def show_history(state: Coordinator, caller: Anyone, digest: TrunkName) -> TrunkHistory:
     """The evaluated scores of a trunk's versions, and the expected gain of a remerge.
 
-    For an owner, only its own domains' scores, and the averages. Role: any.
+    For an owner, only its own domains' scores, and the averages.
     """
     with state.database.reading() as session:
         history = trunk_history(session, _named(session, digest))
@@ -68,16 +67,14 @@ def show_history(state: Coordinator, caller: Anyone, digest: TrunkName) -> Trunk
 
 @router.get("/{digest}/contributors")
 def show_contributors(state: Coordinator, caller: Operator, digest: TrunkName) -> Contributors:
-    """The contributed and missing domains of a trunk. Role: operator."""
+    """The contributed and missing domains of a trunk."""
     with state.database.reading() as session:
         return contributors.of_trunk(session, _named(session, digest))
 
 
 @router.get("/{digest}/files/{name}", response_class=FileResponse)
 def trunk_content(state: Coordinator, caller: OperatorOrOwner, digest: Digest, name: str) -> Response:
-    """A file of a trunk; supports ranges. Role: operator or owner."""
+    """A file of a trunk; supports ranges."""
     with state.database.reading() as session:
         files = {file.name: file.sha256 for file in trunks.find(session, digest).files}
-    if name not in files:
-        raise RefusedError(ProblemType.NOT_FOUND, f"the trunk has no file {name!r}")
-    return content(state.blobs, files[name], name)
+    return content(state.blobs, existing(files.get(name), f"file {name!r} in the trunk"), name)

@@ -20,7 +20,7 @@ _BYTES = {"requestBody": {"required": True, "content": {"application/octet-strea
 
 @router.post("", status_code=201)
 def open_upload(state: Coordinator, caller: DomainOwner, new: NewUpload) -> Upload:
-    """Opens an upload, or finds it open; the answer lists the missing chunks. Role: owner."""
+    """Opens an upload, or finds it open; the answer lists the missing chunks."""
     return state.uploads.open(own_name(caller), new)
 
 
@@ -33,7 +33,7 @@ async def put_chunk(
     sha256: Digest,
     digest: Annotated[str | None, Header(alias="Content-Digest")] = None,
 ) -> None:
-    """Receives one chunk. The header Content-Digest (RFC 9530) must have the same SHA-256. Role: owner."""
+    """Receives one chunk. The header Content-Digest (RFC 9530) must have the same SHA-256."""
     if digest != (expected := content_digest(sha256)):
         raise RefusedError(ProblemType.WRONG_DIGEST, f"expected Content-Digest {expected}", where="Content-Digest")
     await state.uploads.receive(own_name(caller), upload, sha256, request.stream())
@@ -41,7 +41,7 @@ async def put_chunk(
 
 @router.post("/{upload}/commit")
 async def commit(state: Coordinator, caller: DomainOwner, upload: Number) -> Stored:
-    """Assembles the chunks and checks the file. Idempotent. Role: owner."""
+    """Assembles the chunks and checks the file. Idempotent."""
     owner = own_name(caller)
     async with state.uploads.turn(owner):
         with state.metrics.committing():
@@ -50,7 +50,7 @@ async def commit(state: Coordinator, caller: DomainOwner, upload: Number) -> Sto
 
 @router.delete("/{upload}", status_code=204)
 async def drop(state: Coordinator, caller: DomainOwner, upload: Number) -> None:
-    """Drops an upload and its chunks. A committed file stays. Role: owner."""
+    """Drops an upload and its chunks. A committed file stays."""
     owner = own_name(caller)
     async with state.uploads.turn(owner):
         await run_in_threadpool(state.uploads.drop, owner, upload)

@@ -38,7 +38,7 @@ def solve(state: Coordinator, caller: Operator, new: NewVersion) -> Workflow:
     """Starts a workflow that solves and publishes a version; its result is the version's number.
 
     Needs contributions of all the trunk's experts, unless `partial` or `experts` is given. An already published lineage
-    gives its existing version. Role: operator.
+    gives its existing version.
     """
     with state.database.reading() as session:
         lineage = versions.lineage_of(session, new)
@@ -47,7 +47,7 @@ def solve(state: Coordinator, caller: Operator, new: NewVersion) -> Workflow:
 
 @router.get("")
 def list_versions(state: Coordinator, caller: Anyone, after: After = 0, newest: Newest = False) -> Page[Version]:
-    """Lists versions. Role: any."""
+    """Lists versions."""
     with state.database.reading() as session:
         query, view = select(VersionRow), messages.versions(session)
         return page(session, query, VersionRow.number, after, view, newest=newest)
@@ -55,14 +55,14 @@ def list_versions(state: Coordinator, caller: Anyone, after: After = 0, newest: 
 
 @router.get("/{number}")
 def show_version(state: Coordinator, caller: Anyone, number: Number) -> Version:
-    """One version with its lineage and files. Role: any."""
+    """One version with its lineage and files."""
     with state.database.reading() as session:
         return messages.versions(session)(versions.find(session, number))
 
 
 @router.patch("/{number}")
 def change_version(state: Coordinator, caller: Operator, number: Number, change: VersionChange) -> Version:
-    """Sets a version's note or tags, the only variable parts. Role: operator."""
+    """Sets a version's note or tags, the only variable parts."""
     with state.database.transaction("change version") as session:
         row = versions.find(session, number)
         versions.change(row, change)
@@ -74,7 +74,7 @@ def change_version(state: Coordinator, caller: Operator, number: Number, change:
 def retire_version(state: Coordinator, caller: Operator, number: Number) -> Version:
     """Retires a version: its own files are removed, its number and lineage stay.
 
-    Refused while an alias points to it. Idempotent. Role: operator.
+    Refused while an alias points to it. Idempotent.
     """
     with state.database.transaction("retire version") as session:
         row = versions.find(session, number)
@@ -87,7 +87,7 @@ def retire_version(state: Coordinator, caller: Operator, number: Number) -> Vers
 
 @router.get("/{number}/report")
 def show_report(state: Coordinator, caller: OperatorOrReader, number: Number) -> SolveReport:
-    """The solve's report of each layer. Role: operator or reader."""
+    """The solve's report of each layer."""
     with state.database.reading() as session:
         sha256 = versions.file_digest(versions.find_served(session, number), REPORT_FILE)
     return SolveReport.model_validate_json(state.blobs.local(sha256).read_bytes())
@@ -95,14 +95,14 @@ def show_report(state: Coordinator, caller: OperatorOrReader, number: Number) ->
 
 @router.get("/{number}/influence")
 def show_influence(state: Coordinator, caller: Operator, number: Number) -> VersionInfluence:
-    """The influence of each owner on the routers, measured before the publication. Role: operator."""
+    """The influence of each owner on the routers, measured before the publication."""
     with state.database.reading() as session:
         return versions.find(session, number).influence
 
 
 @router.get("/{number}/card", response_class=Markdown)
 def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
-    """The version's model card, with present notices. Role: any."""
+    """The version's model card, with present notices."""
     with state.database.reading() as session:
         row = versions.find_served(session, number)
         published = state.blobs.local(versions.file_digest(row, CARD_FILE)).read_text(encoding="utf-8")
@@ -111,7 +111,7 @@ def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
 
 @router.get("/{number}/engines")
 def list_engine_limits(state: Coordinator, caller: Anyone, number: Number) -> list[EngineLimit]:
-    """The engines that don't run the version as transformers does. Role: any."""
+    """The engines that don't run the version as transformers does."""
     with state.database.reading() as session:
         sha256 = versions.file_digest(versions.find_served(session, number), CONFIG_FILE)
     return engine_limits(json.loads(state.blobs.local(sha256).read_bytes()))
@@ -119,7 +119,7 @@ def list_engine_limits(state: Coordinator, caller: Anyone, number: Number) -> li
 
 @router.get("/{number}/compare/{other}")
 def compare_versions(state: Coordinator, caller: Anyone, number: Number, other: Number) -> Comparison:
-    """The differences between two versions, and the size of the download. Role: any."""
+    """The differences between two versions, and the size of the download."""
     with state.database.reading() as session:
         view = messages.versions(session)
         return compare(view(versions.find(session, number)), view(versions.find(session, other, "other")))
@@ -127,7 +127,7 @@ def compare_versions(state: Coordinator, caller: Anyone, number: Number, other: 
 
 @router.get("/{number}/signatures")
 def list_signatures(state: Coordinator, caller: Anyone, number: Number) -> list[ContributionSignature]:
-    """The signatures of the contributions to the version and its trunk. Role: any."""
+    """The signatures of the contributions to the version and its trunk."""
     with state.database.reading() as session:
         made = versions.find(session, number).lineage
         merged = trunks.find(session, made.trunk).contributions
@@ -136,7 +136,7 @@ def list_signatures(state: Coordinator, caller: Anyone, number: Number) -> list[
 
 @router.get("/{number}/files/{name}", response_class=FileResponse)
 def version_content(state: Coordinator, caller: Anyone, number: Number, name: str) -> Response:
-    """A file of a version; supports ranges. Role: any.
+    """A file of a version; supports ranges.
 
     Refused to an owner unless its own ready expert is in the version, all others in it allow redistribution, and none
     is withdrawn.

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from moerge_coordinator.domain.owners import own_name
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.rest.auth import Operator, OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import PAGE, After
 from moerge_coordinator.rest.state import Coordinator
@@ -25,34 +25,25 @@ def list_workflows(
     after: After = 0,
     kind: Annotated[WorkflowKind | None, Query(description="Only workflows of this kind.")] = None,
 ) -> Page[WorkflowEntry]:
-    """Lists workflows, newest first, without the `after` first ones. Role: operator."""
+    """Lists workflows, newest first, without the `after` first ones."""
     result = state.workflows.entries(after, PAGE + 1, kind)
     return Page(items=result[:PAGE], next=after + PAGE if len(result) > PAGE else None)
 
 
 @router.get("/{id}")
 def show_workflow(state: Coordinator, caller: OperatorOrOwner, id_: Id) -> Workflow:
-    """The state of a workflow; for an owner, only of its contributions. Role: operator or owner."""
-    own = caller.role is Role.OWNER
-    return _found(id_, state.workflows.find_own(id_, own_name(caller)) if own else state.workflows.find(id_))
-
-
-def _found(id_: str, workflow: Workflow | None) -> Workflow:
-    if workflow is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no workflow {id_!r}")
-    return workflow
+    """The state of a workflow; for an owner, only of its contributions."""
+    owner = own_name(caller) if caller.role is Role.OWNER else None
+    return existing(state.workflows.find(id_, owner), f"workflow {id_!r}")
 
 
 @router.post("/{id}/retry", status_code=202)
 def retry(state: Coordinator, caller: Operator, id_: Id) -> Workflow:
-    """Restarts a failed workflow with the same input; reuses its results. Role: operator."""
-    result = _found(id_, state.workflows.find(id_))
+    """Restarts a failed workflow with the same input; reuses its results."""
+    result = existing(state.workflows.find(id_), f"workflow {id_!r}")
     started = state.workflows.retry(id_)
     if started is None:
         running = result.state is WorkflowState.RUNNING
-        what, todo = (
-            f"workflow {id_!r} is {result.state.value}",
-            "there is nothing to do; its owner sends the files again",
-        )
-        raise RefusedError(ProblemType.CONFLICT, what, where="id", todo="wait for it" if running else todo)
+        todo = "wait for it" if running else "there is nothing to do; its owner sends the files again"
+        raise RefusedError(ProblemType.CONFLICT, f"workflow {id_!r} is {result.state.value}", where="id", todo=todo)
     return started

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from moerge_coordinator.dashboard.charts import Node, curves, graph, heat
+from moerge_coordinator.dashboard.charts import curves, heat
 
 HOSTILE = "<script>&\"'"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,15 +42,8 @@ def test_no_name_gets_out_of_its_picture() -> None:
     pictures = [
         curves(HOSTILE, [HOSTILE], {HOSTILE: [1, 2]}, [HOSTILE, "2"]).picture,
         heat(HOSTILE, [HOSTILE], [[0.5]]),
-        graph(HOSTILE, [(HOSTILE, [Node(HOSTILE, HOSTILE)])]),
     ]
     for picture in pictures:
         assert "<script>" not in picture
         assert drawn(picture).attrib["aria-label"] == HOSTILE
         assert drawn(picture).findtext(f"{SVG}title") == HOSTILE
-
-
-def test_the_graph_joins_each_node_to_its_sources() -> None:
-    picture = drawn(graph("t", [("a", [Node("1", ""), Node("2", "")]), ("b", [Node("3", "", (0, 1))])]))
-    assert len(list(picture.iter(f"{SVG}rect"))) == 3
-    assert len(list(picture.iter(f"{SVG}path"))) == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moerge_coordinator.operation.backups import copy_database
-from moerge_coordinator.storage.workflow_rows import Foreign, foreign_rows
+from moerge_coordinator.storage.workflow_rows import foreign_rows
 
 WRITER = """
 import os, signal, sqlite3, sys
@@ -37,7 +37,7 @@ def database(tmp_path: Path) -> Path:
 
 
 def test_its_rows_are_those_before_the_transaction(database: Path) -> None:
-    assert list[Foreign](foreign_rows(f"sqlite:///{database}")) == []
+    assert list(foreign_rows(f"sqlite:///{database}")) == []
 
 
 def test_a_copy_has_the_rows_before_the_transaction(database: Path, tmp_path: Path) -> None:

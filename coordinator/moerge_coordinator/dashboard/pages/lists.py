@@ -1,0 +1,84 @@
+"""Pages of one list each: experts, owners and rounds, contributions, trunks, workflows, calls, settings, an alias."""
+
+from starlette.responses import Response
+
+from moerge.client.http import optional
+from moerge.statistics.kinds import CONTRIBUTIONS, ROUTER
+from moerge_coordinator.dashboard.site import Page, Visit
+from moerge_proto.owners import Role
+
+_MOST_ROWS, _MOST_VERSIONS = 100, 25
+
+
+def _alias(visit: Visit) -> Response:
+    name = visit.path["name"]
+    moves = list(visit.rest.alias_history(name))[: -_MOST_ROWS - 1 : -1]
+    return visit.show("alias.html", name=name, alias=optional(visit.rest.alias, name), moves=moves)
+
+
+def _experts(visit: Visit) -> Response:
+    page = visit.rest.experts().page(visit.after)
+    return visit.show("experts.html", experts=page.items, further=page.next)
+
+
+def _owners(visit: Visit) -> Response:
+    rest = visit.rest
+    page = rest.owners().page(visit.after)
+    trained = [expert for expert in rest.experts() if expert.state != "withdrawn" and expert.fitted is None]
+    state = {expert.domain: expert.state.value for expert in trained}
+    newest = list(rest.rounds())[: -_MOST_ROWS - 1 : -1]
+    workers = {item.domain: item for item in rest.progress()}
+    return visit.show("owners.html", owners=page.items, further=page.next, rounds=newest, state=state, workers=workers)
+
+
+def _contributions(visit: Visit) -> Response:
+    kind = CONTRIBUTIONS.get(visit.query.get("kind", ""), ROUTER)
+    page, trunk = visit.rest.contributions(kind.name, newest=True).page(visit.after), visit.rest.current_trunk()
+    return visit.show(
+        "contributions.html",
+        contributions=page.items,
+        further=page.next,
+        trunk=trunk.digest if trunk else None,
+        kind=kind,
+        kinds=CONTRIBUTIONS.values(),
+    )
+
+
+def _trunks(visit: Visit) -> Response:
+    page, history = visit.rest.trunks().page(visit.after), optional(visit.rest.trunk_history, "current")
+    return visit.show(
+        "trunks.html",
+        trunks=list(reversed(page.items)),
+        further=page.next,
+        domains=visit.domains(),
+        history=history,
+        versions=list(reversed(history.versions))[:_MOST_VERSIONS] if history else [],
+    )
+
+
+def _workflows(visit: Visit) -> Response:
+    page = visit.rest.workflows().page(visit.after)
+    return visit.show("workflows.html", workflows=page.items, further=page.next)
+
+
+def _audit(visit: Visit) -> Response:
+    given = {name: visit.query.get(name, "") for name in ("owner", "path", "failed")}
+    calls = visit.rest.audit(newest=True, owner=given["owner"], path=given["path"], failed=given["failed"] == "true")
+    page = calls.page(visit.after)
+    return visit.show("audit.html", entries=page.items, further=page.next, given=given)
+
+
+def _settings(visit: Visit) -> Response:
+    return visit.show("settings.html", settings=visit.rest.settings())
+
+
+PAGES = {
+    "/aliases/{name}": Page(_alias),
+    "/experts": Page(_experts, "Experts", (Role.OPERATOR, Role.OWNER)),
+    "/owners": Page(_owners, "Owners and rounds", (Role.OPERATOR,)),
+    "/contributions": Page(_contributions, "Contributions", (Role.OPERATOR, Role.OWNER)),
+    "/trunks": Page(_trunks, "Trunks", (Role.OPERATOR, Role.OWNER)),
+    "/workflows": Page(_workflows, "Workflows", (Role.OPERATOR,)),
+    "/audit": Page(_audit, "Audit log", (Role.OPERATOR,)),
+    "/settings": Page(_settings, "Settings", (Role.OPERATOR,)),
+}
