@@ -25,7 +25,7 @@ def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) -> Exp
     """Registers a domain's expert, from uploaded files or an allowed source.
 
     Checks config, tokenizer and tensor headers of uploaded files before it answers, and everything else afterwards.
-    Idempotent, except that its owner can change `redistribute`. An operator can only give a source.
+    Idempotent, except that its owner can change `redistribute`. An operator must give a source.
     """
     expert = experts.register(state, caller, new)
     if expert.state is ExpertState.RECEIVED:
