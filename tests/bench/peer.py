@@ -3,7 +3,6 @@
 import os
 import subprocess
 import venv
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -83,6 +82,6 @@ def _tokenizer(fleet: Fleet) -> PreTrainedTokenizerBase:
 def averaged(fleet: Fleet) -> Path:
     """Folder of the dense average of the experts, for mergekit-moe's trunk."""
     folder = fleet.work / "averaged"
-    merged_model(replace(fleet, dtype="float32"), "average", {}).save_pretrained(folder)
+    merged_model(fleet, "average", {}).save_pretrained(folder)
     _tokenizer(fleet).save_pretrained(folder)
     return folder

@@ -185,7 +185,8 @@ def main() -> None:
     cut, folder = replace(preset.cut, tokens=chosen.tokens), cache_folder()
     averages, records = dict[str, list[float]](), dict[str, object]()
     for seed in map(int, chosen.training_seeds.split(",")):
-        sources, base = preset.sources(folder, seed, progress(), chosen.device)
+        trained = replace(preset, training=replace(preset.training, seed=seed))
+        sources, base = trained.sources(folder, progress(), chosen.device)
         texts = {name: read_texts(name, source, cut, "tuning") for name, source in sources.items()}
         abroad = read_elsewhere(base, [str(corpora.write_elsewhere(folder / "texts"))], cut, "tuning")
         settings = Settings(base, 1, preset.statistics_tokens, chosen.device or preset.device)

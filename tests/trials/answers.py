@@ -52,7 +52,7 @@ def main() -> None:
     disable_progress_bar()
     set_verbosity_error()
     preset = PRESETS[given.preset]
-    sources, base = preset.sources(cache_folder(), 1, progress(), given.device)
+    sources, base = preset.sources(cache_folder(), progress(), given.device)
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     texts = {domain: read_texts(domain, source, preset.cut) for domain, source in sources.items()}
 

@@ -122,7 +122,7 @@ def main() -> None:
     set_verbosity_error()
     disable_progress_bar()
     preset, folder = PRESETS[chosen.preset], cache_folder()
-    sources, base = preset.sources(folder, 1, progress(), chosen.device)
+    sources, base = preset.sources(folder, progress(), chosen.device)
     texts = {name: read_texts(name, source, preset.cut, training=True) for name, source in sources.items()}
     abroad = read_elsewhere(base, [str(corpora.write_elsewhere(folder / "texts"))], preset.cut)
     settings = Settings(base, 1, preset.statistics_tokens, chosen.device or preset.device)

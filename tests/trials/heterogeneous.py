@@ -63,7 +63,7 @@ def main() -> None:
     disable_progress_bar()
     set_verbosity_error()
     folder, preset = cache_folder(), PRESETS["demo"]
-    sources, base = preset.sources(folder, 1, progress())
+    sources, base = preset.sources(folder, progress())
     cut = replace(preset.cut, tokens=chosen.tokens)
     settings = Settings(base, chosen.seeds, preset.statistics_tokens)
     texts = Inputs(sources, cut, settings).texts(chosen.split, training=True)

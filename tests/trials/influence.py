@@ -51,7 +51,7 @@ class Fleet:
 
     def __init__(self, home: Path) -> None:
         preset = PRESETS["demo"]
-        sources, _ = preset.sources(cache_folder(), 1, progress())
+        sources, _ = preset.sources(cache_folder(), progress())
         self.home = home
         self.texts: list[Texts] = [read_texts(name, source, preset.cut) for name, source in sources.items()]
         self.experts = [DenseExpert(name, source.expert, name) for name, source in sources.items()]

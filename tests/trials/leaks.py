@@ -92,7 +92,7 @@ class Attacked:
     """An owner of the demo, its text, and the honest trunk."""
 
     def __init__(self, domain: str, max_stray: float, home: Path) -> None:
-        sources, _ = PRESETS["demo"].sources(cache_folder(), 1, progress())
+        sources, _ = PRESETS["demo"].sources(cache_folder(), progress())
         experts = {name: DenseExpert(name, source.expert) for name, source in sources.items()}
         self.expert, self.home, self.max_stray = experts[domain].folder, home, max_stray
         tokenizer = AutoTokenizer.from_pretrained(self.expert)

@@ -101,7 +101,7 @@ def main() -> None:
     disable_progress_bar()
     set_verbosity_error()
     preset = PRESETS[chosen.preset]
-    sources, base = preset.sources(cache_folder(), 1, progress(), chosen.device)
+    sources, base = preset.sources(cache_folder(), progress(), chosen.device)
     cut = replace(preset.cut, tokens=chosen.tokens)
     names = chosen.domains.split(",") if chosen.domains else list(sources)
     domains = {name: read_texts(name, sources[name], cut) for name in names}

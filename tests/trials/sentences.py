@@ -144,7 +144,7 @@ def main() -> None:
     disable_progress_bar()
     set_verbosity_error()
     preset = PRESETS[given.preset]
-    sources, base = preset.sources(cache_folder(), 1, progress())
+    sources, base = preset.sources(cache_folder(), progress())
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     texts = {
         kind.name: {domain: texts_of(kind, source, tokenizer, given.texts) for domain, source in sources.items()}

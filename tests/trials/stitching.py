@@ -62,7 +62,7 @@ def main() -> None:
     set_verbosity_error()
     disable_progress_bar()
     preset = PRESETS[chosen.preset]
-    sources, base = preset.sources(cache_folder(), 1, progress(), chosen.device)
+    sources, base = preset.sources(cache_folder(), progress(), chosen.device)
     texts = {name: read_texts(name, source, preset.cut, training=True) for name, source in sources.items()}
     settings = Settings(base, 1, preset.statistics_tokens, chosen.device or preset.device)
     recipe, options, label = parse(f"bts:train={chosen.train}")

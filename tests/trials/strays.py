@@ -182,7 +182,7 @@ def main() -> None:
         sources = {domain: Sources(Path(folder), [texts[domain]]) for domain, folder in named.items()}
         seed = given.seed
     else:
-        sources, seed = PRESETS["demo"].sources(cache_folder(), 1, progress())
+        sources, seed = PRESETS["demo"].sources(cache_folder(), progress())
     with TemporaryDirectory() as folder:
         home = Path(folder)
         rows = {domain: read_texts(domain, source, Cut()).statistics for domain, source in sources.items()}

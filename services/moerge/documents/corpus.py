@@ -60,13 +60,6 @@ class Corpus:
             require_template(self._tokenizer)
             self._read = partial(conversation, tokenizer=self._tokenizer, turns=chat_turns)
 
-    def of(self, sources: Sequence[str], where: str) -> Self:
-        """The documents of other files, read the same way."""
-        other = copy(self)
-        other._sources, other._where = list(sources), where
-        other.size()
-        return other
-
     def under(self, rule: SplitRule) -> Self:
         """The same documents with another rule."""
         other = copy(self)

@@ -14,7 +14,6 @@ from moerge.errors import MoergeError
 from moerge.merging.local import LocalTrunk
 from moerge.progress import NoProgress, Progress
 from moerge.scoring.perplexity import Rows, Window
-from moerge_lab.recipes.precision import Dtype
 from moerge_lab.training.job import Trained
 from moerge_lab.training.parameters import Which
 from moerge_proto.options import VersionRecipe
@@ -28,19 +27,16 @@ Numbers = Mapping[str, float]
 SEED = "seed"
 """The option that adds the seed model to a recipe's experts."""
 NO_ROWS = torch.empty(0, 0, dtype=torch.int64)
-Likelihoods = dict[tuple[Path, Dtype, tuple[int, ...]], Tensor]
-"""Dense expert's folder, number format and token ids -> log p of every token except the first, [T - 1] float64."""
+Likelihoods = dict[tuple[Path, tuple[int, ...]], Tensor]
+"""Dense expert's folder and token ids -> log p of every token except the first, [T - 1] float64."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Results that several recipes need, computed once for a table.
+    """Results that several recipes need, computed once for a table, by all of their inputs.
 
     Attributes:
         folder: of trunks; None: every recipe merges its own.
-        trunks: solved trunks in it, by all of their inputs.
-        likelihoods: of texts under dense experts.
-        made: other results, by all of their inputs.
     """
 
     folder: Path | None = None
@@ -54,13 +50,11 @@ class Domain:
     """One domain's expert, and its texts as documents of token ids, at most as long as the context.
 
     Attributes:
-        name: of the domain.
         expert: dense checkpoint folder.
         statistics: text for statistics; never scored.
-        other: other text of the domain, for statistics out of distribution; may be empty.
-        tuning: windows for the choice of settings, cut like the scored ones, from text used for nothing else; may be
-            empty.
-        training: rows of text for trained recipes, [n, context] int64; may be empty.
+        other: other text of the domain, for statistics out of distribution.
+        tuning: windows for the choice of settings, cut like the scored ones, from text used for nothing else.
+        training: rows of text for trained recipes, [n, context] int64.
     """
 
     name: str
@@ -76,14 +70,10 @@ class Fleet:
     """The input of a recipe.
 
     Attributes:
-        domains: in order; all experts have one tokenizer and, for most recipes, one architecture.
+        domains: all experts have one tokenizer and, for most recipes, one architecture.
         base: folder of the seed model, for recipes with task vectors.
         seed: of the recipe's random numbers.
         work: an empty folder of the recipe, removed after it was scored.
-        device: torch device of the models.
-        dtype: number format of the recipes' models.
-        shared: by recipes and seeds.
-        progress: shows trainings.
     """
 
     domains: Sequence[Domain]
@@ -91,17 +81,12 @@ class Fleet:
     seed: int
     work: Path
     device: str = "cpu"
-    dtype: Dtype = "float32"
     shared: Shared = field(default_factory=Shared)
     progress: Progress = field(default_factory=NoProgress)
 
     @property
     def seed_model(self) -> Path:
-        """The base.
-
-        Raises:
-            MoergeError: it is missing.
-        """
+        """The base; an error if it is missing."""
         if self.base is None:
             raise MoergeError("the seed model is missing", where="`base`", todo="name its folder")
         return self.base
@@ -113,33 +98,25 @@ class Model(Protocol):
     chosen: Numbers = MappingProxyType({})
     """Options that the recipe chose by the tuning text."""
     active_parameters: float
-    """Average number of parameters that a token is multiplied by, in all of its experts and the routing. That includes
-    the head, but not the embedding."""
+    """Average number of parameters that a token is multiplied by, with experts, routing and head, without embedding."""
     reads_domain: bool = False
-    """True if it needs `rows.domain`: an oracle, or specialists without a model for other text."""
+    """Whether it needs `rows.domain`: an oracle, or specialists without a model for other text."""
     trained: Trained | None = None
-    """Trained parameters and tokens of the training on pooled text; None: untrained."""
 
     def losses(self, rows: Rows) -> Tensor:
         """[B, T - 1], see `Losses`."""
 
 
 def number(options: Options, name: str) -> float:
-    """An option's number."""
     return float(options[name])
 
 
 def word(options: Options, name: str) -> str:
-    """An option's word."""
     return str(options[name])
 
 
 def whole(options: Options, name: str, least: int, most: float = inf) -> int:
-    """An integer option between two bounds.
-
-    Raises:
-        MoergeError: it has another value.
-    """
+    """An integer option; an error unless it is between two bounds."""
     value = number(options, name)
     if value != int(value) or not least <= value <= most:
         between = f"between {least} and {most:g}" if most < inf else f"of at least {least}"
@@ -174,7 +151,7 @@ class Parts:
     Attributes:
         recipe: trunk method, fit and options of the solve, by the table's options.
         texts: a domain's text for router contributions.
-        chosen: the chosen options, for the other choices.
+        chosen: the options chosen by the tuning text.
     """
 
     recipe: Callable[[Options], VersionRecipe]
@@ -189,17 +166,15 @@ class Recipe:
     Attributes:
         source: paper and section or equation.
         build: yields (row of the table, model), one in memory at a time.
-        options: its options, with defaults.
+        options: with defaults.
         words: the allowed words of an option without numbers.
-        uses_text: whether it takes statistics from the domains' texts, which differ by seed.
-        drawn: whether it draws random numbers, so that seeds differ even with the same texts.
-        needs_base: whether it needs the seed model.
-        needs_other: whether it needs other text of the domains.
-        reads_ahead: whether it chooses experts by the whole window, including scored tokens.
-        asked_only: whether it runs only if named.
+        uses_text: it takes statistics from the domains' texts, which differ by seed.
+        drawn: it draws random numbers, so that seeds differ even with the same texts.
+        reads_ahead: it chooses experts by the whole window, including scored tokens.
+        asked_only: it runs only if named.
         trains: its trainable parameters; None: it isn't trained.
-        any_architecture: whether experts may differ in architecture; they must share a tokenizer.
-        specialises: whether it makes a model per domain, from a sample of that domain's text in place of statistics.
+        any_architecture: experts may differ in architecture, but not in the tokenizer.
+        specialises: it makes a model per domain, from a sample of that domain's text in place of statistics.
         parts: the choices of a recipe that publishes a version with solved routers.
     """
 

@@ -15,13 +15,10 @@ from moerge_lab.recipes.tuning import CHOOSE, with_window
 class Ensemble(Model):
     """p(x_t+1 | x_<=t) = sum_d p(d | x_<=t) p_d(x_t+1 | x_<=t), p(d | x_<=t) ~ p(d) prod_s p_d(x_s | x_<s).
 
-    The product is over the last `window` tokens, t - window < s <= t. No expert predicts a row's first token, so it is
-    no evidence.
+    The product is over the last `window` tokens, t - window < s <= t; 0: all, except the first, which none predicts.
 
     Args:
-        models: the dense experts.
         prior: [D], p(d).
-        window: tokens of evidence; 0: all.
     """
 
     def __init__(self, models: Sequence[Dense], prior: Tensor, window: int = 0) -> None:
@@ -30,10 +27,10 @@ class Ensemble(Model):
 
     def losses(self, rows: Rows) -> Tensor:
         """[B, T - 1] float64."""
-        told = -torch.stack([model.losses(rows) for model in self._models])  # [D, B, T - 1]
-        evidence = torch.nn.functional.pad(recent(told, self._window), (1, 0))[..., :-1]
+        logs = -torch.stack([model.losses(rows) for model in self._models])  # [D, B, T - 1]
+        evidence = torch.nn.functional.pad(recent(logs, self._window), (1, 0))[..., :-1]
         posterior = (self._prior.log()[:, None, None] + evidence).log_softmax(dim=0)
-        return -(posterior + told).logsumexp(dim=0)
+        return -(posterior + logs).logsumexp(dim=0)
 
 
 def cached_prior(models: Sequence[Dense], texts: Sequence[list[int]]) -> Tensor:
@@ -41,16 +38,12 @@ def cached_prior(models: Sequence[Dense], texts: Sequence[list[int]]) -> Tensor:
     return likelihoods(models, texts).softmax(dim=1).mean(dim=0)
 
 
-def _uniform(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+def _build(name: str, cached: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     models = experts(with_seed(fleet, options))
     prior = torch.full((len(models),), 1 / len(models))
-    yield "btm", with_window(fleet, options, partial(Ensemble, models, prior))
-
-
-def _cached(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    models = experts(with_seed(fleet, options))
-    texts = [text for domain in fleet.domains for text in domain.statistics]
-    yield "btm-cached", with_window(fleet, options, partial(Ensemble, models, cached_prior(models, texts)))
+    if cached:
+        prior = cached_prior(models, [text for domain in fleet.domains for text in domain.statistics])
+    yield name, with_window(fleet, options, partial(Ensemble, models, prior))
 
 
 _OPTIONS: Options = {"window": CHOOSE, SEED: 0}
@@ -58,7 +51,7 @@ RECIPES = (
     Recipe(
         "btm",
         "BTM (Li et al. 2022), as in BTS section 3.3: uniform prior; there the evidence is of all tokens",
-        _uniform,
+        partial(_build, "btm", False),
         options=_OPTIONS,
         uses_text=False,
         any_architecture=True,
@@ -67,7 +60,7 @@ RECIPES = (
         "btm-cached",
         "BTM (Li et al. 2022), cached prior: here the plain mean over all domains' statistics documents, not a decaying"
         " one over documents of the domain that is scored, for no recipe is told that domain",
-        _cached,
+        partial(_build, "btm-cached", True),
         options=_OPTIONS,
         any_architecture=True,
     ),

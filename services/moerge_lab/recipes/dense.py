@@ -19,7 +19,6 @@ from moerge.trunk.pieces import Piece
 from moerge_lab.recipes.base import Fleet, Model, Options, Recipe, number
 from moerge_lab.recipes.likelihoods import Dense
 from moerge_lab.recipes.models import Loaded
-from moerge_lab.recipes.precision import convert
 from moerge_lab.recipes.tuning import CHOOSE, choose_scale
 from moerge_proto.trunks import TrunkMethod, TrunkOptions
 
@@ -30,11 +29,6 @@ TASK_VECTORS: Options = {"retain": 0.8, "scale": CHOOSE}
 """The kept share of a task vector, and the factor of their sum: 1 / 3 for three in MergeME's appendix."""
 
 
-def domain_name(slot: int) -> str:
-    """The name of a slot's domain in files, d0, d1, …, because users may choose any name."""
-    return f"d{slot}"
-
-
 def expert_row(domain: str) -> str:
     """The row of a domain's own dense expert."""
     return f"{domain} expert"
@@ -42,7 +36,7 @@ def expert_row(domain: str) -> str:
 
 def trunk_options(method: TrunkMethod, fleet: Fleet, options: Options) -> TrunkOptions:
     """The options of a trunk method, without the base. Weights are the domains' tokens of statistics."""
-    tokens = {domain_name(slot): sum(map(len, domain.statistics)) for slot, domain in enumerate(fleet.domains)}
+    tokens = {f"d{slot}": sum(map(len, domain.statistics)) for slot, domain in enumerate(fleet.domains)}
     given = {**options, "seed": fleet.seed, "weights": tokens}
     return checked(TrunkOptions, {name: value for name, value in given.items() if name in METHODS[method].takes})
 
@@ -53,11 +47,7 @@ def base_of(method: TrunkMethod, fleet: Fleet) -> Path | None:
 
 
 def checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:
-    """The options of a merge or a solve.
-
-    Raises:
-        MoergeError: a number is out of its bounds.
-    """
+    """The options of a merge or a solve; an error if a number is out of its bounds."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -66,17 +56,13 @@ def checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:
 
 
 def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrainedModel:
-    """The dense model whose every parameter is merged by an elementwise method.
-
-    Raises:
-        MoergeError: the method isn't elementwise.
-    """
+    """The dense model whose every parameter is merged by an elementwise method."""
     if (rule := METHODS[method].rule) is None:
-        raise MoergeError("the method doesn't merge MLPs", where=method, todo="choose an elementwise method")
+        raise TypeError(f"{method} doesn't merge MLPs")
     base, experts = base_of(method, fleet), [DenseFiles(domain.expert) for domain in fleet.domains]
     inputs = MethodInputs(
         experts=experts,
-        domains=[domain_name(slot) for slot in range(len(experts))],
+        domains=[f"d{slot}" for slot in range(len(experts))],
         options=trunk_options(method, fleet, options),
         base=None if base is None else Checkpoint(base),
     )
@@ -87,7 +73,7 @@ def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrai
         state[name] = merge(Piece(name, 0, range(len(experts)), tensors, torch.float32))
     model = dense_model(experts[0].config, state, torch.float32)
     place(model, fleet.device)
-    return convert(model, fleet.dtype)
+    return model
 
 
 def _experts(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:

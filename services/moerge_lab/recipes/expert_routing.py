@@ -23,12 +23,7 @@ _LEARNING_RATE = 5e-4
 
 
 def mean_embeddings(table: Tensor, rows: Sequence[list[int]]) -> Tensor:
-    """[N, H] float32: the mean of each row's embeddings.
-
-    Args:
-        table: [V, H].
-        rows: token ids, at least one in each.
-    """
+    """[N, H] float32: the mean of each row's embeddings, from the table [V, H] and rows of at least one token id."""
     lengths = torch.tensor([0, *map(len, rows[:-1])])
     ids = torch.tensor([id_ for row in rows for id_ in row])
     return torch.nn.functional.embedding_bag(ids, table, lengths.cumsum(dim=0), mode="mean")
@@ -41,7 +36,6 @@ def closed_form(features: Tensor, targets: Tensor, domains: int, ridge_lambda: f
         features: X, [N, H].
         targets: [N], the number of the expert with the smallest loss.
         domains: D.
-        ridge_lambda: lambda, in units of the mean diagonal, because embeddings have any scale.
     """
     wide = features.double()
     gram = wide.T @ wide
@@ -74,16 +68,14 @@ def trained(draw: Callable[[Tensor], Tensor], targets: Tensor, shape: tuple[int,
 
 
 class PrefixRouted(Model):
-    """Each token is predicted by the router's expert for the mean embedding of the tokens before it.
+    """Each token is predicted by the router's expert for the mean embedding of the `window` tokens before it; 0: all.
 
     A chosen expert must have read all earlier text, so each has its own cache of keys and values. The active parameters
     assume that an expert reads missed text only when it is chosen; they cover the rows so far.
 
     Args:
-        models: the dense experts.
         table: [V, H], embeddings.
         router: [H, D].
-        window: most tokens before it; 0: all.
     """
 
     def __init__(self, models: Sequence[Dense], table: Tensor, router: Tensor, window: int = 0) -> None:
@@ -102,7 +94,7 @@ class PrefixRouted(Model):
         return torch.stack([model.losses(rows) for model in self._models]).gather(0, chosen[None])[0]
 
     def _count(self, chosen: Tensor, lengths: Sequence[int]) -> None:
-        """Counts the tokens that each expert reads, up to its last choice."""
+        """Count the tokens that each expert reads, up to its last choice."""
         for row, length in zip(chosen, lengths, strict=True):
             last = {expert: place for place, expert in enumerate(row[: length - 1].tolist(), start=1)}
             self._read += sum(last.values())

@@ -11,34 +11,26 @@ from moerge.models.batches import bucket, pad
 from moerge.scoring.perplexity import BATCH_TOKENS, Rows
 from moerge_lab.recipes.base import SEED, Domain, Fleet, Likelihoods, Options, whole
 from moerge_lab.recipes.models import Loaded, load
-from moerge_lab.recipes.precision import Dtype
 
 
 class Dense(Loaded):
-    """A dense expert whose likelihoods of texts are computed once.
+    """A dense expert whose likelihoods of texts are computed once; missing ones are added to the known ones."""
 
-    Args:
-        folder: its checkpoint.
-        device: of the computation.
-        known: likelihoods computed before; missing ones are added.
-        dtype: number format.
-    """
-
-    def __init__(self, folder: Path, device: str, known: Likelihoods, dtype: Dtype = "float32") -> None:
-        super().__init__(load(folder, device, dtype))
-        self._folder, self._known, self._dtype = folder, known, dtype
+    def __init__(self, folder: Path, device: str, known: Likelihoods) -> None:
+        super().__init__(load(folder, device))
+        self._folder, self._known = folder, known
 
     def losses(self, rows: Rows) -> Tensor:
         """[B, T - 1] float64; 0 at padding."""
         result = torch.zeros(rows.ids.shape[0], rows.ids.shape[1] - 1, dtype=torch.float64)
-        for row, told in zip(result, self.likelihoods(documents(rows)), strict=True):
-            row[: len(told)] = -told
+        for row, likelihood in zip(result, self.likelihoods(documents(rows)), strict=True):
+            row[: len(likelihood)] = -likelihood
         return result
 
     @torch.inference_mode()
     def likelihoods(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """log p(x_t | x_<t) of each text's tokens except the first, [T - 1] float64."""
-        keys = [(self._folder, self._dtype, tuple(text)) for text in texts]
+        keys = [(self._folder, tuple(text)) for text in texts]
         missing = [key for key in dict.fromkeys(keys) if key not in self._known]
         for batch in bucket(missing, lambda key: len(key[-1]), BATCH_TOKENS):
             rows = Rows(pad([key[-1] for key in batch]), [len(key[-1]) for key in batch], "")
@@ -49,15 +41,11 @@ class Dense(Loaded):
 
 def experts(fleet: Fleet) -> list[Dense]:
     """Every domain's dense expert, in order."""
-    return [Dense(domain.expert, fleet.device, fleet.shared.likelihoods, fleet.dtype) for domain in fleet.domains]
+    return [Dense(domain.expert, fleet.device, fleet.shared.likelihoods) for domain in fleet.domains]
 
 
 def with_seed(fleet: Fleet, options: Options) -> Fleet:
-    """The fleet; with the option `seed` the seed model is a further expert without text.
-
-    Raises:
-        MoergeError: the seed model is missing.
-    """
+    """The fleet; with the option `seed` the seed model is a further expert without text."""
     if not whole(options, SEED, 0, 1):
         return fleet
     return replace(fleet, domains=[*fleet.domains, Domain(SEED, fleet.seed_model, [])])
@@ -82,12 +70,7 @@ def recent(values: Tensor, window: int) -> Tensor:
 
 
 def in_groups(rows: Rows, groups: Iterable[tuple[Tensor, Callable[[Rows], Tensor]]]) -> Tensor:
-    """[B, T, V] float32, from groups of rows.
-
-    Args:
-        rows: all rows.
-        groups: numbers of rows [b], each in one group, and the function for their logits [b, T, V].
-    """
+    """[B, T, V] float32: all rows' logits, from groups of row numbers [b], each with a function for [b, T, V]."""
     result = torch.empty(0)
     for those, predict in groups:
         part = predict(Rows(rows.ids[those], [rows.lengths[row] for row in those.tolist()], rows.domain))

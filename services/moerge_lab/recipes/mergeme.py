@@ -1,8 +1,8 @@
 """MergeME without fine-tuning: each input's experts by heuristics (section 3.1.3, appendix C, table 3).
 
-The merged model has the experts' averaged embedding, norms and head, as BTX: table 3's "merge attention" with random
-routing is table 1's averaged MoE. "Separate attention" keeps the attention of every expert too; in each layer the
-chosen experts' attention outputs are summed by the input's weights, and then their MLPs' outputs.
+The merged model has the experts' averaged embedding, norms and head, as BTX. "Separate attention" keeps the attention
+of every expert too; in each layer the chosen experts' attention outputs are summed by the input's weights, and then
+their MLPs' outputs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
-from moerge.scoring.perplexity import Rows, load, logits, losses_by
+from moerge.scoring.perplexity import Rows, logits, losses_by
 from moerge_lab.recipes.base import SEED, Fleet, Model, Options, Recipe, whole
 from moerge_lab.recipes.dense import merged_model
 from moerge_lab.recipes.likelihoods import Dense, documents, experts, in_groups, likelihoods, with_seed
-from moerge_lab.recipes.models import FromLogits, active_parameters
+from moerge_lab.recipes.models import FromLogits, active_parameters, load
 
 Scores = Callable[[Rows], Tensor]
 """Similarity of each row to each expert: [B, D]."""
@@ -45,12 +45,12 @@ def alignment(base: PreTrainedModel, models: Sequence[PreTrainedModel]) -> Score
     A step against the gradient leads towards an expert, so the gradient points away from it, like base - expert.
     """
     parameters = dict(base.named_parameters())
-    own = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
+    experts = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
     for name, parameter in parameters.items():
-        if wrong := [list(theirs[name].shape) for theirs in own if theirs[name].shape != parameter.shape]:
+        if wrong := [list(expert[name].shape) for expert in experts if expert[name].shape != parameter.shape]:
             problem = f"the base model's shape is {list(parameter.shape)}, an expert's {wrong[0]}"
             raise MoergeError(problem, where=name, todo="name the experts' seed model")
-    vectors = [[(parameter - theirs[name]).detach() for name, parameter in parameters.items()] for theirs in own]
+    vectors = [[(parameter - expert[name]).detach() for name, parameter in parameters.items()] for expert in experts]
     sizes = torch.tensor([_dot(vector, vector) for vector in vectors]).sqrt()
 
     def scores(rows: Rows) -> Tensor:
@@ -103,8 +103,6 @@ class Upcycled(FromLogits):
 
     Args:
         trunk: the averaged model; its modules are replaced.
-        models: the dense experts.
-        scores: for the choice of experts.
         routing: parameters that a token is multiplied by for the scores.
         k: experts per row.
         separate: whether every expert keeps its own attention.
@@ -138,7 +136,6 @@ class Upcycled(FromLogits):
         return in_groups(rows, ((those, partial(self._mixed, weights[those])) for those in groups))
 
     def _mixed(self, weights: Tensor, rows: Rows) -> Tensor:
-        """Logits of rows with weights [b, D] of the same experts."""
         self._gate.chosen = weights[0].nonzero()[:, 0].tolist()
         self._gate.weights = weights[:, self._gate.chosen]
         return logits(self._trunk, rows)
@@ -153,7 +150,7 @@ def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) ->
 
 def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     models, trunk = [expert.model for expert in experts(fleet)], merged_model(fleet, "average", {})
-    base = load(fleet.seed_model, torch.float32, fleet.device)
+    base = load(fleet.seed_model, fleet.device)
     routing = 3 * active_parameters(base)  # a backward pass costs two forward ones
     yield name, Upcycled(trunk, models, alignment(base, models), routing, whole(options, "k", 1), separate=separate)
 

@@ -31,27 +31,14 @@ _UPWEIGHT: Options = {"upweight": 1}
 
 
 def members(fleet: Fleet, options: Options) -> dict[str, Path]:
-    """The seed model and the experts. In recipes with the option `seed`, the seed model is the last, or none.
-
-    Raises:
-        MoergeError: the seed model is missing.
-    """
+    """The seed model and the experts. In recipes with the option `seed`, the seed model is the last, or none."""
     if SEED in options:
         return {domain.name: domain.expert for domain in with_seed(fleet, options).domains}
     return {SEED: fleet.seed_model, **{domain.name: domain.expert for domain in fleet.domains}}
 
 
 def mixture(name: str, members: Members, options: Options, seed: int) -> Build:
-    """Makes an untrained mixture, once it is called.
-
-    Args:
-        name: of the recipe.
-        seed: of random parameters.
-
-    Raises:
-        IncompatibleExpertError: the architectures don't suit the recipe.
-        MoergeError: an option has an unsuitable value.
-    """
+    """Checks the options; the result makes an untrained mixture of this recipe, with random parameters by the seed."""
     return _BUILDERS[name](members, options, seed)
 
 
@@ -60,10 +47,8 @@ def _bam(members: Members, options: Options, seed: int) -> Build:
     if not whole(options, SHARED, 0, 1):
         return partial(Bam.of, members, seed, _mlps(options))
     if routing != "soft":
-        todo = f"omit routing or {SHARED}"
-        raise MoergeError(
-            "JetMoE has as many attention experts as MLPs per token", where=f"routing={routing}", todo=todo
-        )
+        what = "JetMoE has as many attention experts as MLPs per token"
+        raise MoergeError(what, where=f"routing={routing}", todo=f"omit routing or {SHARED}")
     return partial(jetmoe, members, seed)
 
 
@@ -77,10 +62,8 @@ def _mlps(options: Options) -> int:
 
 def _bts(members: Members, options: Options, seed: int) -> Build:
     hub = [*members][whole(options, "hub", 0, len(members) - 1)]
-    ordered = {hub: members[hub], **members}
-    return partial(
-        Bts.of, ordered, whole(options, "stitches", 1), alternating=bool(whole(options, "alternating", 0, 1))
-    )
+    alternating = bool(whole(options, "alternating", 0, 1))
+    return partial(Bts.of, {hub: members[hub], **members}, whole(options, "stitches", 1), alternating=alternating)
 
 
 def _heterogeneous(members: Members, options: Options, seed: int) -> Build:
@@ -99,7 +82,6 @@ _BUILDERS: Mapping[str, Builder] = {
 
 
 def trained_parameters(which: Which, options: Options) -> Which:
-    """The parameters that a recipe for `which` trains with its options."""
     return "added" if FROZEN in options and whole(options, FROZEN, 0, 1) else which
 
 

@@ -16,13 +16,12 @@ from moerge.scoring.routers import forced
 from moerge_lab.mixtures import base
 from moerge_lab.mixtures.base import Mixture
 from moerge_lab.mixtures.heterogeneous import Heterogeneous
-from moerge_lab.recipes.base import Fleet, Model
-from moerge_lab.recipes.precision import Dtype, convert
+from moerge_lab.recipes.base import Model
 
 
-def load(folder: Path, device: str = "cpu", dtype: Dtype = "float32") -> PreTrainedModel:
-    """A dense or published model, in a number format."""
-    return convert(perplexity.load(folder, torch.float32, device), dtype)
+def load(folder: Path, device: str = "cpu") -> PreTrainedModel:
+    """A dense or published model, float32."""
+    return perplexity.load(folder, torch.float32, device)
 
 
 def active_parameters(model: PreTrainedModel) -> float:
@@ -31,12 +30,13 @@ def active_parameters(model: PreTrainedModel) -> float:
         return model.active_parameters()
     if isinstance(model, JetMoeForCausalLM):
         return base.active_parameters(model)  # all experts run
-    return base.active_parameters(model, lambda name: _chosen_share(model) if ".experts." in name else 1)
+    config = model.config
 
+    def share(name: str) -> float:
+        chosen = ".experts." in name
+        return config.num_experts_per_tok / getattr(config, published_family(config).experts) if chosen else 1.0
 
-def _chosen_share(model: PreTrainedModel) -> float:
-    """The share of a MoE's experts per token."""
-    return float(model.config.num_experts_per_tok / getattr(model.config, published_family(model.config).experts))
+    return base.active_parameters(model, share)
 
 
 class FromLogits(Model):
@@ -58,9 +58,8 @@ class Loaded(FromLogits):
         self.active_parameters = active_parameters(model)
 
     @classmethod
-    def of(cls, folder: Path, device: str = "cpu", dtype: Dtype = "float32") -> Self:
-        """The model in a folder."""
-        return cls(load(folder, device, dtype))
+    def of(cls, folder: Path, device: str = "cpu") -> Self:
+        return cls(load(folder, device))
 
     def logits(self, rows: Rows) -> Tensor:
         return logits(self.model, rows)
@@ -78,11 +77,6 @@ class Oracle(FromLogits):
     def __init__(self, model: PreTrainedModel, domains: Sequence[str]) -> None:
         self._model, self._domains = model, list(domains)
         self.active_parameters = active_parameters(model)
-
-    @classmethod
-    def of(cls, folder: Path, fleet: Fleet) -> Self:
-        """The version in a folder, with the fleet's domains as slots."""
-        return cls(load(folder, fleet.device, fleet.dtype), [domain.name for domain in fleet.domains])
 
     def logits(self, rows: Rows) -> Tensor:
         with forced(self._model, self._domains.index(rows.domain)):

@@ -16,6 +16,7 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens, all_counted
 from moerge.scoring.perplexity import Losses, Rows, logits, losses_by
+from moerge.scoring.routers import randomised
 from moerge.statistics.contribution import Computing
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import (
@@ -33,8 +34,8 @@ from moerge_lab.recipes.base import (
     statistics_text,
     whole,
 )
-from moerge_lab.recipes.dense import TASK_VECTORS, base_of, checked, domain_name, trunk_options
-from moerge_lab.recipes.models import Oracle, Routed
+from moerge_lab.recipes.dense import TASK_VECTORS, base_of, checked, trunk_options
+from moerge_lab.recipes.models import Loaded, Oracle, Routed
 from moerge_lab.recipes.tuning import choose_scale
 from moerge_proto.options import PAPER, RARE_BELOW, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
@@ -66,7 +67,6 @@ class Documents:
 
 
 def settings_of(fleet: Fleet, recipe: VersionRecipe, options: Options) -> VersionSettings:
-    """The settings of a version of the fleet."""
     base = base_of(recipe.method, fleet)
     return VersionSettings(
         recipe=recipe,
@@ -78,10 +78,7 @@ def settings_of(fleet: Fleet, recipe: VersionRecipe, options: Options) -> Versio
 
 
 def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
-    """The trunk, merged by a method; a solved one uses trunk contributions from the domains' statistics.
-
-    A table solves equal trunks once.
-    """
+    """The trunk, merged by a method; a solved one is of the domains' statistics, and kept for equal inputs."""
     shared, recipe = fleet.shared, PAPER.model_copy(update={"method": method})
     settings, experts = settings_of(fleet, recipe, options), experts_of(fleet)
     texts = [Documents.of(domain.statistics, options) for domain in fleet.domains]
@@ -109,8 +106,8 @@ def trunk_in(parts: Parts, fleet: Fleet, options: Options) -> LocalTrunk:
 
 
 def experts_of(fleet: Fleet) -> list[DenseExpert]:
-    """The domains' experts. Files have their slots' names, because users may choose any."""
-    return [DenseExpert(domain_name(slot), domain.expert) for slot, domain in enumerate(fleet.domains)]
+    """The domains' experts. Files are named d0, d1, …, because users may choose any name."""
+    return [DenseExpert(f"d{slot}", domain.expert) for slot, domain in enumerate(fleet.domains)]
 
 
 def assembled(
@@ -119,26 +116,20 @@ def assembled(
     options: Options,
     *,
     trunk: LocalTrunk | None = None,
-    slots: Sequence[int] | None = None,
     routers: Sequence[Tensor] | None = None,
 ) -> Assembled:
     """A version of these choices with k experts per token, by default one.
 
     Args:
         trunk: an existing one; None: merged from the fleet's experts.
-        slots: of the version's experts; None: all.
         routers: given ones, [D, H] per layer; None: solved.
-
-    Raises:
-        MoergeError: an option is unsuitable, or there are fewer than k experts.
     """
-    slots = range(len(fleet.domains)) if slots is None else slots
-    recipe, k = parts.recipe(options), whole(options, "k", 1, len(slots)) if "k" in options else 1
+    recipe, k = parts.recipe(options), whole(options, "k", 1, len(fleet.domains)) if "k" in options else 1
     recipe = recipe.model_copy(update={"solve": recipe.solve.model_copy(update={"top_k": k})})
     kept = KeptParts(trunk or trunk_in(parts, fleet, options))
-    experts, settings = experts_of(fleet), settings_of(fleet, recipe, options)
-    texts = [Documents.of(parts.texts(fleet.domains[slot]), options) for slot in slots]
-    return assemble([experts[slot] for slot in slots], texts, settings, fleet.work, kept, routers=routers)
+    texts = [Documents.of(parts.texts(domain), options) for domain in fleet.domains]
+    settings = settings_of(fleet, recipe, options)
+    return assemble(experts_of(fleet), texts, settings, fleet.work, kept, routers=routers)
 
 
 def publish(parts: Parts, fleet: Fleet, options: Options, routers: Sequence[Tensor] | None = None) -> Path:
@@ -160,7 +151,7 @@ def published_recipe(
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         chosen = parts.chosen(fleet, options)
-        model = Routed.of(publish(parts, fleet, {**options, **chosen}), fleet.device, fleet.dtype)
+        model = Routed.of(publish(parts, fleet, {**options, **chosen}), fleet.device)
         model.chosen = chosen
         yield name, model
 
@@ -171,12 +162,13 @@ def published_recipe(
 
 def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     folder = publish(ridge("average"), fleet, options, random_routers(fleet))
-    yield "random", Routed.of(folder, fleet.device, fleet.dtype)
+    yield "random", Routed.of(folder, fleet.device)
 
 
 def oracle(row: str, parts: Parts, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     """Each text's own expert in a version of these choices (DUME section 3.2)."""
-    yield row, Oracle.of(publish(parts, fleet, options, random_routers(fleet)), fleet)
+    model = Routed.of(publish(parts, fleet, options, random_routers(fleet)), fleet.device).model
+    yield row, Oracle(model, [domain.name for domain in fleet.domains])
 
 
 def scale_of(method: TrunkMethod, fleet: Fleet, options: Options) -> Numbers:
@@ -186,21 +178,17 @@ def scale_of(method: TrunkMethod, fleet: Fleet, options: Options) -> Numbers:
     def build(scale: float) -> Losses:
         trunk = trunk_of(fleet, method, {**options, "scale": scale})
 
-        def own(rows: Rows) -> Tensor:
+        def losses(rows: Rows) -> Tensor:
             model, _ = domain_model(experts[rows.domain], trunk)
             place(model, fleet.device)
             return losses_by(partial(logits, model))(rows)
 
-        return own
+        return losses
 
     return choose_scale(fleet, options, build)
 
 
-def ridge(
-    method: TrunkMethod,
-    texts: TextOf = statistics_text,
-    chosen: Chosen = nothing_chosen,
-) -> Parts:
+def ridge(method: TrunkMethod, texts: TextOf = statistics_text, chosen: Chosen = nothing_chosen) -> Parts:
     """DUME's routers under the trunk of a method, from the domains' texts."""
 
     def recipe(options: Options) -> VersionRecipe:
@@ -208,6 +196,23 @@ def ridge(
         return PAPER.model_copy(update={"method": method, "solve": checked(SolveOptions, given)})
 
     return Parts(recipe, texts, chosen)
+
+
+VERSION = "version"
+"""The name of the recipe of a published version, and of the row with its own routers."""
+
+
+def version_recipe(folder: Path) -> Recipe:
+    """A version's folder with the fleet's domains as slots: random routing, the oracle, and the version itself."""
+
+    def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+        routed = Routed.of(folder, fleet.device)
+        with randomised(routed.model, fleet.seed):
+            yield "random routing", Loaded(routed.model)
+        yield "oracle", Oracle(routed.model, [domain.name for domain in fleet.domains])
+        yield VERSION, routed
+
+    return Recipe(VERSION, "DUME section 3.2", build, uses_text=False)
 
 
 RECIPES = (

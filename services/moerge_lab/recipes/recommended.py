@@ -11,12 +11,8 @@ from moerge_proto.options import RECOMMENDED, SolveOptions, VersionRecipe
 
 _TRUNK: Options = {"tokens": 0, **COUNTS, "fit": int(RECOMMENDED.fit)}
 """`fit=1`: MLPs are fitted to the trunk, by the method `regmean-fitted`."""
-OPTIONS: Options = {
-    "k": 1,
-    "lambda": RECOMMENDED.solve.ridge_lambda,
-    **_TRUNK,
-    "routers": RECOMMENDED.solve.routers,
-}
+_SOLVE: Options = {"k": 1, "lambda": RECOMMENDED.solve.ridge_lambda, "routers": RECOMMENDED.solve.routers}
+OPTIONS: Options = {**_SOLVE, **_TRUNK}
 """lambda is in the recommended scale; `routers=ridge`: the paper's."""
 
 

@@ -7,18 +7,7 @@ from moerge.errors import MoergeError
 from moerge_lab.recipes import btm, dense, expert_routing, mergeme, mixtures, published, recommended, soups, trained
 from moerge_lab.recipes.base import Options, Recipe, Value
 
-_MODULES = (
-    dense,
-    btm,
-    expert_routing,
-    mergeme,
-    published,
-    recommended,
-    trained,
-    mixtures,
-    soups,
-)
-
+_MODULES = (dense, btm, expert_routing, mergeme, published, recommended, trained, mixtures, soups)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for module in _MODULES for recipe in module.RECIPES}
 
 

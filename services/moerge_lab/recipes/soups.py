@@ -14,7 +14,6 @@ from moerge.scoring.perplexity import Rows, document_scores, total, windows
 from moerge_lab.recipes.base import Domain, Fleet, Model, Options, Recipe, number, whole, word
 from moerge_lab.recipes.dense import merged_model
 from moerge_lab.recipes.models import Loaded, load
-from moerge_lab.recipes.precision import convert
 from moerge_lab.recipes.trained import TRAINING, run_of, training_rows
 from moerge_lab.soups.bank import STARTS, Bank, Start, new_bank
 from moerge_lab.soups.domains import Domains, embedded, pooled, pretraining_domains
@@ -81,7 +80,6 @@ def _sample(domain: Domain) -> Sequence[list[int]]:
 
 
 def _key(name: str, fleet: Fleet, options: Options) -> tuple[object, ...]:
-    """The inputs of a training."""
     used = {option: value for option, value in options.items() if option not in ("fit", "finetune")}
     return (name, fleet.seed, *sorted(used.items()))
 
@@ -115,7 +113,6 @@ def _soup(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 
 
 def _rows(fleet: Fleet, name: str) -> Tensor:
-    """The rows of a target's sample."""
     [domain] = [item for item in fleet.domains if item.name == name]
     return target_rows(_sample(domain), None, _context(fleet))
 
@@ -126,7 +123,7 @@ def _finetuned(fleet: Fleet, options: Options, name: str, model: PreTrainedModel
     if tokens and name != GENERIC:
         run = run_of(fleet, {**options, "train": tokens, "rate": FINETUNE_RATE})
         train(Job(model, run, [_rows(fleet, name)]))
-    return Loaded(convert(model, fleet.dtype))
+    return Loaded(model)
 
 
 def _dense(
@@ -134,8 +131,7 @@ def _dense(
 ) -> tuple[PreTrainedModel, Trained]:
     """A dense model trained on a mixture, on 1 / `share` of the tokens."""
     start = word(options, "start")
-    exact = replace(fleet, dtype="float32")
-    model = load(fleet.seed_model, fleet.device) if start == "seed" else merged_model(exact, "average", {})
+    model = load(fleet.seed_model, fleet.device) if start == "seed" else merged_model(fleet, "average", {})
     run = run_of(fleet, {**options, "train": number(options, "train") / share})
     return model, train(Job(model, run, rows, weights, progress=fleet.progress))
 
@@ -158,7 +154,7 @@ def _crisp(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     for domain in fleet.domains:
         weights = prepared.weights[domain.name].tolist()
         model, trained = _dense(fleet, options, prepared.domains.rows, weights, len(fleet.domains))
-        models[domain.name] = Loaded(convert(model, fleet.dtype))
+        models[domain.name] = Loaded(model)
         every.append(trained)
     yield "crisp", Specialists(models, _sum(every))
 
@@ -168,7 +164,7 @@ def _domain_experts(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model
     best: dict[str, tuple[float, Loaded]] = {}
     for row in rows:
         model, trained = _dense(fleet, options, [row], None, len(rows))
-        made = Loaded(convert(model, fleet.dtype))
+        made = Loaded(model)
         every.append(trained)
         for domain in fleet.domains:
             loss = _loss(made, _sample(domain), _context(fleet))
@@ -189,7 +185,7 @@ def _sum(trained: Sequence[Trained]) -> Trained:
 
 
 def _seed(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    yield SEED_ROW, Loaded.of(fleet.seed_model, fleet.device, fleet.dtype)
+    yield SEED_ROW, Loaded.of(fleet.seed_model, fleet.device)
 
 
 def _recipe(

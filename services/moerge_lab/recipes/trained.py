@@ -15,7 +15,6 @@ from moerge_lab.recipes.base import SEED, Fleet, Model, Options, Recipe, number,
 from moerge_lab.recipes.dense import TASK_VECTORS
 from moerge_lab.recipes.likelihoods import with_seed
 from moerge_lab.recipes.models import Loaded, Routed, load
-from moerge_lab.recipes.precision import convert
 from moerge_lab.recipes.published import RIDGE, publish, random_routers, ridge, scale_of
 from moerge_lab.recipes.recommended import OPTIONS, PARTS
 from moerge_lab.training import job
@@ -35,11 +34,7 @@ _WORDS = {"routing": ROUTINGS, "start": STARTS, "trunk": TRUNKS}
 
 
 def training_rows(fleet: Fleet) -> list[Tensor]:
-    """Each domain's rows for training.
-
-    Raises:
-        MoergeError: a domain has no text for training.
-    """
+    """Each domain's rows for training; an error if there are none."""
     for domain in fleet.domains:
         if not len(domain.training):
             todo = "give more text with `text`, or a smaller `context`"
@@ -48,7 +43,6 @@ def training_rows(fleet: Fleet) -> list[Tensor]:
 
 
 def run_of(fleet: Fleet, options: Options) -> Run:
-    """The run that a recipe's options name."""
     context, batch = training_rows(fleet)[0].shape[1], whole(options, "batch", 1)
     return Run.of(number(options, "train"), context, batch, number(options, "rate"), seed=fleet.seed)
 
@@ -69,34 +63,20 @@ def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) 
 def trained_model(
     model: PreTrainedModel, which: Which, fleet: Fleet, options: Options, kind: type[Loaded] = Loaded
 ) -> Loaded:
-    """The model, trained in place on the fleet's device, then in the fleet's number format.
-
-    Args:
-        kind: of the result.
-    """
+    """The model, trained in place on the fleet's device."""
     place(model, fleet.device)
     trained = train(model, which, fleet, options)
-    result = kind(convert(model, fleet.dtype))
+    result = kind(model)
     result.trained = trained
     return result
 
 
 def routing_of(options: Options) -> Routing:
-    """The routing that a recipe's options name."""
     return next(item for item in ROUTINGS if item == word(options, "routing"))
 
 
-def small_routers(fleet: Fleet) -> list[Tensor]:
-    """Normal routers with the initial deviation of the stock classes, [D, H] per layer."""
-    return [INITIAL_DEVIATION * router for router in random_routers(fleet)]
-
-
 def untrained(fleet: Fleet, options: Options) -> Path:
-    """The folder of the version before training.
-
-    Raises:
-        MoergeError: the options contradict each other.
-    """
+    """The folder of the version before training; an error if the options contradict each other."""
     members, begin = with_seed(fleet, options), word(options, "start")
     [method] = [item for item in TRUNKS if item == word(options, "trunk")]
     k = {"k": experts_per_token(routing_of(options), len(members.domains))}
@@ -110,7 +90,8 @@ def untrained(fleet: Fleet, options: Options) -> Path:
         options = {**options, **scale_of(method, fleet, options)}
     if begin == "ridge":
         return publish(ridge(method), fleet, {**RIDGE, **options, **k})
-    return publish(ridge(method), members, {**options, **k}, small_routers(members))
+    routers = [INITIAL_DEVIATION * router for router in random_routers(members)]
+    return publish(ridge(method), members, {**options, **k}, routers)
 
 
 def _published(name: str, which: Which, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:

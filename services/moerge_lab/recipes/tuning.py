@@ -31,7 +31,6 @@ def choose(
     Args:
         values: to try; among equally good ones, the first wins.
         default: without tuning text.
-        build: value -> losses of its model.
     """
     if options[name] != CHOOSE:
         return {}
@@ -47,7 +46,7 @@ def choose_scale(fleet: Fleet, options: Options, build: Callable[[float], Losses
 
 
 def with_window(fleet: Fleet, options: Options, build: Callable[[int], Made]) -> Made:
-    """The model with the option `window`, as given or chosen."""
+    """The model with the option `window`, given or chosen."""
     chosen = choose(fleet, options, "window", WINDOWS, 0, lambda window: build(int(window)).losses)
     model = build(whole({**options, **chosen}, "window", 0))
     model.chosen = chosen

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,7 +17,7 @@ from moerge_lab.table.options import Given
 
 if TYPE_CHECKING:
     from moerge_lab.table.inputs import Inputs
-    from moerge_lab.table.joining_results import Growth
+    from moerge_lab.table.joining import Growth
     from moerge_lab.table.table import Table
 
 app = typer.Typer(subcommand_metavar="[COMMAND]")
@@ -47,19 +47,13 @@ def table(
         bool,
         typer.Option("--switch", help="Score each text after half a context of another domain's text."),
     ] = False,
-    seeds: options.Seeds = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for random choices.")] = 1,
     statistics_tokens: options.StatisticsTokens = None,
     context: options.Context = None,
     tokens: options.Tokens = None,
     device: options.Device = None,
-    precision: Annotated[
-        options.Precision,
-        typer.Option(help="Number format of recipes' models; Q rounds as GGUF. Experts use float32."),
-    ] = "float32",
     json_file: options.JsonFile = None,
-    svg_file: Annotated[
-        Path | None, typer.Option("--svg", help="File for the figures as SVG; --sweep gives curves.")
-    ] = None,
+    svg_file: options.SvgFile = None,
 ) -> None:
     """Print the papers' table: the score of each recipe on every domain's text.
 
@@ -72,8 +66,7 @@ def table(
     from moerge_lab.table.plots import picture
     from moerge_lab.table.runs import possible, swept, with_experts
 
-    given = Given(expert, text, held_out, base, statistics_tokens, context, tokens, device, preset)
-    inputs = _inputs(replace(given, seeds=seeds, precision=precision))
+    inputs = _inputs(ctx)
     start = inputs.settings.base
     runs = with_experts(recipe, inputs.sources, start) if recipe else possible(inputs.sources, start, _say)
     option, runs = (None, runs) if sweep is None else swept(runs, sweep)
@@ -85,6 +78,7 @@ def table(
 
 @app.command()
 def version(
+    ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a published version.")],
     expert: options.Experts = None,
     text: options.Text = None,
@@ -104,28 +98,25 @@ def version(
     Example: moerge table version v1/ --expert code=code/ --held-out code=code.jsonl --expert law=law/
     --held-out law=law.jsonl
     """
-    from moerge_lab.recipes.version_folder import VERSION, published
+    from moerge_lab.recipes.published import VERSION, version_recipe
     from moerge_lab.table.runs import with_experts
     from moerge_lab.table.table import Run
 
-    given = Given(expert, text, held_out, base, statistics_tokens, context, tokens, device)
-    inputs = _inputs(given).in_slot_order(folder)
+    inputs = _inputs(ctx).in_slot_order(folder)
     runs = with_experts(recipe or ["averaging"], inputs.sources, inputs.settings.base)
-    result = inputs.table([*runs, Run(published(folder), {}, VERSION)])
+    result = inputs.table([*runs, Run(version_recipe(folder), {}, VERSION)])
     _show(result, {"version": str(folder), **inputs.to_json()}, json_file)
 
 
 @app.command()
 def joined(
+    ctx: typer.Context,
     expert: options.Experts = None,
     text: options.Text = None,
     held_out: options.HeldOut = None,
     base: options.Base = None,
     preset: options.PresetName = None,
     recipe: options.Recipes = None,
-    subsets: Annotated[
-        bool, typer.Option("--subsets", help="Also start from other experts, and add several at once.")
-    ] = False,
     statistics_tokens: options.StatisticsTokens = None,
     context: options.Context = None,
     tokens: options.Tokens = None,
@@ -136,20 +127,19 @@ def joined(
 
     The first version has two experts. Recipes: those with a trunk and solved routers; default dume and recommended.
 
-    Example: moerge table joined --preset demo --subsets
+    Example: moerge table joined --preset demo
     """
-    from moerge_lab.table.joining import join, plan
+    from moerge_lab.table.joining import join
     from moerge_lab.table.runs import joinable
 
-    inputs = _inputs(Given(expert, text, held_out, base, statistics_tokens, context, tokens, device, preset))
+    inputs = _inputs(ctx)
     runs = joinable(recipe or ["dume", "recommended"], inputs.sources, inputs.settings.base)
-    planned = plan(tuple(inputs.sources), 2, subsets=subsets)
-    result = join(runs, inputs.texts(), planned, inputs.settings, progress())
-    _show(result, inputs.to_json(), json_file)
+    _show(join(runs, inputs.texts(), inputs.settings, progress()), inputs.to_json(), json_file)
 
 
 @app.command()
 def soups(
+    ctx: typer.Context,
     expert: options.Experts = None,
     text: options.Text = None,
     other: options.Other = None,
@@ -169,13 +159,13 @@ def soups(
 
     Example: moerge table soups --preset demo --tokens 10000
     """
-    from moerge_lab.table.frame import SPECIALISTS
     from moerge_lab.table.measure import measure
     from moerge_lab.table.plots import picture
     from moerge_lab.table.runs import reference, specialised
+    from moerge_lab.table.table import SPECIALISTS
     from moerge_lab.table.texts import read_targets
 
-    inputs = _inputs(Given(expert, text, None, base, statistics_tokens, context, tokens, device, preset, other))
+    inputs = _inputs(ctx)
     runs = specialised(recipe or (), inputs.sources, inputs.settings.base)
     targets, generic = read_targets(inputs.sources, inputs.cut, "heldout")
     measured = measure(runs, targets, inputs.settings, progress(), generic)
@@ -186,7 +176,6 @@ def soups(
 
 
 def _refuse_options(ctx: typer.Context) -> None:
-    """Options before a subcommand would be ignored."""
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE":
@@ -194,14 +183,15 @@ def _refuse_options(ctx: typer.Context) -> None:
             raise MoergeError("has no effect here", where=parameter.opts[0], todo=todo)
 
 
-def _inputs(given: Given) -> "Inputs":
+def _inputs(ctx: typer.Context) -> "Inputs":
+    """The inputs that the shared options name."""
     from transformers.utils import logging
 
     from moerge_lab.table.inputs import read
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    return read(given)
+    return read(Given(**{item.name: ctx.params[item.name] for item in fields(Given) if item.name in ctx.params}))
 
 
 def _say(line: str) -> None:
@@ -209,7 +199,6 @@ def _say(line: str) -> None:
 
 
 def _show(result: "Table | Growth", settings: Mapping[str, object], json_file: Path | None) -> None:
-    """Print the result, and write it as JSON."""
     console = output()
     for part in result.render(console):
         console.print(part, highlight=False, markup=False)

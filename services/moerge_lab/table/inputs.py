@@ -13,14 +13,13 @@ from moerge.scoring.draw import Cut
 from moerge.scoring.perplexity import Window
 from moerge.settings import named_values, single_values
 from moerge_lab.demo import corpora
-from moerge_lab.recipes import precision
 from moerge_lab.table.measure import Settings, Texts, measure
 from moerge_lab.table.options import Given
 from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.table.runs import reference
 from moerge_lab.table.table import Run, Table
 from moerge_lab.table.texts import Sources, Split, read_elsewhere, read_texts, require_one_tokenizer, switched
-from moerge_proto.records import RECORD_FILE, TunedMixture, TunedModel, read_record
+from moerge_proto.records import TunedModel, read_record
 from moerge_proto.versions import Lineage
 
 STATISTICS_TOKENS = 20_000
@@ -61,13 +60,16 @@ class Inputs:
 
     def in_slot_order(self, version: Path) -> "Inputs":
         """With the domains in a version's slot order."""
-        domains = _domains(version)
+        record = read_record(version)
+        if not isinstance(record, Lineage | TunedModel):
+            todo = "name the folder of a version; `moerge table --recipe bam` trains and scores mixtures"
+            raise MoergeError("has no version's moerge.json", where=str(version), todo=todo)
+        domains = record.domains
         if set(domains) != self.sources.keys():
             raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(self.sources)}", where="`expert`")
         return replace(self, sources={domain: self.sources[domain] for domain in domains})
 
     def to_json(self) -> dict[str, object]:
-        """The settings as data for JSON."""
         base = None if self.settings.base is None else str(self.settings.base)
         return {"preset": self.preset, **asdict(self.cut), **asdict(self.settings), "base": base}
 
@@ -78,21 +80,19 @@ def read(given: Given) -> Inputs:
     Raises:
         MoergeError: an option is missing, or options contradict each other.
     """
-    precision.require(given.precision)
     preset = _preset(given)
     if preset is None:
         sources, base = _sources(given), None if given.base is None else checkpoint_folder(given.base)
         cut, statistics_tokens, device = Cut(), STATISTICS_TOKENS, "cpu"
     else:
-        sources, base = preset.sources(cache_folder(), 1, progress(), given.device)
+        sources, base = preset.sources(cache_folder(), progress(), given.device)
         cut, statistics_tokens, device = preset.cut, preset.statistics_tokens, preset.device
     context = given.context or cut.context
-    if given.statistics_tokens is not None:
-        statistics_tokens = given.statistics_tokens
+    statistics_tokens = statistics_tokens if given.statistics_tokens is None else given.statistics_tokens
     return Inputs(
         sources,
         Cut(context, context // 2, given.tokens or cut.tokens),
-        Settings(base, given.seeds, statistics_tokens, given.device or device, given.precision),
+        Settings(base, given.seeds, statistics_tokens, given.device or device),
         given.preset,
     )
 
@@ -110,8 +110,7 @@ def _preset(given: Given) -> Preset | None:
 def _sources(given: Given) -> dict[str, Sources]:
     experts = single_values("expert", given.expert or ())
     if not given.text and not given.held_out:
-        todo = "name each domain's text: NAME=FILES"
-        raise MoergeError("no text is given", where="`text`", todo=todo)
+        raise MoergeError("no text is given", where="`text`", todo="name each domain's text: NAME=FILES")
     files = {kind: named_values(kind, getattr(given, kind) or ()) for kind in ("text", "held_out", "other")}
     for kind, named in files.items():
         if named and named.keys() != experts.keys():
@@ -121,16 +120,3 @@ def _sources(given: Given) -> dict[str, Sources]:
         name: Sources(checkpoint_folder(folder), *(named.get(name, ()) for named in files.values()))
         for name, folder in experts.items()
     }
-
-
-def _domains(version: Path) -> list[str]:
-    record = read_record(version)
-    if isinstance(record, TunedMixture):
-        todo = (
-            "name the folder of a version; `moerge table --recipe bam`, bam-adapters and bts train and score mixtures"
-        )
-        raise MoergeError("is a mixture", where=str(version), todo=todo)
-    if not isinstance(record, Lineage | TunedModel):
-        todo = "name the folder of a version published by moerge"
-        raise MoergeError("not found", where=str(version / RECORD_FILE), todo=todo)
-    return record.domains

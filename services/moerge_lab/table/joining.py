@@ -1,125 +1,235 @@
-"""Versions as experts join a kept trunk, compared with versions under remerged trunks."""
+"""Versions as experts join a kept trunk one at a time, compared with versions under remerged trunks."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import combinations
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moerge.errors import MoergeError
+from rich.console import Console
+from rich.table import Table as RichTable
+
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
+from moerge.trunk.remerge_estimate import WORTH, estimate
 from moerge_lab.peaks import quick_collections
-from moerge_lab.recipes.base import Fleet, Model
+from moerge_lab.recipes.base import Model
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
 from moerge_lab.recipes.published import assembled, trunk_in
-from moerge_lab.table.figure import Figure
-from moerge_lab.table.joining_results import Growth, Joined, Names, Version
+from moerge_lab.table.figure import Figure, mean
 from moerge_lab.table.measure import Settings, Texts, fleet_of
 from moerge_lab.table.table import Run
 
-Plan = Mapping[Names, Sequence[Names]]
-"""The domains of a trunk -> those of each version under it, smaller ones first."""
+FIRST = 2
+"""Number of experts in the first version."""
+Names = tuple[str, ...]
 _Scores = Mapping[str, Score]
 
 
-def plan(domains: Names, first: int, *, subsets: bool = False) -> Plan:
-    """The versions to measure, in the order of the domains; the first one's trunk is kept.
+@dataclass(frozen=True)
+class Version:
+    """A version's normalised scores by domain, in slot order, with its routers and with an oracle.
 
-    Args:
-        first: number of experts in the first version.
-        subsets: measure every version of at least so many domains under every trunk of at least so many of these.
-
-    Raises:
-        MoergeError: no expert is left to join.
+    Attributes:
+        trunk: the domains of its trunk's experts.
     """
-    if not first < len(domains):
-        raise MoergeError(f"{first} of {len(domains)} experts leave none to join", where="`expert`", todo="name more")
-    sizes = range(first, len(domains) + 1)
-    if subsets:
-        sets = [combination for size in sizes for combination in combinations(domains, size)]
-        return {trunk: [item for item in sets if set(trunk) <= set(item)] for trunk in sets}
-    grown = [domains[:size] for size in sizes]
-    return {grown[0]: grown, **{item: [item] for item in grown[1:]}}
+
+    trunk: Names
+    scores: Mapping[str, Figure]
+    oracles: Mapping[str, Figure]
+
+    @property
+    def domains(self) -> Names:
+        return tuple(self.scores)
+
+    @property
+    def average(self) -> Figure:
+        return mean(self.scores.values())
+
+    @property
+    def oracle(self) -> Figure:
+        return mean(self.oracles.values())
+
+    def to_json(self) -> dict[str, object]:
+        scores, oracles = (
+            {name: _record(figure) for name, figure in item.items()} for item in (self.scores, self.oracles)
+        )
+        averages = {"average": _record(self.average), "oracle": _record(self.oracle)}
+        return {"trunk": self.trunk, "domains": self.domains, "scores": scores, "oracles": oracles, **averages}
+
+
+@dataclass(frozen=True)
+class Remerge:
+    """A version with newcomers, and the version of the same domains under a trunk of all their experts."""
+
+    kept: Version
+    merged: Version
+
+    @property
+    def newcomers(self) -> Names:
+        return self.kept.domains[len(self.kept.trunk) :]
+
+    @property
+    def expected(self) -> Figure:
+        """The coordinator's estimate of the gain, from the oracles of the kept trunk."""
+        members = mean(self.kept.oracles[name] for name in self.kept.trunk)
+        late = mean(self.kept.oracles[name] for name in self.newcomers)
+        sizes = len(self.kept.trunk), len(self.newcomers), len(self.kept.domains)
+        return Figure([estimate(*means, *sizes).gain for means in zip(members.values, late.values, strict=True)])
+
+    def gains(self) -> dict[str, Figure]:
+        """Points of the average, points of the oracle's average (without routing errors), and their estimate."""
+        gained = self.merged.average - self.kept.average
+        return {
+            "gained": gained,
+            "oracle_gained": self.merged.oracle - self.kept.oracle,
+            "expected": self.expected,
+        }
+
+    def to_json(self) -> dict[str, object]:
+        names = {"trunk": self.kept.trunk, "domains": self.kept.domains, "newcomers": self.newcomers}
+        return names | {name: _record(figure) for name, figure in self.gains().items()}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A recipe's versions 1, 2, … under the first one's trunk; and 2, 3, … under remerged trunks."""
+
+    run: Run
+    kept: Sequence[Version]
+    merged: Sequence[Version]
+
+    @property
+    def remerges(self) -> list[Remerge]:
+        return [Remerge(*pair) for pair in zip(self.kept[1:], self.merged, strict=True)]
+
+    def render(self) -> Iterator[RichTable | str]:
+        """The table, and the remerges that pay."""
+        title = f"{self.run.label} as experts join: normalised perplexity, 100 = the domain's own dense expert"
+        table = RichTable("version", "trunk", title=title)
+        for name in (*self.kept[-1].domains, "average", "oracle", "expected"):
+            table.add_column(name, justify="right")
+        first = self.kept[0]
+        table.add_row(f"1 {', '.join(first.domains)}", "merged", *self._cells(first), end_section=True)
+        gains = []
+        for number, remerge in enumerate(self.remerges, start=2):
+            gained = {name: remerge.merged.scores[name] - score for name, score in remerge.kept.scores.items()}
+            table.add_row(f"{number} + {remerge.kept.domains[-1]}", "kept", *self._cells(remerge.kept))
+            table.add_row("", "remerged", *self._cells(remerge.merged))
+            averages = [f"{figure.mean:+.1f}" for figure in remerge.gains().values()]
+            table.add_row("", "gain", *self._by_domain(gained, "{:+.1f}".format), *averages, end_section=True)
+            gains.append((number, remerge.gains()["gained"].mean))
+        yield table
+        gain = " and ".join(f"{gain:+.1f} at version {number}" for number, gain in gains)
+        paying = " and ".join(str(number) for number, gain in gains if gain >= WORTH)
+        yield f"{self.run.label}: a remerge gains {gain}; it pays from {WORTH:g} point on: at {paying or 'none'}."
+
+    def _cells(self, version: Version) -> list[str]:
+        average, oracle = version.average, version.oracle
+        spread = f" ± {average.deviation:.1f}" if len(average.values) > 1 else ""
+        scores = self._by_domain(version.scores, "{:.1f}".format)
+        return [*scores, f"{average.mean:.1f}{spread}", f"{oracle.mean:.1f}", ""]
+
+    def _by_domain(self, figures: Mapping[str, Figure], shown: Callable[[float], str]) -> list[str]:
+        return [shown(figures[name].mean) if name in figures else "-" for name in self.kept[-1].domains]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "recipe": self.run.recipe.name,
+            "options": dict(self.run.options),
+            "row": self.run.label,
+            "versions": [version.to_json() for version in (*self.kept, *self.merged)],
+            "remerges": [remerge.to_json() for remerge in self.remerges],
+        }
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The results, recipe by recipe; `domains` in joining order."""
+
+    domains: Names
+    recipes: Sequence[Joined]
+
+    def render(self, console: Console) -> Iterator[RichTable | str]:
+        for recipe in self.recipes:
+            yield from recipe.render()
+
+    def to_json(self) -> dict[str, object]:
+        return {"domains": self.domains, "recipes": [recipe.to_json() for recipe in self.recipes]}
 
 
 @quick_collections()
-def join(
-    runs: Sequence[Run], domains: Mapping[str, Texts], planned: Plan, settings: Settings, progress: Progress
-) -> Growth:
-    """Builds and scores the planned versions by each recipe, with every seed.
+def join(runs: Sequence[Run], domains: Mapping[str, Texts], settings: Settings, progress: Progress) -> Growth:
+    """Builds and scores the versions of each recipe with every seed, in the domains' order.
 
     Under one trunk each owner contributes once, even if others join later.
 
     Args:
         runs: of recipes with parts.
-        domains: in slot order, which is the joining order.
     """
+    names = tuple(domains)
+    grown = [names[:size] for size in range(FIRST, len(names) + 1)]
     tokens = {name: sum(window.scored for window in domain.held_out) for name, domain in domains.items()}
-    versions = [item for under in planned.values() for item in (*under, under[-1])]  # the largest by an oracle too
-    total = sum(tokens[name] for version in versions for name in version)
+    versions = [*grown, *grown[1:], names, *grown[1:]]  # kept, remerged, and the oracle of each trunk
+    units = settings.seeds * sum(tokens[name] for version in versions for name in version)
     with progress.track("experts", sum(tokens.values()), "tokens") as tracker:
-        own = {
+        dense = {
             name: _score(Loaded.of(domain.expert, settings.device), name, domain, tracker)
             for name, domain in domains.items()
         }
     result = []
     for run in runs:
-        scores: dict[tuple[Names, Names], list[tuple[_Scores, _Scores]]] = {}
-        with progress.track(run.label, total * settings.seeds, "tokens") as tracker:
-            for seed in range(settings.seeds):
-                for key, scored in _measured(run, domains, planned, settings, seed, tracker):
-                    scores.setdefault(key, []).append(scored)
-        made = [
-            Version(trunk, names, *(_normalised([item[kind] for item in seeds], names, own) for kind in (0, 1)))
-            for (trunk, names), seeds in scores.items()
-        ]
-        result.append(Joined(run, tuple(domains), made))
-    return Growth(tuple(domains), result)
+        with progress.track(run.label, units, "tokens") as tracker:
+            kept = _versions(run, domains, grown, settings, dense, tracker)
+            merged = [_versions(run, domains, [item], settings, dense, tracker)[0] for item in grown[1:]]
+        result.append(Joined(run, kept, merged))
+    return Growth(names, result)
 
 
 def _score(model: Model, name: str, texts: Texts, tracker: Tracker) -> Score:
-    """A model's score of a domain's text."""
     return total(document_scores(model.losses, texts.held_out, tracker, domain=name))
 
 
-def _normalised(seeds: Sequence[_Scores], names: Names, own: Mapping[str, Score]) -> dict[str, Figure]:
-    return {name: Figure([normalised(own[name], scores[name]) for scores in seeds]) for name in names}
+def _versions(
+    run: Run, domains: Mapping[str, Texts], grown: Sequence[Names], settings: Settings, dense: _Scores, tracker: Tracker
+) -> list[Version]:
+    """The versions under the trunk of the first one's experts."""
+
+    def figures(names: Names, seeds: Sequence[_Scores]) -> dict[str, Figure]:
+        return {name: Figure([normalised(dense[name], scores[name]) for scores in seeds]) for name in names}
+
+    measured = [_measured(run, domains, grown, settings, seed, tracker) for seed in range(settings.seeds)]
+    seeds = [tuple(zip(*item, strict=True)) for item in zip(*measured, strict=True)]
+    return [
+        Version(grown[0], *(figures(names, item) for item in kinds)) for names, kinds in zip(grown, seeds, strict=True)
+    ]
 
 
 def _measured(
-    run: Run, domains: Mapping[str, Texts], planned: Plan, settings: Settings, seed: int, tracker: Tracker
-) -> Iterator[tuple[tuple[Names, Names], tuple[_Scores, _Scores]]]:
-    """((trunk, domains), (scores, oracle's scores)) of each planned version with one seed."""
-    with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
-        fleet = fleet_of(domains, settings, seed, Path(work))
-        for trunk, versions in planned.items():
-            with tempfile.TemporaryDirectory(dir=work) as folder:
-                there = replace(fleet, work=Path(folder))
-                for names, scored in _under(run, domains, there, trunk, versions, tracker):
-                    yield (trunk, names), scored
+    run: Run, domains: Mapping[str, Texts], grown: Sequence[Names], settings: Settings, seed: int, tracker: Tracker
+) -> list[tuple[_Scores, _Scores]]:
+    """Each version's scores and oracle's scores with one seed.
 
-
-def _under(
-    run: Run, domains: Mapping[str, Texts], fleet: Fleet, trunk: Names, versions: Sequence[Names], tracker: Tracker
-) -> Iterator[tuple[Names, tuple[_Scores, _Scores]]]:
-    """The versions under one trunk; their parts stay in the fleet's folder, so each owner contributes once.
-
-    An oracle's scores don't depend on routers, so they are measured once.
+    Routers don't change an oracle's scores, so these are measured once.
     """
-    parts, oracles = run.recipe.parts, dict[str, Score]()
+    parts, oracles, result = run.recipe.parts, dict[str, Score](), list[tuple[_Scores, _Scores]]()
     if parts is None:
         raise TypeError(f"{run.recipe.name} has no parts")
-    within = replace(fleet, domains=[domain for domain in fleet.domains if domain.name in trunk])
-    options = {**run.options, **parts.chosen(within, run.options)}
-    merged = trunk_in(parts, within, options)
-    for names in versions:
-        slots = [slot for slot, domain in enumerate(fleet.domains) if domain.name in names]
-        made = assembled(parts, fleet, options, trunk=merged, slots=slots)
-        with tempfile.TemporaryDirectory(dir=fleet.work) as folder:
-            routed = Routed.of(made.write(Path(folder)), fleet.device, fleet.dtype)
-            oracle = Oracle(routed.model, names)
-            scores = {name: _score(routed, name, domains[name], tracker) for name in names}
-            new = [name for name in names if name not in oracles]
-            oracles |= {name: _score(oracle, name, domains[name], tracker) for name in new}
-        yield names, (scores, dict(oracles))
+    with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
+        fleet = fleet_of(domains, settings, seed, Path(work))
+        within = replace(fleet, domains=fleet.domains[: len(grown[0])])
+        options = {**run.options, **parts.chosen(within, run.options)}
+        trunk = trunk_in(parts, within, options)
+        for names in grown:
+            version = assembled(parts, replace(fleet, domains=fleet.domains[: len(names)]), options, trunk=trunk)
+            with tempfile.TemporaryDirectory(dir=work) as folder:
+                routed = Routed.of(version.write(Path(folder)), fleet.device)
+                oracle = Oracle(routed.model, names)
+                scores = {name: _score(routed, name, domains[name], tracker) for name in names}
+                new = [name for name in names if name not in oracles]
+                oracles |= {name: _score(oracle, name, domains[name], tracker) for name in new}
+            result.append((scores, dict(oracles)))
+    return result
+
+
+def _record(figure: Figure) -> dict[str, object]:
+    return {"score": figure.mean, "deviation": figure.deviation, "scores": list(figure.values)}

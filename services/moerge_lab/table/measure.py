@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from torch import Tensor
@@ -16,21 +17,12 @@ from moerge_lab.peaks import PeakMemory, quick_collections
 from moerge_lab.recipes.base import NO_ROWS, Domain, Fleet, Model, Shared
 from moerge_lab.recipes.dense import EXPERTS
 from moerge_lab.recipes.models import Loaded, Routed
-from moerge_lab.recipes.precision import Dtype
 from moerge_lab.table.table import Result, Row, Run, Table
 
 
 @dataclass(frozen=True)
 class Texts:
-    """A domain's expert, and its texts as token ids.
-
-    Attributes:
-        expert: dense checkpoint folder.
-        held_out: scored windows.
-        statistics, other: documents of at most the context's length.
-        tuning: windows for recipes' choice of settings.
-        training: rows for trained recipes, [n, context] int64.
-    """
+    """A domain's expert, the windows to score, and the recipes' texts, see `Domain`."""
 
     expert: Path
     held_out: Sequence[Window]
@@ -48,15 +40,12 @@ class Settings:
         base: folder of the seed model.
         seeds: number of seeds: 0, 1, …
         statistics_tokens: tokens of statistics per domain, in an order drawn by the seed; 0: all.
-        device: torch device.
-        dtype: number format of the recipes' models; the compared dense experts use float32.
     """
 
     base: Path | None = None
     seeds: int = 1
     statistics_tokens: int = 0
     device: str = "cpu"
-    dtype: Dtype = "float32"
 
 
 @quick_collections()
@@ -71,7 +60,6 @@ def measure(
 
     Args:
         runs: including `experts`, or the recipe of the frame's reference.
-        domains: in slot order.
         elsewhere: windows of text of no domain; they need the base.
     """
     tokens = sum(window.scored for domain in domains.values() for window in domain.held_out)
@@ -120,21 +108,11 @@ def fleet_of(
     progress: Progress | None = None,
 ) -> Fleet:
     """The input of recipes with one seed, which draws the texts for statistics."""
-    most = settings.statistics_tokens
-    drawn = [
-        Domain(
-            name,
-            domain.expert,
-            _drawn(domain.statistics, most, seed),
-            _drawn(domain.other, most, seed),
-            domain.tuning,
-            domain.training,
-        )
-        for name, domain in domains.items()
-    ]
-    return Fleet(
-        drawn, settings.base, seed, work, settings.device, settings.dtype, shared or Shared(), progress or NoProgress()
-    )
+    drawn, most = [], settings.statistics_tokens
+    for name, domain in domains.items():
+        statistics, other = (_drawn(text, most, seed) for text in (domain.statistics, domain.other))
+        drawn.append(Domain(name, domain.expert, statistics, other, domain.tuning, domain.training))
+    return Fleet(drawn, settings.base, seed, work, settings.device, shared or Shared(), progress or NoProgress())
 
 
 def _results(
@@ -164,33 +142,27 @@ def _results(
                 scores, model.active_parameters, seconds, memory.bytes(), counts, abroad, model.chosen, model.trained
             )
             del built, model  # frees this one before the next one is built
-            own = row.startswith(run.recipe.name)
-            yield run.label + row.removeprefix(run.recipe.name) if own else row, result
+            yield row.replace(run.recipe.name, run.label, 1) if row.startswith(run.recipe.name) else row, result
 
 
 def _scored(
     model: Model, domains: Mapping[str, Texts], tracker: Tracker
 ) -> tuple[dict[str, list[Score]], dict[str, Tensor]]:
     """The model's score of each domain's documents; and the tokens per expert, if it has routers."""
-    scores: dict[str, list[Score]] = {}
-    counts: dict[str, Tensor] = {}
+    if not isinstance(model, Routed):
+        scored = document_scores
+        return {name: scored(model.losses, item.held_out, tracker, domain=name) for name, item in domains.items()}, {}
+    scores, counts = dict[str, list[Score]](), dict[str, Tensor]()
     for domain, texts in domains.items():
-        if isinstance(model, Routed):
-            counter = RoutingCounter(model.model)
-            with counter.counting():
-                scores[domain] = document_scores(model.losses, texts.held_out, tracker, counter.count, domain)
-            counts[domain] = counter.counts.sum(dim=0)
-        else:
-            scores[domain] = document_scores(model.losses, texts.held_out, tracker, domain=domain)
+        counter = RoutingCounter(model.model)
+        with counter.counting():
+            scores[domain] = document_scores(model.losses, texts.held_out, tracker, counter.count, domain)
+        counts[domain] = counter.counts.sum(dim=0)
     return scores, counts
 
 
 def _drawn(documents: Sequence[list[int]], most: int, seed: int) -> list[list[int]]:
     """The documents in the seed's order, up to `most` tokens; 0: all."""
-    mixed, taken, tokens = random.Random(seed).sample(documents, len(documents)), [], 0  # noqa: S311  # no secret
-    for document in mixed:
-        if most and tokens >= most:
-            break
-        taken.append(document)
-        tokens += len(document)
-    return taken
+    mixed = random.Random(seed).sample(documents, len(documents))  # noqa: S311  # no secret
+    before = accumulate(map(len, mixed), initial=0)
+    return [document for document, tokens in zip(mixed, before, strict=False) if not most or tokens < most]

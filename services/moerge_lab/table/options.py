@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-Precision = Literal["float32", "bfloat16", "Q8_0", "Q4_0"]
 Experts = Annotated[
     list[str] | None, typer.Option(help="NAME=DIR, or NAME=HUB/ID, of each domain's dense expert or PEFT adapter.")
 ]
@@ -27,7 +26,6 @@ PresetName = Annotated[
 Recipes = Annotated[
     list[str] | None, typer.Option(help="NAME, or NAME:OPTION=VALUE,… such as dume:k=2,lambda=0.1; repeat.")
 ]
-Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds for random choices.")]
 StatisticsTokens = Annotated[
     int | None,
     typer.Option(min=0, help="Statistics tokens per domain, drawn by seed; 0: all. Default: 20000, or a preset's."),
@@ -48,8 +46,8 @@ SvgFile = Annotated[Path | None, typer.Option("--svg", help="File for the figure
 class Given:
     """Values of the shared options; None: the default, or the preset's."""
 
-    expert: Sequence[str] | None
-    text: Sequence[str] | None
+    expert: Sequence[str] | None = None
+    text: Sequence[str] | None = None
     held_out: Sequence[str] | None = None
     base: str | None = None
     statistics_tokens: int | None = None
@@ -59,4 +57,3 @@ class Given:
     preset: str | None = None
     other: Sequence[str] | None = None
     seeds: int = 1
-    precision: Precision = "float32"

@@ -1,7 +1,6 @@
 """The presets of `moerge table --preset`: domains, the training of their experts, and the measurement."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,19 +10,13 @@ from moerge.progress import Progress
 from moerge.scoring.draw import Cut
 from moerge_lab.demo import corpora
 from moerge_lab.demo.smollm import END
-from moerge_lab.demo.train import DEMO, Phase, Scratch, Trained, Training, train
+from moerge_lab.demo.train import DEMO, Phase, Scratch, Training, train
 from moerge_lab.table.texts import Sources
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Domains, their experts' training, and defaults of the table's options.
-
-    Attributes:
-        cut: windows of the scored text.
-        statistics_tokens: of each domain.
-        device: torch device of training and table.
-    """
+    """Domains, their experts' training, and defaults of the table's options; `device` is also that of the training."""
 
     domains: tuple[str, ...]
     training: Training
@@ -31,12 +24,8 @@ class Preset:
     statistics_tokens: int
     device: str = "cpu"
 
-    def sources(
-        self, folder: Path, training_seed: int, progress: Progress, device: str | None = None
-    ) -> tuple[dict[str, Sources], Path]:
-        """Each domain's expert and texts, and the folder of the seed model.
-
-        Missing ones are made in `folder`, with training on `device`, by default the preset's.
+    def sources(self, folder: Path, progress: Progress, device: str | None = None) -> tuple[dict[str, Sources], Path]:
+        """Each domain's expert and texts, and the folder of the seed model. Missing ones are made in `folder`.
 
         Raises:
             MoergeError: a GPU or a package is missing.
@@ -47,15 +36,19 @@ class Preset:
             raise MoergeError("needs a GPU, but torch finds none", where="`preset`", todo=todo)
         texts = corpora.write(folder / "texts", self.domains)
         others = corpora.write_other(folder / "texts", self.domains)
-        training = replace(self.training, seed=training_seed)
-        trained = train(texts, folder / "experts", progress, training, device)
-        return {domain: _sources(trained, domain, texts[domain], others[domain]) for domain in texts}, trained.seed
-
-
-def _sources(trained: Trained, domain: str, files: Mapping[str, Path], other: Path) -> Sources:
-    splits = ("statistics", "heldout", "tuning", "train")
-    statistics, held_out, tuning, training = ([str(files[split])] for split in splits)
-    return Sources(trained.experts[domain], statistics, held_out, [str(other)], tuning, training)
+        trained = train(texts, folder / "experts", progress, self.training, device)
+        sources = {
+            domain: Sources(
+                trained.experts[domain],
+                [str(files["statistics"])],
+                [str(files["heldout"])],
+                [str(others[domain])],
+                [str(files["tuning"])],
+                [str(files["train"])],
+            )
+            for domain, files in texts.items()
+        }
+        return sources, trained.seed
 
 
 PRESETS = {
@@ -63,14 +56,7 @@ PRESETS = {
     "standard": Preset(
         (*corpora.DOMAINS, *corpora.FURTHER),
         Training(
-            Scratch(
-                vocabulary=4096,
-                hidden_size=256,
-                intermediate_size=768,
-                layers=6,
-                heads=4,
-                phase=Phase(tokens=1_600_000, learning_rate=3e-3),
-            ),
+            Scratch(4096, 256, 768, layers=6, heads=4, phase=Phase(tokens=1_600_000, learning_rate=3e-3)),
             for_expert=Phase(tokens=200_000, learning_rate=1e-3),
         ),
         Cut(context=256, stride=128, tokens=20_000),
@@ -85,14 +71,7 @@ PRESETS = {
     "paper": Preset(
         (*corpora.DOMAINS, *corpora.FURTHER),
         Training(
-            Scratch(
-                vocabulary=8192,
-                hidden_size=768,
-                intermediate_size=2912,
-                layers=12,
-                heads=12,
-                phase=Phase(tokens=10_000_000, learning_rate=6e-4),
-            ),
+            Scratch(8192, 768, 2912, layers=12, heads=12, phase=Phase(tokens=10_000_000, learning_rate=6e-4)),
             for_expert=Phase(tokens=2_000_000, learning_rate=3e-4),
             context=1024,
             batch_rows=16,
@@ -103,5 +82,4 @@ PRESETS = {
         device="cuda",
     ),
 }
-"""`demo`: the demo's experts. `standard`: five domains, 6 M parameters. `smollm`: a pretrained seed of 135 M, trained
-further on each domain's text. `paper`: 115 M, as in DUME section 3.1."""
+"""`standard` has 6 M parameters, `smollm` a pretrained seed of 135 M, `paper` 115 M as in DUME section 3.1."""

@@ -9,11 +9,9 @@ from moerge_lab.recipes.base import SEED, Options, Recipe
 from moerge_lab.recipes.dense import EXPERTS, expert_row
 from moerge_lab.recipes.registry import RECIPES, label_of, parse
 from moerge_lab.recipes.soups import SEED_ROW
+from moerge_lab.table.joining import FIRST
 from moerge_lab.table.table import Run
 from moerge_lab.table.texts import Sources
-
-REFERENCE = "dume"
-"""The default row to compare others with."""
 
 
 def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base: Path | None) -> str | None:
@@ -42,12 +40,7 @@ def differing(sources: Mapping[str, Sources]) -> str | None:
 
 
 def with_experts(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
-    """The experts, which normalise all scores, and the named recipes.
-
-    Raises:
-        MoergeError: there is no such recipe or option, a required option is missing, or the experts' architectures
-            differ.
-    """
+    """The experts, which normalise all scores, and the named recipes."""
     runs = _named((EXPERTS, *specs), sources, base)
     for run in runs:
         if run.recipe.specialises:
@@ -57,11 +50,7 @@ def with_experts(specs: Sequence[str], sources: Mapping[str, Sources], base: Pat
 
 
 def specialised(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
-    """The seed model, which normalises scores of specialists, and the named recipes; by default all for specialists.
-
-    Raises:
-        MoergeError: there is no such recipe or option, or a required option is missing.
-    """
+    """The seed model, which normalises scores of specialists, and the named recipes; by default all for specialists."""
     if not all(source.other for source in sources.values()):
         raise MoergeError("no text to specialise on is given", where="`other`", todo="give NAME=FILES of every domain")
     every = ("averaging", *(recipe.name for recipe in RECIPES.values() if recipe.specialises))
@@ -69,11 +58,10 @@ def specialised(specs: Sequence[str], sources: Mapping[str, Sources], base: Path
 
 
 def joinable(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
-    """The named recipes, whose versions experts can join.
-
-    Raises:
-        MoergeError: there is no such recipe or option, it makes no such versions, or a required option is missing.
-    """
+    """The named recipes, whose versions experts can join."""
+    if len(sources) <= FIRST:
+        what = f"{FIRST} of {len(sources)} experts leave none to join"
+        raise MoergeError(what, where="`expert`", todo="name more")
     runs = _named(specs, sources, base)
     for run in runs:
         if run.recipe.parts is None:
@@ -84,6 +72,11 @@ def joinable(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | 
 
 
 def _named(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    """The named recipes.
+
+    Raises:
+        MoergeError: there is no such recipe or option, or its options or architectures are missing or unsuitable.
+    """
     runs = {run.label: run for run in (Run(*parse(spec)) for spec in specs)}
     for run in runs.values():
         if lacking := lacks(run.recipe, run.options, sources, base):
@@ -114,12 +107,8 @@ def possible(sources: Mapping[str, Sources], base: Path | None, say: Callable[[s
     return runs
 
 
-def reference(name: str | None, runs: Sequence[Run], domains: Sequence[str], default: str = REFERENCE) -> str | None:
-    """The row to compare others with: the requested one, or the default if it is measured.
-
-    Raises:
-        MoergeError: there is no such row.
-    """
+def reference(name: str | None, runs: Sequence[Run], domains: Sequence[str], default: str = "dume") -> str | None:
+    """The row to compare others with: the requested one, or the default if it is measured."""
     rows = [*map(expert_row, domains), *(run.label for run in runs if run.recipe.name != EXPERTS)]
     if name is not None and name not in rows:
         raise MoergeError(f"no row {name!r}", where="`against`", todo=f"name one of: {', '.join(rows)}")
@@ -127,11 +116,7 @@ def reference(name: str | None, runs: Sequence[Run], domains: Sequence[str], def
 
 
 def swept(runs: Sequence[Run], sweep: str) -> tuple[str, list[Run]]:
-    """The option of a sweep OPTION=NUMBER,…; and the experts, and each recipe with the option, at each of its values.
-
-    Raises:
-        MoergeError: no recipe has the option, or a value is no number.
-    """
+    """The option of a sweep OPTION=NUMBER,…; and the experts, and each recipe with the option at each value."""
     option, _, listed = sweep.partition("=")
     try:
         values = [float(value) for value in listed.split(",")]
@@ -141,9 +126,6 @@ def swept(runs: Sequence[Run], sweep: str) -> tuple[str, list[Run]]:
     if not having:
         known = ", ".join(sorted({name for run in runs for name in run.options})) or "none"
         raise MoergeError(f"no recipe has the option {option!r}", where="`sweep`", todo=f"use one of: {known}")
-    every = [run for run in runs if run.recipe.name == EXPERTS]
-    for run in having:
-        for value in values:
-            options = {**run.options, option: value}
-            every.append(Run(run.recipe, options, label_of(run.recipe, options)))
-    return option, every
+    experts = [run for run in runs if run.recipe.name == EXPERTS]
+    changed = [(run.recipe, {**run.options, option: value}) for run in having for value in values]
+    return option, [*experts, *(Run(recipe, options, label_of(recipe, options)) for recipe, options in changed)]

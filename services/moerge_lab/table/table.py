@@ -1,9 +1,8 @@
-"""The papers' table (DUME section 3.1 and table 2): normalised perplexity of every recipe's models on every domain."""
+"""The papers' table (DUME section 3.1 and table 2): normalised perplexity of recipes' models on every domain."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -12,13 +11,41 @@ from torch import Tensor
 from moerge.scoring.perplexity import Score, total
 from moerge_lab.recipes.base import Numbers, Options, Recipe
 from moerge_lab.recipes.dense import expert_row
-from moerge_lab.recipes.version_folder import VERSION
+from moerge_lab.recipes.published import VERSION
 from moerge_lab.table.figure import Figure, mean
-from moerge_lab.table.frame import NORMALISED, Frame
 from moerge_lab.training.job import Trained
 
 AHEAD = "†"
 """Marks recipes that choose experts also by scored tokens."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The meaning of a table's cells.
+
+    Attributes:
+        hundred: the model that has 100.
+        reference: its row; None: each domain's own expert.
+        elsewhere: name of the last column, where 100 is the seed model.
+        elsewhere_text: its text.
+    """
+
+    hundred: str = "the domain's own dense expert"
+    reference: str | None = None
+    elsewhere: str = "elsewhere"
+    elsewhere_text: str = "text of no domain"
+
+    @property
+    def title(self) -> str:
+        return f"Normalised perplexity: 100 = {self.hundred}, higher is better"
+
+    def own(self, domain: str) -> str:
+        """The row that normalises a domain."""
+        return self.reference or expert_row(domain)
+
+
+SPECIALISTS = Frame("the seed model", "seed", "generic", "held-out text of the experts' domains")
+"""Of models that are specialised on texts of their own."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +63,11 @@ class Result:
 
     Attributes:
         documents: domain -> score of each document.
-        active_parameters: that a token is multiplied by.
-        seconds: to build and to score it.
-        peak_memory: additional bytes; None if unknown. Neither includes the experts' likelihoods of texts that an
-            earlier row computed.
-        counts: domain -> [D], scored tokens by first-choice expert, over layers; empty for models without routers that
-            can be counted.
+        seconds: to build and to score it; without likelihoods that an earlier row computed, like the memory.
+        peak_memory: additional bytes; None if unknown.
+        counts: domain -> [D], scored tokens by first-choice expert, over layers; empty without routers.
         elsewhere: score of each document of no domain; empty without such text, and for an oracle.
         chosen: options that the recipe chose by the tuning text.
-        trained: the recipe's training; None: untrained.
     """
 
     documents: Mapping[str, Sequence[Score]]
@@ -55,11 +78,6 @@ class Result:
     elsewhere: Sequence[Score] = ()
     chosen: Numbers = field(default_factory=dict)
     trained: Trained | None = None
-
-    @property
-    def scores(self) -> dict[str, Score]:
-        """Domain -> score."""
-        return {domain: total(scores) for domain, scores in self.documents.items()}
 
 
 @dataclass(frozen=True)
@@ -76,7 +94,6 @@ class Row:
 
     @property
     def chosen(self) -> dict[str, list[float]]:
-        """Options that the recipe chose by the tuning text, seed by seed."""
         return {name: [result.chosen[name] for result in self.results] for name in self.results[0].chosen}
 
     @property
@@ -86,12 +103,10 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Mean over seeds."""
         return statistics.fmean(result.seconds for result in self.results)
 
     @property
     def peak_memory(self) -> int | None:
-        """The largest of all seeds, in bytes."""
         known = [result.peak_memory for result in self.results if result.peak_memory is not None]
         return max(known, default=None)
 
@@ -106,18 +121,15 @@ class Table:
     """The measured rows, including those that normalise: the domains' dense experts, or the frame's reference.
 
     Attributes:
-        domains: in order.
-        rows: in order.
         base: the seed model's score of each document of no domain; empty without such text.
         against: the row to compare the others' averages with, if any.
-        frame: the meaning of the cells.
     """
 
     domains: Sequence[str]
     rows: Sequence[Row]
     base: Sequence[Score] = ()
     against: str | None = None
-    frame: Frame = NORMALISED
+    frame: Frame = field(default_factory=Frame)
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
@@ -137,7 +149,7 @@ class Table:
         return Figure.of(self.base, scores, len(self.domains)) if self.base and scores else None
 
     def difference(self, row: Row) -> Figure | None:
-        """This row's average less that of the row it is compared with, over the same documents and seeds."""
+        """This row's average less that of the row `against`, over the same documents and seeds."""
         return self._difference(row, self.average)
 
     def elsewhere_difference(self, row: Row) -> Figure | None:
@@ -167,7 +179,7 @@ class Table:
         }
 
     def _record(self, row: Row, domain: str) -> dict[str, object]:
-        perplexity = statistics.fmean(result.scores[domain].perplexity for result in row.results)
+        perplexity = statistics.fmean(total(result.documents[domain]).perplexity for result in row.results)
         return {**_figures(row, self.normalised(row, domain)), "domain": domain, "perplexity": perplexity}
 
     def _average_record(self, row: Row) -> dict[str, object]:
@@ -182,19 +194,12 @@ class Table:
         return record
 
     def render(self, console: Console) -> Iterable[RichTable]:
-        """The table, and for a published version, its choice of experts.
-
-        On a narrow terminal it is split in two; if necessary, only averages have errors.
-        """
-
-        def fits(table: RichTable) -> bool:
-            return console.measure(table, options=console.options.update(width=1000)).maximum <= console.width
-
-        if fits(whole := self._lines(self.frame.title, self._scores, self._costs)):
+        """The table, on a narrow terminal split in two; and a published version's choice of experts."""
+        whole = self._lines(self.frame.title, self._scores, self._costs)
+        if console.measure(whole, options=console.options.update(width=1000)).maximum <= console.width:
             yield whole
         else:
-            scores = self._lines(self.frame.title, self._scores)
-            yield scores if fits(scores) else self._lines(self.frame.title, partial(self._scores, errors=False))
+            yield self._lines(self.frame.title, self._scores)
             yield self._lines("Cost of running, and of building and scoring", self._costs, caption=False)
         yield from (self._routing(row) for row in self.rows if row.run.recipe.name == VERSION and row.shares())
 
@@ -202,9 +207,8 @@ class Table:
         """A line per row, with the columns of the parts."""
         ahead = any(row.run.recipe.reads_ahead for row in self.rows)
         note = f". {AHEAD} chooses experts by the whole window, including scored tokens"
-        table = RichTable(title=title, caption=self.scored() + (note if ahead else "") if caption else None)
+        table = RichTable("recipe", title=title, caption=self.scored() + (note if ahead else "") if caption else None)
         lines = [{name: cell for part in parts for name, cell in part(row).items()} for row in self.rows]
-        table.add_column("recipe")
         for name in lines[0]:
             table.add_column(name, justify="right")
         references = len({self.frame.own(domain) for domain in self.domains})
@@ -221,16 +225,15 @@ class Table:
         seed = f". {self.frame.elsewhere}: {self.frame.elsewhere_text}, 100 = the seed model" if self.base else ""
         return f"Scored tokens in documents: {scored}{seed}. ± standard error over documents and seeds"
 
-    def _scores(self, row: Row, *, errors: bool = True) -> dict[str, str]:
-        result = {domain: self.normalised(row, domain) for domain in self.domains}
-        cells = {domain: str(item) if errors else f"{item.mean:.1f}" for domain, item in result.items()}
+    def _scores(self, row: Row) -> dict[str, str]:
+        cells = {domain: f"{self.normalised(row, domain).mean:.1f}" for domain in self.domains}
         cells["average"] = str(self.average(row))
         if self.against is not None:
-            cells[f"to {self.against}"] = _signed(self.difference(row), errors=errors)
+            cells[f"to {self.against}"] = _signed(self.difference(row))
         if self.base:
             cells[self.frame.elsewhere] = str(self.elsewhere(row) or "")
             if self.against is not None:
-                cells[f"to {self.against}, there"] = _signed(self.elsewhere_difference(row), errors=errors)
+                cells[f"to {self.against}, there"] = _signed(self.elsewhere_difference(row))
         return cells
 
     def _costs(self, row: Row) -> dict[str, str]:
@@ -242,8 +245,7 @@ class Table:
         return {**cells, "seconds": f"{row.seconds:.1f}", "memory": memory}
 
     def _routing(self, row: Row) -> RichTable:
-        table = RichTable(title="Share of tokens per expert, over all layers")
-        table.add_column("text of")
+        table = RichTable("text of", title="Share of tokens per expert, over all layers")
         for domain in self.domains:
             table.add_column(expert_row(domain), justify="right")
         for domain, shares in row.shares().items():
@@ -263,21 +265,21 @@ def parameters(number: float) -> str:
     return f"{number / 1e6:,.1f} M"
 
 
-def _signed(found: Figure | None, *, errors: bool) -> str:
-    return "" if found is None else f"{found.mean:+.1f}{found.spread if errors else ''}"
+def _signed(difference: Figure | None) -> str:
+    return "" if difference is None else f"{difference.mean:+.1f}{difference.spread}"
 
 
-def _figures(row: Row, found: Figure) -> dict[str, object]:
+def _figures(row: Row, figure: Figure) -> dict[str, object]:
     return {
         "recipe": row.run.recipe.name,
         "options": dict(row.run.options),
         "chosen": row.chosen,
         "row": row.name,
-        "score": found.mean,
-        "error": found.error,
-        "deviation": found.deviation,
-        "scores": list(found.values),
-        "seeds": len(found.values),
+        "score": figure.mean,
+        "error": figure.error,
+        "deviation": figure.deviation,
+        "scores": list(figure.values),
+        "seeds": len(figure.values),
         "active_parameters": row.active_parameters,
         "trained": row.trained._asdict() if row.trained else None,
         "seconds": row.seconds,

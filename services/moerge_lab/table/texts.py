@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Literal
@@ -29,10 +30,7 @@ TUNING_TOKENS = 2_000
 
 @dataclass(frozen=True)
 class Sources:
-    """A domain's expert folder and files, for `data_files`.
-
-    The files are for statistics, held-out text, other text, the choice of settings, and training.
-    """
+    """A domain's expert folder and files, for `data_files`. `tuning` is for the choice of settings."""
 
     expert: Path
     text: Sequence[str] = ()
@@ -52,11 +50,13 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout", 
     Raises:
         MoergeError: a file can't be read, or a part is empty.
     """
-    files = _Files(sources.expert, None if _further(sources) else cut.context)
-    own, other = files.read("`text`", sources.text), files.read("`other`", sources.other)
-    held = files.read("`held_out`", sources.held_out) or [entry for entry in own if entry.split == "held-out"]
+    expert = DenseFiles(sources.expert)
+    compared = any((sources.held_out, sources.other, sources.tuning, sources.training))  # with the text, as a whole
+    read = partial(_read, expert, context=None if compared else cut.context)
+    own, other = read("`text`", sources.text), read("`other`", sources.other)
+    held = read("`held_out`", sources.held_out) or [entry for entry in own if entry.split == "held-out"]
     own = _without(own, held)
-    tuning = files.read("`tuning`", sources.tuning) or tuning_part(own)
+    tuning = read("`tuning`", sources.tuning) or tuning_part(own)
     apart = [*held, *tuning]
     if split == "tuning":
         held, tuning = tuning, tuning_part(_without(own, apart))
@@ -73,25 +73,18 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout", 
     settings = replace(cut, tokens=TUNING_TOKENS).drawn(_tokens(tuning))
     rows = NO_ROWS
     if training:
-        pooled = _without(files.read("`text`", sources.training), apart) or statistics
-        rows = joined([tokens.ids for tokens in _tokens(pooled)], end_of_text(files.expert), cut.context)
+        pooled = _without(read("`text`", sources.training), apart) or statistics
+        rows = joined([tokens.ids for tokens in _tokens(pooled)], end_of_text(expert), cut.context)
     own_pieces, other_pieces = _pieces(statistics, cut.context), _pieces(further, cut.context)
     return Texts(sources.expert, scored, own_pieces, other_pieces, settings, rows)
 
 
 def require_one_tokenizer(sources: Mapping[str, Sources]) -> None:
-    """Requires that all experts have one tokenizer, or that one only appends tokens to another's.
-
-    Raises:
-        IncompatibleExpertError: names the first expert with another one.
-    """
-    folders = {source.expert: name for name, source in sources.items()}
-    first = next(iter(folders), None)
-    for folder, name in folders.items():
-        if first is None or folder == first:
-            continue
+    """Requires that all experts have one tokenizer, or that one only appends tokens to another's."""
+    first, *others = {source.expert: name for name, source in sources.items()}.items()
+    for folder, name in others:
         try:
-            require_same_tokenizer(DenseFiles(first), DenseFiles(folder), name, "pad")
+            require_same_tokenizer(DenseFiles(first[0]), DenseFiles(folder), name, "pad")
         except IncompatibleExpertError as error:
             what = f"{error.what}, so their perplexities per token can't be compared"
             raise IncompatibleExpertError(what, where=error.where, todo="name experts with one tokenizer") from error
@@ -99,7 +92,7 @@ def require_one_tokenizer(sources: Mapping[str, Sources]) -> None:
 
 def read_elsewhere(expert: Path, files: Sequence[str], cut: Cut, split: Split = "heldout") -> list[Window]:
     """Windows of text of no domain, tokenized by an expert's tokenizer; a tenth of its documents is for tuning."""
-    every = _Files(expert).read("`elsewhere`", files)
+    every = _read(DenseFiles(expert), "`elsewhere`", files)
     tuning = tuning_part(every)
     return cut.drawn(_tokens(tuning if split == "tuning" else _without(every, tuning)))
 
@@ -109,15 +102,12 @@ def read_targets(sources: Mapping[str, Sources], cut: Cut, split: Split) -> tupl
 
     A tenth of the other documents is the sample that recipes specialise by, in place of statistics. Of the others, a
     tenth is for tuning.
-
-    Raises:
-        MoergeError: a file can't be read, or a part is empty.
     """
     targets, generic = dict[str, Texts](), list[Window]()
     for name, source in sources.items():
         own = read_texts(name, replace(source, other=()), cut, split, training=True)
         generic += [replace(window, document=window.document + _NEXT * len(targets)) for window in own.held_out]
-        other = _Files(source.expert).read("`other`", source.other)
+        other = _read(DenseFiles(source.expert), "`other`", source.other)
         sample = [entry for entry in other if entry.split == "held-out"]
         scored = _without(other, sample)
         tuning = tuning_part(scored)
@@ -135,24 +125,11 @@ def tuning_part(documents: Sequence[Entry]) -> list[Entry]:
     return ordered[len(ordered) - max(len(ordered) // 10, len(ordered) > 1) :]
 
 
-class _Files:
-    """Reads files for an expert's tokenizer, without bad documents; a few documents in pieces of `context` tokens."""
-
-    def __init__(self, expert: Path, context: int | None = None) -> None:
-        self.expert, self._context = DenseFiles(expert), context
-        self._corpus: Corpus | None = None
-
-    def read(self, where: str, files: Sequence[str]) -> list[Entry]:
-        if not files:
-            return []
-        if self._corpus is None:
-            self._corpus = Corpus(files, self.expert, bad_share=0, where=where)
-        return list(self._corpus.of(files, where).read(context=self._context).documents())
-
-
-def _further(sources: Sources) -> bool:
-    """Whether the domain has other files than its text, whose documents are compared with the text's."""
-    return any((sources.held_out, sources.other, sources.tuning, sources.training))
+def _read(expert: DenseFiles, where: str, files: Sequence[str], context: int | None = None) -> list[Entry]:
+    """The files' good documents for an expert's tokenizer; a few documents in pieces of `context` tokens."""
+    if not files:
+        return []
+    return list(Corpus(files, expert, bad_share=0, where=where).read(context=context).documents())
 
 
 def _tokens(documents: Sequence[Entry]) -> list[Tokens]:
@@ -160,17 +137,12 @@ def _tokens(documents: Sequence[Entry]) -> list[Tokens]:
 
 
 def _without(documents: Sequence[Entry], others: Sequence[Entry]) -> list[Entry]:
-    """The documents with other texts."""
     digests = {entry.digest for entry in others}
     return [entry for entry in documents if entry.digest not in digests]
 
 
 def switched(domains: Mapping[str, Texts], cut: Cut) -> dict[str, Texts]:
-    """Windows that begin with half a context of the other domains' text, in turn; their second half is scored.
-
-    Raises:
-        MoergeError: there is no other domain, or all documents of a domain are too short.
-    """
+    """Windows that begin with half a context of the other domains' text, in turn; their second half is scored."""
     if len(domains) < 2:
         raise MoergeError("expected two domains or more, found one", where="`switch`", todo="name several")
     half = cut.context // 2

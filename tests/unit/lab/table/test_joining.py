@@ -1,10 +1,12 @@
-"""Experts that join one at a time: the versions that are measured, on tiny experts, and as a user asks for them."""
+"""Experts that join one at a time: the measured versions of tiny experts, and figures computed by hand."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table as RichTable
 
 from moerge.errors import MoergeError
 from moerge.models.dense import domain_model
@@ -16,8 +18,8 @@ from moerge.statistics.passes import RouterPass
 from moerge.statistics.windows import computed as windowed
 from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.registry import parse
-from moerge_lab.table.joining import join, plan
-from moerge_lab.table.joining_results import Growth
+from moerge_lab.table.figure import Figure
+from moerge_lab.table.joining import Joined, Version, join
 from moerge_lab.table.measure import Settings, Texts, measure
 from moerge_lab.table.table import Run
 from support.models import expert, on_trunk, texts
@@ -35,35 +37,16 @@ def measured(on: Fleet) -> dict[str, Texts]:
     }
 
 
-def grown(on: Fleet, *specs: str, first: int = 2, seeds: int = 1) -> Growth:
-    domains, runs = measured(on), [Run(*parse(spec)) for spec in specs]
-    return join(runs, domains, plan(tuple(domains), first), Settings(seeds=seeds), LogProgress())
-
-
-def test_first_trunk_is_kept_and_later_versions_also_remerged() -> None:
-    assert plan(("a", "b", "c", "d"), 2) == {
-        ("a", "b"): [("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")],
-        ("a", "b", "c"): [("a", "b", "c")],
-        ("a", "b", "c", "d"): [("a", "b", "c", "d")],
-    }
-
-
-def test_subsets_are_all_ways_in_which_some_join_others() -> None:
-    """Of four, from two on: a trunk of two and one or two who join, 6 x (2 + 1), and a trunk of three, 4 x 1."""
-    result = plan(("a", "b", "c", "d"), 2, subsets=True)
-    ways = [(trunk, version) for trunk, versions in result.items() for version in versions if version != trunk]
-    assert len(ways) == len(set(ways)) == 22
-    assert all(set(trunk) < set(version) for trunk, version in ways)
-    assert result["b", "d"] == [("b", "d"), ("a", "b", "d"), ("b", "c", "d"), ("a", "b", "c", "d")]
-    assert len(result) == 6 + 4 + 1
+def joined(on: Fleet, spec: str, seeds: int = 1) -> Joined:
+    [result] = join([Run(*parse(spec))], measured(on), Settings(seeds=seeds), LogProgress()).recipes
+    return result
 
 
 def test_remerge_with_all_experts_equals_the_recipe(tmp_path: Path) -> None:
     on = fleet(tmp_path)
-    [joined] = grown(on, "dume:k=2").recipes
     runs = [Run(*parse(name)) for name in ("experts", "dume:k=2", "oracle")]
     whole = measure(runs, measured(on), Settings(), LogProgress())
-    last = joined.joining[-1].merged
+    last = joined(on, "dume:k=2").remerges[-1].merged
     assert last.domains == last.trunk == ("d0", "d1", "d2")
     for domain in last.domains:
         assert last.scores[domain].mean == pytest.approx(whole.normalised(whole.row("dume:k=2"), domain).mean, rel=1e-5)
@@ -72,8 +55,7 @@ def test_remerge_with_all_experts_equals_the_recipe(tmp_path: Path) -> None:
 
 def test_a_newcomer_speaks_through_the_trunk_that_it_is_not_in(tmp_path: Path) -> None:
     on = fleet(tmp_path)
-    [joined] = grown(on, "dume").recipes
-    first, second = joined.kept
+    first, second = joined(on, "dume").kept
     assert (first.domains, second.domains) == (("d0", "d1"), ("d0", "d1", "d2"))
     assert (first.trunk, second.trunk) == (("d0", "d1"), ("d0", "d1"))
     assert second.oracles["d0"] == first.oracles["d0"]  # routers don't touch it
@@ -98,18 +80,16 @@ def test_under_a_kept_trunk_the_newcomer_alone_contributes(tmp_path: Path, monke
         return windowed(work, *given)
 
     monkeypatch.setattr(contribution, "computed", counting)
-    grown(on, "dume", first=1)
+    joined(on, "dume")
     kept = computed[0][1]
     assert [expert for expert, trunk in computed if trunk == kept] == ["expert-0", "expert-1", "expert-2"]
-    assert len(computed) == 3 + 2 + 3
+    assert len(computed) == 3 + 3
 
 
-def test_moerge_s_experts_join_a_trunk_of_one(tmp_path: Path) -> None:
-    """Behind its own trunk the one expert is hardly changed by the fit; the estimate knows that case."""
-    [joined] = grown(fleet(tmp_path, 2), "recommended:fit=1", first=1, seeds=2).recipes
-    assert [version.domains for version in joined.kept] == [("d0",), ("d0", "d1")]
-    assert joined.kept[0].average.mean == pytest.approx(100, abs=5)
-    assert all(len(remerge.expected.values) == 2 for remerge in joined.remerges)
+def test_fitted_experts_join_with_every_seed(tmp_path: Path) -> None:
+    result = joined(fleet(tmp_path), "recommended:fit=1", seeds=2)
+    assert [version.domains for version in result.kept] == [("d0", "d1"), ("d0", "d1", "d2")]
+    assert all(len(remerge.expected.values) == 2 for remerge in result.remerges)
 
 
 def options_of(folder: Path, count: int = 3) -> dict[str, Any]:
@@ -124,13 +104,13 @@ def options_of(folder: Path, count: int = 3) -> dict[str, Any]:
 
 def test_a_user_gets_a_table_and_its_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "table.json"
-    options = {**options_of(tmp_path), "subsets": True, "tokens": 50, "context": 32}
+    options = {**options_of(tmp_path), "tokens": 50, "context": 32}
     table("joined", **options, recipe=["dume", "dume:tokens=8"], json_file=out)
     result = json.loads(out.read_text())
     assert result["domains"] == ["d0", "d1", "d2"]
     assert [item["row"] for item in result["recipes"]] == ["dume", "dume:tokens=8"]
     for item in result["recipes"]:
-        assert [remerge["trunk"] for remerge in item["remerges"]] == [["d0", "d1"], ["d0", "d2"], ["d1", "d2"]]
+        assert [remerge["trunk"] for remerge in item["remerges"]] == [["d0", "d1"]]
         by = {
             (*version["trunk"], "|", *version["domains"]): version["average"]["score"] for version in item["versions"]
         }
@@ -139,7 +119,7 @@ def test_a_user_gets_a_table_and_its_json(tmp_path: Path, capsys: pytest.Capture
     said = " ".join(capsys.readouterr().out.split())
     assert "1 d0, d1" in said
     assert "2 + d2" in said
-    assert "points in 3 remerges" in said
+    assert "it pays from 1 point on" in said
 
 
 @pytest.mark.parametrize(
@@ -156,3 +136,66 @@ def test_experts_that_can_t_join_are_refused_before_the_work(tmp_path: Path, cha
     with pytest.raises(MoergeError) as caught:
         table("joined", **{**options, **change})
     assert said in str(caught.value)
+
+
+Scores = Mapping[str, tuple[float, ...]]
+
+
+def version(trunk: str, scores: Scores, oracles: Scores) -> Version:
+    """Of domains that are letters."""
+    figures = [{name: Figure(values) for name, values in item.items()} for item in (scores, oracles)]
+    return Version(tuple(trunk), *figures)
+
+
+JOINED = Joined(
+    Run(*parse("dume")),
+    [
+        version("ab", {"a": (90, 92), "b": (80, 82)}, {"a": (92, 92), "b": (88, 88)}),
+        version("ab", {"a": (89, 91), "b": (81, 83), "c": (60, 60)}, {"a": (92, 92), "b": (88, 88), "c": (63, 60)}),
+        version(
+            "ab",
+            {"a": (89, 91), "b": (81, 83), "c": (60, 60), "d": (86, 86)},
+            {"a": (92, 92), "b": (88, 88), "c": (63, 60), "d": (90, 90)},
+        ),
+    ],
+    [
+        version("abc", {"a": (86, 86), "b": (84, 84), "c": (88, 88)}, {"a": (90, 90), "b": (86, 86), "c": (89, 89)}),
+        version("abcd", dict.fromkeys("abcd", (79.5, 80.5)), dict.fromkeys("abcd", (84.0, 84.0))),
+    ],
+)
+"""The averages: 85 and 87; 230 / 3 and 78; 79 and 80. Merged anew: 86 for three, 79.5 and 80.5 for four."""
+
+
+def test_kept_trunk_versions_are_compared_with_remerged_ones() -> None:
+    assert [item.domains for item in JOINED.kept] == [("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")]
+    assert [item.average.mean for item in JOINED.kept] == pytest.approx([86, (230 / 3 + 78) / 2, 79.5])
+    one, two = JOINED.remerges
+    assert (one.newcomers, two.newcomers) == (("c",), ("c", "d"))
+    assert one.gains()["gained"].values == pytest.approx([86 - 230 / 3, 8])
+    assert two.gains()["gained"].values == pytest.approx([0.5, 0.5])
+    assert one.gains()["oracle_gained"].values == pytest.approx([265 / 3 - 81, 265 / 3 - 80])
+    assert two.gains()["oracle_gained"].values == pytest.approx([84 - 83.25, 84 - 82.5])
+
+
+def test_the_estimate_is_the_coordinator_s_seed_by_seed() -> None:
+    """M = 90 and N = 63 or 60: a third of 27 or 30 points, less 10 x 1 / (1 x 3). Of two, N = 76.5 or 75: half of 13.5
+    or 15, less 10 x 2 / (1 x 4)."""
+    one, two = JOINED.remerges
+    assert one.expected.values == pytest.approx([9 - 10 / 3, 10 - 10 / 3])
+    assert two.expected.values == pytest.approx([6.75 - 5, 7.5 - 5])
+
+
+def test_the_table_has_a_dash_for_domains_that_are_not_in_yet() -> None:
+    table, conclusion = JOINED.render()
+    assert isinstance(table, RichTable)
+    columns = {str(column.header): list(column.cells) for column in table.columns}
+    assert columns["version"] == ["1 a, b", "2 + c", "", "", "3 + d", "", ""]
+    assert columns["trunk"] == ["merged", "kept", "remerged", "gain", "kept", "remerged", "gain"]
+    assert columns["c"] == ["-", "60.0", "88.0", "+28.0", "60.0", "80.0", "+20.0"]
+    assert columns["d"] == ["-", "-", "-", "-", "86.0", "80.0", "-6.0"]
+    assert columns["average"][:4] == ["86.0 ± 1.4", "77.3 ± 0.9", "86.0 ± 0.0", "+8.7"]
+    assert columns["oracle"][3] == "+7.8"
+    assert columns["expected"] == ["", "", "", "+6.2", "", "", "+2.1"]
+    assert conclusion == (
+        "dume: a remerge gains +8.7 at version 2 and +0.5 at version 3; it pays from 1 point on: at 2."
+    )

@@ -16,9 +16,8 @@ from moerge.models.tokens import Tokens, all_counted
 from moerge.progress import LogProgress
 from moerge.scoring.perplexity import Score, score, total, windows
 from moerge.scoring.routers import RoutingCounter, forced
+from moerge_lab.recipes.published import VERSION, version_recipe
 from moerge_lab.recipes.registry import RECIPES, parse
-from moerge_lab.recipes.version_folder import VERSION
-from moerge_lab.recipes.version_folder import published as published_recipe
 from moerge_lab.table.measure import Settings, Texts, measure
 from moerge_lab.table.table import Result, Row, Run, Table
 from support.models import expert
@@ -166,7 +165,6 @@ def test_errors_over_seeds_are_added_in_quadrature() -> None:
     seeds = [{"law": [Score(20.0 + seed + number % 2, 10) for number in range(20)]} for seed in (0, 1)]
     rows = [row("law expert", dense), row("dume", *seeds)]
     result = Table(("law",), rows).average(rows[1])
-    assert result.resamples is not None
     assert result.error == pytest.approx(math.hypot(result.resamples.std(ddof=1), result.deviation / math.sqrt(2)))
     alone = [row("law expert", {"law": [Score(20.0, 10)]}), row("dume", {"law": [Score(21.0, 10)]})]
     assert Table(("law",), alone).average(alone[1]).error is None
@@ -192,7 +190,7 @@ def test_the_table_of_equal_experts_is_100_everywhere(tmp_path: Path) -> None:
     names = ["experts", "averaging", "weighted", "random", "oracle", "dume", "regmean", "regmean-oracle"]
     runs = [
         *(Run(*parse(name)) for name in names),
-        Run(published_recipe(published([dense, dense], tmp_path)), {}, VERSION),
+        Run(version_recipe(published([dense, dense], tmp_path)), {}, VERSION),
     ]
     table = measure(runs, domains, Settings(), LogProgress())
     rows = ["law expert", "art expert", *names[1:], "random routing", "oracle", "version"]

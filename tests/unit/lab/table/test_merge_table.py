@@ -11,9 +11,10 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress
 from moerge.scoring.draw import Cut
+from moerge.scoring.perplexity import total
 from moerge_lab.recipes.dense import expert_row
+from moerge_lab.recipes.published import VERSION, version_recipe
 from moerge_lab.recipes.registry import parse
-from moerge_lab.recipes.version_folder import VERSION, published
 from moerge_lab.table.measure import Settings, measure
 from moerge_lab.table.table import Run
 from moerge_lab.table.texts import Sources, read_texts
@@ -46,12 +47,12 @@ def test_a_merge_s_table_equals_the_laboratory_s(tmp_path: Path, plain: bool) ->
     report = merge(sources, tmp_path / "out", settings)
 
     domains = {name: read_texts(name, Sources(folder, [str(files[name])]), CUT) for name, folder in experts.items()}
-    runs = [Run(*parse("experts")), Run(published(tmp_path / "out"), {}, VERSION)]
+    runs = [Run(*parse("experts")), Run(version_recipe(tmp_path / "out"), {}, VERSION)]
     table = measure(runs, domains, Settings(), NoProgress())
     version = table.row(VERSION)
     for domain, score in zip(report.domains, report.scores, strict=True):
         assert score is not None
-        ours, theirs = table.row(expert_row(domain)).results[0].scores[domain], version.results[0].scores[domain]
+        ours, theirs = (total(row.results[0].documents[domain]) for row in (table.row(expert_row(domain)), version))
         assert score.tokens == theirs.tokens
         assert CUT.tokens <= score.tokens < CUT.tokens + CUT.context
         assert (f"{score.expert:.2f}", f"{score.version:.2f}") == (f"{ours.perplexity:.2f}", f"{theirs.perplexity:.2f}")
