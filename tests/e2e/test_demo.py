@@ -306,7 +306,6 @@ def test_interrupted_demo_resumes_and_paper_scores_are_lower(demo: Demo) -> None
     assert left_after(30, demo.home) == {}
 
     output = ended_well(start(demo.home, "--recipe", "dume"))
-    assert output.count("done in an earlier run") == 2  # the experts; the coordinator with three owners
     for row in ("oracle", "version"):
         assert averages(demo.home, 2)[row] > averages(demo.home, 4)[row] + 2, output
     assert left_after(30, demo.home) == {}

@@ -39,12 +39,12 @@ def demo(
 
     from moerge_lab.demo import corpora
     from moerge_lab.demo.main_job import Demo, Domain
-    from moerge_lab.demo.train import Trained, train
+    from moerge_lab.demo.train import train
 
     logging.disable_progress_bar()
     home = home.resolve()
     texts, cache = corpora.write(cache_folder() / "texts"), cache_folder() / "experts"
-    stages = Stages(home, recipe, console, trained=Trained.of(texts, cache).complete)
+    stages = Stages(console)
     try:
         stages.introduce()
         stages.begin(1)

@@ -33,12 +33,12 @@ NOT_CODE = {
     "idlelib",
     "lib2to3",
     "turtledemo",
-    "__phello__",  # tests and what only shows
+    "__phello__",
     "site-packages",
     "dist-packages",
     "encodings",
     "pydoc_data",
-}  # fmt: skip - others' code, tables
+}  # fmt: skip - tests, demonstrations, others' code, tables
 CWE = "{http://cwe.mitre.org/cwe-7}"
 WEAKNESS_FIELDS = (
     "Description", "Extended_Description", "Background_Details", "Alternate_Terms", "Modes_Of_Introduction",
@@ -52,13 +52,7 @@ Source = tuple[str, list[str]]  # a heading, and the blocks of text that stand u
 
 
 def documents(domain: str) -> list[str]:
-    """A domain's unique documents, at most about 3 kB each, in a fixed order that mixes their sources.
-
-    Raises:
-        MoergeError: the domain is unknown, or its text's package isn't installed.
-    """
-    if domain not in SOURCES:
-        raise MoergeError(f"no such domain; expected one of {', '.join(SOURCES)}", where=domain)
+    """A domain's unique documents, at most about 3 kB each, in a fixed order that mixes their sources."""
     return _mixed(SOURCES[domain]())
 
 
@@ -165,21 +159,20 @@ def _package(name: str, pattern: str) -> list[Path]:
 def _code() -> Iterator[Source]:
     """The standard library's sources: a block for each top-level definition."""
     root = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in sorted(root.rglob("*.py")) if not NOT_CODE & set(file.relative_to(root).parts)]
-    if not files:
-        raise MoergeError("the standard library's sources aren't installed", where=str(root))
-    return _modules(root, (file for file in files if not file.name.startswith("_sysconfigdata")))  # built, not written
+    files = (file for file in sorted(root.rglob("*.py")) if not file.name.startswith("_sysconfigdata"))  # built
+    return _modules(root, files)
 
 
 def _other_code() -> Iterator[Source]:
     """NumPy's sources."""
     files = _package("numpy", "**/*.py")
-    root = Path(os.path.commonpath(files))
-    return _modules(root, (file for file in files if not NOT_CODE & set(file.relative_to(root).parts)))
+    return _modules(Path(os.path.commonpath(files)), files)
 
 
 def _modules(root: Path, files: Iterable[Path]) -> Iterator[Source]:
     for file in files:
+        if NOT_CODE & set(file.relative_to(root).parts):
+            continue
         with tokenize.open(file) as source:
             blocks = re.split(r"\n(?=(?:@|def |class |async def ))", source.read())
         yield f"# {file.relative_to(root).as_posix()}", blocks
@@ -254,10 +247,8 @@ def _security() -> Iterator[Source]:
     root = parse(file).getroot()  # noqa: S314 - an installed package's own file
     for weakness in root.iterfind(f"{CWE}Weaknesses/{CWE}Weakness"):
         fields = [field for name in WEAKNESS_FIELDS for field in weakness.iterfind(CWE + name)]
-        yield (
-            f"CWE-{weakness.get('ID')}: {weakness.get('Name')}",
-            [block for item in fields for block in _entries(item)],
-        )
+        heading = f"CWE-{weakness.get('ID')}: {weakness.get('Name')}"
+        yield heading, [block for item in fields for block in _entries(item)]
 
 
 def _other_security() -> Iterator[Source]:

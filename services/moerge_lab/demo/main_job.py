@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ progress = true
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain's dense expert and its texts: split -> JSON Lines file."""
+    """A dense expert and its texts: split -> JSON Lines file."""
 
     name: str
     expert: Path
@@ -48,8 +48,6 @@ class Domain:
 
 @dataclass(frozen=True)
 class Worker:
-    """An owner's running worker."""
-
     domain: Domain
     process: subprocess.Popen[str]
 
@@ -59,14 +57,10 @@ class Demo:
 
     def __init__(self, home: Path, domains: Sequence[Domain], recipe: RecipeName, stages: Stages) -> None:
         self._home, self._domains, self._recipe, self._stages = home, domains, recipe, stages
-        self._coordinator = home / "coordinator"
-        self._url = ""
+        self._coordinator, self._versions, self._url = home / "coordinator", home / "coordinator" / "versions", ""
 
     def run(self, *, serve: bool = False) -> None:
-        """Publishes a version of all domains except the last, then one of all; prints tables of both versions.
-
-        With `serve`, the coordinator and its dashboard stay open until Ctrl-C.
-        """
+        """Publishes a version of all domains except the last, then one of all; `serve` keeps the dashboard open."""
         stages = self._stages
         stages.begin(2)
         token = self._operator_token()
@@ -126,7 +120,6 @@ class Demo:
         raise MoergeError("the coordinator did not start", where=str(log), todo="see the log's last lines")
 
     def _start_worker(self, processes: Processes, client: Client, domain: Domain) -> Worker:
-        """An owner's worker, which contributes under every trunk and evaluates every version."""
         home = self._home / f"worker-{domain.name}"
         token = self._approved(client, domain.name, home)
         with atomic_file(home / "worker.toml") as out:
@@ -137,21 +130,18 @@ class Demo:
         if METHODS[VERSION_RECIPES[self._recipe].method].solved:
             arguments.append("--trunk-contribution")
         self._stages.command(*arguments)
-        return Worker(domain, processes.start(arguments, self._environment(token), label=domain.name))
+        environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
+        return Worker(domain, processes.start(arguments, environment, label=domain.name))
 
     def _approved(self, client: Client, domain: str, home: Path) -> str:
-        """The token of a domain's owner, approved with its key."""
         command = "worker", "init", "--owner", f"{domain}-owner", "--domain", domain, "--home", home
         self._stages.command(*command)
         line = output_of(*command)
         self._stages.command("owner", "approve", f"{line[:30]}...")
         return client.approve(JoinRequest.of_line(line), replace=True).token.secret
 
-    def _environment(self, token: str) -> dict[str, str]:
-        return {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
-
     def _ready_experts(self, client: Client, workers: Sequence[Worker]) -> list[str]:
-        """The digests of the workers' experts, in their order, after the coordinator has accepted all."""
+        """The digests of the workers' experts, after the coordinator has accepted all."""
         while True:
             result: dict[str, Expert] = {expert.domain: expert for expert in client.experts() if expert.fitted is None}
             known = [result[worker.domain.name] for worker in workers if worker.domain.name in result]
@@ -160,14 +150,8 @@ class Demo:
                 return ready
             self._pause(workers)
 
-    def _wait_for_trunk_contributions(self, client: Client, workers: Sequence[Worker]) -> None:
-        wanted = {worker.domain.name for worker in workers}
-        while not wanted <= {row.domain for row in client.contributions("trunk") if row.active}:
-            self._pause(workers)
-
-    def _wait_for_contributions(self, client: Client, trunk: str, workers: Sequence[Worker]) -> None:
-        wanted = {worker.domain.name for worker in workers}
-        while not wanted <= {row.domain for row in client.contributions() if row.active and row.trunk == trunk}:
+    def _wait_for_domains(self, workers: Sequence[Worker], contributed: Callable[[], set[str]]) -> None:
+        while not {worker.domain.name for worker in workers} <= contributed():
             self._pause(workers)
 
     @staticmethod
@@ -178,10 +162,9 @@ class Demo:
         time.sleep(0.2)
 
     def _merge(self, client: Client, experts: list[str], workers: Sequence[Worker]) -> str:
-        """The digest of these experts' trunk, merged after their owners have sent the method's contributions."""
         method = VERSION_RECIPES[self._recipe].method
         if METHODS[method].solved:
-            self._wait_for_trunk_contributions(client, workers)
+            self._wait_for_domains(workers, lambda: {row.domain for row in client.contributions("trunk") if row.active})
         named = [word for worker in workers for word in ("--expert", worker.domain.name)]
         self._stages.command("trunk", "merge", "--method", method, *named)
         trunk = client.wait(client.merge_trunk(NewTrunk(method=method, experts=experts)))
@@ -191,22 +174,23 @@ class Demo:
     def _publish(
         self, processes: Processes, client: Client, trunk: str, experts: list[str], workers: Sequence[Worker]
     ) -> int:
-        """Publishes a version of these experts, or of those fitted from them, after their owners have contributed."""
-        self._wait_for_contributions(client, trunk, workers)
+        """Publishes a version of these experts, or of those fitted from them."""
+
+        def contributed() -> set[str]:
+            return {row.domain for row in client.contributions() if row.active and row.trunk == trunk}
+
+        self._wait_for_domains(workers, contributed)
         recipe = () if self._recipe == "recommended" else ("--recipe", self._recipe)
         self._stages.command("version", "solve", *recipe)
-        come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
-        chosen = {row.trained: row.digest for row in client.experts() if row.digest in come}
+        contributed_experts = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
+        chosen = {row.trained: row.digest for row in client.experts() if row.digest in contributed_experts}
         new = NewVersion(experts=[chosen[expert] for expert in experts], options=VERSION_RECIPES[self._recipe].solve)
         number = int(client.wait(client.solve_version(new)))
         self._show(processes, "show", number)
         return number
 
     def _promote_evaluated(self, processes: Processes, client: Client, number: int, workers: Sequence[Worker]) -> None:
-        """Promotes a version after its owners' reports on held-out documents, and shows their table.
-
-        Doesn't wait if an earlier run published a later version, because owners evaluate only the newest one.
-        """
+        """Waits only for the newest version's reports, because owners evaluate no earlier one."""
         while client.version_table(number).missing and not any(client.versions(number)):
             self._pause(workers)
         reason = "moerge demo shows it, better or worse"
@@ -217,10 +201,11 @@ class Demo:
     def _show(self, processes: Processes, what: str, number: int) -> None:
         command = ["version", what, number]
         self._stages.command(*command)
-        processes.finish(f"version {what}", processes.start(command, self._environment(self._operator_token())))
+        environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": self._operator_token()}
+        processes.finish(f"version {what}", processes.start(command, environment))
 
     def _table_command(self, number: int) -> list[object]:
-        command: list[object] = ["table", "version", self._folder(number), "--tokens", TABLE_TOKENS]
+        command: list[object] = ["table", "version", self._versions / str(number), "--tokens", TABLE_TOKENS]
         command += ["--statistics-tokens", STATISTICS_TOKENS, "--json-file", self._home / f"table-{number}.json"]
         for recipe in _BESIDE[self._recipe]:
             command += ["--recipe", recipe]
@@ -230,20 +215,16 @@ class Demo:
             command += ["--held-out", f"{domain.name}={domain.texts['heldout']}"]
         return command
 
-    def _folder(self, number: int) -> Path:
-        return self._coordinator / "versions" / str(number)
-
     def _say_what_next(self, first: int, last: int, *, serve: bool) -> None:
-        """Prints both folders and three commands; with `serve` they call the running coordinator."""
         home, prompt, python = self._coordinator, "The capital of", Path(sys.executable)
-        token, folder = self._home / "operator-token", self._folder(last)
+        token, folder = self._home / "operator-token", self._versions / str(last)
         moerge, url = python.with_name("moerge"), self._url if serve else "http://127.0.0.1:8080"
         operator = f"MOERGE_COORDINATOR={url} MOERGE_TOKEN=$(cat {token}) {moerge}"
         then = f"{operator} pull champion my-model" if serve else f"{moerge} coordinator serve {home} --port 8080"
         self._stages.tell(
             f"""
 Done.
-Version {first}: {self._folder(first)}
+Version {first}: {self._versions / str(first)}
 Version {last}: {folder}
 
 Three commands to try next:

@@ -19,16 +19,12 @@ _GRACE_SECONDS = 10.0
 
 def address_in(log: Path, start: int = 0) -> str | None:
     """The coordinator's address in its log after byte `start`; None if not yet logged."""
-    said = re.search(rb"running on (https?://\S+) \(", log.read_bytes()[start:])
-    return said and said[1].decode()
+    match = re.search(rb"running on (https?://\S+) \(", log.read_bytes()[start:])
+    return match and match[1].decode()
 
 
 def output_of(*arguments: object) -> str:
-    """The standard output of `moerge ARGUMENTS`; its messages are shown only if it fails.
-
-    Raises:
-        MoergeError: it failed.
-    """
+    """The standard output of `moerge ARGUMENTS`; its messages are shown only if it fails."""
     command = [sys.executable, "-m", "moerge", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
     if done.returncode:
@@ -45,7 +41,7 @@ class Processes:
     def start(
         self, arguments: Sequence[object], environment: Mapping[str, str], *, label: str = "", log: Path | None = None
     ) -> subprocess.Popen[str]:
-        """Starts `moerge ARGUMENTS`. Messages go to `log`, or after [label] to standard error, or to our own."""
+        """Starts `moerge ARGUMENTS`. Messages go to `log`, or after [label] to standard error, or to ours."""
         out: int | TextIO | None = subprocess.PIPE if label else None
         if log is not None:
             out = log.open("a", encoding="utf-8")
@@ -65,11 +61,7 @@ class Processes:
         return process
 
     def finish(self, label: str, process: subprocess.Popen[str]) -> None:
-        """Waits for the process to succeed.
-
-        Raises:
-            MoergeError: it failed.
-        """
+        """Waits for the process to succeed."""
         if code := process.wait():
             raise MoergeError(f"ended with status {code}", where=label, todo="see its messages above")
 

@@ -15,17 +15,12 @@ END = "<|endoftext|>"
 
 
 def make_seed(folder: Path) -> None:
-    """Writes the package's Q4_1 weights, dequantised, as a float32 checkpoint with their tokenizer.
-
-    Raises:
-        MoergeError: the package, or a reader of its file, isn't installed.
-    """
+    """Writes the package's Q4_1 weights, dequantised, as a float32 checkpoint with their tokenizer."""
     for package in (_PACKAGE, "gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise MoergeError("isn't installed", where=package, todo=_TODO)
     spec = importlib.util.find_spec(_PACKAGE)
-    places = (spec.submodule_search_locations if spec else None) or []
-    source = next(iter(places), "")
+    source = next(iter((spec and spec.submodule_search_locations) or []), "")
     read = AutoModelForCausalLM.from_pretrained(
         source, gguf_file=_FILE, dtype=torch.float32, local_files_only=True, trust_remote_code=False
     )

@@ -1,16 +1,11 @@
-"""The demo's stages on the terminal: titles, times, state and commands."""
+"""The demo's stages on the terminal: titles, times and commands."""
 
-import json
 import os
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
-
-from moerge.files import atomic_file
-from moerge_proto.options import RecipeName
 
 STAGES = (
     ("Train a small seed model, and four experts from it", "5 minutes"),
@@ -27,35 +22,22 @@ INTRODUCTION = (
 
 
 class Stages:
-    """The stages of one run.
+    """The stages of one run."""
 
-    Args:
-        home: the demo's; a file in it stores the finished stages.
-        trained: whether the experts exist; without them no stage counts as finished.
-    """
-
-    def __init__(self, home: Path, recipe: RecipeName, console: Console, *, trained: bool) -> None:
-        self._path, self._console = home / f"stages-{recipe}.json", console
-        kept = json.loads(self._path.read_text(encoding="utf-8")) if trained and self._path.is_file() else []
-        self._before = {1, *kept} if trained else set()
-        self._done = set[int]()
+    def __init__(self, console: Console) -> None:
+        self._console, self._done = console, False
 
     def introduce(self) -> None:
-        """Prints every stage with its estimated time."""
-        self._console.print("\nStages, with estimated times on two cores:\n")
+        self._console.print("\nStages, with estimated times on two cores (less where an earlier run was stopped):\n")
         for number, (title, time) in enumerate(STAGES, 1):
-            told = "done in an earlier run" if number in self._before else time
-            self._console.print(f"  {number}. {title:<52}{told}", highlight=False)
+            self._console.print(f"  {number}. {title:<52}{time}", highlight=False)
         self._console.print()
 
     def begin(self, number: int) -> None:
-        """Prints a stage's title; marks the stages before it as done."""
-        self._finish(range(1, number))
         self._console.rule(f"[bold]Stage {number} of {len(STAGES)}: {STAGES[number - 1][0]}", align="left")
 
     def finish(self) -> None:
-        """Marks all stages as done."""
-        self._finish(range(1, len(STAGES) + 1))
+        self._done = True
 
     def tell(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
@@ -69,15 +51,8 @@ class Stages:
         )
 
     def interrupted(self) -> None:
-        """Prints how to continue, unless all stages are done."""
-        if len(self._done) < len(STAGES):
+        if not self._done:
             self.tell("\nStopped. Run the same command again: it continues from here.")
-
-    def _finish(self, numbers: Iterable[int]) -> None:
-        self._done |= set(numbers)
-        if self._done - {1}:
-            with atomic_file(self._path) as out:
-                out.write(json.dumps(sorted(self._before | self._done)).encode())
 
 
 def _shown(word: object) -> str:

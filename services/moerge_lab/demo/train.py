@@ -14,15 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from moerge.models.dense import place
 from moerge.models.dense_files import DenseFiles
@@ -77,21 +72,14 @@ class Training:
 
 
 DEMO = Training(
-    Scratch(
-        vocabulary=2048,
-        hidden_size=192,
-        intermediate_size=1024,
-        layers=3,
-        heads=3,
-        phase=Phase(tokens=1_200_000, learning_rate=4e-3),
-    ),
+    Scratch(2048, 192, 1024, layers=3, heads=3, phase=Phase(tokens=1_200_000, learning_rate=4e-3)),
     for_expert=Phase(tokens=160_000, learning_rate=1e-3),
 )
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Folders of trained models: the seed, and each domain's expert, trained from it."""
+    """Folders of the seed, and of each domain's expert."""
 
     seed: Path
     experts: dict[str, Path]
@@ -117,25 +105,20 @@ def train(
 ) -> Trained:
     """Trains the models missing from `folder`: the seed, then the experts, on a CPU concurrently.
 
-    The models are in `folder/{digest}`, a digest of the training and its texts: the seed, and one folder per domain
-    (config.json, float32 model.safetensors, tokenizer). Each is renamed into place when complete. An interrupted
-    training resumes from its last checkpoint; of several at once, one trains and the others wait. The same machine
-    gives the same bytes, interrupted or not.
+    The models are in `folder/{digest}`, a digest of the training and its texts: the seed, and one folder per domain,
+    in float32. Each is renamed into place when complete. An interrupted training resumes from its last checkpoint; of
+    several at once, one trains and the others wait.
 
     Args:
         texts: for each domain, its splits' files from `corpora.write`; only "train" is read.
-        folder: for the trained folders.
-        progress: shows each training, in tokens.
-        device: torch device.
-
-    Raises:
-        MoergeError: the package of a pretrained seed isn't installed.
     """
     finished = Trained.of(texts, folder, training)
     if finished.complete:
         return finished
     documents = {domain: _read(file) for domain, file in _train_files(texts).items()}
-    with _alone(finished.seed.parent, progress):
+    home = finished.seed.parent
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(home.with_name(f"{home.name}.lock")):
         trainer = _Trainer(training, device, progress)
         _made(finished.seed, partial(trainer.seed, documents))
         tokenizer = DenseFiles(finished.seed).tokenizer
@@ -146,8 +129,6 @@ def train(
 
 
 class _Trainer:
-    """Makes the model folders."""
-
     def __init__(self, training: Training, device: str, progress: Progress) -> None:
         self._training, self._device, self._progress = training, device, progress
 
@@ -167,7 +148,7 @@ class _Trainer:
     def experts(self, documents: Mapping[str, list[str]], seed: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Trains these domains' experts beside the seed's folder, one per core at a time."""
         stopped, loading, phase = threading.Event(), threading.Lock(), self._training.for_expert
-        total = len(documents) * self._tokens(phase)
+        total = len(documents) * self._run(phase).steps * self._training.batch_rows * self._training.context
         with (
             _reproducible(_EXPERT_THREADS, self._training.seed),
             self._progress.track(f"training {len(documents)} experts", total, "tokens") as tracker,
@@ -187,10 +168,6 @@ class _Trainer:
             except BaseException:
                 stopped.set()  # Ctrl-C ends the other trainings too
                 raise
-
-    def _tokens(self, phase: Phase) -> int:
-        """The tokens of whole steps."""
-        return self._run(phase).steps * self._training.batch_rows * self._training.context
 
     def _run(self, phase: Phase) -> Run:
         training = self._training
@@ -252,23 +229,6 @@ def _made(folder: Path, make: Callable[[Path, Path], object]) -> None:
         make(part, work)
         os.rename(part, folder)
     shutil.rmtree(work, ignore_errors=True)
-
-
-@contextmanager
-def _alone(home: Path, progress: Progress) -> Iterator[None]:
-    """Waits while another process trains there."""
-    home.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(home.with_name(f"{home.name}.lock"))
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        with progress.track("waiting for another process' training", 1, "trainings") as tracker:
-            lock.acquire()
-            tracker.advance(1)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -50,7 +51,6 @@ class Domain:
     """One domain's expert, and its texts as documents of token ids, at most as long as the context.
 
     Attributes:
-        expert: dense checkpoint folder.
         statistics: text for statistics; never scored.
         other: other text of the domain, for statistics out of distribution.
         tuning: windows for the choice of settings, cut like the scored ones, from text used for nothing else.
@@ -136,23 +136,13 @@ TextOf = Callable[[Domain], Sequence[list[int]]]
 """A domain's text for router contributions."""
 
 
-def statistics_text(domain: Domain) -> Sequence[list[int]]:
-    return domain.statistics
-
-
-def other_text(domain: Domain) -> Sequence[list[int]]:
-    return domain.other
+statistics_text: TextOf = attrgetter("statistics")
+other_text: TextOf = attrgetter("other")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The choices of a version with a trunk and routers, which experts can join.
-
-    Attributes:
-        recipe: trunk method, fit and options of the solve, by the table's options.
-        texts: a domain's text for router contributions.
-        chosen: the options chosen by the tuning text.
-    """
+    """The choices of a version, by the table's options: its recipe, the text of router contributions, chosen options."""
 
     recipe: Callable[[Options], VersionRecipe]
     texts: TextOf = statistics_text

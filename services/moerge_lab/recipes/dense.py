@@ -1,6 +1,7 @@
 """Dense models: each expert alone, and experts merged with all parameters, including MLPs."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -100,26 +101,12 @@ def _task_arithmetic(fleet: Fleet, options: Options) -> Iterator[tuple[str, Mode
     return _scaled("task-arithmetic", "dare", fleet, {**options, "retain": 1})
 
 
+_on_base = partial(Recipe, uses_text=False, needs_base=True)
 RECIPES = (
     Recipe(EXPERTS, "DUME table 2", _experts, uses_text=False, any_architecture=True),
     Recipe("averaging", "DUME table 2", partial(_merged, "averaging", "average"), uses_text=False),
     Recipe("weighted", "shares of the domains' tokens", partial(_merged, "weighted", "weighted")),
-    Recipe(
-        "task-arithmetic",
-        "Ilharco et al. 2022, section 2; its scale, too, is chosen by other text",
-        _task_arithmetic,
-        {"scale": CHOOSE},
-        uses_text=False,
-        needs_base=True,
-    ),
-    Recipe("ties", "MergeME 3.1", partial(_scaled, "ties", "ties"), TASK_VECTORS, uses_text=False, needs_base=True),
-    Recipe(
-        "dare",
-        "MergeME 3.1",
-        partial(_scaled, "dare", "dare"),
-        TASK_VECTORS,
-        uses_text=False,
-        drawn=True,
-        needs_base=True,
-    ),
+    _on_base("task-arithmetic", "Ilharco et al. 2022, section 2", _task_arithmetic, {"scale": CHOOSE}),
+    _on_base("ties", "MergeME 3.1", partial(_scaled, "ties", "ties"), TASK_VECTORS),
+    replace(_on_base("dare", "MergeME 3.1", partial(_scaled, "dare", "dare"), TASK_VECTORS), drawn=True),
 )

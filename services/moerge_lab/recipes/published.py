@@ -1,7 +1,7 @@
 """MoErged models: a trunk with every expert's MLPs and routers, assembled by `moerge.merging.assemble`."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -137,16 +137,7 @@ def publish(parts: Parts, fleet: Fleet, options: Options, routers: Sequence[Tens
     return assembled(parts, fleet, options, routers=routers).write(fleet.work / "version")
 
 
-def published_recipe(
-    name: str,
-    source: str,
-    parts: Parts,
-    options: Options,
-    *,
-    drawn: bool = False,
-    needs_base: bool = False,
-    needs_other: bool = False,
-) -> Recipe:
+def published_recipe(name: str, source: str, parts: Parts, options: Options) -> Recipe:
     """The recipe of a version of these choices."""
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
@@ -155,9 +146,7 @@ def published_recipe(
         model.chosen = chosen
         yield name, model
 
-    return Recipe(
-        name, source, build, options, drawn=drawn, needs_base=needs_base, needs_other=needs_other, parts=parts
-    )
+    return Recipe(name, source, build, options, parts=parts)
 
 
 def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
@@ -198,6 +187,11 @@ def ridge(method: TrunkMethod, texts: TextOf = statistics_text, chosen: Chosen =
     return Parts(recipe, texts, chosen)
 
 
+def _on_task_vectors(name: str, method: TrunkMethod) -> Recipe:
+    parts, options = ridge(method, chosen=partial(scale_of, method)), {**RIDGE, **TASK_VECTORS}
+    return replace(published_recipe(name, "DUME under MergeME's trunk, MergeME 3.1", parts, options), needs_base=True)
+
+
 VERSION = "version"
 """The name of the recipe of a published version, and of the row with its own routers."""
 
@@ -219,22 +213,9 @@ RECIPES = (
     Recipe("random", "DUME section 3.2", _random, {"k": 1}, uses_text=False, drawn=True),
     Recipe("oracle", "DUME section 3.2", partial(oracle, "oracle", ridge("average")), uses_text=False),
     published_recipe("dume", "DUME section 2.3", ridge("average"), RIDGE),
-    published_recipe("dume-ood", "DUME section 3.3", ridge("average", other_text), RIDGE, needs_other=True),
-    published_recipe(
-        "dume-ties",
-        "DUME under MergeME's trunk, MergeME 3.1",
-        ridge("ties", chosen=partial(scale_of, "ties")),
-        {**RIDGE, **TASK_VECTORS},
-        needs_base=True,
-    ),
-    published_recipe(
-        "dume-dare",
-        "DUME under MergeME's trunk, MergeME 3.1",
-        ridge("dare", chosen=partial(scale_of, "dare")),
-        {**RIDGE, **TASK_VECTORS},
-        drawn=True,
-        needs_base=True,
-    ),
+    replace(published_recipe("dume-ood", "DUME section 3.3", ridge("average", other_text), RIDGE), needs_other=True),
+    _on_task_vectors("dume-ties", "ties"),
+    replace(_on_task_vectors("dume-dare", "dare"), drawn=True),
     published_recipe("regmean", "regmean trunk, DUME's routers", ridge("regmean"), {**RIDGE, **COUNTS}),
     Recipe(
         "regmean-oracle", "regmean trunk, DUME section 3.2", partial(oracle, "regmean-oracle", ridge("regmean")), COUNTS

@@ -191,19 +191,9 @@ def _seed(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 def _recipe(
     name: str, source: str, build: Callable[[Fleet, Options], Iterator[tuple[str, Model]]], options: Options
 ) -> Recipe:
-    words = STARTS if name == "soup" else _DENSE_STARTS
-    return Recipe(
-        name,
-        source,
-        build,
-        {**TRAINING, **options},
-        {"start": words},
-        drawn=True,
-        needs_base=True,
-        asked_only=True,
-        trains="all",
-        specialises=True,
-    )
+    words = {"start": STARTS if name == "soup" else _DENSE_STARTS}
+    recipe = Recipe(name, source, build, {**TRAINING, **options}, words, drawn=True, needs_base=True, asked_only=True)
+    return replace(recipe, trains="all", specialises=True)
 
 
 SEED_ROW = "seed"

@@ -110,16 +110,9 @@ def _seed_continued(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model
 
 def _recipe(name: str, source: str, which: Which, routing: Routing, start: str, rate: float) -> Recipe:
     words = {"routing": routing, "start": start, "trunk": "average"}
-    return Recipe(
-        name,
-        source,
-        partial(_published, name, which),
-        {**words, **TASK_VECTORS, SEED: 0, "balance": 0, **TRAINING, "rate": rate},
-        _WORDS,
-        drawn=True,
-        asked_only=True,
-        trains=which,
-    )
+    options: Options = {**words, **TASK_VECTORS, SEED: 0, "balance": 0, **TRAINING, "rate": rate}
+    build = partial(_published, name, which)
+    return Recipe(name, source, build, options, _WORDS, drawn=True, asked_only=True, trains=which)
 
 
 RECIPES = (
@@ -128,27 +121,17 @@ RECIPES = (
     _recipe("btx-gate", "BTX as in DUME's code: routers and gate_proj", "gates", "top2", "random", 3e-3),
     _recipe("btx-router", "BTX's routers alone", "routers", "top2", "random", 1e-2),
     _recipe("btx", "Sukhbaatar et al. 2024; other trunks: MergeME 3.1", "all", "top2", "random", 3e-4),
-    Recipe(
-        "upcycling",
-        "Komatsuzaki et al. 2022: every expert a copy of the seed model",
-        _upcycling,
-        {"routing": "top2", "balance": 0, **TRAINING},
-        {"routing": ROUTINGS},
-        drawn=True,
-        needs_base=True,
-        asked_only=True,
-        trains="all",
-        any_architecture=True,
-    ),
-    Recipe(
-        "seed-continued",
-        "the seed model, dense, on the same text",
-        _seed_continued,
-        TRAINING,
-        drawn=True,
-        needs_base=True,
-        asked_only=True,
-        trains="all",
-        any_architecture=True,
+    *(
+        replace(recipe, drawn=True, needs_base=True, asked_only=True, trains="all", any_architecture=True)
+        for recipe in (
+            Recipe(
+                "upcycling",
+                "Komatsuzaki et al. 2022: every expert a copy of the seed model",
+                _upcycling,
+                {"routing": "top2", "balance": 0, **TRAINING},
+                {"routing": ROUTINGS},
+            ),
+            Recipe("seed-continued", "the seed model, dense, on the same text", _seed_continued, TRAINING),
+        )
     ),
 )

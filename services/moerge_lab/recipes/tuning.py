@@ -17,9 +17,8 @@ Made = TypeVar("Made", bound=Model)
 
 def mean_loss(losses: Losses, fleet: Fleet) -> float:
     """Nats per token of the tuning text, averaged over the domains with tuning text."""
-    scores = [
-        total(document_scores(losses, domain.tuning, NoProgress(), domain=domain.name)) for domain in fleet.domains
-    ]
+    silent = NoProgress()
+    scores = [total(document_scores(losses, part.tuning, silent, domain=part.name)) for part in fleet.domains]
     return fmean(score.nll / score.tokens for score in scores if score.tokens)
 
 

@@ -45,8 +45,8 @@ def route(
     result = along(folder, _content(text), layer)
     with atomic_file(out) as file:
         file.write(draw(result, f"Experts along a text: {folder.resolve().name}").encode())
-    told = ", ".join(shares(result.members, result.mean.mean(0).tolist()))
-    output().print(f"{out}: {len(result.pieces):,} tokens; {told}", highlight=False, markup=False)
+    weights = ", ".join(shares(result.members, result.mean.mean(0).tolist()))
+    output().print(f"{out}: {len(result.pieces):,} tokens; {weights}", highlight=False, markup=False)
 
 
 def _content(text: str) -> str:

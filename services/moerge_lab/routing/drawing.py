@@ -22,25 +22,25 @@ svg { max-width: 100%; height: auto; }
 """
 
 
-def curves(found: Along, title: str) -> str:
+def curves(result: Along, title: str) -> str:
     """An SVG with a diagram for each part: a curve for each expert over the tokens, above a strip of first experts."""
-    left, top, size = MARGIN + 34, 84, int(round_up(max(len(found.pieces) / _POINTS, 1)))
+    left, top, size = MARGIN + 34, 84, int(round_up(max(len(result.pieces) / _POINTS, 1)))
     below = "weight of each expert in percent, by token" + (f", means of {size} tokens" if size > 1 else "")
     parts = list[svg.Element]()
-    for name, weights in found.parts.items():
-        diagram = [text(0, -12, name, "group", dx=MARGIN - left), *_diagram(found, weights, size)]
+    for name, weights in result.parts.items():
+        diagram = [text(0, -12, name, "group", dx=MARGIN - left), *_diagram(result, weights, size)]
         parts.append(plot(left, top, _WIDE, diagram))
         top += _HIGH + _APART
-    room = CHARACTER * (max(map(len, found.members)) + len(" 100 %"))
+    room = CHARACTER * (max(map(len, result.members)) + len(" 100 %"))
     return whole(title, below, left + _WIDE + room + MARGIN, top - 30, parts)
 
 
-def page(found: Along, title: str) -> str:
+def page(result: Along, title: str) -> str:
     """An HTML page: the text, each token in the colour of its first expert, and the curves."""
-    mean = found.mean
+    mean = result.mean
     firsts, spans = mean.argmax(-1).tolist(), list[str]()
-    for piece, first, weights in zip(found.pieces, firsts, mean.tolist(), strict=True):
-        weights_of_piece = escape(", ".join(shares(found.members, weights)))
+    for piece, first, weights in zip(result.pieces, firsts, mean.tolist(), strict=True):
+        weights_of_piece = escape(", ".join(shares(result.members, weights)))
         spans.append(f'<span class="{colour(first)}" title="{weights_of_piece}">{escape(piece)}</span>')
     return f"""\
 <!doctype html>
@@ -55,7 +55,7 @@ def page(found: Along, title: str) -> str:
 <h1>{escape(title)}</h1>
 <p>Each token has the colour of the expert with the largest weight; hover over it for all weights.</p>
 <p class="tokens">{"".join(spans)}</p>
-{curves(found, "Weights along the text")}</body>
+{curves(result, "Weights along the text")}</body>
 </html>
 """
 
@@ -65,16 +65,16 @@ def shares(members: Sequence[str], weights: Sequence[float]) -> list[str]:
     return [f"{name} {100 * weight:.0f} %" for name, weight in zip(members, weights, strict=True)]
 
 
-def _diagram(found: Along, weights: Tensor, size: int) -> list[svg.Element]:
+def _diagram(result: Along, weights: Tensor, size: int) -> list[svg.Element]:
     groups = [group.mean(0).tolist() for group in (100 * weights).split(size)]
-    names = shares(found.members, weights.mean(0).tolist())
+    names = shares(result.members, weights.mean(0).tolist())
     lines = [Curve(name, [values[number] for values in groups], colour(number)) for number, name in enumerate(names)]
     starts = [size * group for group in range(len(groups))]
     heights = scale([0, max(map(max, groups))], 8, span=1)
     parts = line_chart(lines, [*map(str, starts)], heights, _HIGH, (_WIDE, _WIDE), below=18 + _STRIP)
     for group, (start, values) in enumerate(zip(starts, groups, strict=True)):
-        first, piece = values.index(max(values)), "".join(found.pieces[start : start + size])
-        said = f"{piece}: {found.members[first]} {values[first]:.0f} %"
+        first, piece = values.index(max(values)), "".join(result.pieces[start : start + size])
+        label = f"{piece}: {result.members[first]} {values[first]:.0f} %"
         x, width = 100 * group / len(groups), 100 / len(groups)
-        parts.append(box(x, _HIGH + 6, width, _STRIP, "cell", colour(first), said=said))
+        parts.append(box(x, _HIGH + 6, width, _STRIP, "cell", colour(first), said=label))
     return parts

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,20 +10,8 @@ from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseFiles
 
 
-class Encoded(NamedTuple):
-    """A text's token ids, its pieces, and the place of each piece's token among the ids."""
-
-    ids: list[int]
-    pieces: list[str]
-    places: list[int]
-
-
-def encoded(folder: Path, text: str) -> Encoded:
-    """The tokens of a text, by the tokenizer in a folder.
-
-    Raises:
-        MoergeError: the tokenizer doesn't report its tokens' positions, or the text has no token.
-    """
+def encoded(folder: Path, text: str) -> tuple[list[int], list[str], list[int]]:
+    """A text's token ids by a folder's tokenizer, its pieces, and the place of each piece's token among the ids."""
     tokenizer = DenseFiles(folder).tokenizer
     if not tokenizer.is_fast:
         what = "expected a fast tokenizer, which reports the text of each token"
@@ -34,17 +21,14 @@ def encoded(folder: Path, text: str) -> Encoded:
     tokens, speakers = pieces(text, [encoding["offset_mapping"][index] for index in plain])
     if not tokens:
         raise MoergeError("the text has no token", where="text", todo="give another text")
-    return Encoded(encoding["input_ids"], tokens, [plain[index] for index in speakers])
+    return encoding["input_ids"], tokens, [plain[index] for index in speakers]
 
 
 def pieces(text: str, offsets: Sequence[tuple[int, int]]) -> tuple[list[str], list[int]]:
-    """Cuts `text` at the ends of its tokens, and gives each piece's token; joined, the pieces give the text.
+    """The text cut at the ends of its tokens, and the number of each piece's token.
 
     If a token ends at the end of the piece before it, as with the further bytes of a character, it becomes the token of
     that piece. Characters between two tokens belong to the second, characters after all tokens to the last.
-
-    Args:
-        offsets: first character and end of each token, without tokens added by the tokenizer.
     """
     cut: list[str] = []
     speakers: list[int] = []
@@ -62,10 +46,7 @@ def pieces(text: str, offsets: Sequence[tuple[int, int]]) -> tuple[list[str], li
 
 
 def reading(ids: Sequence[int], context: int) -> Iterator[tuple[Tensor, slice]]:
-    """Windows [1, T] of a text, and the new places of each.
-
-    A text longer than `context` is read in windows that advance by half of it.
-    """
+    """Windows [1, T] of a text, which advance by half of a context, and the new places of each."""
     done = 0
     while done < len(ids):
         start = max(0, done - context // 2)

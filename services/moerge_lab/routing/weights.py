@@ -1,11 +1,11 @@
 """The weights of a folder's experts along a text: of routers, or of BTS's gates."""
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,11 +35,10 @@ _Observing = Callable[[PreTrainedModel], AbstractContextManager[list[tuple[str, 
 
 @dataclass(frozen=True)
 class Along:
-    """The weights of experts along a text.
+    """The weights of experts along a text, cut at its tokens.
 
     Attributes:
         members: names of the experts.
-        pieces: the text, cut at its tokens.
         parts: name of a part of the model -> the weights of its experts, [n, D], which sum to 1 for each piece.
     """
 
@@ -54,14 +53,10 @@ class Along:
 
 
 def along(folder: Path, text: str, layer: int | None = None) -> Along:
-    """The weights of the experts in a folder along a text. A text longer than the context is read in windows.
+    """The weights of the experts of a version's or mixture's folder along a text.
 
     Args:
-        folder: a merged, pulled or tuned version, or a mixture.
         layer: one layer, from 0; None: the mean over the layers, or the last experts-into-hub stitch layer of BTS.
-
-    Raises:
-        MoergeError: the folder has another model, or there is no such layer.
     """
     ids, pieces, rows = encoded(folder, text)
     model = load(folder)
@@ -71,7 +66,6 @@ def along(folder: Path, text: str, layer: int | None = None) -> Along:
 
 
 def _recorded(folder: Path) -> Sequence[str]:
-    """The members of a tuned mixture, or the domains of a version in slot order."""
     record = read_record(folder)
     if isinstance(record, TunedMixture):
         return [member.name for member in record.members]
@@ -82,7 +76,6 @@ def _recorded(folder: Path) -> Sequence[str]:
 
 
 def _published(model: PreTrainedModel, ids: Sequence[int], layer: int | None) -> dict[str, Tensor]:
-    """The softmax of a version's routers."""
     published_family(model.config)
     logits = routed(model, ids, _context(model.config))
     return {f"routers, {_said(layer)}": _chosen(logits.softmax(-1), layer)}
@@ -93,26 +86,10 @@ def routed(model: PreTrainedModel, ids: Sequence[int], context: int) -> Tensor:
     """The routers' logits [L, n, D], float32, for a text of n tokens, see `reading`."""
     logits: list[Tensor] = []
     for window, new in reading(ids, context):
-        with _router_logits(model) as seen:
+        with observed(model, type(routers(model)[0]), itemgetter(0)) as seen:
             model.base_model(input_ids=window, use_cache=False)
-        logits.append(torch.stack([item[new].float() for item in seen]))
+        logits.append(torch.stack([item[new].float() for _, item in seen]))
     return torch.cat(logits, dim=1)
-
-
-@contextmanager
-def _router_logits(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """While open, each router's logits [n, D] are added to the list, layer by layer."""
-    seen: list[Tensor] = []
-
-    def see(module: object, inputs: object, output: tuple[Tensor, Tensor, Tensor]) -> None:
-        seen.append(output[0])
-
-    handles = [router.register_forward_hook(see) for router in routers(model)]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _context(*configs: PretrainedConfig) -> int:
@@ -143,7 +120,7 @@ def _gates(model: Bts, ids: Sequence[int], layer: int | None) -> dict[str, Tenso
         todo = f"use one of: {', '.join(map(str, into_hub))}"
         raise MoergeError(f"layer {chosen} has no experts-into-hub stitch layer", where="`layer`", todo=todo)
     seen = _seen(model, ids, _context(config.dense_config))
-    [weights] = [item for name, item in seen.items() if _layer(name) == chosen]
+    [weights] = [item for name, item in seen.items() if f".layers.{chosen}." in name]
     return {f"gates of the stitch layer behind layer {chosen}": weights.mean(-1)}
 
 
@@ -159,12 +136,8 @@ def _jetmoe(model: JetMoeForCausalLM, ids: Sequence[int], layer: int | None) -> 
 
 def _by_layer(seen: Mapping[str, Tensor], layer: int | None) -> dict[str, Tensor]:
     """The routers of attention experts and of MLPs."""
-    return {
-        f"routers of {part}, {_said(layer)}": _chosen(
-            torch.stack([item for name, item in seen.items() if module in name]), layer
-        )
-        for module, part in _PARTS.items()
-    }
+    every = {part: [item for name, item in seen.items() if module in name] for module, part in _PARTS.items()}
+    return {f"routers of {part}, {_said(layer)}": _chosen(torch.stack(item), layer) for part, item in every.items()}
 
 
 def _sequence_router(model: Heterogeneous, ids: Sequence[int], layer: int | None) -> dict[str, Tensor]:
@@ -181,11 +154,6 @@ _KINDS: Mapping[type[PreTrainedModel], Callable[[Any, Sequence[int], int | None]
     Heterogeneous: _sequence_router,
 }
 """Class of a mixture -> its weights; all other models are versions."""
-
-
-def _layer(module: str) -> int:
-    match = re.search(r"\.layers\.(\d+)\.", module)
-    return int(match[1]) if match else -1
 
 
 def _chosen(weights: Tensor, layer: int | None) -> Tensor:

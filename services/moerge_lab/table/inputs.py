@@ -45,11 +45,7 @@ class Inputs:
     def table(
         self, runs: Sequence[Run], against: str | None = None, split: Split = "heldout", *, switch: bool = False
     ) -> Table:
-        """The measured recipes; with a preset, also on text of no domain.
-
-        Raises:
-            MoergeError: there is no row `against`, or a text is unsuitable.
-        """
+        """The measured recipes; with a preset, also on text of no domain."""
         compared = reference(against, runs, tuple(self.sources))
         texts = self.texts(split, switch=switch, training=any(run.recipe.trains for run in runs))
         elsewhere: list[Window] = []
@@ -75,11 +71,7 @@ class Inputs:
 
 
 def read(given: Given) -> Inputs:
-    """The inputs that options name.
-
-    Raises:
-        MoergeError: an option is missing, or options contradict each other.
-    """
+    """The inputs that options name; an error if one is missing, or they contradict each other."""
     preset = _preset(given)
     if preset is None:
         sources, base = _sources(given), None if given.base is None else checkpoint_folder(given.base)

@@ -79,13 +79,13 @@ def measure(
                 for seed in range(seeds):
                     for name, result in _results(run, domains, elsewhere, settings, seed, shared, share, progress):
                         results.setdefault(name, []).append(result)
-                share.end()
+                share.advance(total)
             rows += [Row(run, name, item) for name, item in results.items()]
     return Table(list(domains), rows, base)
 
 
 class _Share:
-    """Reports exactly the announced units, even if a recipe makes several models."""
+    """Reports no more than the announced units, even if a recipe makes several models."""
 
     def __init__(self, total: int, tracker: Tracker) -> None:
         self._left, self._tracker = total, tracker
@@ -94,9 +94,6 @@ class _Share:
         done = min(n, self._left)
         self._left -= done
         self._tracker.advance(done)
-
-    def end(self) -> None:
-        self.advance(self._left)
 
 
 def fleet_of(

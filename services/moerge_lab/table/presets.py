@@ -25,11 +25,7 @@ class Preset:
     device: str = "cpu"
 
     def sources(self, folder: Path, progress: Progress, device: str | None = None) -> tuple[dict[str, Sources], Path]:
-        """Each domain's expert and texts, and the folder of the seed model. Missing ones are made in `folder`.
-
-        Raises:
-            MoergeError: a GPU or a package is missing.
-        """
+        """Each domain's expert and texts, and the folder of the seed model. Missing ones are made in `folder`."""
         device = device or self.device
         if device.startswith("cuda") and not torch.cuda.is_available():
             todo = "run it on a machine with a GPU for torch, or use `preset` standard"

@@ -35,10 +35,6 @@ class Frame:
     elsewhere: str = "elsewhere"
     elsewhere_text: str = "text of no domain"
 
-    @property
-    def title(self) -> str:
-        return f"Normalised perplexity: 100 = {self.hundred}, higher is better"
-
     def own(self, domain: str) -> str:
         """The row that normalises a domain."""
         return self.reference or expert_row(domain)
@@ -148,18 +144,11 @@ class Table:
         scores = [result.elsewhere for result in row.results if result.elsewhere]
         return Figure.of(self.base, scores, len(self.domains)) if self.base and scores else None
 
-    def difference(self, row: Row) -> Figure | None:
-        """This row's average less that of the row `against`, over the same documents and seeds."""
-        return self._difference(row, self.average)
-
-    def elsewhere_difference(self, row: Row) -> Figure | None:
-        """The same on text of no domain."""
-        return self._difference(row, self.elsewhere)
-
-    def _difference(self, row: Row, figure: Callable[[Row], Figure | None]) -> Figure | None:
+    def difference(self, row: Row, figure: Callable[[Row], Figure | None] | None = None) -> Figure | None:
+        """This row's average (or another figure) less that of the row `against`, over the same documents and seeds."""
         if self.against is None or self.against == row.name:
             return None
-        one, other = figure(row), figure(self.row(self.against))
+        one, other = ((figure or self.average)(item) for item in (row, self.row(self.against)))
         return None if one is None or other is None else one - other
 
     def _own(self, domain: str) -> Sequence[Score]:
@@ -188,18 +177,19 @@ class Table:
             record |= {"difference": result.mean, "difference_error": result.error}
         if abroad := self.elsewhere(row):
             there: dict[str, object] = {"score": abroad.mean, "error": abroad.error, "scores": list(abroad.values)}
-            if gained := self.elsewhere_difference(row):
+            if gained := self.difference(row, self.elsewhere):
                 there |= {"difference": gained.mean, "difference_error": gained.error}
             record[self.frame.elsewhere] = there
         return record
 
     def render(self, console: Console) -> Iterable[RichTable]:
         """The table, on a narrow terminal split in two; and a published version's choice of experts."""
-        whole = self._lines(self.frame.title, self._scores, self._costs)
+        title = f"Normalised perplexity: 100 = {self.frame.hundred}, higher is better"
+        whole = self._lines(title, self._scores, self._costs)
         if console.measure(whole, options=console.options.update(width=1000)).maximum <= console.width:
             yield whole
         else:
-            yield self._lines(self.frame.title, self._scores)
+            yield self._lines(title, self._scores)
             yield self._lines("Cost of running, and of building and scoring", self._costs, caption=False)
         yield from (self._routing(row) for row in self.rows if row.run.recipe.name == VERSION and row.shares())
 
@@ -233,7 +223,7 @@ class Table:
         if self.base:
             cells[self.frame.elsewhere] = str(self.elsewhere(row) or "")
             if self.against is not None:
-                cells[f"to {self.against}, there"] = _signed(self.elsewhere_difference(row))
+                cells[f"to {self.against}, there"] = _signed(self.difference(row, self.elsewhere))
         return cells
 
     def _costs(self, row: Row) -> dict[str, str]:

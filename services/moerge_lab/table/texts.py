@@ -46,9 +46,6 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout", 
     Without held-out files, a tenth of the documents is held out; without tuning files, a tenth of the others is for
     tuning. With the split `tuning` that part is scored, and another tenth is for tuning. A document is in one part.
     With `training` the files for training are read; without such files, the text for statistics serves.
-
-    Raises:
-        MoergeError: a file can't be read, or a part is empty.
     """
     expert = DenseFiles(sources.expert)
     compared = any((sources.held_out, sources.other, sources.tuning, sources.training))  # with the text, as a whole
