@@ -18,12 +18,9 @@ app = typer.Typer()
 def demo(
     home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
     recipe: Annotated[
-        RecipeName,
-        typer.Option(help="recommended: regmean trunk and discriminants. dume: the paper's."),
+        RecipeName, typer.Option(help="recommended: regmean trunk and discriminants. dume: the paper's.")
     ] = "recommended",
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Keep the coordinator and its dashboard open at the end.")
-    ] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Keep coordinator and dashboard open at the end.")] = False,
 ) -> None:
     """Run the main job on real text: train four small experts (once), start a coordinator and four workers, publish
     a version of three experts and then one of four. Print the owners' evaluations of both, and the paper's

@@ -315,7 +315,8 @@ def _text(element: Element | None) -> str:
     return "" if element is None else " ".join(" ".join(element.itertext()).split())
 
 
-_READERS = (_code, _geography, _medicine, _security, _phenotypes)
-SOURCES: dict[str, Callable[[], Iterator[Source]]] = dict(zip((*DOMAINS, *FURTHER), _READERS, strict=True))
-_OTHER_READERS = (_other_code, _other_geography, _other_medicine, _other_security, _other_phenotypes)
-OTHER: dict[str, Callable[[], Iterator[Source]]] = dict(zip((*DOMAINS, *FURTHER), _OTHER_READERS, strict=True))
+_Readers = dict[str, Callable[[], Iterator[Source]]]
+_ALL = (*DOMAINS, *FURTHER)
+SOURCES: _Readers = dict(zip(_ALL, (_code, _geography, _medicine, _security, _phenotypes), strict=True))
+_OTHERS = (_other_code, _other_geography, _other_medicine, _other_security, _other_phenotypes)
+OTHER: _Readers = dict(zip(_ALL, _OTHERS, strict=True))

@@ -16,7 +16,7 @@ from moerge.files import atomic_file
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.demo.processes import Processes, address_in, output_of
 from moerge_lab.demo.stages import Stages
-from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.experts import ExpertState
 from moerge_proto.options import VERSION_RECIPES, RecipeName
 from moerge_proto.signatures import JoinRequest
 from moerge_proto.trunks import NewTrunk
@@ -46,10 +46,8 @@ class Domain:
     texts: dict[str, Path]
 
 
-@dataclass(frozen=True)
-class Worker:
-    domain: Domain
-    process: subprocess.Popen[str]
+Workers = dict[str, subprocess.Popen[str]]
+"""Domain -> its owner's running worker."""
 
 
 class Demo:
@@ -69,20 +67,20 @@ class Demo:
             client = stack.enter_context(Client(self._url, token))
             early, late = self._domains[:-1], self._domains[-1]
             stages.tell(f"Owners: {', '.join(domain.name for domain in early)}. {_SMALL_POLICY}")
-            workers = [self._start_worker(processes, client, domain) for domain in early]
+            workers = {domain.name: self._start_worker(processes, client, domain) for domain in early}
             experts = self._ready_experts(client, workers)
             stages.begin(3)
             trunk = self._merge(client, experts, workers)
             first = self._publish(processes, client, trunk, experts, workers)
             stages.begin(4)
             stages.tell(f"Each owner evaluates version {first}, and {late.name} joins under the same trunk.")
-            workers.append(self._start_worker(processes, client, late))
+            workers[late.name] = self._start_worker(processes, client, late)
             self._promote_evaluated(processes, client, first, workers)
             experts = self._ready_experts(client, workers)
             last = self._publish(processes, client, trunk, experts, workers)
             stages.tell(f"Each owner evaluates version {last}. Only {late.name} had to contribute for it.")
             self._promote_evaluated(processes, client, last, workers)
-            processes.stop(*(worker.process for worker in workers))
+            processes.stop(*workers.values())
             stages.begin(5)
             stages.tell(f"Stock transformers loads version {last} in a separate process.")
             command = self._table_command(last)
@@ -119,7 +117,7 @@ class Demo:
             time.sleep(0.1)
         raise MoergeError("the coordinator did not start", where=str(log), todo="see the log's last lines")
 
-    def _start_worker(self, processes: Processes, client: Client, domain: Domain) -> Worker:
+    def _start_worker(self, processes: Processes, client: Client, domain: Domain) -> subprocess.Popen[str]:
         home = self._home / f"worker-{domain.name}"
         token = self._approved(client, domain.name, home)
         with atomic_file(home / "worker.toml") as out:
@@ -131,7 +129,7 @@ class Demo:
             arguments.append("--trunk-contribution")
         self._stages.command(*arguments)
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
-        return Worker(domain, processes.start(arguments, environment, label=domain.name))
+        return processes.start(arguments, environment, label=domain.name)
 
     def _approved(self, client: Client, domain: str, home: Path) -> str:
         command = "worker", "init", "--owner", f"{domain}-owner", "--domain", domain, "--home", home
@@ -140,40 +138,38 @@ class Demo:
         self._stages.command("owner", "approve", f"{line[:30]}...")
         return client.approve(JoinRequest.of_line(line), replace=True).token.secret
 
-    def _ready_experts(self, client: Client, workers: Sequence[Worker]) -> list[str]:
+    def _ready_experts(self, client: Client, workers: Workers) -> list[str]:
         """The digests of the workers' experts, after the coordinator has accepted all."""
         while True:
-            result: dict[str, Expert] = {expert.domain: expert for expert in client.experts() if expert.fitted is None}
-            known = [result[worker.domain.name] for worker in workers if worker.domain.name in result]
-            ready = [item.digest for item in known if item.state is ExpertState.READY]
+            trained = {expert.domain: expert for expert in client.experts() if expert.fitted is None}
+            known = [trained[name] for name in workers if name in trained]
+            ready = [expert.digest for expert in known if expert.state is ExpertState.READY]
             if len(ready) == len(workers):
                 return ready
             self._pause(workers)
 
-    def _wait_for_domains(self, workers: Sequence[Worker], contributed: Callable[[], set[str]]) -> None:
-        while not {worker.domain.name for worker in workers} <= contributed():
+    def _wait_for_domains(self, workers: Workers, contributed: Callable[[], set[str]]) -> None:
+        while not workers.keys() <= contributed():
             self._pause(workers)
 
     @staticmethod
-    def _pause(workers: Sequence[Worker]) -> None:
-        for worker in workers:
-            if worker.process.poll():
-                raise MoergeError("its worker failed", where=worker.domain.name, todo="see its messages above")
+    def _pause(workers: Workers) -> None:
+        for name, process in workers.items():
+            if process.poll():
+                raise MoergeError("its worker failed", where=name, todo="see its messages above")
         time.sleep(0.2)
 
-    def _merge(self, client: Client, experts: list[str], workers: Sequence[Worker]) -> str:
+    def _merge(self, client: Client, experts: list[str], workers: Workers) -> str:
         method = VERSION_RECIPES[self._recipe].method
         if METHODS[method].solved:
             self._wait_for_domains(workers, lambda: {row.domain for row in client.contributions("trunk") if row.active})
-        named = [word for worker in workers for word in ("--expert", worker.domain.name)]
+        named = [word for name in workers for word in ("--expert", name)]
         self._stages.command("trunk", "merge", "--method", method, *named)
         trunk = client.wait(client.merge_trunk(NewTrunk(method=method, experts=experts)))
         self._stages.tell("Each owner now contributes statistics under this trunk.")
         return trunk
 
-    def _publish(
-        self, processes: Processes, client: Client, trunk: str, experts: list[str], workers: Sequence[Worker]
-    ) -> int:
+    def _publish(self, processes: Processes, client: Client, trunk: str, experts: list[str], workers: Workers) -> int:
         """Publishes a version of these experts, or of those fitted from them."""
 
         def contributed() -> set[str]:
@@ -189,7 +185,7 @@ class Demo:
         self._show(processes, "show", number)
         return number
 
-    def _promote_evaluated(self, processes: Processes, client: Client, number: int, workers: Sequence[Worker]) -> None:
+    def _promote_evaluated(self, processes: Processes, client: Client, number: int, workers: Workers) -> None:
         """Waits only for the newest version's reports, because owners evaluate no earlier one."""
         while client.version_table(number).missing and not any(client.versions(number)):
             self._pause(workers)

@@ -142,7 +142,7 @@ other_text: TextOf = attrgetter("other")
 
 @dataclass(frozen=True)
 class Parts:
-    """The choices of a version, by the table's options: its recipe, the text of router contributions, chosen options."""
+    """The choices of a version, by the table's options: recipe, text of router contributions, and chosen options."""
 
     recipe: Callable[[Options], VersionRecipe]
     texts: TextOf = statistics_text

@@ -21,8 +21,6 @@ Members = Mapping[str, Path]
 """Dense checkpoint folders by name. The tokenizer is the first one's."""
 Build = Callable[[], PreTrainedModel]
 """Makes an untrained mixture."""
-Builder = Callable[[Members, Options, int], Build]
-"""Checks members, the recipe's options, and a seed of random parameters."""
 ROUTINGS = ("soft", "top2")
 """Of BAM's MLPs; its attention experts always run all."""
 SHARED, FROZEN = "shared-kv", "frozen"
@@ -73,7 +71,7 @@ def _heterogeneous(members: Members, options: Options, seed: int) -> Build:
     return partial(Heterogeneous.of, members, seed, k, skip=bool(whole(options, "skip", 0, 1)))
 
 
-_BUILDERS: Mapping[str, Builder] = {
+_BUILDERS: Mapping[str, Callable[[Members, Options, int], Build]] = {
     "bam": _bam,
     "bam-adapters": _bam_adapters,
     "bts": _bts,

@@ -36,16 +36,13 @@ def table(
         str | None,
         typer.Option(help="OPTION=NUMBER,NUMBER,…: measure recipes with this option at each value, such as k=1,2,3."),
     ] = None,
-    against: Annotated[
-        str | None, typer.Option(help="Row to compare the others' averages with. Default: dume.")
-    ] = None,
+    against: Annotated[str | None, typer.Option(help="Row to compare others' averages with. Default: dume.")] = None,
     split: Annotated[
         Literal["heldout", "tuning"],
         typer.Option(help="Text to score, hidden from recipes: heldout for reports, tuning for choices."),
     ] = "heldout",
     switch: Annotated[
-        bool,
-        typer.Option("--switch", help="Score each text after half a context of another domain's text."),
+        bool, typer.Option("--switch", help="Score each text after half a context of another domain's text.")
     ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for random choices.")] = 1,
     statistics_tokens: options.StatisticsTokens = None,

@@ -78,12 +78,8 @@ class Remerge:
 
     def gains(self) -> dict[str, Figure]:
         """Points of the average, points of the oracle's average (without routing errors), and their estimate."""
-        gained = self.merged.average - self.kept.average
-        return {
-            "gained": gained,
-            "oracle_gained": self.merged.oracle - self.kept.oracle,
-            "expected": self.expected,
-        }
+        gained, oracle_gained = self.merged.average - self.kept.average, self.merged.oracle - self.kept.oracle
+        return {"gained": gained, "oracle_gained": oracle_gained, "expected": self.expected}
 
     def to_json(self) -> dict[str, object]:
         names = {"trunk": self.kept.trunk, "domains": self.kept.domains, "newcomers": self.newcomers}
@@ -110,7 +106,7 @@ class Joined:
             table.add_column(name, justify="right")
         first = self.kept[0]
         table.add_row(f"1 {', '.join(first.domains)}", "merged", *self._cells(first), end_section=True)
-        gains = []
+        gains = list[tuple[int, float]]()
         for number, remerge in enumerate(self.remerges, start=2):
             gained = {name: remerge.merged.scores[name] - score for name, score in remerge.kept.scores.items()}
             table.add_row(f"{number} + {remerge.kept.domains[-1]}", "kept", *self._cells(remerge.kept))

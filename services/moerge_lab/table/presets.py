@@ -33,17 +33,10 @@ class Preset:
         texts = corpora.write(folder / "texts", self.domains)
         others = corpora.write_other(folder / "texts", self.domains)
         trained = train(texts, folder / "experts", progress, self.training, device)
-        sources = {
-            domain: Sources(
-                trained.experts[domain],
-                [str(files["statistics"])],
-                [str(files["heldout"])],
-                [str(others[domain])],
-                [str(files["tuning"])],
-                [str(files["train"])],
-            )
-            for domain, files in texts.items()
-        }
+        sources = {}
+        for domain, files in texts.items():
+            kinds = files["statistics"], files["heldout"], others[domain], files["tuning"], files["train"]
+            sources[domain] = Sources(trained.experts[domain], *([str(file)] for file in kinds))
         return sources, trained.seed
 
 
