@@ -170,8 +170,6 @@ class Demo:
         return trunk
 
     def _publish(self, processes: Processes, client: Client, trunk: str, experts: list[str], workers: Workers) -> int:
-        """Publishes a version of these experts, or of those fitted from them."""
-
         def contributed() -> set[str]:
             return {row.domain for row in client.contributions() if row.active and row.trunk == trunk}
 

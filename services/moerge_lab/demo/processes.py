@@ -61,7 +61,6 @@ class Processes:
         return process
 
     def finish(self, label: str, process: subprocess.Popen[str]) -> None:
-        """Waits for the process to succeed."""
         if code := process.wait():
             raise MoergeError(f"ended with status {code}", where=label, todo="see its messages above")
 

@@ -22,8 +22,6 @@ INTRODUCTION = (
 
 
 class Stages:
-    """The stages of one run."""
-
     def __init__(self, console: Console) -> None:
         self._console, self._done = console, False
 

@@ -79,14 +79,11 @@ DEMO = Training(
 
 @dataclass(frozen=True)
 class Trained:
-    """Folders of the seed, and of each domain's expert."""
-
     seed: Path
     experts: dict[str, Path]
 
     @classmethod
     def of(cls, texts: Mapping[str, Mapping[str, Path]], folder: Path, training: Training = DEMO) -> Self:
-        """The folders made by `train` with the same arguments."""
         files = _train_files(texts)
         home = folder / _digest(training, files)[:16]
         return cls(home / "seed", {domain: home / domain for domain in files})

@@ -31,7 +31,6 @@ TASK_VECTORS: Options = {"retain": 0.8, "scale": CHOOSE}
 
 
 def expert_row(domain: str) -> str:
-    """The row of a domain's own dense expert."""
     return f"{domain} expert"
 
 

@@ -104,7 +104,6 @@ class PrefixRouted(Model):
 
 
 def _prepared(fleet: Fleet, options: Options) -> tuple[list[Dense], Tensor, list[list[int]], Tensor]:
-    """The experts, the embeddings, the domains' documents, and the best expert on each."""
     models = experts(with_seed(fleet, options))
     folders = [domain.expert for domain in fleet.domains] if fleet.base is None else [fleet.base]
     table = average([Checkpoint(folder).tensor(EMBEDDING) for folder in folders], torch.float32)

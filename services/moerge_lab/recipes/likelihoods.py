@@ -40,7 +40,6 @@ class Dense(Loaded):
 
 
 def experts(fleet: Fleet) -> list[Dense]:
-    """Every domain's dense expert, in order."""
     return [Dense(domain.expert, fleet.device, fleet.shared.likelihoods) for domain in fleet.domains]
 
 
@@ -52,7 +51,6 @@ def with_seed(fleet: Fleet, options: Options) -> Fleet:
 
 
 def documents(rows: Rows) -> list[list[int]]:
-    """Each row's real token ids."""
     return [ids[:length] for ids, length in zip(rows.ids.tolist(), rows.lengths, strict=True)]
 
 

@@ -51,8 +51,6 @@ class FromLogits(Model):
 
 
 class Loaded(FromLogits):
-    """A model of stock transformers."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.active_parameters = active_parameters(model)

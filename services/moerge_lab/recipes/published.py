@@ -101,7 +101,6 @@ def random_routers(fleet: Fleet) -> list[Tensor]:
 
 
 def trunk_in(parts: Parts, fleet: Fleet, options: Options) -> LocalTrunk:
-    """The trunk of these choices, merged from the fleet's experts."""
     return trunk_of(fleet, parts.recipe(options).method, options)
 
 
@@ -138,8 +137,6 @@ def publish(parts: Parts, fleet: Fleet, options: Options, routers: Sequence[Tens
 
 
 def published_recipe(name: str, source: str, parts: Parts, options: Options) -> Recipe:
-    """The recipe of a version of these choices."""
-
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         chosen = parts.chosen(fleet, options)
         model = Routed.of(publish(parts, fleet, {**options, **chosen}), fleet.device)

@@ -46,7 +46,6 @@ def _word(spec: str, recipe: Recipe, option: str, value: str) -> str:
 
 
 def shown(value: Value) -> str:
-    """A value as users write it."""
     return value if isinstance(value, str) else f"{value:g}"
 
 

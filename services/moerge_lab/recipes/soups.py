@@ -49,7 +49,6 @@ class _Prepared:
 
 
 def _prepared(fleet: Fleet, options: Options) -> _Prepared:
-    """Rows of the training text are the documents of the clusters."""
     count, tokens = whole(options, "clusters", 1), whole(options, "train", 1)
     known = fleet.shared.made
     key = ("domains", fleet.seed, count, tokens)
@@ -85,7 +84,6 @@ def _key(name: str, fleet: Fleet, options: Options) -> tuple[object, ...]:
 
 
 def _bank(fleet: Fleet, options: Options) -> tuple[Bank, Trained]:
-    """The trained bank, shared by recipes that differ only in the use of it."""
     known, key = fleet.shared.made, _key("soup", fleet, options)
     if key not in known:
         rows = _prepared(fleet, options).domains.rows

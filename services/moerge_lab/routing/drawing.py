@@ -61,7 +61,6 @@ def page(result: Along, title: str) -> str:
 
 
 def shares(members: Sequence[str], weights: Sequence[float]) -> list[str]:
-    """Each expert's weight in percent."""
     return [f"{name} {100 * weight:.0f} %" for name, weight in zip(members, weights, strict=True)]
 
 

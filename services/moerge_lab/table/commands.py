@@ -181,7 +181,6 @@ def _refuse_options(ctx: typer.Context) -> None:
 
 
 def _inputs(ctx: typer.Context) -> "Inputs":
-    """The inputs that the shared options name."""
     from transformers.utils import logging
 
     from moerge_lab.table.inputs import read

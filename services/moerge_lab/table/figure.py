@@ -63,7 +63,6 @@ class Figure:
 
     @property
     def spread(self) -> str:
-        """The error as text; empty if unknown."""
         return f" ± {self.error:.1f}" if self.error else ""
 
     def __str__(self) -> str:

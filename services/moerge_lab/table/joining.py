@@ -99,7 +99,6 @@ class Joined:
         return [Remerge(*pair) for pair in zip(self.kept[1:], self.merged, strict=True)]
 
     def render(self) -> Iterator[RichTable | str]:
-        """The table, and the remerges that pay."""
         title = f"{self.run.label} as experts join: normalised perplexity, 100 = the domain's own dense expert"
         table = RichTable("version", "trunk", title=title)
         for name in (*self.kept[-1].domains, "average", "oracle", "expected"):
@@ -140,8 +139,6 @@ class Joined:
 
 @dataclass(frozen=True)
 class Growth:
-    """The results, recipe by recipe; `domains` in joining order."""
-
     domains: Names
     recipes: Sequence[Joined]
 

@@ -122,7 +122,6 @@ def _results(
     tracker: Tracker,
     progress: Progress,
 ) -> Iterator[tuple[str, Result]]:
-    """(row, result) of each of a recipe's models with one seed."""
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
         fleet = fleet_of(domains, settings, seed, Path(work), shared, progress)
         models = run.recipe.build(fleet, run.options)

@@ -194,7 +194,6 @@ class Table:
         yield from (self._routing(row) for row in self.rows if row.run.recipe.name == VERSION and row.shares())
 
     def _lines(self, title: str, *parts: Callable[[Row], dict[str, str]], caption: bool = True) -> RichTable:
-        """A line per row, with the columns of the parts."""
         ahead = any(row.run.recipe.reads_ahead for row in self.rows)
         note = f". {AHEAD} chooses experts by the whole window, including scored tokens"
         table = RichTable("recipe", title=title, caption=self.scored() + (note if ahead else "") if caption else None)
