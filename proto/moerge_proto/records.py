@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Message
@@ -61,15 +61,11 @@ class MixtureMember(Message):
 class TunedMixture(Training):
     """All inputs of `moerge tune` for a mixture of dense models.
 
-    `members`: the seed model and the experts. `masked`: experts that are left out. `parent`: the mixture that it
-    continues, with the digests of that folder's files.
+    `members`: the seed model and the experts.
     """
 
     kind: Literal["mixture"] = "mixture"
     members: list[MixtureMember]
-    masked: list[str] = Field(default_factory=list)
-    parent: "TunedMixture | None" = None
-    parent_files: dict[str, Digest] = Field(default_factory=dict)
 
 
 class SoupBank(Message):

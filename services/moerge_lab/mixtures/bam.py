@@ -19,8 +19,6 @@ from moerge_lab.mixtures.base import (
 )
 
 _ATTENTION, _MLP = "self_attn", "mlp"
-_OUTPUTS = {_ATTENTION: "o_proj", _MLP: "down_proj"}
-"""An expert's last matrix, in every family."""
 
 
 class BamConfig(MixtureConfig):
@@ -138,24 +136,6 @@ class Bam(Mixture):
             random = torch.randn(parameter.shape, generator=generator) * INITIAL_DEVIATION
             result[name] = random if ".router." in name else torch.eye(parameter.shape[0])
         return model.loaded(result)
-
-    def folded(self) -> "Bam":
-        """The same model without adapters, which are multiplied into the experts' last matrices.
-
-        y = W (V x + b) = (W V) x + W b, in float64.
-        """
-        config = cast(BamConfig, self.config)
-        source = BamConfig.of(config.dense_config, config.members, num_experts_per_tok=config.num_experts_per_tok)
-        state = self.state_dict()
-        for number in range(len(self.layers)):
-            for block, output in _OUTPUTS.items():
-                for slot in range(len(config.members)):
-                    start = f"stock.model.layers.{number}.{block}"
-                    adapter = state.pop(f"{start}.adapters.{slot}.weight").double()
-                    for kind in ("weight", "bias"):
-                        if (name := f"{start}.experts.{slot}.{output}.{kind}") in state:
-                            state[name] = (adapter @ state[name].double()).to(state[name].dtype)
-        return Bam(source).loaded(state)
 
 
 def _expert_name(name: str, slot: int) -> str | None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from moerge.models.families import REFUSED
@@ -19,14 +18,9 @@ from moerge_proto.records import TunedMixture, TunedModel
 def card(request: Request, work: Path, done: Done) -> str:
     """README.md: inputs and training. A version's card has the fields that the hub reads."""
     record = request.record
-    if isinstance(record, TunedModel):
-        head, parent = _version(record, request.start), _parent_of_version(record)
-    else:
-        head, parent = _mixture(record, work), _members(record)
+    head, parts = _version(record, request.start) if isinstance(record, TunedModel) else _mixture(record, work)
     (first, last), options = losses(work / LOG), ", ".join(f"{name} {shown(x)}" for name, x in record.options.items())
     texts = markdown_rows((name, f"{record.weights[name]:g}", f"`{digest}`") for name, digest in record.texts.items())
-    files = markdown_rows((name, f"`{digest}`") for name, digest in record.parent_files.items())
-    parent_files = f"\n| file of the parent | SHA-256 |\n|---|---|\n{files}\n" if files else ""
     return f"""\
 {head}
 {record_rows(record)}
@@ -44,32 +38,25 @@ A tenth of each domain's documents was held out.
 |---|---|---|
 {texts}
 
-{parent}{parent_files}"""
+{parts}"""
 
 
-def _version(record: TunedModel, version: Path) -> str:
-    domains = ", ".join(record.domains)
+def _version(record: TunedModel, version: Path) -> tuple[str, str]:
+    """Head, and the parent's parts."""
+    path, domains = version / CARD_FILE, ", ".join(record.domains)
+    metadata = re.match(r"---\n.*?\n---\n\n?", path.read_text(encoding="utf-8") if path.is_file() else "", re.DOTALL)
     withdrawn = ", ".join(f"`{digest}`" for digest in record.parent.withdrawn)
     notice = "" if not withdrawn else f"> The trunk still contains parameters of withdrawn experts: {withdrawn}.\n\n"
-    return f"""\
-{_metadata(version)}# Tuned mixture of {len(record.domains)} experts: {domains}
+    experts = zip(record.domains, record.parent.experts, strict=True)
+    rows = markdown_rows((str(slot), domain, f"`{digest}`") for slot, (domain, digest) in enumerate(experts))
+    files = markdown_rows((name, f"`{digest}`") for name, digest in record.parent_files.items())
+    head = f"""\
+{metadata[0] if metadata else ""}# Tuned mixture of {len(record.domains)} experts: {domains}
 
 {notice}`moerge tune` trained this model on **pooled text of its domains**: {domains}. It is not a version that a
 coordinator published: those are functions of contributions alone, and nobody pools text for them.
 """
-
-
-def _metadata(version: Path) -> str:
-    path = version / CARD_FILE
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    match = re.match(r"---\n.*?\n---\n\n?", text, re.DOTALL)
-    return match[0] if match else ""
-
-
-def _parent_of_version(record: TunedModel) -> str:
-    experts = zip(record.domains, record.parent.experts, strict=True)
-    rows = markdown_rows((str(slot), domain, f"`{digest}`") for slot, (domain, digest) in enumerate(experts))
-    return f"""\
+    parts = f"""\
 ## Parent
 
 Trunk `{record.parent.trunk}`, and the experts:
@@ -77,21 +64,20 @@ Trunk `{record.parent.trunk}`, and the experts:
 | slot | domain | digest |
 |---|---|---|
 {rows}
+
+| file of the parent | SHA-256 |
+|---|---|
+{files}
 """
+    return head, parts
 
 
-def _members(record: TunedMixture) -> str:
-    rows = markdown_rows(
-        (member.name, f"`{member.digest}`", "yes" if member.name in record.masked else "") for member in record.members
-    )
-    return f"## Members\n\n| member | digest | masked |\n|---|---|---|\n{rows}\n"
-
-
-def _mixture(record: TunedMixture, work: Path) -> str:
+def _mixture(record: TunedMixture, work: Path) -> tuple[str, str]:
+    """Head, and the members."""
     names = ", ".join(member.name for member in record.members)
-    config: Mapping[str, str] = json.loads((work / MODEL / "config.json").read_bytes())
-    stock = config["model_type"] not in REFUSED
-    return f"""\
+    stock = json.loads((work / MODEL / "config.json").read_bytes())["model_type"] not in REFUSED
+    rows = markdown_rows((member.name, f"`{member.digest}`") for member in record.members)
+    head = f"""\
 ---
 library_name: {"transformers" if stock else "moerge"}
 pipeline_tag: text-generation
@@ -104,6 +90,7 @@ tags:
 
 `moerge tune` trained this model on **pooled text of its domains**: {", ".join(record.texts)}. No coordinator publishes
 it: a version is a function of contributions alone, without pooled text (law 3){_STOCK if stock else _OWN_CLASS}"""
+    return head, f"## Members\n\n| member | digest |\n|---|---|\n{rows}\n"
 
 
 _STOCK = ".\n"

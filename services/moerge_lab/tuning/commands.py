@@ -30,21 +30,18 @@ def tune(
     out: Annotated[Path, typer.Option(help="New folder for the tuned model.")],
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="Folder of a pulled or merged version, or of a bts mixture to continue."),
+        typer.Argument(metavar="DIR", help="Folder of a pulled or merged version. Default: a mixture is trained."),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id of a new mixture's seed model; mergeme-heterogeneous needs none."),
+        typer.Option(help="Folder or hub id of a mixture's seed model; mergeme-heterogeneous needs none."),
     ] = None,
     expert: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=DIR: an expert of a new mixture, or a further one of a bts mixture; repeat. In "
-            "mergeme-heterogeneous experts may differ in architecture, and the first one gives the tokenizer."
+            help="NAME=DIR: an expert of a mixture; repeat. In mergeme-heterogeneous experts may differ in "
+            "architecture, and the first one gives the tokenizer."
         ),
-    ] = None,
-    mask: Annotated[
-        list[str] | None, typer.Option(help="Name of an expert that a bts mixture leaves out; repeat.")
     ] = None,
     weight: Annotated[
         list[str] | None, typer.Option(help="NAME=NUMBER: a domain's share of the training; repeat. Default: 1.")
@@ -84,6 +81,8 @@ def tune(
     from transformers.utils import logging
 
     from moerge.progress import progress
+    from moerge_lab.training.job import LOG
+    from moerge_lab.training.log import losses
     from moerge_lab.tuning.request import Wanted
     from moerge_lab.tuning.tune import read_request
     from moerge_lab.tuning.tune import tune as run
@@ -104,13 +103,14 @@ def tune(
         workers=workers,
         seed=seed,
     )
-    experts, messages = single_values("expert", expert or []), Console(stderr=True)
-    request = read_request(folder, experts, base, mask or [], wanted, progress())
+    messages = Console(stderr=True)
+    request = read_request(folder, single_values("expert", expert or []), base, wanted, progress())
     done = run(request, out, ray_address, progress(), lambda line: messages.print(line, highlight=False, markup=False))
     memory = "" if done.peak_memory is None else f"; peak memory {decimal(done.peak_memory)} per process"
+    first, last = losses(out / LOG)
     output().print(
-        f"{out}: trained {done.parameters:,} parameters on {done.tokens:,} tokens; "
-        f"loss {done.first_loss:.4f} in the first tenth, {done.last_loss:.4f} in the last{memory}",
+        f"{out}: trained {done.parameters:,} parameters on {request.record.tokens:,} tokens; "
+        f"loss {first:.4f} in the first tenth, {last:.4f} in the last{memory}",
         highlight=False,
         markup=False,
     )

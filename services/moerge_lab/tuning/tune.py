@@ -1,10 +1,9 @@
 """A tuning: request, training on Ray, and the folder. An interrupted one continues at its checkpoint."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from safetensors.torch import save
 
@@ -20,61 +19,35 @@ from moerge.versions.file_plans import CONFIG_FILE, FilePlan, copied_file, recor
 from moerge.versions.folder import write_folder
 from moerge_lab.training.folder import make_once, work_of
 from moerge_lab.training.job import LOG
-from moerge_lab.training.log import losses
 from moerge_lab.training.losses import experts_per_token
 from moerge_lab.tuning.card import card
-from moerge_lab.tuning.mixture import HOW_NEW, read_new, read_stitched, stitched
+from moerge_lab.tuning.mixture import read_mixture
 from moerge_lab.tuning.on_ray import train_on_ray
 from moerge_lab.tuning.request import Request, Wanted
 from moerge_lab.tuning.train_process import MODEL, ROWS, Done
 from moerge_lab.tuning.version import read_version
-from moerge_proto.records import TunedModel
 
 
 def read_request(
-    folder: Path | None,
-    experts: Mapping[str, str],
-    base: str | None,
-    masked: Sequence[str],
-    wanted: Wanted,
-    progress: Progress,
+    folder: Path | None, experts: Mapping[str, str], base: str | None, wanted: Wanted, progress: Progress
 ) -> Request:
-    """The checked request: for a version, a BTS mixture, or a new mixture.
+    """The checked request: for a version, or for a mixture.
 
     Args:
-        folder: of a version or a mixture.
-        experts: name -> folder or hub id.
-        base: the seed model of a new mixture; None: without one, if the recipe allows that.
-        masked: experts of a BTS mixture to leave out.
+        folder: of the version.
+        experts: of a mixture, name -> folder or hub id.
+        base: the seed model of a mixture; None: without one, if the recipe allows that.
 
     Raises:
         MoergeError: the arguments don't fit together, or one is unsuitable.
     """
-    if folder is None and not experts and base is None:
-        raise MoergeError("no model to train", todo=f"name a version's folder, or {HOW_NEW}")
-    folders = {name: checkpoint_folder(place).absolute() for name, place in experts.items()}  # for Ray's processes
     if folder is None:
-        if masked:
-            raise MoergeError("a new mixture has no expert to mask", where="`mask`", todo="omit its `expert` instead")
-        return read_new(None if base is None else checkpoint_folder(base).absolute(), folders, wanted, progress)
-    if base is not None:
-        raise MoergeError(f"the folder {folder} needs no seed model", where="`base`", todo="omit one of the two")
-    if folders or masked:
-        return read_stitched(folder, folders, masked, wanted, progress)
-    if stitched(folder) is not None:
-        todo = "give `mask` or `expert`, or tune its members with more tokens"
-        raise MoergeError("is a tuned mixture", where=str(folder), todo=todo)
+        folders = {name: checkpoint_folder(place).absolute() for name, place in experts.items()}  # for Ray's processes
+        return read_mixture(None if base is None else checkpoint_folder(base).absolute(), folders, wanted, progress)
+    if base is not None or experts:
+        where = "`expert`" if base is None else "`base`"
+        raise MoergeError(f"the folder {folder} needs no other model", where=where, todo="omit one of the two")
     return read_version(folder, wanted, progress)
-
-
-class Summary(NamedTuple):
-    """A finished tuning: trained parameters, tokens, mean loss of the first and last tenth, peak memory in bytes."""
-
-    parameters: int
-    tokens: int
-    first_loss: float
-    last_loss: float
-    peak_memory: int | None
 
 
 def tune(
@@ -82,8 +55,8 @@ def tune(
     out: Path,
     address: str | None,
     progress: Progress,
-    say: Callable[[str], None] = lambda text: None,
-) -> Summary:
+    say: Callable[[str], None],
+) -> Done:
     """Trains a model and writes the folder `out`. The same request continues an interrupted run.
 
     Args:
@@ -111,7 +84,7 @@ def tune(
     make_once(out, request.record, make)
     if done is None:
         raise MoergeError("is finished already", where=str(out), todo="name a new folder, or remove this one")
-    return Summary(done.parameters, request.record.tokens, *losses(out / LOG), done.peak_memory)
+    return done
 
 
 def write_rows(request: Request, work: Path) -> None:
@@ -140,21 +113,15 @@ def write_tuned(request: Request, work: Path, done: Done, out: Path, progress: P
     """
     record, small = request.record, {GENERATION, *TOKENIZER_FILES}
     files = [copied_file(path) for path in sorted((work / MODEL).iterdir()) if path.name not in small]
-    if isinstance(record, TunedModel):
+    if request.routing is not None:
+        k = experts_per_token(request.routing, len(record.texts))
+        content = {**json.loads((request.start / CONFIG_FILE).read_bytes()), "num_experts_per_tok": k}
         files = [file for file in files if file.name != CONFIG_FILE]
-        files.append(text_file(CONFIG_FILE, version_config(request, record)))
+        files.append(text_file(CONFIG_FILE, json.dumps(content, indent=2, sort_keys=True) + "\n"))
     files += _small_files(request.start)
     files += [record_file(record), copied_file(work / LOG), text_file(CARD_FILE, card(request, work, done))]
     with progress.track(f"writing {out.name}", len(files), "files") as tracker:
         write_folder(files, out, lambda file: tracker.advance(1))
-
-
-def version_config(request: Request, record: TunedModel) -> str:
-    """The version's config.json, with the experts per token of the routing."""
-    content = json.loads((request.start / CONFIG_FILE).read_bytes())
-    assert request.routing is not None  # noqa: S101  # a version has one
-    k = experts_per_token(request.routing, len(record.domains))
-    return json.dumps({**content, "num_experts_per_tok": k}, indent=2, sort_keys=True) + "\n"
 
 
 def _small_files(folder: Path) -> list[FilePlan]:

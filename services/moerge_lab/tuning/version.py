@@ -4,41 +4,43 @@ from functools import partial
 from pathlib import Path
 
 from moerge.errors import MoergeError
+from moerge.files import file_sha256
 from moerge.models.config import read_config
+from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.families import published_family
+from moerge.models.reader import Checkpoint
+from moerge.models.side_files import GENERATION
 from moerge.progress import Progress
 from moerge.scoring.perplexity import load
+from moerge.versions.file_plans import CONFIG_FILE
 from moerge_lab.recipes.registry import RECIPES, parse
-from moerge_lab.tuning.request import Request, Wanted, dtype_of, model_files, options_of, read_inputs
+from moerge_lab.tuning.request import Request, Wanted, dtype_of, read_inputs, require_options
 from moerge_proto.records import RECORD_FILE, TunedMixture, TunedModel, read_record
 from moerge_proto.versions import Lineage
 
 OPTIONS = ("routing", "balance", "rate", "batch")
 """A recipe's options that apply to a version; the others choose a start."""
-RECIPE_NAMES = [recipe.name for recipe in RECIPES.values() if recipe.trains and "start" in recipe.options]
-"""Recipes that train a version."""
 
 
 def read_version(version: Path, wanted: Wanted, progress: Progress) -> Request:
-    """Reads and checks everything that the training of a version needs.
-
-    Args:
-        version: folder of a published version.
+    """Reads and checks everything that the training of a version's folder needs.
 
     Raises:
         MoergeError: version, recipe, text or setting is unsuitable; names it and the remedy.
     """
-    recipe, _, _ = parse(wanted.recipe)
-    if recipe.trains is None or recipe.name not in RECIPE_NAMES:
-        todo = f"use one of: {', '.join(RECIPE_NAMES)}"
+    recipe, options, _ = parse(wanted.recipe)
+    names = [item.name for item in RECIPES.values() if item.trains and "start" in item.options]
+    if recipe.trains is None or recipe.name not in names:
+        todo = f"use one of: {', '.join(names)}"
         raise MoergeError(f"{recipe.name} doesn't train a version", where="`recipe`", todo=todo)
-    options = options_of(wanted.recipe, OPTIONS, "the training starts from the version")
+    options = {name: options[name] for name in OPTIONS}
+    require_options(wanted.recipe, options, "the training starts from the version")
     parent, version = _parent(version), version.absolute()
     config = read_config(version)
     published_family(config)
     needed, longest = dict.fromkeys(parent.domains, True), int(config.max_position_embeddings)
     inputs = read_inputs(wanted, options, needed, "version", version, longest, progress)
-    record = TunedModel(parent=parent, parent_files=model_files(version, progress), **inputs.fields)
+    record = TunedModel(parent=parent, parent_files=_digests(version, progress), **inputs.fields)
     return Request(record, inputs.rows, recipe.trains, partial(load, version), version, dtype_of([version]))
 
 
@@ -50,3 +52,15 @@ def _parent(version: Path) -> Lineage:
         todo = "name the folder of a version, written by moerge pull or moerge merge"
         raise MoergeError("not the record of a version", where=str(version / RECORD_FILE), todo=todo)
     return record
+
+
+def _digests(folder: Path, progress: Progress) -> dict[str, str]:
+    """SHA-256 of a folder's weights, config and tokenizer, by name."""
+    weights = {spec.file.name for spec in Checkpoint(folder).specs.values()}
+    small = {name for name in (CONFIG_FILE, GENERATION, *TOKENIZER_FILES) if (folder / name).is_file()}
+    paths, digests = [folder / name for name in sorted(weights | small)], {}
+    with progress.track(f"checking {folder.name}", sum(path.stat().st_size for path in paths), "B") as tracker:
+        for path in paths:
+            digests[path.name] = file_sha256(path)
+            tracker.advance(path.stat().st_size)
+    return digests

@@ -25,11 +25,10 @@ BANK = SoupBank.model_validate(
         **{"support": 1, "rate": 0.1, "batch": 1, "tokens": 1, "context": 1, "seed": 0, "build": BUILD},
     }
 )
-MIXTURE = TunedMixture.model_validate({**TRAINING, "members": []})
 RECORDS: list[Record] = [
     LINEAGE,
     TunedModel.model_validate({**TRAINING, "parent": LINEAGE, "parent_files": {}}),
-    TunedMixture.model_validate({**TRAINING, "members": [], "parent": MIXTURE}),
+    TunedMixture.model_validate({**TRAINING, "members": []}),
     BANK,
     Specialist.model_validate(
         {

@@ -1,6 +1,5 @@
-"""`moerge tune` for mixtures: a new one, an interrupted one, masked and further experts, and refusals."""
+"""`moerge tune` for mixtures: folders and refusals."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from moerge.cli.app import app
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
-from moerge_lab.mixtures.bts import Bts, BtsConfig
+from moerge_lab.mixtures.bts import Bts
 from moerge_lab.mixtures.heterogeneous import Heterogeneous
 from moerge_lab.training.job import Process
 from moerge_lab.tuning.request import Request, Wanted
@@ -41,15 +40,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def request(
-    folder: Path, recipe: str, start: Path | None = None, experts: Sequence[str] = (), masked: Sequence[str] = ()
-) -> Request:
-    """The request for a new mixture of seed, d0 and d1, or for a started one."""
-    named = {name: [str(folder / f"{name}.jsonl")] for name in ("seed", "d0", "d1", *experts)}
+def request(folder: Path, recipe: str) -> Request:
+    """The request for a mixture of seed, d0 and d1."""
+    named = {name: [str(folder / f"{name}.jsonl")] for name in ("seed", "d0", "d1")}
     wanted = Wanted(recipe, named, STEPS * 2 * CONTEXT, {"d1": 3.0}, context=CONTEXT)
-    places = {name: str(folder / name) for name in (experts if start else ("d0", "d1"))}
-    base = None if start else str(folder / "seed")
-    return read_request(start, places, base, masked, wanted, NoProgress())
+    places = {name: str(folder / name) for name in ("d0", "d1")}
+    return read_request(None, places, str(folder / "seed"), wanted, NoProgress())
 
 
 def different(folder: Path, recipe: str, base: str | None = None) -> Request:
@@ -58,7 +54,7 @@ def different(folder: Path, recipe: str, base: str | None = None) -> Request:
     named = {name: [str(folder / f"{name}.jsonl")] for name in names}
     wanted = Wanted(recipe, named, STEPS * 2 * CONTEXT, {}, context=CONTEXT)
     places = {name: str(folder / name) for name in names}
-    return read_request(None, places, base, [], wanted, NoProgress())
+    return read_request(None, places, base, wanted, NoProgress())
 
 
 def tuned_by(asked: Request, work: Path) -> Path:
@@ -152,40 +148,12 @@ def test_all_parameters_are_trained(folder: Path, tmp_path: Path, recipe: str) -
     assert differing(untrained(asked, tmp_path), out) == tensors(out).keys()
 
 
-def test_masked_expert_is_kept_and_another_expert_is_added(folder: Path, tmp_path: Path) -> None:
-    stitched = tuned_by(request(folder, "bts:batch=2,stitches=2"), tmp_path / "stitched")
-    asked = request(folder, "bts:batch=2", stitched, ["d2"], ["d0"])
-    out = tuned_by(asked, tmp_path / "joined")
-    model = AutoModelForCausalLM.from_pretrained(out)
-    assert isinstance(model, Bts)
-    assert isinstance(model.config, BtsConfig)
-    assert isinstance(asked.record, TunedMixture)
-    assert model.config.members == ["seed", "d0", "d1", "d2"]
-    assert model.config.masked == asked.record.masked == ["d0"]
-    before, after = tensors(stitched), tensors(out)
-    kept = [name for name in before if ".stitch." not in name or ".projections.0." in name]
-    assert all(torch.equal(before[name], after[name]) for name in kept)
-    assert differing(untrained(asked, tmp_path), out) == added(out)
-    assert asked.record.parent == read_record(stitched)
-    assert "| d0 |" in (out / "README.md").read_text()
-    assert len(generated(out)) == 6
-    for recipe, more, said in (
-        ("bts", [], "is a tuned mixture"),
-        ("bts:stitches=1", ["--mask=d1"], "stitches can't be chosen here"),
-        ("bam", ["--mask=d1"], "bam doesn't continue a BTS mixture"),
-        ("bts", ["--mask=seed"], "no expert seed"),
-        ("bts", ["--mask=d1"], "no text of d2"),
-    ):
-        ended = CliRunner().invoke(app, command(folder, tmp_path / "again", recipe, str(out), *more))
-        assert said in str(ended.exception)
-
-
 def test_members_are_found_from_another_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's processes have one of their own."""
     monkeypatch.chdir(folder)
     named = {name: [f"{name}.jsonl"] for name in ("d0", "d1")}
     wanted = Wanted("bts:batch=2", named, 64, {}, context=CONTEXT)
-    relative = read_request(None, {"d0": "d0", "d1": "d1"}, "seed", [], wanted, NoProgress())
+    relative = read_request(None, {"d0": "d0", "d1": "d1"}, "seed", wanted, NoProgress())
     monkeypatch.chdir(tmp_path)
     assert isinstance(relative.build(), Bts)
 
@@ -199,13 +167,12 @@ def command(folder: Path, out: Path, recipe: str, *more: str) -> list[str]:
 @pytest.mark.parametrize(
     ("recipe", "more", "said"),
     [
-        ("bts", [], "no model to train"),
+        ("bts", [], "needs a seed model and experts"),
         ("bts", ["version"], "bts doesn't train a version"),
-        ("bts", ["version", "--base=seed"], "the folder version needs no seed model"),
-        ("bts", ["version", "--expert=d2=d2"], "not a BTS mixture"),
+        ("bts", ["version", "--base=seed"], "--base: the folder version needs no other model"),
+        ("bts", ["version", "--expert=d2=d2"], "--expert: the folder version needs no other model"),
         ("bts", ["--base=seed"], "needs a seed model and experts"),
         ("bts", ["--expert=d0=d0"], "needs a seed model and experts"),
-        ("bts", ["--base=seed", "--expert=d0=d0", "--mask=d0"], "has no expert to mask"),
         ("bts", ["--base=seed", "--expert=seed=d0"], "seed is already a member"),
         ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d0=d1"], "'d0' is given 2 times"),
         ("bts", ["--base=seed", "--expert=d0=d0"], "the mixture has no domain d1"),
