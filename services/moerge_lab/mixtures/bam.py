@@ -6,7 +6,6 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from moerge_lab.mixtures.base import (
     INITIAL_DEVIATION,
@@ -42,12 +41,9 @@ class Shares(Weights):
         self._k = k
 
     def forward(self, logits: Tensor) -> Tensor:
-        count = logits.shape[-1]
-        if self._k in (0, count):
-            return logits.float().softmax(-1).to(logits.dtype)
-        chosen = logits.topk(self._k).indices
-        kept = one_hot(chosen, count).sum(-2).bool()
-        return logits.float().masked_fill(~kept, -torch.inf).softmax(-1).to(logits.dtype)
+        chosen = logits.topk(self._k or logits.shape[-1]).indices
+        left_out = torch.ones_like(logits, dtype=torch.bool).scatter(-1, chosen, value=False)
+        return logits.float().masked_fill(left_out, -torch.inf).softmax(-1).to(logits.dtype)
 
 
 class Experts(nn.Module):
@@ -64,7 +60,6 @@ class Experts(nn.Module):
         self.adapters = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in experts) if adapters else None
 
     def mixed(self, x: Tensor, **settings: Any) -> Tensor:
-        """The weighted sum of the experts' outputs, [B, T, H]."""
         weights, total = self.weights(self.router(x)), torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             y = expert(x, **settings)
@@ -119,7 +114,6 @@ class Bam(Mixture):
 
         Args:
             members: dense checkpoint folders; the seed model is the first.
-            seed: of the routers.
             k: MLPs per token; 0: all.
         """
         dense = common_config(members)

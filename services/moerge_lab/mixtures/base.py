@@ -34,7 +34,7 @@ class MixtureConfig(PretrainedConfig):
     """The config of a mixture.
 
     Attributes:
-        dense: config of the members, which is the same for all.
+        dense: config of all members.
         members: their names; the first is the seed model.
         num_hidden_layers: layers of the cache, one for each member's attention.
     """
@@ -47,7 +47,6 @@ class MixtureConfig(PretrainedConfig):
 
     @classmethod
     def of(cls, dense: PretrainedConfig, members: Sequence[str], **settings: Any) -> Self:
-        """The config of a mixture of members with the config `dense`."""
         source = {name: value for name, value in dense.to_dict().items() if name != "_name_or_path"}
         kept = {name: source[name] for name in _COPIED if name in source}
         layers = dense.num_hidden_layers * len(members)
@@ -55,7 +54,6 @@ class MixtureConfig(PretrainedConfig):
 
     @property
     def dense_config(self) -> PretrainedConfig:
-        """The config of a member."""
         return AutoConfig.for_model(**self.dense)
 
 
@@ -77,7 +75,6 @@ class Mixture(PreTrainedModel, GenerationMixin):
         self.post_init()  # type: ignore[no-untyped-call]
 
     def replace_modules(self) -> None:
-        """Replaces modules of `stock`."""
         raise NotImplementedError
 
     def added(self) -> dict[str, nn.Parameter]:
@@ -100,7 +97,6 @@ class Mixture(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **settings: Any,
     ) -> Any:
-        """As the stock model's."""
         cached = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         if cached and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -128,16 +124,11 @@ class Mixture(PreTrainedModel, GenerationMixin):
 
     @property
     def layers(self) -> Any:
-        """The modules of the layers."""
         return self.stock.model.layers
 
 
 def common_config(members: Mapping[str, Path]) -> PretrainedConfig:
-    """The config of dense checkpoint folders.
-
-    Raises:
-        IncompatibleExpertError: the architecture isn't supported, or a model has another one.
-    """
+    """The config of dense checkpoint folders, required to be one and supported."""
     configs = {name: read_config(folder) for name, folder in members.items()}
     first = next(iter(configs.values()))
     family_of(first)
@@ -175,11 +166,7 @@ def numbered(module: nn.Module, layer: int) -> nn.Module:
 def observed(
     model: nn.Module, kind: type[nn.Module] = Weights, weights: Callable[[Any], Tensor] = lambda output: output
 ) -> Iterator[list[tuple[str, Tensor]]]:
-    """While open, the name and the weights of every module of a kind are added to the list.
-
-    Args:
-        weights: those in the module's output.
-    """
+    """While open, the name and the weights in the output of every module of a kind are added to the list."""
     seen: list[tuple[str, Tensor]] = []
 
     def hook(name: str) -> Any:

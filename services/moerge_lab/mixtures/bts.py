@@ -163,7 +163,6 @@ class Bts(Mixture):
 
         Args:
             members: dense checkpoint folders; the hub is the first.
-            stitches: number of stitch layers; at most one per layer.
         """
         dense = common_config(members)
         stitches = min(stitches, dense.num_hidden_layers)

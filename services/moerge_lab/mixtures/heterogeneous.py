@@ -28,7 +28,6 @@ class HeterogeneousConfig(PretrainedConfig):
     Attributes:
         members: their names; the tokenizer is the first one's.
         dense: their configs, in the same order.
-        hidden_size: the largest of all members.
         num_experts_per_tok: experts per text; 0: all.
         skip: whether projectors add their input, cut or padded with zeros, to their output.
     """
@@ -50,7 +49,6 @@ class HeterogeneousConfig(PretrainedConfig):
 
     @property
     def dense_configs(self) -> list[PretrainedConfig]:
-        """The members' configs."""
         return [AutoConfig.for_model(**item) for item in self.dense]
 
 
@@ -94,7 +92,7 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **settings: Any
     ) -> CausalLMOutput:
-        """As a stock dense model's, without a cache; other arguments of stock models have no effect."""
+        """As a stock dense model's, without a cache; other arguments have no effect."""
         embedded = self.embed_tokens(input_ids)  # [B, T, H]
         weights = self.weights(self.router(running_means(embedded, attention_mask)))  # [B, T, n]
         mixed = torch.zeros_like(embedded)
@@ -137,13 +135,8 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
     def of(cls, members: Mapping[str, Path], seed: int, k: int = 0, *, skip: bool = False) -> Self:
         """The members with averaged embeddings and heads, random projectors and a random router.
 
-        With `skip`, projectors are zero beside their skip connections.
-
-        Args:
-            members: dense checkpoint folders; the tokenizer is the first one's. Other members' embeddings and heads
-                are averaged by token string, each token over the members that have it.
-            seed: of random weights.
-            k: experts per text; 0: all.
+        Rows of embeddings and heads are averaged by token string, each over the members that have it. With `skip`,
+        projectors are zero beside their skip connections.
 
         Raises:
             IncompatibleExpertError: a family is unsupported.
@@ -166,7 +159,7 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
             "lm_head.weight": averaged(heads, rows, width),
         }
         model.load_state_dict(result)
-        model.train(False)
+        model.eval()
         return model
 
 
@@ -179,12 +172,10 @@ def running_means(embedded: Tensor, attention_mask: Tensor | None = None) -> Ten
 
 
 def averaged(tables: Sequence[Tensor], rows: Sequence[Tensor], width: int) -> Tensor:
-    """The mean row of each token over the members that have it, padded with zeros: [V, width].
+    """The mean row of each token over the members' tables [V_i, H_i] that have it, padded with zeros: [V, width].
 
     Args:
-        tables: of the members, [V_i, H_i].
         rows: of the members, [V]: each token's row in its table; -1: none.
-        width: the largest H_i.
     """
     total, count = torch.zeros(len(rows[0]), width, dtype=torch.float64), torch.zeros(len(rows[0]), 1)
     for table, row in zip(tables, rows, strict=True):
@@ -201,7 +192,7 @@ def matching_rows(folders: Sequence[Path], sizes: Sequence[int]) -> list[Tensor]
         folders: with tokenizers.
         sizes: rows of the members' embeddings.
     """
-    first, *others = [_vocabulary(folder) for folder in folders]
+    first, *others = [DenseFiles(folder).tokenizer.get_vocab() for folder in folders]
     result = [torch.arange(sizes[0])]
     for vocabulary, size in zip(others, sizes[1:], strict=True):
         rows = torch.full((sizes[0],), -1)
@@ -212,11 +203,6 @@ def matching_rows(folders: Sequence[Path], sizes: Sequence[int]) -> list[Tensor]
             rows[: min(sizes[0], size)] = torch.arange(min(sizes[0], size))
         result.append(rows)
     return result
-
-
-def _vocabulary(folder: Path) -> dict[str, int]:
-    vocabulary: dict[str, int] = DenseFiles(folder).tokenizer.get_vocab()
-    return vocabulary
 
 
 def _config(names: list[str], dense: Sequence[PretrainedConfig], k: int, skip: bool) -> HeterogeneousConfig:

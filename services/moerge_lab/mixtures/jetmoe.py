@@ -27,10 +27,6 @@ def jetmoe(members: Mapping[str, Path], seed: int) -> JetMoeForCausalLM:
 
     All experts run for every token, with the weights of a softmax.
 
-    Args:
-        members: dense checkpoint folders.
-        seed: of the routers.
-
     Raises:
         IncompatibleExpertError: the members differ, or the stock class has no equivalent.
     """
@@ -62,11 +58,7 @@ def _mean(states: list[dict[str, Tensor]], name: str) -> Tensor:
 
 
 def _require_exact(dense: PretrainedConfig) -> None:
-    """Requires a dense config that the stock class computes exactly.
-
-    Raises:
-        IncompatibleExpertError: names the setting.
-    """
+    """Requires a dense config that the stock class computes exactly."""
     heads = dense.num_attention_heads
     demands = {
         "model_type": (dense.model_type, ("llama", "mistral"), "it has neither biases nor norms of heads"),

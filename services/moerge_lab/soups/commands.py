@@ -66,16 +66,12 @@ def train(
 
     _quiet()
     require_new(out)
-    experts = single_values("expert", expert or [])
-    settings = Settings(start, rank, clusters, support, rate, batch, seed)
-    folders = {name: checkpoint_folder(place) for name, place in experts.items()}
-    texts = named_values("text", text)
     request = read_request(
         checkpoint_folder(base),
-        folders,
-        texts,
+        {name: checkpoint_folder(place) for name, place in single_values("expert", expert or []).items()},
+        named_values("text", text),
         text_field,
-        settings,
+        Settings(start, rank, clusters, support, rate, batch, seed),
         token_count(tokens),
         context,
         device,

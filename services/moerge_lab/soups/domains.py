@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -21,11 +22,7 @@ _ITERATIONS = 50
 
 @dataclass(frozen=True)
 class Clusters:
-    """Clusters of vectors.
-
-    Attributes:
-        centroids: [N, H] float32.
-    """
+    """Clusters of vectors by their centroids, [N, H] float32."""
 
     centroids: Tensor
 
@@ -38,14 +35,8 @@ class Clusters:
         return torch.bincount(self.nearest(vectors), minlength=len(self.centroids)) / len(vectors)
 
 
-@dataclass(frozen=True)
-class Domains:
-    """Pretraining domains.
-
-    Attributes:
-        clusters: of their documents.
-        rows: of each domain's text, [n, context] int64.
-    """
+class Domains(NamedTuple):
+    """Pretraining domains: clusters of documents, and the rows of each one's text, [n, context] int64."""
 
     clusters: Clusters
     rows: Sequence[Tensor]
@@ -69,10 +60,10 @@ def embedded(
 ) -> Tensor:
     """[n, H] float32: the mean of the last hidden states over each document's first `context` tokens.
 
-    Documents without a token have none.
+    Documents without a token are left out.
 
     Raises:
-        MoergeError: there is no document with a token.
+        MoergeError: no document has a token.
     """
     numbered = [(number, document[:context]) for number, document in enumerate(documents) if document]
     if not numbered:
@@ -127,21 +118,16 @@ def pretraining_domains(
 
     A cluster with less text than one row is dissolved, so there may be fewer than `count`.
 
-    Args:
-        vectors: of the documents, [n, H].
-
     Raises:
         MoergeError: there is too little text.
     """
     clusters = k_means(vectors, count, seed)
     while len(clusters.centroids):
         places = clusters.nearest(vectors).tolist()
-        rows = [
-            joined(
-                [document for document, place in zip(documents, places, strict=True) if place == number], end, context
-            )
-            for number in range(len(clusters.centroids))
-        ]
+        texts: list[list[Sequence[int]]] = [[] for _ in clusters.centroids]
+        for document, place in zip(documents, places, strict=True):
+            texts[place].append(document)
+        rows = [joined(text, end, context) for text in texts]
         kept = [number for number, row in enumerate(rows) if len(row)]
         if len(kept) == len(rows):
             return Domains(clusters, rows)

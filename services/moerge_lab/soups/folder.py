@@ -1,9 +1,8 @@
 """Folders of banks and specialists, and their model cards."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -31,40 +30,22 @@ SEED_FOLDER = "seed"
 _CENTROIDS = "centroids"
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A bank's folder.
+class Opened(NamedTuple):
+    """A bank's folder; `seed` has the files of the seed model, which is loaded as `model`."""
 
-    Attributes:
-        folder: of the bank.
-        record: all inputs.
-        model: the seed model.
-    """
-
-    folder: Path
     record: SoupBank
+    seed: DenseFiles
     model: PreTrainedModel
     bank: Bank
     clusters: Clusters
 
-    @cached_property
-    def seed(self) -> DenseFiles:
-        """The seed model's files."""
-        return DenseFiles(self.folder / SEED_FOLDER)
-
 
 def write_bank(record: SoupBank, seed: DenseFiles, bank: Bank, clusters: Clusters, log: Path, out: Path) -> None:
-    """Writes a bank's folder, which appears whole (law 10).
-
-    Args:
-        seed: the seed model, whose files are copied.
-        log: of the training.
-    """
-    tensors = {**bank.parameters, _CENTROIDS: clusters.centroids}
-    files = [_tensors(BANK_FILE, tensors)]
+    """Writes a bank's folder, with copies of the seed model and the log; it appears whole (law 10)."""
+    weights = _tensors(BANK_FILE, {**bank.parameters, _CENTROIDS: clusters.centroids})
     copies = [copied_file(path, f"{SEED_FOLDER}/{name}") for name, path in expert_files(seed).items()]
     texts = [record_file(record), text_file(CARD_FILE, _bank_card(record, bank, clusters)), copied_file(log, LOG)]
-    write_folder([*files, *copies, *texts], out)
+    write_folder([weights, *copies, *texts], out)
 
 
 def read_bank(folder: Path, device: str = "cpu") -> Opened:
@@ -79,14 +60,13 @@ def read_bank(folder: Path, device: str = "cpu") -> Opened:
         todo = "name a folder written by moerge soup train"
         raise MoergeError("not the record of a bank", where=str(folder / RECORD_FILE), todo=todo)
     model, stored = load(folder / SEED_FOLDER, device=device), Checkpoint(folder / BANK_FILE)
-    centroids = stored.tensor(_CENTROIDS)
-    expected = shapes(model_shapes(model), record.parts, record.rank, len(centroids))
-    for name, shape in expected.items():
-        if (result := stored.tensor(name).shape) != shape:
-            what = f"expected shape {list(shape)}, found {list(result)}"
+    centroids, parameters = stored.tensor(_CENTROIDS), dict[str, Parameter]()
+    for name, shape in shapes(model_shapes(model), record.parts, record.rank, len(centroids)).items():
+        if (tensor := stored.tensor(name)).shape != shape:
+            what = f"expected shape {list(shape)}, found {list(tensor.shape)}"
             raise CheckpointError(what, where=f"{folder / BANK_FILE}: {name}", todo="train the bank again")
-    made = {name: Parameter(stored.tensor(name).to(device), requires_grad=False) for name in expected}
-    return Opened(folder, record, model, Bank(made), Clusters(centroids))
+        parameters[name] = Parameter(tensor.to(device), requires_grad=False)
+    return Opened(record, DenseFiles(folder / SEED_FOLDER), model, Bank(parameters), Clusters(centroids))
 
 
 def write_specialist(opened: Opened, record: Specialist, out: Path, progress: Progress) -> None:
@@ -106,15 +86,16 @@ def _tensors(name: str, tensors: Mapping[str, Tensor]) -> FilePlan:
 
 
 def _bank_card(record: SoupBank, bank: Bank, clusters: Clusters) -> str:
+    parameters = sum(parameter.numel() for parameter in bank.parameters.values())
     return f"""\
 # Bank of a Soup-of-Experts
 
-`moerge soup train` trained {bank.elements:,} parameters on **pooled text**: {", ".join(record.texts)}. It has
+`moerge soup train` trained {parameters:,} parameters on **pooled text**: {", ".join(record.texts)}. It has
 {len(clusters.centroids)} pretraining domains. Its experts: {", ".join(record.experts) or "none"}. The bank itself is
 no model. This makes a dense model for a text:
 
 ```
-moerge soup instantiate {"BANK"} --text target.jsonl --out specialist
+moerge soup instantiate BANK --text target.jsonl --out specialist
 ```
 
 {record_rows(record)}

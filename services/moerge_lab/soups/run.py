@@ -1,10 +1,9 @@
 """`moerge soup`: the training of a bank, which an interrupted run continues, and specialists."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-
-from torch import Tensor
+from typing import NamedTuple
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import IncompatibleExpertError, MoergeError
@@ -16,7 +15,6 @@ from moerge_lab.soups.bank import Start, new_bank
 from moerge_lab.soups.domains import embedded, pooled, pretraining_domains
 from moerge_lab.soups.folder import (
     BANK_FILE,
-    Opened,
     read_bank,
     write_bank,
     write_specialist,
@@ -30,16 +28,8 @@ from moerge_lab.training.loop import Run
 from moerge_proto.records import SoupBank, Specialist
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a bank, as in its record.
-
-    Attributes:
-        rank: of the matrices of E_i; 0: full.
-        clusters: pretraining domains.
-        support: those with a weight, in a step.
-        batch: rows of a step.
-    """
+class Settings(NamedTuple):
+    """The settings of a bank, as in its record."""
 
     start: Start
     rank: int
@@ -50,13 +40,8 @@ class Settings:
     seed: int
 
 
-@dataclass(frozen=True)
-class Request:
-    """A checked request for a bank.
-
-    Attributes:
-        documents: of each text.
-    """
+class Request(NamedTuple):
+    """A checked request for a bank, with the documents of each text."""
 
     base: DenseExpert
     experts: Sequence[DenseExpert]
@@ -83,7 +68,6 @@ def read_request(
         texts: name -> its files.
         field: field or column with a document's text.
         tokens: of the training, rounded to whole batches.
-        context: of the rows, in tokens; None: the default, or the models' if that is shorter.
 
     Raises:
         MoergeError: a model, a text or a setting is unsuitable; names it and the remedy.
@@ -104,7 +88,7 @@ def read_request(
         read[name] = read_texts(corpus, f"reading text {name}", progress)
     run = Run.of(tokens, context, settings.batch, settings.rate)
     record = SoupBank(
-        **asdict(settings),
+        **settings._asdict(),
         base=seed.digest,
         experts={member.domain: member.digest for member in members},
         parts=len(members or texts),
@@ -156,15 +140,8 @@ def _train(request: Request, work: Path, out: Path, progress: Progress) -> None:
     write_bank(record, base, bank, domains.clusters, work / LOG, out)
 
 
-@dataclass(frozen=True)
-class Target:
-    """The settings of a specialist.
-
-    Attributes:
-        fit: whether coefficients are fitted to the text.
-        finetune: tokens of training on the text; 0: none.
-        rate: of that training.
-    """
+class Target(NamedTuple):
+    """The settings of a specialist: `finetune` is a number of tokens, and `rate` that training's; 0: none."""
 
     fit: bool
     finetune: int
@@ -176,12 +153,7 @@ class Target:
 def instantiate(
     folder: Path, files: Sequence[str], field: str, target: Target, out: Path, progress: Progress
 ) -> Specialist:
-    """Makes a specialist of a bank for a text, in the new folder `out`, and returns its record.
-
-    Args:
-        folder: of the bank.
-        files: of the text, all of whose documents are used.
-        field: field or column with a document's text.
+    """Makes a specialist of a bank for all documents of a text, in the new folder `out`, and returns its record.
 
     Raises:
         MoergeError: bank, text or folder is unsuitable.
@@ -199,6 +171,10 @@ def instantiate(
     if target.fit:
         alpha = fitted(model, opened.bank, alpha, rows, bank.batch, target.seed)
     put(model, opened.bank.instantiate(alpha))
+    tokens = 0
+    if target.finetune:
+        run = Run.of(target.finetune, rows.shape[1], bank.batch, target.rate, seed=target.seed)
+        tokens = train(Job(model, run, [rows], progress=progress, title="fine-tuning")).tokens
     record = Specialist(
         bank=bank,
         bank_file=file_sha256(folder / BANK_FILE),
@@ -207,16 +183,10 @@ def instantiate(
         weights=weights.tolist(),
         coefficients=alpha.tolist(),
         fit=target.fit,
-        finetune=_finetune(opened, rows, target, progress) if target.finetune else 0,
+        finetune=tokens,
         rate=target.rate,
         seed=target.seed,
         build=build(target.device),
     )
     write_specialist(opened, record, out, progress)
     return record
-
-
-def _finetune(opened: Opened, rows: Tensor, target: Target, progress: Progress) -> int:
-    """Trains the model on the target's rows, and returns the number of tokens."""
-    run = Run.of(target.finetune, rows.shape[1], opened.record.batch, target.rate, seed=target.seed)
-    return train(Job(opened.model, run, [rows], progress=progress, title="fine-tuning")).tokens

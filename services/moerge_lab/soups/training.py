@@ -44,7 +44,7 @@ def bank_job(model: PreTrainedModel, bank: Bank, rows: Sequence[Tensor], support
     """The training of the whole bank. Each E_i gets alpha_i times the gradient of the model's parameters.
 
     Args:
-        model: of the bank's architecture; its own parameters are not used.
+        model: of the bank's architecture; its parameters are not used.
         rows: of each pretraining domain, [n, context] int64.
         support: number of domains with a weight, in a step.
     """
@@ -57,11 +57,7 @@ def bank_job(model: PreTrainedModel, bank: Bank, rows: Sequence[Tensor], support
 
 
 def fitted(model: PreTrainedModel, bank: Bank, alpha: Tensor, rows: Tensor, size: int, seed: int) -> Tensor:
-    """[n]: the coefficients after gradient descent on a target's rows (SoE section 2.7). The bank stays as it is.
-
-    Args:
-        alpha: to start from, [n].
-    """
+    """[n]: coefficients after gradient descent from `alpha` [n] on a target's rows (SoE section 2.7)."""
     parameter = Parameter(alpha.detach().clone())
 
     def loss(functional: Module, ids: Tensor, noise: Generator) -> Tensor:

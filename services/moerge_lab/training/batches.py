@@ -17,11 +17,10 @@ def joined(documents: Iterable[Sequence[int]], end: int | None, context: int) ->
 def batches(
     sources: Sequence[Tensor], steps: int, size: int, seed: int, weights: Sequence[float] | None = None
 ) -> Iterator[Tensor]:
-    """`steps` batches of rows, [size, context] int64.
+    """`steps` batches of rows, [size, context] int64, drawn in shuffled passes over each source's rows.
 
     Args:
-        sources: rows of each source, [n, context] int64. A source's rows are drawn in shuffled passes over all of them.
-        size: rows per batch.
+        sources: rows of each source, [n, context] int64.
         weights: of the sources in the mixture; None: equal ones.
     """
     generator, total = torch.Generator().manual_seed(seed), steps * size
@@ -32,10 +31,10 @@ def batches(
     drawn, first = torch.empty(total, dtype=torch.int64), 0
     for number, rows in enumerate(sources):
         places = (source == number).nonzero()[:, 0]
-        passes = math.ceil(len(places) / len(rows)) if len(places) else 0
-        order = [torch.randperm(len(rows), generator=generator) for _ in range(passes)]
-        if order:
-            drawn[places] = first + torch.cat(order)[: len(places)]
+        if len(places):
+            passes = math.ceil(len(places) / len(rows))
+            order = torch.cat([torch.randperm(len(rows), generator=generator) for _ in range(passes)])
+            drawn[places] = first + order[: len(places)]
         first += len(rows)
     every = torch.cat(list(sources))
     for step in range(steps):

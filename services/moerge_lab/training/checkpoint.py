@@ -1,12 +1,11 @@
 """A training's checkpoint: trained parameters, AdamW's state and the number of steps, in one safetensors file."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
 from torch.nn import Parameter
 
 from moerge.files import atomic_file
@@ -19,17 +18,13 @@ _STEP = "step"
 
 
 class Checkpoint:
-    """The checkpoint of one training.
-
-    Args:
-        path: its file, used for nothing else.
-    """
+    """The checkpoint of one training, in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._due = path, time.monotonic() + SECONDS
 
     def restore(self, parameters: Mapping[str, Parameter], optimizer: torch.optim.AdamW) -> int:
-        """Restores parameters and optimizer, and returns the checkpoint's number of steps; 0 without a file."""
+        """Returns the checkpoint's number of steps; 0 without a file."""
         if not self._path.is_file():
             return 0
         device = str(next(iter(parameters.values())).device)
@@ -45,20 +40,11 @@ class Checkpoint:
         begun = time.monotonic()
         if begun < self._due:
             return
-        parts = [_plan(name, tensor) for name, tensor in _parts(parameters, optimizer)]
+        tensors = {_STEP: optimizer.state[next(iter(parameters.values()))][_STEP]}
+        for name, parameter in parameters.items():
+            tensors[name] = parameter.detach()
+            tensors |= {f"{moment}.{name}": optimizer.state[parameter][moment] for moment in _MOMENTS}
+        plans = [TensorPlan(name, item.dtype, tuple(item.shape), item.cpu) for name, item in tensors.items()]
         with atomic_file(self._path) as out:
-            write_safetensors(out, parts)
+            write_safetensors(out, plans)
         self._due = time.monotonic() + max(SECONDS, 19 * (time.monotonic() - begun))
-
-
-def _parts(parameters: Mapping[str, Parameter], optimizer: torch.optim.AdamW) -> Iterator[tuple[str, Tensor]]:
-    yield _STEP, optimizer.state[next(iter(parameters.values()))][_STEP]
-    for name, parameter in parameters.items():
-        yield name, parameter.detach()
-        for moment in _MOMENTS:
-            yield f"{moment}.{name}", optimizer.state[parameter][moment]
-
-
-def _plan(name: str, tensor: Tensor) -> TensorPlan:
-    compute: Callable[[], Tensor] = tensor.cpu
-    return TensorPlan(name, tensor.dtype, tuple(tensor.shape), compute)

@@ -19,10 +19,7 @@ def work_of(out: Path, record: Record) -> Path:
 
 
 def make_once(out: Path, record: Record, make: Callable[[Path], None]) -> None:
-    """Makes the folder `out` of this record, unless it exists.
-
-    Args:
-        make: makes it; gets the folder of `work_of`, which a later call continues.
+    """Makes the folder `out` of this record, unless it exists; `make` gets the folder of `work_of`.
 
     Raises:
         MoergeError: `out` has other content, or another run uses it.
@@ -41,7 +38,7 @@ def make_once(out: Path, record: Record, make: Callable[[Path], None]) -> None:
 
 
 def record_rows(record: Training | SoupBank | Specialist) -> str:
-    """Rows of a model card: the record's numbers and words, and the build."""
+    """Rows of a model card."""
     rows = [
         (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value}")
         for name, value in record

@@ -14,7 +14,6 @@ from moerge_proto.records import Build
 
 Device = Literal["cpu", "cuda"]
 CONTEXT = 512
-"""Default context, if the model allows it."""
 
 
 class Texts(NamedTuple):
@@ -25,15 +24,7 @@ class Texts(NamedTuple):
 
 
 def read_texts(corpus: Corpus, title: str, progress: Progress, *, held_out: bool = True) -> Texts:
-    """The documents of a corpus.
-
-    Args:
-        title: of the progress.
-        held_out: leave out the tenth that `moerge table` scores.
-
-    Raises:
-        MoergeError: a file can't be read.
-    """
+    """The documents of a corpus; with `held_out`, without the tenth that `moerge table` scores."""
     digest, documents = sha256(), list[Sequence[int]]()
     with progress.track(title, corpus.size(), "B") as tracker:
         for name, split, document in corpus.documents(tracker):
@@ -45,11 +36,7 @@ def read_texts(corpus: Corpus, title: str, progress: Progress, *, held_out: bool
 
 
 def context_of(given: int | None, longest: int, whose: str) -> int:
-    """The context of rows, in tokens: the given one, or `CONTEXT`, or the longest if that is shorter.
-
-    Args:
-        longest: the context of the model or models.
-        whose: such as "the version's", for errors.
+    """The context of rows, in tokens: the given one, or `CONTEXT`, or the model's longest if that is shorter.
 
     Raises:
         MoergeError: the given one is too long.

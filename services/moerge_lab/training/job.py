@@ -27,12 +27,7 @@ CHECKPOINT, LOG = "checkpoint.safetensors", "training.csv"
 
 @dataclass(frozen=True)
 class Process:
-    """One of a training's processes; by default the only one.
-
-    Attributes:
-        wrap: makes the model exchange gradients with the other processes.
-        mean: a number's mean over all processes.
-    """
+    """One of a training's processes, with the exchange of gradients, and a number's mean over all processes."""
 
     rank: int = 0
     count: int = 1
@@ -51,7 +46,6 @@ class Job:
         trains: the trained parameters of the model, or others by name that the loss uses.
         draws: rows [B, context] of each step, the same at every call; None: shuffled passes over the sources.
         folder: of checkpoint and log, which a resumed training continues; None: neither is written.
-        title: of the progress.
     """
 
     model: PreTrainedModel
@@ -97,12 +91,10 @@ def train(job: Job) -> Trained:
         job.loss.routed(model) if isinstance(job.loss, RoutedLoss) else nullcontext(),
         job.progress.track(job.title, tokens, "tokens") as tracker,
     ):
-        own = replace(run, seed=run.seed + (process.rank << 20))
-        trainer = Trainer(process.wrap(model), parameters, own, job.loss)
+        trainer = Trainer(process.wrap(model), parameters, replace(run, seed=run.seed + (process.rank << 20)), job.loss)
         checkpoint = None if job.folder is None else Checkpoint(job.folder / CHECKPOINT)
         begun = 0 if checkpoint is None else checkpoint.restore(parameters, trainer.optimizer)
-        writes = process.rank == 0 and job.folder is not None
-        log = Log(job.folder / LOG, begun) if writes and job.folder is not None else None
+        log = None if job.folder is None or process.rank else Log(job.folder / LOG, begun)
         tracker.advance(begun * job.step_tokens)
         for number, batch in islice(enumerate(drawn), begun, run.steps):
             step = trainer.step(batch.chunk(process.count)[process.rank], number, run.rate(number))

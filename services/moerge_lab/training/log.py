@@ -10,11 +10,9 @@ HEADER = "step,tokens,loss,learning_rate,seconds\n"
 
 
 class Log:
-    """The log of a training: step, its tokens, mean loss in nats, learning rate, and seconds since the last line.
+    """Step, its tokens, mean loss in nats, learning rate, and seconds since the last line.
 
-    Args:
-        path: its file, which is begun, or loses the lines of later steps than a checkpoint's.
-        steps: of the checkpoint.
+    The file is begun, or loses the lines of later steps than those of the checkpoint.
     """
 
     def __init__(self, path: Path, steps: int) -> None:
@@ -24,7 +22,6 @@ class Log:
         path.write_text("".join([HEADER, *lines[1 : steps + 1]]), encoding="utf-8")
 
     def add(self, step: Step) -> None:
-        """Adds a line."""
         now = time.monotonic()
         with self._path.open("a", encoding="utf-8") as out:
             out.write(f"{step.number},{step.tokens},{step.loss:.6f},{step.rate:.6g},{now - self._before:.3f}\n")

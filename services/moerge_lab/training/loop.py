@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from moerge_lab.training.losses import Loss, language_loss
+from moerge_lab.training.losses import Loss
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,6 @@ class Run:
         batch: rows of a step, of all processes.
         learning_rate: the highest.
         warmup: share of the steps in which the rate rises linearly; afterwards it falls to 0 by a cosine.
-        weight_decay: AdamW's.
         clip: largest norm of the gradient.
         accumulate: parts of a batch, computed one after another to save memory.
         seed: of the batches and of the loss's random numbers.
@@ -40,7 +39,7 @@ class Run:
 
     @classmethod
     def of(cls, tokens: float, context: int, batch: int, learning_rate: float, **settings: Any) -> Self:
-        """The run of about so many tokens, in rows of `context` tokens."""
+        """The run of about so many tokens."""
         return cls(max(1, round(tokens / (batch * context))), batch, learning_rate, **settings)
 
     def rate(self, step: int) -> float:
@@ -61,18 +60,14 @@ class Step(NamedTuple):
 
 
 class Trainer:
-    """A model with an optimizer of its trainable parameters.
+    """A model, in training mode, with an optimizer of its trainable parameters.
 
     Args:
-        model: in training mode afterwards. A wrapper, such as DDP's, may have the parameters inside.
+        model: a wrapper, such as DDP's, may have the parameters inside.
         parameters: the trainable ones by name; all others must not require a gradient.
-        run: its schedule and batches are the caller's concern.
-        loss: of a batch.
     """
 
-    def __init__(
-        self, model: Module, parameters: Mapping[str, Parameter], run: Run, loss: Loss = language_loss
-    ) -> None:
+    def __init__(self, model: Module, parameters: Mapping[str, Parameter], run: Run, loss: Loss) -> None:
         self.model, self.parameters, self._run, self._loss = model, parameters, run, loss
         every: Any = list(parameters.values())
         self.optimizer = torch.optim.AdamW(every, betas=(0.9, 0.98), weight_decay=run.weight_decay, fused=True)

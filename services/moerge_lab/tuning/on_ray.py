@@ -38,11 +38,10 @@ class _Apart(TorchConfig):
 
 
 def train_on_ray(request: Request, work: Path, address: str | None, finished: Callable[[int], None]) -> None:
-    """Trains in processes of a local Ray, or of a cluster with the same storage; on GPUs each has its own.
+    """Trains in processes of a local Ray, or of a cluster at an address, with the same storage.
 
     Args:
         work: with the rows.
-        address: the cluster's; None starts a local Ray.
         finished: called with the number of finished steps.
 
     Raises:
@@ -69,7 +68,7 @@ def train_on_ray(request: Request, work: Path, address: str | None, finished: Ca
 
 
 def _require(device: str, workers: int) -> None:
-    """Requires a CPU, or a GPU, per process; Ray would wait for them."""
+    """Requires a CPU or a GPU per process, for which Ray would wait."""
     kind = "GPU" if device == "cuda" else "CPU"
     count = int(ray.cluster_resources().get(kind, 0))  # type: ignore[no-untyped-call]
     if count < workers:
@@ -113,7 +112,6 @@ def _failure(error: Exception) -> Exception:
 
 
 def _run(config: dict[str, Any]) -> None:
-    """The body of a process."""
     work: Path = config["work"]
     context = ray.train.get_context()
     rank, count, device = int(context.get_world_rank()), int(context.get_world_size()), get_device()

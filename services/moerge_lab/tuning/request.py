@@ -122,7 +122,6 @@ def read_inputs(
     """Reads the texts and checks the settings.
 
     Args:
-        options: of the recipe.
         needed: domains that may have text, in order -> whether they must.
         model: "version" or "mixture", for errors.
         folder: with the tokenizer.

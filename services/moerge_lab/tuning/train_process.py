@@ -29,7 +29,6 @@ class Done(NamedTuple):
 
     @classmethod
     def read(cls, work: Path) -> "Done | None":
-        """None if the training isn't finished."""
         path = work / DONE
         return cls(**json.loads(path.read_bytes())) if path.is_file() else None
 

@@ -31,12 +31,11 @@ from moerge_lab.tuning.version import read_version
 def read_request(
     folder: Path | None, experts: Mapping[str, str], base: str | None, wanted: Wanted, progress: Progress
 ) -> Request:
-    """The checked request: for a version, or for a mixture.
+    """The checked request: for the version in a folder, or without one for a mixture.
 
     Args:
-        folder: of the version.
-        experts: of a mixture, name -> folder or hub id.
-        base: the seed model of a mixture; None: without one, if the recipe allows that.
+        experts: name -> folder or hub id.
+        base: the seed model's; None: without one, if the recipe allows that.
 
     Raises:
         MoergeError: the arguments don't fit together, or one is unsuitable.
@@ -58,10 +57,6 @@ def tune(
     say: Callable[[str], None],
 ) -> Done:
     """Trains a model and writes the folder `out`. The same request continues an interrupted run.
-
-    Args:
-        address: of a Ray cluster; None: a local Ray.
-        say: gets other messages.
 
     Raises:
         MoergeError: `out` has other content, another run uses it, or the training failed.
@@ -88,7 +83,6 @@ def tune(
 
 
 def write_rows(request: Request, work: Path) -> None:
-    """Writes the rows for the processes of a training."""
     with atomic_file(work / ROWS) as file:
         file.write(save({str(slot): rows for slot, rows in enumerate(request.rows)}))
 
@@ -106,11 +100,7 @@ def _train(request: Request, work: Path, address: str | None, progress: Progress
 
 
 def write_tuned(request: Request, work: Path, done: Done, out: Path, progress: Progress) -> None:
-    """Writes the folder of a tuned model, which appears whole (law 10).
-
-    Args:
-        work: with the trained model and the log.
-    """
+    """Writes the folder of a tuned model, which appears whole (law 10)."""
     record, small = request.record, {GENERATION, *TOKENIZER_FILES}
     files = [copied_file(path) for path in sorted((work / MODEL).iterdir()) if path.name not in small]
     if request.routing is not None:
@@ -125,7 +115,6 @@ def write_tuned(request: Request, work: Path, done: Done, out: Path, progress: P
 
 
 def _small_files(folder: Path) -> list[FilePlan]:
-    """Generation config and tokenizer."""
     names = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
     files = [text_file(name, published_tokenizer(folder / name).decode()) for name in names]
     generation = published_generation(DenseFiles(folder))
