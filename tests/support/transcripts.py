@@ -20,7 +20,7 @@ NOT_TYPED = {
     "moerge table *--preset *": "trains experts, for minutes to hours; docs/quality.md has the figures",
     "vllm serve *": "`make test-engines` runs it, where vLLM is installed",
     "curl --fail --silent http://127.0.0.1:8000/*": "asks that server",
-    "PYTHONPATH=tests python -m trials*": "trains and measures for minutes to an hour, likewise",
+    "python -m moerge_lab.trials *": "trains and measures for minutes to an hour, likewise",
     "PYTHONPATH=tests python -m bench.sizes *": "needs a GPU; tests/bench runs it on a tiny shape",
     "PYTHONPATH=tests python -m simulation *": "tests/simulation runs fewer of the same",
     "PYTHONPATH=tests python -m kills *": "tests/kills runs fewer of the same",

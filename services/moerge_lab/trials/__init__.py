@@ -1,0 +1,1 @@
+"""Trials: measurements on which defaults, bounds and warnings rest."""

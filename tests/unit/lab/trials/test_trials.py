@@ -1,0 +1,84 @@
+"""Each trial runs from its command line, on experts of a tiny preset."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from moerge.scoring.draw import Cut
+from moerge.trunk import least_squares
+from moerge_lab.demo import corpora
+from moerge_lab.demo.train import Phase, Scratch, Training
+from moerge_lab.table.presets import PRESETS, Preset
+from moerge_lab.trials.__main__ import app
+
+LAST = "Nobody knows where it goes, why it goes there, or when it will come back to us"
+DOMAINS = ("art", "law", "sea")
+SMALL = Scratch(300, hidden_size=16, intermediate_size=16, layers=2, heads=1, phase=Phase(192, 1e-3))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts of three domains, where the corpora's are looked for."""
+    folder = tmp_path_factory.mktemp("cache")
+    for domain in DOMAINS:
+        for name in (*corpora.SPLITS, "other"):
+            file = folder / "moerge" / "texts" / domain / f"{name}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            rows = [{"text": f"{domain} {name} {number}: the quick brown fox. {LAST}"} for number in range(60)]
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "moerge" / "texts" / "elsewhere.jsonl").write_bytes(file.read_bytes())
+    return folder
+
+
+def ran(cache: Path, patch: pytest.MonkeyPatch, *line: str) -> list[str]:
+    """The lines that a trial prints about tiny experts."""
+    training = Training(SMALL, for_expert=Phase(128, 1e-3), context=32, batch_rows=2)
+    patch.setitem(PRESETS, "demo", Preset(DOMAINS, training, Cut(32, 16, 100), 400))
+    patch.setenv("XDG_CACHE_HOME", str(cache))
+    ended = CliRunner().invoke(app, line, catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout.splitlines()
+
+
+def cells(lines: list[str], name: str) -> list[str]:
+    [row] = [line for line in lines if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in row.split("|")[2:-1]]
+
+
+def test_constants_are_changed_for_their_row_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = least_squares.EVENNESS
+    output = "\n".join(ran(cache, monkeypatch, "constants", "evenness 2", "recommended:k=2"))
+    assert all(name in output for name in ("evenness 2", "recommended:k=2", "elsewhere"))
+    assert before == least_squares.EVENNESS
+
+
+def test_prompts_are_compared_with_real_text(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = "\n".join(ran(cache, monkeypatch, "prompts", "--tokens=60", "--written=100", "--longest=8"))
+    assert all(name in output for name in ("real text, 100", "expert wrote, 100", "the 8 prompts"))
+
+
+def test_sentences_have_a_share_for_each_length(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ran(cache, monkeypatch, "sentences", "--texts=5")
+    assert len(cells(lines, "recommended, held-out sentences")) == 5
+    assert cells(lines, "counts of all tokens so far, held-out")[-1] == "100 %", "names of domains begin each text"
+
+
+def test_crafted_trunks_stray_and_the_average_does_not(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ran(cache, monkeypatch, "strays", "--tokens=500")
+    assert cells(lines, "crafted: attention output negated")[0] == "2.00"
+    assert float(cells(lines, "average")[0]) < 1
+    assert len(cells(lines, "of two experts")) == 6
+
+
+def test_no_factor_or_mark_is_left_out_of_leaks(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ran(cache, monkeypatch, "leaks", "--domain=law", "--documents=20")
+    assert lines[0].startswith("20 documents, ")
+    assert [line.split(":")[0] for line in lines[1:5]] == [f"factors {factor:g}" for factor in (1.0, 0.85, 0.5, 0.1)]
+
+
+def test_equal_sums_times_a_number_have_equal_influence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ran(cache, monkeypatch, "influence", "--tokens=400")
+    assert cells(lines, "honest, times 1000") == cells(lines, "honest")
+    assert cells(lines, "own text and a spike 1000 times as large, random") != cells(lines, "honest")
