@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ class Weights(nn.Module):
 
 
 class Mixture(PreTrainedModel, GenerationMixin):
-    """A mixture of members, around the stock dense model `stock`. Subclasses replace its modules."""
+    """A mixture of members, around the stock dense model `stock`, whose modules subclasses replace."""
 
     config_class: type[MixtureConfig]
     base_model_prefix = "stock"
@@ -115,12 +115,10 @@ class Mixture(PreTrainedModel, GenerationMixin):
         return self
 
     def get_input_embeddings(self) -> nn.Module:
-        result: nn.Module = self.stock.get_input_embeddings()
-        return result
+        return cast(nn.Module, self.stock.get_input_embeddings())
 
     def get_output_embeddings(self) -> nn.Module:
-        result: nn.Module = self.stock.get_output_embeddings()
-        return result
+        return cast(nn.Module, self.stock.get_output_embeddings())
 
     @property
     def layers(self) -> Any:
@@ -139,8 +137,7 @@ def common_config(members: Mapping[str, Path]) -> PretrainedConfig:
 
 def dense_state(folder: Path) -> dict[str, Tensor]:
     """All tensors of a dense model, float32."""
-    state: dict[str, Tensor] = expert_model(DenseFiles(folder)).state_dict()
-    return state
+    return dict(expert_model(DenseFiles(folder)).state_dict())
 
 
 def active_parameters(model: PreTrainedModel, share: Callable[[str], float] = lambda name: 1) -> float:

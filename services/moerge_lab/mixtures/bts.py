@@ -147,8 +147,7 @@ class Bts(Mixture):
             self.layers[number] = StitchedLayer(layers, stitch, count)
 
     def get_input_embeddings(self) -> nn.Module:
-        result: nn.Module = self.stock.model.embed_tokens.members[0]
-        return result
+        return cast(nn.Module, self.stock.model.embed_tokens.members[0])
 
     def added(self) -> dict[str, nn.Parameter]:
         return {name: parameter for name, parameter in self.named_parameters() if ".stitch." in name}

@@ -17,8 +17,6 @@ from moerge.models.families import EMBEDDING, HEAD, require_family
 from moerge_lab.mixtures.bam import Shares
 from moerge_lab.mixtures.base import INITIAL_DEVIATION, active_parameters, dense_state
 
-_MODEL = "model."
-"""Prefix of a dense model's tensors, except the head."""
 _OF_MEMBERS = ("inputs.", "members.", "outputs.")
 
 
@@ -53,7 +51,7 @@ class HeterogeneousConfig(PretrainedConfig):
 
 
 class Projector(nn.Module):
-    """A two-layer MLP, W2 silu(W1 x), between two widths."""
+    """W2 silu(W1 x), between two widths."""
 
     def __init__(self, width: int, out: int, *, skip: bool) -> None:
         super().__init__()
@@ -120,7 +118,7 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
         return {name: item for name, item in self.named_parameters() if not name.startswith("members.")}
 
     def active_parameters(self) -> float:
-        """The number of parameters that a token is multiplied by, with the head: K average experts."""
+        """The number of parameters that a token is multiplied by, for K average experts."""
         chosen = (self.config.num_experts_per_tok or len(self.members)) / len(self.members)
         return active_parameters(self, lambda name: chosen if name.startswith(_OF_MEMBERS) else 1)
 
@@ -151,7 +149,7 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
             state = dense_state(folder)
             embeddings.append(state.pop(EMBEDDING))
             heads.append(state.pop(HEAD))
-            result |= {f"members.{slot}.{name.removeprefix(_MODEL)}": tensor for name, tensor in state.items()}
+            result |= {f"members.{slot}.{name.removeprefix('model.')}": tensor for name, tensor in state.items()}
         rows = matching_rows([*members.values()], [len(table) for table in embeddings])
         width = model.config.hidden_size
         result |= {
@@ -222,7 +220,6 @@ def _config(names: list[str], dense: Sequence[PretrainedConfig], k: int, skip: b
 
 
 def _without_embedding(config: PretrainedConfig) -> nn.Module:
-    """The stock layers and final norm."""
     model: PreTrainedModel = AutoModel.from_config(config, dtype=torch.get_default_dtype())
     model.set_input_embeddings(nn.Identity())
     return model

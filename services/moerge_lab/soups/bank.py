@@ -37,8 +37,7 @@ class Bank:
         """[n]: the experts' coefficients for domain weights [N]."""
         of = self.parameters
         hidden = linear(weights.to(of["mlp.0.weight"].device), of["mlp.0.weight"], of["mlp.0.bias"]).relu()
-        result: Tensor = linear(hidden, of["mlp.1.weight"], of["mlp.1.bias"])
-        return result
+        return linear(hidden, of["mlp.1.weight"], of["mlp.1.bias"])
 
     def instantiate(self, alpha: Tensor) -> dict[str, Tensor]:
         """The model's parameters for coefficients [n]."""

@@ -23,6 +23,10 @@ def soup() -> None:
     A bank has shared parameters S and a few E_i of the same shape. A specialist is S + the sum of alpha_i E_i. The bank
     has learned the coefficients alpha for mixtures of its own text.
     """
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 @app.command()
@@ -64,7 +68,6 @@ def train(
     from moerge.progress import progress
     from moerge_lab.soups.run import Settings, read_request, train_bank
 
-    _quiet()
     require_new(out)
     request = read_request(
         checkpoint_folder(base),
@@ -116,21 +119,13 @@ def instantiate(
     from moerge_lab.soups.run import Target
     from moerge_lab.soups.run import instantiate as run
 
-    _quiet()
     require_new(out)
     target = Target(fit, 0 if finetune is None else token_count(finetune, "finetune"), rate, seed, device)
-    made = run(bank, text, text_field, target, out.absolute(), progress())
-    coefficients = ", ".join(f"{coefficient:.3f}" for coefficient in made.coefficients)
+    record = run(bank, text, text_field, target, out.absolute(), progress())
+    coefficients = ", ".join(f"{coefficient:.3f}" for coefficient in record.coefficients)
     output().print(
-        f"{out}: specialist for {made.documents:,} documents; coefficients {coefficients}",
+        f"{out}: specialist for {record.documents:,} documents; coefficients {coefficients}",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
-
-
-def _quiet() -> None:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()

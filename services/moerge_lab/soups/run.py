@@ -23,8 +23,7 @@ from moerge_lab.soups.training import bank_job, fitted, put, target_rows
 from moerge_lab.training.folder import make_once
 from moerge_lab.training.inputs import Device, build, context_of, end_of_text, read_texts
 from moerge_lab.training.job import LOG, Job, train
-from moerge_lab.training.log import losses
-from moerge_lab.training.loop import Run
+from moerge_lab.training.loop import Run, losses
 from moerge_proto.records import SoupBank, Specialist
 
 
@@ -114,10 +113,9 @@ def _require(settings: Settings, experts: Mapping[str, Path]) -> None:
 
 
 def train_bank(request: Request, out: Path, progress: Progress) -> tuple[float, float]:
-    """Trains a bank into the folder `out`. The same request continues an interrupted run.
+    """Trains a bank into the folder `out`, and returns the mean losses of the first and the last tenth of the steps.
 
-    Returns:
-        The mean losses of the first and the last tenth of the steps.
+    The same request continues an interrupted run.
 
     Raises:
         MoergeError: `out` has other content, another run uses it, or the training failed.

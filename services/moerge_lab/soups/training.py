@@ -20,20 +20,6 @@ FINETUNE_RATE = 3e-4
 """Highest learning rate of a specialist's training on its text."""
 
 
-class _Draws:
-    """A batch per step, from a mixture that the step draws; `weights` [N] are those of the last batch."""
-
-    def __init__(self, rows: Sequence[Tensor], support: int, run: Run) -> None:
-        self._rows, self._support, self._run = rows, support, run
-        self.weights = torch.empty(0)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        generator = torch.Generator().manual_seed(self._run.seed)
-        for _ in range(self._run.steps):
-            self.weights = sampled_weights(len(self._rows), self._support, generator)
-            yield mixture(self._rows, self.weights, self._run.batch, generator)
-
-
 def loss_of(model: Module, parameters: dict[str, Tensor], ids: Tensor) -> Tensor:
     """The mean cross-entropy of each next token, in nats, of the model with these parameters."""
     loss: Tensor = functional_call(model, parameters, kwargs={"input_ids": ids, "labels": ids, "use_cache": False}).loss
@@ -48,12 +34,19 @@ def bank_job(model: PreTrainedModel, bank: Bank, rows: Sequence[Tensor], support
         rows: of each pretraining domain, [n, context] int64.
         support: number of domains with a weight, in a step.
     """
-    draws = _Draws(rows, support, run)
+    weights = torch.empty(0)  # [N], of the last batch
+
+    def draws() -> Iterator[Tensor]:
+        nonlocal weights
+        generator = torch.Generator().manual_seed(run.seed)
+        for _ in range(run.steps):
+            weights = sampled_weights(len(rows), support, generator)
+            yield mixture(rows, weights, run.batch, generator)
 
     def loss(functional: Module, ids: Tensor, noise: Generator) -> Tensor:
-        return loss_of(functional, bank.instantiate(bank.alpha(draws.weights)), ids)
+        return loss_of(functional, bank.instantiate(bank.alpha(weights)), ids)
 
-    return Job(model, run, rows, trains=bank.parameters, loss=loss, draws=draws)
+    return Job(model, run, rows, trains=bank.parameters, loss=loss, draws=draws())
 
 
 def fitted(model: PreTrainedModel, bank: Bank, alpha: Tensor, rows: Tensor, size: int, seed: int) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib.metadata import version as installed
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from moerge import __version__
 from moerge.documents.corpus import Corpus
@@ -50,8 +50,7 @@ def context_of(given: int | None, longest: int, whose: str) -> int:
 
 def end_of_text(model: DenseFiles) -> int | None:
     """The token after each document, of the tokenizer of a dense checkpoint or an adapter."""
-    end: int | None = model.tokenizer.eos_token_id
-    return end
+    return cast(int | None, model.tokenizer.eos_token_id)
 
 
 def build(device: Device) -> Build:

@@ -17,8 +17,7 @@ from moerge.errors import MoergeError
 from moerge.progress import NoProgress, Progress
 from moerge_lab.training.batches import batches
 from moerge_lab.training.checkpoint import Checkpoint
-from moerge_lab.training.log import Log
-from moerge_lab.training.loop import Run, Trainer
+from moerge_lab.training.loop import Log, Run, Trainer
 from moerge_lab.training.losses import Loss, RoutedLoss, language_loss
 from moerge_lab.training.parameters import Which, trainable
 
@@ -44,7 +43,7 @@ class Job:
         sources: rows of each source of text, [n, context] int64.
         weights: of the sources in the mixture; None: equal ones.
         trains: the trained parameters of the model, or others by name that the loss uses.
-        draws: rows [B, context] of each step, the same at every call; None: shuffled passes over the sources.
+        draws: rows [B, context] of each step from the first; None: shuffled passes over the sources.
         folder: of checkpoint and log, which a resumed training continues; None: neither is written.
     """
 
@@ -77,9 +76,7 @@ def train(job: Job) -> Trained:
     """Trains this process's part of every batch. The first process writes checkpoint and log.
 
     A resumed training takes the remaining steps of the interrupted one, with their batches, rates and random numbers.
-
-    Raises:
-        MoergeError: the loss is not finite.
+    A loss that is not finite is an error.
     """
     run, process, model = job.run, job.process, job.model
     drawn = batches(job.sources, run.steps, run.batch, run.seed, job.weights) if job.draws is None else job.draws

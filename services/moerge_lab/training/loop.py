@@ -1,8 +1,11 @@
-"""Steps of AdamW on a model's trainable parameters, with a warm-up and a cosine decay."""
+"""Steps of AdamW on a model's trainable parameters, with a warm-up and a cosine decay; and their log."""
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -10,6 +13,8 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from moerge_lab.training.losses import Loss
+
+HEADER = "step,tokens,loss,learning_rate,seconds\n"
 
 
 @dataclass(frozen=True)
@@ -93,3 +98,29 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return Step(number + 1, batch.numel(), total, rate)
+
+
+class Log:
+    """Step, its tokens, mean loss in nats, learning rate, and seconds since the last line.
+
+    The file is begun, or loses the lines of later steps than those of the checkpoint.
+    """
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self._path, self._before = path, time.monotonic()
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join([HEADER, *lines[1 : steps + 1]]), encoding="utf-8")
+
+    def add(self, step: Step) -> None:
+        now = time.monotonic()
+        with self._path.open("a", encoding="utf-8") as out:
+            out.write(f"{step.number},{step.tokens},{step.loss:.6f},{step.rate:.6g},{now - self._before:.3f}\n")
+        self._before = now
+
+
+def losses(log: Path) -> tuple[float, float]:
+    """The mean losses of the first and the last tenth of the steps in a training's log."""
+    result = [float(line.split(",")[2]) for line in log.read_text(encoding="utf-8").splitlines()[1:]]
+    tenth = max(1, len(result) // 10)
+    return fmean(result[:tenth]), fmean(result[-tenth:])

@@ -9,7 +9,7 @@ from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge_lab.recipes.registry import shown
 from moerge_lab.training.folder import record_rows
 from moerge_lab.training.job import LOG
-from moerge_lab.training.log import losses
+from moerge_lab.training.loop import losses
 from moerge_lab.tuning.request import Request
 from moerge_lab.tuning.train_process import MODEL, Done
 from moerge_proto.records import TunedMixture, TunedModel

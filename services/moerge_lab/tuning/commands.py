@@ -82,7 +82,7 @@ def tune(
 
     from moerge.progress import progress
     from moerge_lab.training.job import LOG
-    from moerge_lab.training.log import losses
+    from moerge_lab.training.loop import losses
     from moerge_lab.tuning.request import Wanted
     from moerge_lab.tuning.tune import read_request
     from moerge_lab.tuning.tune import tune as run

@@ -57,11 +57,7 @@ def read_mixture(base: Path | None, experts: Mapping[str, Path], wanted: Wanted,
 
 
 def _recipe(spec: str) -> tuple[Recipe, Which, Options]:
-    """A mixture's recipe, the parameters that it trains, and its options.
-
-    Raises:
-        MoergeError: another kind of recipe, or an unsuitable option.
-    """
+    """A mixture's recipe, the parameters that it trains, and its options."""
     recipe, options, _ = parse(spec)
     names = [item.name for item in RECIPES]
     if recipe.trains is None or recipe.name not in names:

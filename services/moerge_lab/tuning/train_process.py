@@ -34,11 +34,7 @@ class Done(NamedTuple):
 
 
 def train_process(request: Request, work: Path, process: Process, device: str = "cpu") -> None:
-    """Trains this process's part of every batch. The first process writes checkpoint, log and trained model.
-
-    Raises:
-        MoergeError: the loss is not finite.
-    """
+    """Trains this process's part of every batch. The first process writes checkpoint, log and trained model."""
     torch.set_num_threads(1)
     peak, record, stored = PeakMemory(device), request.record, load_file(work / ROWS)
     model = request.build()
@@ -51,8 +47,7 @@ def train_process(request: Request, work: Path, process: Process, device: str = 
     trained = train(job)
     if process.rank:
         return
-    done = Done(trained.parameters, peak.bytes())
     shutil.rmtree(work / MODEL, ignore_errors=True)  # of a killed run
     model.to(request.dtype).save_pretrained(work / MODEL)  # type: ignore[arg-type]
     with atomic_file(work / DONE) as out:
-        out.write(json.dumps(done._asdict()).encode())
+        out.write(json.dumps(Done(trained.parameters, peak.bytes())._asdict()).encode())

@@ -23,11 +23,7 @@ OPTIONS = ("routing", "balance", "rate", "batch")
 
 
 def read_version(version: Path, wanted: Wanted, progress: Progress) -> Request:
-    """Reads and checks everything that the training of a version's folder needs.
-
-    Raises:
-        MoergeError: version, recipe, text or setting is unsuitable; names it and the remedy.
-    """
+    """Reads and checks everything that the training of a version's folder needs."""
     recipe, options, _ = parse(wanted.recipe)
     names = [item.name for item in RECIPES.values() if item.trains and "start" in item.options]
     if recipe.trains is None or recipe.name not in names:

@@ -14,8 +14,7 @@ from moerge.models.reader import Checkpoint
 from moerge_lab.soups.bank import Bank, model_shapes, new_bank, shapes
 from moerge_lab.soups.training import bank_job, fitted, loss_of, put
 from moerge_lab.training.job import LOG, train
-from moerge_lab.training.log import losses
-from moerge_lab.training.loop import Run
+from moerge_lab.training.loop import Run, losses
 from support.models import expert
 
 ROWS = torch.tensor([[(7 * row + 3 * column) % 256 for column in range(16)] for row in range(8)])
