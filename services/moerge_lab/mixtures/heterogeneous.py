@@ -157,7 +157,7 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
             "lm_head.weight": averaged(heads, rows, width),
         }
         model.load_state_dict(result)
-        model.eval()
+        model.train(False)
         return model
 
 

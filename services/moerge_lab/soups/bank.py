@@ -1,7 +1,7 @@
 """The bank of a Soup-of-Experts: shared parameters, experts' parameters, and the MLP of their coefficients."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -37,7 +37,7 @@ class Bank:
         """[n]: the experts' coefficients for domain weights [N]."""
         of = self.parameters
         hidden = linear(weights.to(of["mlp.0.weight"].device), of["mlp.0.weight"], of["mlp.0.bias"]).relu()
-        return linear(hidden, of["mlp.1.weight"], of["mlp.1.bias"])
+        return cast(Tensor, linear(hidden, of["mlp.1.weight"], of["mlp.1.bias"]))
 
     def instantiate(self, alpha: Tensor) -> dict[str, Tensor]:
         """The model's parameters for coefficients [n]."""

@@ -1,6 +1,6 @@
 """`influence`: one owner's influence on the routers, by honest sums and by hostile ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import permutations
 from pathlib import Path
@@ -127,7 +127,7 @@ def influence(
     with TemporaryDirectory() as folder:
         fleet = Fleet(tokens, Path(folder))
         *others, own = range(len(fleet.experts))
-        sums = {
+        sums: dict[str, Callable[[], Path]] = {
             "honest": lambda: fleet.honest[own],
             "honest, with 10 times less text": lambda: fleet.sums(own, {own: tokens // 10}),
             "honest, with 100 times less text": lambda: fleet.sums(own, {own: tokens // 100}),

@@ -17,7 +17,7 @@ from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.table.table import Table
 from moerge_lab.table.texts import Sources, Split, read_texts
 
-PresetName = Annotated[str, typer.Option("--preset", help="demo, standard, smollm or paper.")]
+PresetName = Annotated[str, typer.Option(help="demo, standard, smollm or paper.")]
 
 
 class Inputs(NamedTuple):
@@ -57,12 +57,10 @@ def first(rows: Sequence[Sequence[int]], tokens: int) -> list[Tokens]:
 
 
 def show(table: Table) -> None:
-    """Prints a table."""
     console = Console()
     for item in table.render(console):
         console.print(item, highlight=False, markup=False)
 
 
 def print_head(*columns: str) -> None:
-    """Prints the head of a table in Markdown."""
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")

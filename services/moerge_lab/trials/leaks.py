@@ -92,14 +92,15 @@ class Attacked:
 
     def under(self, tensors: Tensors) -> tuple[str, Tensor, Tensor]:
         """The owner's verdict on a trunk; the first layer's gram as sent; every token's feature by token order."""
-        trunk = replace(self.trunk, path=self.home / "forged")
+        trunk, sums = replace(self.trunk, path=self.home / "forged"), self.home / "sums"
+        sums.unlink(missing_ok=True)  # of another trunk
         save_file(tensors, trunk.path, metadata={"format": "pt"})
         try:
             verdict = str(require_near(self.expert, trunk, self.max_stray, self.grams))
         except IncompatibleExpertError as error:
             verdict = f"refused: {error}".splitlines()[0]
         (model, gains), seen = domain_model(self.expert, trunk), list[Tensor]()
-        with StatisticsFile(router_contribution(self.expert, trunk, self.rows, self.home / "sums")) as file:
+        with StatisticsFile(router_contribution(self.expert, trunk, self.rows, sums)) as file:
             gram = torch.from_numpy(unpack(to_floats(file.gram(0), file.manifest.exponents[0]), gains.shape[1]))
         for batch in batches(self.rows, 4096):
             visit_features(model, batch, lambda _, x: seen.append(x / gains[0]), range(1))

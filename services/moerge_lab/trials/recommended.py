@@ -29,7 +29,7 @@ CONSTANTS = {
 }
 """A row -> a constant of the trunk's least squares, and its value."""
 CONTEXT, PROMPT_TOKENS = 512, 16
-MostTokens = Annotated[int, typer.Option("--tokens", min=1, help="Scored tokens of each domain.")]
+MostTokens = Annotated[int, typer.Option(min=1, help="Scored tokens of each domain.")]
 
 
 def _run(name: str) -> Run:
@@ -76,19 +76,19 @@ def constants(
 def prompts(
     preset: PresetName = "demo",
     tokens: MostTokens = 20_000,
-    count: Annotated[int, typer.Option("--prompts", min=1, help="Beginnings of documents of each domain.")] = 8,
+    beginnings: Annotated[int, typer.Option(min=1, help="Beginnings of documents of each domain.")] = 8,
     written: Annotated[int, typer.Option(help="Tokens of text that each expert writes.")] = 10_000,
     longest: Annotated[int, typer.Option(help="Tokens behind a prompt.")] = writing.LONGEST,
 ) -> None:
     """Compare statistics of real text, of text that the experts write by prompts, and of the prompts themselves."""
     inputs, real = inputs_of(preset), f"real text, {written:,} tokens"
 
-    def beginnings(domain: Domain) -> list[list[int]]:
-        return [document[:PROMPT_TOKENS] for document in domain.statistics[:count]]
+    def begun(domain: Domain) -> list[list[int]]:
+        return [document[:PROMPT_TOKENS] for document in domain.statistics[:beginnings]]
 
     def by_expert(fleet: Fleet, domain: Domain) -> list[list[int]]:
         expert = DenseExpert(domain.name, domain.expert)
-        texts = [str(expert.tokenizer.decode(ids, skip_special_tokens=True)) for ids in beginnings(domain)]
+        texts = [str(expert.tokenizer.decode(ids, skip_special_tokens=True)) for ids in begun(domain)]
         with patch.object(writing, "LONGEST", longest):
             given = writing.Prompts(texts, written)
             corpus = writing.written(expert, given, CONTEXT, fleet.work, fleet.device, progress())
@@ -98,6 +98,6 @@ def prompts(
         _run("experts"),
         _from(real, lambda fleet, domain: [list(row.ids) for row in first(domain.statistics, written)]),
         _from(f"text that the expert wrote, {written:,} tokens", by_expert),
-        _from(f"the {count} prompts", lambda fleet, domain: beginnings(domain)),
+        _from(f"the {beginnings} prompts", lambda fleet, domain: begun(domain)),
     ]
     show(replace(measure(runs, inputs.texts(tokens), inputs.settings, progress()), against=real))

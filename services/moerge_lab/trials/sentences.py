@@ -73,7 +73,7 @@ def _print_row(name: str, choices: Mapping[str, Sequence[Tensor]]) -> None:
 
 def sentences(
     preset: PresetName = "demo",
-    count: Annotated[int, typer.Option("--texts", min=1, help="Texts of each domain and kind.")] = 60,
+    texts: Annotated[int, typer.Option(min=1, help="Texts of each domain and kind.")] = 60,
 ) -> None:
     """Measure the share of a text's tokens for its own domain's expert in `recommended`, after some numbers of tokens.
 
@@ -81,15 +81,15 @@ def sentences(
     probability.
     """
     inputs = inputs_of(preset)
-    tokenizer, texts = DenseFiles(inputs.base).tokenizer, inputs.texts()
+    tokenizer, domains = DenseFiles(inputs.base).tokenizer, inputs.texts()
     kinds: dict[str, dict[str, list[list[int]]]] = {"held-out": {}, "held-out sentences": {}, "other sentences": {}}
     for domain, source in inputs.sources.items():
-        kinds["held-out"][domain] = _texts(source.held_out, tokenizer, count, inside=False)
-        kinds["held-out sentences"][domain] = _texts(source.held_out, tokenizer, count, inside=True)
-        kinds["other sentences"][domain] = _texts(source.other, tokenizer, count, inside=True)
-    frequencies = _frequencies([text.statistics for text in texts.values()], len(tokenizer))
+        kinds["held-out"][domain] = _texts(source.held_out, tokenizer, texts, inside=False)
+        kinds["held-out sentences"][domain] = _texts(source.held_out, tokenizer, texts, inside=True)
+        kinds["other sentences"][domain] = _texts(source.other, tokenizer, texts, inside=True)
+    frequencies = _frequencies([text.statistics for text in domains.values()], len(tokenizer))
     with TemporaryDirectory() as work:
-        model = load(publish(PARTS, fleet_of(texts, inputs.settings, 0, Path(work)), OPTIONS))
+        model = load(publish(PARTS, fleet_of(domains, inputs.settings, 0, Path(work)), OPTIONS))
     print_head("", *(f"{length} tokens" for length in LENGTHS))
     for kind, rows in kinds.items():
         _print_row(f"recommended, {kind}", {domain: _chosen(model, row) for domain, row in rows.items()})

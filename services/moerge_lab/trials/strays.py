@@ -1,6 +1,6 @@
 """`strays`: distances of experts; stray and loss of each method's trunks, as measured by owners."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -131,7 +131,7 @@ def strays(
     perplexity of text under trunk and own MLPs, divided by the expert's.
     """
     texts, folders = named_values("text", text or []), single_values("expert", expert or [])
-    sources = {name: Sources(Path(folder), texts[name]) for name, folder in folders.items()}
+    sources: Mapping[str, Sources] = {name: Sources(Path(folder), texts[name]) for name, folder in folders.items()}
     if not sources or seed is None:
         _, sources, seed = inputs_of("demo")
     with TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ from moerge_lab.tuning.request import Request, Wanted
 from moerge_lab.tuning.train_process import Done, train_process
 from moerge_lab.tuning.tune import write_rows, write_tuned
 from moerge_lab.tuning.version import read_version
-from moerge_proto.records import read_record
+from moerge_proto.records import TunedModel, read_record
 from moerge_proto.versions import Lineage
 from support.models import expert, texts
 from support.processes import run_command
@@ -148,6 +148,7 @@ def test_only_the_recipe_s_parameters_differ_from_the_parent_s(
     assert model.config.num_experts_per_tok == top_k
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2).shape == (1, 5)
     made = read_record(out)
+    assert isinstance(made, TunedModel)
     assert made == asked.record
     assert made.parent == Lineage.model_validate_json((folder / "version" / "moerge.json").read_text())
     card = (out / "README.md").read_text()
