@@ -23,7 +23,7 @@ from moerge_lab.table.measure import fleet_of
 from moerge_lab.trials.inputs import PresetName, inputs_of, print_head
 
 LENGTHS = (8, 16, 32, 64, 256)
-BATCH = 16
+SHORTEST, BATCH = 12, 16
 BREAK = re.compile(r"\n\s*|[.;] +")
 
 
@@ -36,7 +36,7 @@ def _texts(files: Sequence[str], tokenizer: Any, most: int, *, inside: bool) -> 
     for text in islice(cycle(documents), 4 * most):
         places = [match.end() for match in BREAK.finditer(text)] if inside else []
         row = tokenizer(text[drawn.choice(places or [0]) :])["input_ids"][: LENGTHS[-1] + 1]
-        if len(row) > LENGTHS[0] and len(result) < most:
+        if len(row) >= SHORTEST and len(result) < most:
             result.append(row)
     return result
 
