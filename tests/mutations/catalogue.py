@@ -198,7 +198,7 @@ MUTATIONS = (
         COORDINATOR,
         ', "bounds"',
         "",
-        ("tests/contract/test_database.py",),
+        ("tests/unit/coordinator/storage/test_database.py",),
     ),
     Mutation(
         "markup",
