@@ -21,7 +21,7 @@ from support.federation import (
     files_below,
     honest_trunk,
     registered,
-    send_trunk,
+    send,
 )
 from support.models import expert
 from support.processes import moerge
@@ -122,7 +122,7 @@ def test_a_withdrawn_expert_joins_again_by_command_only(federation: Federation) 
 
 def test_withdrawing_a_trunk_contribution_retires_its_trunk(federation: Federation) -> None:
     law, art = newcomers(federation, 2)
-    sent, _ = (send_trunk(item, written(federation.folder / "trunk", *honest_trunk(item))) for item in (law, art))
+    sent, _ = (send(item, written(federation.folder / "trunk", *honest_trunk(item))) for item in (law, art))
     trunk = federation.merge(law.domain, art.domain, method="regmean")
     withdraw = ("contribution", "withdraw")
     for digits, message in ((7, "expected at least 8 digits"), (8, "Trunks that were solved with it are retired")):

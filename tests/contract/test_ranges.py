@@ -14,7 +14,7 @@ from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.experts import NewExpert
 from moerge_proto.messages import FileEntry
-from support.federation import SILENT, Federation, federation_of, honest, honest_trunk, send, send_trunk
+from support.federation import SILENT, Federation, federation_of, honest, honest_trunk, send
 from support.models import adapter
 from support.servers import settings
 from support.statistics import written
@@ -50,7 +50,7 @@ def test_a_coordinator_on_s3_publishes_the_local_bytes(s3: S3, tmp_path: Path) -
         sums, routers = [], []
         for item in made.members.values():
             sums.append(written(tmp_path / f"trunk-{item.domain}", *honest_trunk(item)))
-            send_trunk(item, sums[-1])
+            send(item, sums[-1])
         _empty(made)
         trunk = made.merge(method="regmean")
         for item in made.members.values():

@@ -18,7 +18,7 @@ from moerge.errors import CoordinatorError
 from moerge_proto.options import SolveOptions
 from moerge_proto.trunks import Trunk
 from moerge_proto.workflows import WorkflowState
-from support.federation import Federation, eventually, federation_of, honest_trunk, send_trunk, trunk_path
+from support.federation import Federation, eventually, federation_of, honest_trunk, send, trunk_path
 from support.statistics import written
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
@@ -31,7 +31,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     """Three tied experts: base, law and art. Only law has sent a trunk contribution."""
     with federation_of(tmp_path_factory.mktemp("trunks"), "base", "law", "art", **TIED) as made:
         law = made.members["law"]
-        send_trunk(law, written(made.folder / "trunk-contribution", *honest_trunk(law)))
+        send(law, written(made.folder / "trunk-contribution", *honest_trunk(law)))
         yield made
 
 

@@ -13,7 +13,7 @@ from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
 from moerge_workers.leaving.history import History
-from support.federation import federation_of, files_below, honest_trunk, merge, registered, send_trunk
+from support.federation import federation_of, files_below, honest_trunk, merge, registered, send
 from support.statistics import written
 from support.worker import Worker, worker_of
 
@@ -88,7 +88,7 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
     assert "the fitted expert was withdrawn" in worker.log()
     assert [item.digest for item in worker.active()] == [plain.digest]
 
-    send_trunk(worker.member, written(worker.folder / "trunk-contribution", *honest_trunk(worker.member)))
+    send(worker.member, written(worker.folder / "trunk-contribution", *honest_trunk(worker.member)))
     merge(worker.server, [registered(worker.member).digest], method="regmean-fitted")
     assert worker.run(held_out_share=0.3) == "ran"
     assert "set `fit` for better scores of this domain" in worker.log()

@@ -13,7 +13,6 @@ from support.federation import (
     owners_in,
     registered,
     send,
-    send_trunk,
 )
 from support.models import expert
 from support.statistics import written
@@ -76,12 +75,12 @@ def test_law_4_another_owner_can_supersede_nothing_of_others(owners: Owners, tmp
 
 def test_law_4_second_trunk_contribution_must_supersede_first(owners: Owners, tmp_path: Path) -> None:
     own = written(tmp_path / "own", *honest_trunk(owners.law))
-    first = send_trunk(owners.law, own)
-    assert send_trunk(owners.law, own) == first
+    first = send(owners.law, own)
+    assert send(owners.law, own) == first
     other = written(tmp_path / "other", *honest_trunk(owners.law, [[1, 2, 3]]))
     with pytest.raises(CoordinatorError, match="active trunk contribution is"):
-        send_trunk(owners.law, other)
-    second = send_trunk(owners.law, other, first.digest)
+        send(owners.law, other)
+    second = send(owners.law, other, first.digest)
     assert [row.active for row in owners.law.client.contributions("trunk")] == [False, True]
     assert second.tokens != first.tokens
 

@@ -133,10 +133,7 @@ def honest(
     Several shards repeat the rows. With `fitted` they are for that expert, in the member's folder.
     """
     rows = ROWS if shards == 1 else _enough(ROWS, shards * enough(trunk.hidden_size))
-    sums = sums_of(
-        RouterPass(*on_trunk(member.folder, trunk_path(server, trunk)), trunk.exponents),
-        rows,
-    )
+    sums = sums_of(RouterPass(*on_trunk(member.folder, trunk_path(server, trunk)), trunk.exponents), rows)
     name = (fitted or registered(member)).digest
     manifest = router_manifest(member.name, name, member.domain, trunk, StatisticsSettings(), split)
     names = sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards))
@@ -150,17 +147,12 @@ def _enough(rows: list[list[int]], tokens: int) -> list[list[int]]:
 
 def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkManifest, ShardSums]:
     """The sums for a trunk contribution of the member's worker, over these rows."""
-    own = DenseExpert(member.domain, member.folder)
-    rows = _enough(rows, enough(own.config.hidden_size))
-    manifest = trunk_manifest(member.name, own, registered(member).digest, StatisticsSettings())
+    dense = DenseExpert(member.domain, member.folder)
+    rows = _enough(rows, enough(dense.config.hidden_size))
+    manifest = trunk_manifest(member.name, dense, registered(member).digest, StatisticsSettings())
     sums = sums_of(TrunkPass(DenseFiles(member.folder), manifest.exponents), rows)
     names = [sha256_hex(member.domain.encode())]
     return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
-
-
-def send_trunk(member: Member, path: Path, *supersedes: str) -> Contribution:
-    stored = member.client.upload(path, SILENT, title="trunk contribution", compress=True)
-    return member.client.contribute(NewContribution(sha256=stored.sha256, supersedes=list(supersedes)))
 
 
 def send(member: Member, path: Path, *supersedes: str) -> Contribution:
@@ -238,8 +230,8 @@ class Federation:
         ]
 
     def solve(self, **new: Any) -> Version:
-        asked = self.operator.solve_version(NewVersion(**new))
-        return self.operator.version(int(wait(self.operator, asked)))
+        workflow = self.operator.solve_version(NewVersion(**new))
+        return self.operator.version(int(wait(self.operator, workflow)))
 
     def version(self, number: int) -> Path:
         """Its folder at the coordinator."""
@@ -259,10 +251,10 @@ class Federation:
 def federation_of(folder: Path, *domains: str, settings: str = "", **model: Any) -> Iterator[Federation]:
     """A federation with a ready random expert for each domain."""
     with coordinator(folder / "home", settings=settings) as server, server.client() as operator, ExitStack() as clients:
-        made = Federation(server, operator, folder, clients=clients)
+        federation = Federation(server, operator, folder, clients=clients)
         for domain in domains:
-            made.add(domain, **model)
-        yield made
+            federation.add(domain, **model)
+        yield federation
 
 
 @dataclass
@@ -277,6 +269,6 @@ class Owners:
 
 @contextmanager
 def owners_in(folder: Path) -> Iterator[Owners]:
-    with federation_of(folder, "law", "art") as made:
-        law, art = made.members.values()
-        yield Owners(made.server, law, art, made.merge())
+    with federation_of(folder, "law", "art") as federation:
+        law, art = federation.members.values()
+        yield Owners(federation.server, law, art, federation.merge())

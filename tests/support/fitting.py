@@ -41,7 +41,7 @@ def _attend(model: Any, layers: Sequence[Any], number: int, states: list[Tensor]
     model.model.layers[number] = _Passed()
 
 
-def _solved(inputs: Sequence[Tensor], targets: Sequence[Tensor], own: Tensor, projection: Tensor | None) -> Tensor:
+def _solved(inputs: Sequence[Tensor], targets: Sequence[Tensor], weight: Tensor, projection: Tensor | None) -> Tensor:
     """The ridge towards `own`: products in float32, sums in float64."""
     gram = torch.zeros(inputs[0].shape[1], inputs[0].shape[1], dtype=torch.float64)
     cross = torch.zeros(inputs[0].shape[1], targets[0].shape[1], dtype=torch.float64)
@@ -52,7 +52,7 @@ def _solved(inputs: Sequence[Tensor], targets: Sequence[Tensor], own: Tensor, pr
     right = cross if projection is None else cross @ projection.double()
     gram.diagonal().add_(shrinkage)
     factor = torch.linalg.cholesky(gram)
-    return torch.cholesky_solve(right + shrinkage * own.double().T, factor).T.to(own.dtype)
+    return torch.cholesky_solve(right + shrinkage * weight.double().T, factor).T.to(weight.dtype)
 
 
 @torch.inference_mode()

@@ -34,9 +34,9 @@ def tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     backend = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
-    made.add_tokens(list(further))
-    return made
+    result = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    result.add_tokens(list(further))
+    return result
 
 
 def expert(
@@ -92,5 +92,5 @@ def texts(path: Path, seed: int, documents: int) -> Path:
 
 def on_trunk(folder: Path, trunk: Path) -> tuple[DenseFiles, DenseTrunk]:
     """An expert, and a trunk's file for it."""
-    own = DenseFiles(folder)
-    return own, DenseTrunk(trunk, own)
+    files = DenseFiles(folder)
+    return files, DenseTrunk(trunk, files)

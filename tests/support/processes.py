@@ -43,23 +43,23 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def run_command(
-    *arguments: object, said: str = "", typed: str = "", script: str = "", **environment: str
+    *arguments: object, stdin: str = "", typed: str = "", script: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command, or a Python script, to its end in a forked process; returns its status and output.
 
-    `said` is its standard input; with `typed`, that is a terminal on which this is typed.
+    `stdin` is its standard input; with `typed`, that is a terminal on which this is typed.
     """
     command = [*map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        said_in, out, err = (Path(folder) / name for name in ("in", "out", "err"))
-        said_in.write_text(said)
+        stdin_path, out, err = (Path(folder) / name for name in ("in", "out", "err"))
+        stdin_path.write_text(stdin)
         if typed:
             ours, its = pty.openpty()
             for end in (ours, its):
                 stack.callback(os.close, end)
             os.write(ours, typed.encode())
-            said_in = Path(os.ttyname(its))
-        status = ended(_start(command, environment, out, err, said_in, script), 300)
+            stdin_path = Path(os.ttyname(its))
+        status = ended(_start(command, environment, out, err, stdin_path, script), 300)
         return subprocess.CompletedProcess(command, status, out.read_text(), err.read_text())
 
 
@@ -82,17 +82,17 @@ def _start(
     environment: Mapping[str, str],
     out: Path,
     err: Path | None = None,
-    said: Path = Path(os.devnull),
+    stdin: Path = Path(os.devnull),
     script: str = "",
 ) -> ForkServerProcess:
     out.touch()
-    given = (arguments, {**os.environ, **_ENVIRONMENT, **environment}, out, err or out, said, script)
+    given = (arguments, {**os.environ, **_ENVIRONMENT, **environment}, out, err or out, stdin, script)
     process = FORKS.Process(target=_run, args=given, daemon=True)
     process.start()
     return process
 
 
-def _run(arguments: list[str], environment: Mapping[str, str], out: Path, err: Path, said: Path, script: str) -> None:
+def _run(arguments: list[str], environment: Mapping[str, str], out: Path, err: Path, stdin: Path, script: str) -> None:
     """The body of a forked process: a command or a script with these arguments."""
     os.setsid()
     os.environ.clear()
@@ -100,7 +100,7 @@ def _run(arguments: list[str], environment: Mapping[str, str], out: Path, err: P
     for path, number in ((out, 1), (err, 2)):
         with path.open("ab") as file:
             os.dup2(file.fileno(), number)
-    sys.stdin = said.open()
+    sys.stdin = stdin.open()
     torch.set_num_threads(1)
     sys.argv = ["moerge", *arguments]
     if script:
@@ -186,12 +186,12 @@ def peak_bytes(server: Coordinator, *, anew: bool = False) -> int:
 @contextmanager
 def coordinator(home: Path, operator_token: str | None = None, settings: str = "") -> Iterator[Coordinator]:
     """A running coordinator with a new home."""
-    made = Coordinator(home, operator_token, settings)
-    made.start()
+    server = Coordinator(home, operator_token, settings)
+    server.start()
     try:
-        yield made
+        yield server
     finally:
-        made.stop()
+        server.stop()
 
 
 def worker_command(domain: str, expert: Path, data: Path, home: Path) -> list[str]:

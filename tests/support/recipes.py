@@ -17,17 +17,15 @@ from support.versions import contributed_rows
 
 def fleet(folder: Path, domains: int = 3, **settings: Any) -> Fleet:
     """Random experts of domains d0, d1, …, their seed model, and texts of unequal lengths."""
-    made = []
+    result = []
     for slot in range(domains):
-        place = folder / f"expert-{slot}"
         rows = contributed_rows(slot)
-        made_there = expert(place, seed=slot + 1, apart=0.02, **settings)
+        path = expert(folder / f"expert-{slot}", seed=slot + 1, apart=0.02, **settings)
         pooled = torch.randint(97 + 5 * slot, 110 + 5 * slot, (6, 16), generator=torch.Generator().manual_seed(slot))
-        own = Domain(f"d{slot}", made_there, rows[slot:], rows[:slot], training=pooled)
-        made.append(own)
+        result.append(Domain(f"d{slot}", path, rows[slot:], rows[:slot], training=pooled))
     work = folder / "work"
     work.mkdir()
-    return Fleet(made, expert(folder / "base", seed=99, apart=0.02, **settings), 0, work)
+    return Fleet(result, expert(folder / "base", seed=99, apart=0.02, **settings), 0, work)
 
 
 def built(spec: str, on: Fleet) -> list[tuple[str, Model]]:

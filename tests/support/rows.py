@@ -50,9 +50,9 @@ def file_of(content: str, name: str = "model.safetensors") -> FileEntry:
 
 def add_expert(session: Session, domain: str, fitted: tuple[str, str] | None = None, **change: Any) -> ExpertRow:
     """A ready expert of a domain and its owner. `fitted`: its original expert and the trunk."""
-    if (own := session.get(DomainRow, domain)) is None:
+    if (row_of_domain := session.get(DomainRow, domain)) is None:
         owners.add(session, f"{domain}-owner", [domain])
-    owner = f"{domain}-owner" if own is None else own.owner
+    owner = f"{domain}-owner" if row_of_domain is None else row_of_domain.owner
     row = ExpertRow(
         digest=sha256_hex(f"{domain} {fitted} {change.get('files')}".encode()),
         domain=domain,
@@ -124,9 +124,9 @@ def add_contribution(session: Session, expert: ExpertRow, trunk: TrunkRow | None
     return row
 
 
-def add_version(session: Session, **asked: Any) -> VersionRow:
+def add_version(session: Session, **new: Any) -> VersionRow:
     """The version that a solve would publish now, also a partial one; its only file is named by its lineage."""
-    lineage = versions.lineage_of(session, NewVersion.model_validate({"partial": True, **asked}))
+    lineage = versions.lineage_of(session, NewVersion.model_validate({"partial": True, **new}))
     number, _ = versions.number_of(session, lineage)
     name = digest_of(lineage.model_dump(mode="json"))
     row = VersionRow(

@@ -162,9 +162,9 @@ class MemoryClient(Client):
 
 def own_trunk(folder: Path) -> Path:
     """Makes an expert in a folder, and beside it a trunk of this expert alone."""
-    own = DenseExpert("law", expert(folder / "expert", 1))
-    names = trunk_names(own)
-    save_file({name: own.checkpoint.tensor(name) for name in names}, folder / DENSE_TRUNK_FILE)
+    dense = DenseExpert("law", expert(folder / "expert", 1))
+    names = trunk_names(dense)
+    save_file({name: dense.checkpoint.tensor(name) for name in names}, folder / DENSE_TRUNK_FILE)
     return folder
 
 
@@ -211,16 +211,16 @@ def context_of(
             **given,
         }
     )
-    own = DenseExpert("law", settings.expert, "owner")
+    dense = DenseExpert("law", settings.expert, "owner")
     events, history = Events(Status(home, "law", COORDINATOR), Lines()), History(home, clock)
     try:
         yield Context(
             settings=settings,
             client=client,
             outbox=Outbox(settings, history, events),
-            data=Data(settings, own, events.say),
+            data=Data(settings, dense, events.say),
             events=events,
-            expert=own,
+            expert=dense,
             compute=in_process(settings, events),
         )
     finally:

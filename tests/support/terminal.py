@@ -133,7 +133,7 @@ class Shell(Terminal):
             self.close()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """Output since the last line was typed, without the prompt."""
         return _PROMPT.sub("", plain(self.shown)[self._start :]).replace("\r", "").strip()
 
@@ -145,14 +145,14 @@ class Shell(Terminal):
 
     def waits(self, shows: str) -> str:
         """Waits until the command that runs shows that."""
-        self.until(lambda _: re.search(shows, self.said) is not None)
-        return self.said
+        self.until(lambda _: re.search(shows, self.output) is not None)
+        return self.output
 
     def stops(self) -> str:
         """Ctrl-C."""
         self.type(b"\x03")
         self._status()
-        return self.said
+        return self.output
 
     def types(self, line: str, status: int = 0) -> str:
         """Types a command, and returns its output once it has ended with that exit status."""
@@ -160,14 +160,14 @@ class Shell(Terminal):
         result = self._status()
         print(f"$ {line}\n{self.said}")  # the transcript, which pytest shows if a test fails
         assert result == status, f"{line}: exit status {result}"
-        return self.said
+        return self.output
 
     def repeats(self, line: str, holds: Callable[[str], bool]) -> str:
         """Types a command again and again until that holds of its output, as the page says that one waits."""
         deadline = time.monotonic() + _SECONDS
-        while not holds(said := self.types(line)):
+        while not holds(output := self.types(line)):
             assert time.monotonic() < deadline, line
-        return said
+        return output
 
     def _status(self) -> int:
         """The exit status that the next prompt shows. Questions before it are answered."""

@@ -38,8 +38,8 @@ def published(
 
     `precision` is the statistics' number format.
     """
-    own = [DenseExpert(f"d{slot}", expert) for slot, expert in enumerate(experts)]
-    trunk = local_trunk(own, folder / "trunk", "average")
+    dense = [DenseExpert(f"d{slot}", expert) for slot, expert in enumerate(experts)]
+    trunk = local_trunk(dense, folder / "trunk", "average")
     settings = StatisticsSettings.model_validate({"precision": precision})
     sent = [
         router_contribution(
@@ -49,16 +49,17 @@ def published(
             folder / f"{item.domain}.safetensors",
             settings,
         )
-        for slot, item in enumerate(own)
+        for slot, item in enumerate(dense)
     ]
-    made = local_version(own, trunk, sent, SolveOptions(top_k=top_k), tied=tied)
-    return write_folder(plan_version(*made).files, folder / "version")
+    inputs = local_version(dense, trunk, sent, SolveOptions(top_k=top_k), tied=tied)
+    return write_folder(plan_version(*inputs).files, folder / "version")
+
 
 
 def trunk_file(experts: Sequence[Path], folder: Path) -> Path:
     """The experts' average trunk."""
-    own = [DenseExpert(f"d{slot}", expert) for slot, expert in enumerate(experts)]
-    return local_trunk(own, folder, "average").path
+    dense = [DenseExpert(f"d{slot}", expert) for slot, expert in enumerate(experts)]
+    return local_trunk(dense, folder, "average").path
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:

@@ -11,7 +11,7 @@ from moerge.documents.shards import enough
 from moerge.errors import CoordinatorError
 from moerge.statistics.accumulate import ShardSums
 from moerge_proto.statistics_file import MAX_SHARDS, MAX_TOKENS, RouterManifest
-from support.federation import Federation, Member, federation_of, honest, honest_trunk, send, send_trunk
+from support.federation import Federation, Member, federation_of, honest, honest_trunk, send
 from support.statistics import written
 
 
@@ -114,4 +114,4 @@ def test_honest_contributions_pass(
     assert send(law, written(tmp_path / "file", *laws)).warnings == []
     several = honest(federation.server, law, trunk, shards=3, first=2000)
     assert send(law, written(tmp_path / "more", *several)).warnings == []
-    assert send_trunk(law, written(tmp_path / "trunk", *honest_trunk(law))).active
+    assert send(law, written(tmp_path / "trunk", *honest_trunk(law))).active
