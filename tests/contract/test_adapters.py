@@ -107,14 +107,9 @@ def test_weights_of_a_refused_adapter_are_not_sent(made: Federation, tmp_path: P
     path = own / "adapter_model.safetensors"
     save_file({name: 100 * tensor for name, tensor in load_file(path).items()}, path)
     dense, titles = dense_folder(DenseFiles(own), tmp_path / "dense"), Titles()
+    new = NewExpert(domain="far", files=file_digests(DenseFiles(dense)))
     with pytest.raises(CoordinatorError, match="times the tensor's norm"):
-        register(
-            member.client,
-            DenseFiles(dense),
-            NewExpert(domain="far", files=file_digests(DenseFiles(dense))),
-            titles,
-            adapter=own,
-        )
+        register(member.client, DenseFiles(dense), new, titles, adapter=own)
     assert titles.seen == ["uploading adapter_model.safetensors"]
 
 
@@ -145,11 +140,3 @@ def test_a_hostile_adapter_is_refused(made: Federation, tmp_path: Path, settings
     assert row.state is ExpertState.REFUSED
     assert row.problem is not None
     assert where in row.problem.field
-
-
-def test_an_adapter_of_a_missing_upload_is_refused(made: Federation, tmp_path: Path) -> None:
-    member, own, dense = joined(made, "absent", tmp_path)
-    sent = NewAdapter(base=made.expert("base").digest, weights="0" * 64, settings=AdapterSettings.of(own).relevant)
-    with pytest.raises(CoordinatorError) as caught:
-        member.client.register_expert(NewExpert(domain="absent", files=file_digests(DenseFiles(dense)), adapter=sent))
-    assert caught.value.where == "files.config.json"

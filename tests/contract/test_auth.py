@@ -12,15 +12,7 @@ import pytest
 from moerge_proto.digests import content_digest
 from moerge_proto.owners import NewToken, Role
 from moerge_proto.uploads import Chunk, NewUpload, Upload
-from support.federation import (
-    Federation,
-    Member,
-    eventually,
-    federation_of,
-    honest,
-    merge,
-    send,
-)
+from support.federation import Federation, Member, eventually, federation_of, honest, merge, send
 from support.processes import Coordinator
 from support.statistics import written
 

@@ -19,15 +19,7 @@ from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Chunk, NewUpload, Upload
-from support.federation import (
-    SILENT,
-    Federation,
-    Member,
-    federation_of,
-    files_below,
-    honest,
-    send,
-)
+from support.federation import SILENT, Federation, Member, federation_of, files_below, honest, send
 from support.models import expert
 from support.processes import Coordinator, peak_bytes
 from support.statistics import written

@@ -23,14 +23,8 @@ from moerge_proto.versions import NewVersion
 from moerge_workers.leaving.owner_key import join_request, read_owner_key, require_approved, rotate, signature
 from support.federation import SILENT, Member, eventually, honest, honest_trunk, merge
 from support.models import expert
-from support.processes import MOERGE, Coordinator, coordinator, moerge, run_command
+from support.processes import MOERGE, Coordinator, moerge, run_command
 from support.statistics import written
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    with coordinator(tmp_path_factory.mktemp("keys") / "home") as running:
-        yield running
 
 
 def approved(server: Coordinator, home: Path, owner: str, *, replace: bool = False) -> str:

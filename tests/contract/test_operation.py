@@ -33,12 +33,6 @@ from support.uploads import RawOwner, announced
 LARGE: dict[str, Any] = {"hidden_size": 384, "vocab_size": 24000}  # so that ties takes seconds
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    with coordinator(tmp_path_factory.mktemp("operation") / "home") as running:
-        yield running
-
-
 def bearer(server: Coordinator, token: str | None = None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token or server.operator_token}"}
 
@@ -238,9 +232,7 @@ def exported(server: Coordinator) -> list[AuditEntry]:
     return [AuditEntry.model_validate_json(line) for line in lines]
 
 
-def test_the_audit_log_has_mutating_calls_with_a_token(
-    server: Coordinator,
-) -> None:
+def test_the_audit_log_has_mutating_calls_with_a_token(server: Coordinator) -> None:
     headers = bearer(server)
     body = {"name": "audited", "domains": ["audited"]}
     for id_, given, sent in (
@@ -300,9 +292,7 @@ def test_a_full_storage_is_reported_until_there_is_room(tmp_path: Path) -> None:
         member.client.close()
 
 
-def test_a_success_that_can_t_be_audited_is_a_failure(
-    server: Coordinator,
-) -> None:
+def test_a_success_that_can_t_be_audited_is_a_failure(server: Coordinator) -> None:
     def add() -> int:
         return httpx.post(f"{server.url}/v1/owners", headers=bearer(server), json=owner).status_code
 

@@ -13,13 +13,7 @@ from moerge_workers.settings import Settings
 from moerge_workers.watching.reporter import reporting
 from moerge_workers.watching.status import Status
 from support.federation import Member, eventually, join
-from support.processes import Coordinator, coordinator
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    with coordinator(tmp_path_factory.mktemp("progress") / "home") as running:
-        yield running
+from support.processes import Coordinator
 
 
 @pytest.fixture(scope="module")

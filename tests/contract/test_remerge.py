@@ -1,27 +1,24 @@
 """Remerges by API, command and dashboard: the expected and the real gain. Each test continues the one before."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from moerge.errors import CoordinatorError
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.owners import NewToken, Role
 from support.dashboard import act, signed_in
 from support.federation import Federation, eventually, federation_of
-
-SETTINGS: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 300}
+from support.merging import SMALL
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """law and art are in the trunk; code joined it."""
-    with federation_of(tmp_path_factory.mktemp("remerge"), "law", "art", **SETTINGS) as made:
+    with federation_of(tmp_path_factory.mktemp("remerge"), "law", "art", **SMALL) as made:
         trunk = made.merge()
         made.contribute(trunk)
         made.solve()
-        made.add("code", **SETTINGS)
+        made.add("code", **SMALL)
         made.contribute(trunk, "code")
         made.solve()
         yield made
@@ -29,13 +26,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 def evaluate(federation: Federation, number: int, **nll: tuple[float, float]) -> None:
     """Domain -> nats by which the version, and its oracle, are above the dense expert's 20, over ten tokens."""
-    made = federation.operator.version(number).lineage
+    lineage = federation.operator.version(number).lineage
     for domain, (version, oracle) in nll.items():
-        experts = len(made.experts)
+        experts = len(lineage.experts)
         sums = {
             "number": number,
             "domain": domain,
-            "expert": made.experts[made.domains.index(domain)],
+            "expert": lineage.experts[lineage.domains.index(domain)],
             "documents": 2,
             "context": 8,
             "stride": 4,
@@ -69,10 +66,10 @@ def test_an_evaluated_remerge_is_recommended(federation: Federation) -> None:
     assert history.remerge.expected == pytest.approx(12.0115292)
     with server.client(operator.add_token(NewToken(role=Role.READER)).secret) as reader:
         assert reader.trunk_history("current") == history
-    own = federation.members["code"].client.trunk_history("current")
-    assert [[score.domain for score in version.scores] for version in own.versions] == [[], ["code"]]
-    assert [version.average for version in own.versions] == [version.average for version in history.versions]
-    assert (own.versions[1].behind, own.remerge, own.before) == (None, None, None)
+    view = federation.members["code"].client.trunk_history("current")
+    assert [[score.domain for score in version.scores] for version in view.versions] == [[], ["code"]]
+    assert [version.average for version in view.versions] == [version.average for version in history.versions]
+    assert (view.versions[1].behind, view.remerge, view.before) == (None, None, None)
     shown = federation.moerge("trunk", "history", COLUMNS="160")
     for text in ("81.9 (-8.6)", "44.9, newcomer", "that includes code: expected average gain +12.0", "lose 3.2"):
         assert text in shown
@@ -108,15 +105,10 @@ def test_the_gain_of_a_remerge_is_shown_beside_the_expected_one(federation: Fede
 
 
 def test_the_command_remerges_without_evaluations(federation: Federation) -> None:
-    federation.add("film", 4, **SETTINGS)
+    federation.add("film", 4, **SMALL)
     trunk = federation.operator.trunk("current")
     federation.contribute(trunk, "film")
     federation.solve()
     digest = federation.moerge("trunk", "remerge")
     assert digest == federation.operator.trunk("current").digest
     assert len(federation.operator.trunk(digest).experts) == len(trunk.experts) + 1
-
-
-def test_an_unknown_trunk_has_no_history(federation: Federation) -> None:
-    with pytest.raises(CoordinatorError, match="no trunk 0000"):
-        federation.operator.trunk_history("0" * 64)

@@ -1,19 +1,12 @@
 """Tokens over REST and the command line: made for a time, listed without secrets, rotated, revoked."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 
 import httpx
 import pytest
 
-from support.processes import Coordinator, coordinator, moerge, run_command
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    with coordinator(tmp_path_factory.mktemp("tokens") / "home") as running:
-        yield running
+from support.processes import Coordinator, moerge, run_command
 
 
 def role_of(server: Coordinator, secret: str) -> httpx.Response:

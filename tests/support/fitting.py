@@ -58,10 +58,7 @@ def _solved(inputs: Sequence[Tensor], targets: Sequence[Tensor], weight: Tensor,
 @torch.inference_mode()
 def whole_fit(expert: Path, trunk: Path, batches: Sequence[Batch]) -> dict[str, Tensor]:
     """The fitted MLPs' tensors by name, float32."""
-    dense, behind = (
-        expert_model(DenseFiles(expert)),
-        domain_model(*on_trunk(expert, trunk))[0],
-    )
+    dense, behind = (expert_model(DenseFiles(expert)), domain_model(*on_trunk(expert, trunk))[0])
     old, new = list(dense.model.layers), list(behind.model.layers)
     wanted, states = ([model.model.embed_tokens(batch.input_ids) for batch in batches] for model in (dense, behind))
     counted = [batch.counted for batch in batches]
