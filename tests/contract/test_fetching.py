@@ -23,13 +23,13 @@ from support.processes import Coordinator, moerge, run_command
 
 
 class Source(ThreadingHTTPServer):
-    """Serves a folder below /models/; what `behaves` names for a path happens instead. Counts what is asked."""
+    """Serves a folder below /models/; what `behaves` names for a path happens instead. Keeps the requests."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
         self.behaves: dict[str, str] = {}
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -37,7 +37,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Source
 
     def do_GET(self) -> None:  # http.server's own name
-        self.server.asked.append((self.path, self.headers.get("Range")))
+        self.server.requests.append((self.path, self.headers.get("Range")))
         how = self.server.behaves.get(self.path, "")
         if how.startswith(("http", "file", "/", "ftp", "//")):
             self.send_response(302)
@@ -102,7 +102,7 @@ def source(site: Source, member: Member) -> Source:
     """It serves the member's expert."""
     site.folder = member.folder
     site.behaves.clear()
-    site.asked.clear()
+    site.requests.clear()
     return site
 
 
@@ -160,7 +160,7 @@ def test_a_broken_fetch_continues_where_it_was(member: Member, source: Source) -
     path = "/models/law/model.safetensors"
     source.behaves[path] = "breaks off"
     assert registered(member.client, wanted(member, f"{source.url}/models/law")).state is ExpertState.READY
-    first, second = [asked for at, asked in source.asked if at == path]
+    first, second = [start for at, start in source.requests if at == path]
     assert first is None
     half = (member.folder / "model.safetensors").stat().st_size // 2
     assert second == f"bytes={half}-"
@@ -170,7 +170,7 @@ def test_a_fetch_continues_after_a_killed_coordinator(server: Coordinator, membe
     path = "/models/law/tokenizer.json"
     source.behaves[path] = "status 500"
     digest = member.client.register_expert(wanted(member, f"{source.url}/models/law")).digest
-    eventually(lambda: any(at == path for at, _ in source.asked))
+    eventually(lambda: any(at == path for at, _ in source.requests))
     server.kill()
     del source.behaves[path]
     server.start()
@@ -184,36 +184,28 @@ def test_redirects_are_followed_to_allowed_sources_only(server: Coordinator, mem
                  f"http://user@{host[7:]}/models/x", path]  # fmt: skip
     for target in elsewhere:
         source.behaves[path] = target
-        source.asked.clear()
+        source.requests.clear()
         reason = refused(server, member, f"{host}/models/law")
         assert f"source: {host}{path} can't be fetched" in reason
         assert ("more than 5 redirects" if target == path else "it redirects to") in reason
-        assert {at for at, _ in source.asked} == {path}
-        assert len(source.asked) == (6 if target == path else 1)
+        assert {at for at, _ in source.requests} == {path}
+        assert len(source.requests) == (6 if target == path else 1)
     source.behaves[path] = f"{host}/models/cache/config.json?signature=a%2Fb"
     assert registered(member.client, wanted(member, f"{host}/models/law")).state is ExpertState.READY
 
 
-def test_missing_and_changed_files_are_refused_by_reason(server: Coordinator, member: Member, source: Source) -> None:
+def test_unfit_files_are_refused_by_reason(server: Coordinator, member: Member, source: Source, tmp_path: Path) -> None:
     url, files = f"{source.url}/models/law", file_digests(DenseFiles(member.folder))
     assert "status 404" in refused(server, member, url, {**files, "vocab.json": "0" * 64})
     assert "has the SHA-256" in refused(server, member, url, {**files, "config.json": "0" * 64})
-    assert registered(member.client, wanted(member, url)).state is ExpertState.READY
-
-
-def test_a_fetched_file_over_the_quota_is_refused(
-    server: Coordinator, member: Member, source: Source, tmp_path: Path
-) -> None:
-    source.folder = shutil.copytree(member.folder, tmp_path / "large")
-    (source.folder / "config.json").write_bytes(b"x" * 3_000_000)
-    assert "exceeds the owner's remaining 2000000 bytes" in refused(server, member, f"{source.url}/models/law")
-
-
-def test_a_fetched_expert_is_checked(server: Coordinator, member: Member, source: Source, tmp_path: Path) -> None:
     source.folder = shutil.copytree(member.folder, tmp_path / "changed")
-    (source.folder / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
-    files = {**file_digests(DenseFiles(member.folder)), "config.json": file_sha256(source.folder / "config.json")}
-    assert "config.json" in refused(server, member, f"{source.url}/models/law", files)
+    config = source.folder / "config.json"
+    config.write_bytes(b"x" * 3_000_000)
+    assert "exceeds the owner's remaining 2000000 bytes" in refused(server, member, url)
+    config.write_text(json.dumps({"model_type": "gpt_neox"}))
+    assert "config.json" in refused(server, member, url, {**files, "config.json": file_sha256(config)})
+    source.folder = member.folder
+    assert registered(member.client, wanted(member, url)).state is ExpertState.READY
 
 
 def test_proxies_of_the_environment_are_not_used(

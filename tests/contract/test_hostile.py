@@ -5,7 +5,9 @@ import json
 import shutil
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,15 @@ import pytest
 import zstandard
 
 from moerge.errors import CoordinatorError
-from moerge_proto.contributions import NewContribution
-from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.trunks import Trunk
-from moerge_proto.uploads import Chunk, NewUpload, Upload
+from moerge_proto.uploads import Chunk, NewUpload
 from support.federation import SILENT, Federation, Member, federation_of, files_below, honest, send
 from support.models import expert
 from support.processes import Coordinator, peak_bytes
 from support.statistics import written
+from support.uploads import RawOwner
 
 MEBIBYTE = 2**20
 HEX = "0" * 64
@@ -30,8 +32,8 @@ HEX = "0" * 64
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation_of(tmp_path_factory.mktemp("hostile"), "first") as made:
-        yield made
+    with federation_of(tmp_path_factory.mktemp("hostile"), "first") as federation:
+        yield federation
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +79,34 @@ def uploaded(member: Member) -> dict[str, str]:
     return {path.name: member.client.upload(path, SILENT, title="").sha256 for path in member.folder.iterdir()}
 
 
-def refused(server: Coordinator, member: Member, mebibytes: int = 200) -> str:
-    """Where the problem lies; nothing is left, and the coordinator's memory has not grown by more."""
-    before, files, memory = files_below(server), uploaded(member), peak_bytes(server, anew=True)
+def refusal(kind: str, call: Callable[[], object]) -> str:
+    """The field of a refused call's short problem."""
     with pytest.raises(CoordinatorError) as caught:
-        member.client.register_expert(NewExpert(domain=member.domain, files=files))
+        call()
     problem = caught.value.problem()
-    assert (problem.status, problem.type) == (422, "urn:moerge:problem:incompatible-expert")
+    assert (problem.status, problem.type) == (422, f"urn:moerge:problem:{kind}")
     assert len(problem.model_dump_json()) < 10_000
+    return problem.field
+
+
+@contextmanager
+def harmless(server: Coordinator) -> Iterator[None]:
+    """The coordinator keeps the same files, and its memory grows by less than 100 MiB."""
+    files, memory = files_below(server), peak_bytes(server, anew=True)
+    yield
+    assert files_below(server) == files
+    assert peak_bytes(server) - memory < 100 * MEBIBYTE
+
+
+def refused(server: Coordinator, member: Member) -> str:
+    """The field of a refused expert; nothing of it is kept, and memory grows by less than 200 MiB."""
+    before, new = files_below(server), NewExpert(domain=member.domain, files=uploaded(member))
+    memory = peak_bytes(server, anew=True)
+    field = refusal("incompatible-expert", lambda: member.client.register_expert(new))
     assert files_below(server) == before
     assert list(member.client.experts()) == []
-    assert peak_bytes(server) - memory < mebibytes * MEBIBYTE
-    return problem.field
+    assert peak_bytes(server) - memory < 200 * MEBIBYTE
+    return field
 
 
 def change(path: Path, **fields: object) -> None:
@@ -153,11 +171,6 @@ def test_a_false_safetensors_header_takes_no_memory(server: Coordinator, member:
 # --- uploads
 
 
-def request(web: httpx.Client, token: str, method: str, path: str, **kwargs: Any) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {token}", **kwargs.pop("headers", {})}
-    return web.request(method, f"/v1{path}", headers=headers, **kwargs)
-
-
 def window_bomb() -> bytes:
     """A frame that asks for a window of 2 GiB, for one byte."""
     parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=31)
@@ -174,21 +187,18 @@ def gigabytes() -> bytes:
 
 @pytest.mark.parametrize("bomb", [window_bomb, gigabytes])
 def test_a_bomb_is_stopped_at_the_announced_size(
-    server: Coordinator, web: httpx.Client, member: Member, bomb: Callable[[], bytes]
+    server: Coordinator, member: Member, bomb: Callable[[], bytes]
 ) -> None:
-    body, files, memory = bomb(), files_below(server), peak_bytes(server, anew=True)
+    body = bomb()
     new = NewUpload(
         sha256=HEX, size=3 * MEBIBYTE, encoding="zstd", chunks=[Chunk(sha256=sha256_hex(body), size=len(body))]
     )
-    opened = request(web, member.token, "POST", "/uploads", json=new.model_dump())
-    upload = Upload.model_validate_json(opened.raise_for_status().content)
-    headers = {"Content-Digest": content_digest(sha256_hex(body))}
-    path = f"/uploads/{upload.id}/chunks/{sha256_hex(body)}"
-    request(web, member.token, "PUT", path, content=body, headers=headers).raise_for_status()
-    response = request(web, member.token, "POST", f"/uploads/{upload.id}/commit")
-    assert (response.status_code, response.json()["type"]) == (422, "urn:moerge:problem:wrong-digest")
-    assert files_below(server) == files
-    assert peak_bytes(server) - memory < 100 * MEBIBYTE
+    owner = RawOwner(server.url, member.token)
+    with harmless(server):
+        upload = owner.open(new)
+        owner.put(upload, body).raise_for_status()
+        response = owner.commit(upload)
+        assert (response.status_code, response.json()["type"]) == (422, "urn:moerge:problem:wrong-digest")
 
 
 # --- statistics
@@ -213,18 +223,9 @@ def with_manifest(data: bytes, change: Callable[[dict[str, Any]], object]) -> by
 def test_an_impossible_manifest_is_refused_by_its_field(
     server: Coordinator, first: Member, good: bytes, tmp_path: Path, field: str, value: object
 ) -> None:
-    files, memory = files_below(server), peak_bytes(server, anew=True)
-    path = tmp_path / "bad"
-    path.write_bytes(with_manifest(good, lambda manifest: {**manifest, field: value}))
-    stored = first.client.upload(path, SILENT, title="bad", compress=True)
-    with pytest.raises(CoordinatorError) as caught:
-        first.client.contribute(NewContribution(sha256=stored.sha256))
-    problem = caught.value.problem()
-    assert (problem.status, problem.type) == (422, "urn:moerge:problem:invalid-contribution")
-    assert problem.field.startswith("manifest")
-    assert len(problem.model_dump_json()) < 10_000
-    assert files_below(server) == files
-    assert peak_bytes(server) - memory < 100 * MEBIBYTE
+    (tmp_path / "bad").write_bytes(with_manifest(good, lambda manifest: {**manifest, field: value}))
+    with harmless(server):
+        assert refusal("invalid-contribution", lambda: send(first, tmp_path / "bad")).startswith("manifest")
 
 
 @pytest.mark.parametrize(
@@ -241,15 +242,10 @@ def test_an_impossible_manifest_is_refused_by_its_field(
 def test_a_false_statistics_header_is_refused(
     server: Coordinator, first: Member, tmp_path: Path, content: bytes
 ) -> None:
-    files, memory = files_below(server), peak_bytes(server, anew=True)
     (tmp_path / "bad").write_bytes(content)
-    with pytest.raises(CoordinatorError) as caught:
-        send(first, tmp_path / "bad")
-    problem = caught.value.problem()
-    assert (problem.status, problem.type) == (422, "urn:moerge:problem:invalid-contribution")
-    assert problem.field.startswith(("header", "manifest"))
-    assert files_below(server) == files
-    assert peak_bytes(server) - memory < 100 * MEBIBYTE
+    with harmless(server):
+        field = refusal("invalid-contribution", lambda: send(first, tmp_path / "bad"))
+        assert field.startswith(("header", "manifest"))
 
 
 # --- names, ids and bodies
@@ -311,20 +307,17 @@ BODIES: list[bytes] = [
 def test_no_body_is_more_than_refused(
     server: Coordinator, web: httpx.Client, first: Member, method: str, place: str
 ) -> None:
-    files, memory = files_below(server), peak_bytes(server, anew=True)
-    for token in (server.operator_token, first.token):
-        for body in BODIES:
-            headers = {"Content-Type": "application/json"}
-            response = request(web, token, method, place, content=body, headers=headers)
+    with harmless(server):
+        for token, body in product((server.operator_token, first.token), BODIES):
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            response = web.request(method, f"/v1{place}", content=body, headers=headers)
             assert 400 <= response.status_code < 500, body[:80]
             assert response.headers["Content-Type"] == "application/problem+json"
             assert len(response.content) < 10_000
-    assert files_below(server) == files
-    assert peak_bytes(server) - memory < 100 * MEBIBYTE
 
 
 def test_a_link_in_the_home_leads_no_reader_elsewhere(
-    server: Coordinator, web: httpx.Client, first: Member, trunk: Trunk
+    federation: Federation, server: Coordinator, trunk: Trunk
 ) -> None:
     """Who can write into the home can do all; but names of files are looked up in rows, never on the disk."""
     link = server.home / "versions" / "passwd"
@@ -332,7 +325,7 @@ def test_a_link_in_the_home_leads_no_reader_elsewhere(
     link.symlink_to("/etc/passwd")
     try:
         for path in ("/versions/passwd", "/versions/1/files/passwd", f"/trunks/{trunk.digest}/files/passwd"):
-            response = request(web, server.operator_token, "GET", path)
+            response = federation.get(path)
             assert 400 <= response.status_code < 500
     finally:
         link.unlink()
