@@ -36,80 +36,81 @@ class Titles:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with federation_of(tmp_path_factory.mktemp("adapters"), "base") as federation:
         federation.members["base"].allow()
         yield federation
 
 
-def joined(made: Federation, domain: str, folder: Path) -> tuple[Member, Path, Path]:
+def joined(federation: Federation, domain: str, folder: Path) -> tuple[Member, Path, Path]:
     """An owner with an adapter of the base's expert, and the merged model."""
-    member = made.join(domain, adapter(folder / "adapter", made.members["base"].folder, seed=100 + len(made.members)))
+    base, seed = federation.members["base"].folder, 100 + len(federation.members)
+    member = federation.join(domain, adapter(folder / "adapter", base, seed))
     return member, member.folder, dense_folder(DenseFiles(member.folder), folder / "dense")
 
 
-def test_only_an_adapter_of_a_registered_base_is_sent(made: Federation, tmp_path: Path) -> None:
-    member, own, dense = joined(made, "law", tmp_path)
+def test_only_an_adapter_of_a_registered_base_is_sent(federation: Federation, tmp_path: Path) -> None:
+    member, lora, dense = joined(federation, "law", tmp_path)
     titles, new = Titles(), NewExpert(domain="law", files=file_digests(DenseFiles(dense)))
-    row = register(member.client, DenseFiles(dense), new, titles, adapter=own)
+    row = register(member.client, DenseFiles(dense), new, titles, adapter=lora)
     assert titles.seen == ["uploading adapter_model.safetensors"]
     assert row.state is ExpertState.READY
     assert row.adapter is not None
-    assert row.adapter.base == made.expert("base").digest
+    assert row.adapter.base == federation.expert("base").digest
     assert {file.name: file.sha256 for file in row.files} == file_digests(DenseFiles(dense))
-    assert register(member.client, DenseFiles(dense), new, titles, adapter=own).digest == row.digest
+    assert register(member.client, DenseFiles(dense), new, titles, adapter=lora).digest == row.digest
     assert len(titles.seen) == 1
 
 
-def test_the_command_names_the_base(made: Federation, tmp_path: Path) -> None:
-    member, own, _ = joined(made, "medicine", tmp_path)
-    environment = made.server.environment(member.token)
-    digest = moerge("expert", "add", own, "--domain", "medicine", **environment)
-    assert digest == made.expert("medicine").digest
-    base = made.expert("base").digest[:12]
+def test_the_command_names_the_base(federation: Federation, tmp_path: Path) -> None:
+    member, lora, _ = joined(federation, "medicine", tmp_path)
+    environment = federation.server.environment(member.token)
+    digest = moerge("expert", "add", lora, "--domain", "medicine", **environment)
+    assert digest == federation.expert("medicine").digest
+    base = federation.expert("base").digest[:12]
     assert f"merged with expert {base}" in moerge("expert", "show", "medicine", **environment)
 
 
-def test_without_a_permitted_base_the_merged_model_is_sent(made: Federation, tmp_path: Path) -> None:
-    member, own, dense = joined(made, "art", tmp_path)
+def test_without_a_permitted_base_the_merged_model_is_sent(federation: Federation, tmp_path: Path) -> None:
+    member, lora, dense = joined(federation, "art", tmp_path)
     new, titles = NewExpert(domain="art", files=file_digests(DenseFiles(dense))), Titles()
-    made.members["base"].allow(redistribute=False)
+    federation.members["base"].allow(redistribute=False)
     try:
-        row = register(member.client, DenseFiles(dense), new, titles, adapter=own)
+        row = register(member.client, DenseFiles(dense), new, titles, adapter=lora)
     finally:
-        made.members["base"].allow()
+        federation.members["base"].allow()
     assert titles.seen == ["uploading model.safetensors"]
     assert (row.state, row.adapter) == (ExpertState.READY, None)
 
 
-def test_with_an_unknown_base_the_merged_model_is_sent(made: Federation, tmp_path: Path) -> None:
-    own = adapter(tmp_path / "other", expert(tmp_path / "unknown", 9), 3)
-    member, titles, dense = made.join("maths", own), Titles(), dense_folder(DenseFiles(own), tmp_path / "others")
-    new = NewExpert(domain="maths", files=file_digests(DenseFiles(dense)))
-    assert register(member.client, DenseFiles(dense), new, titles, adapter=own).state is ExpertState.READY
+def test_with_an_unknown_base_the_merged_model_is_sent(federation: Federation, tmp_path: Path) -> None:
+    lora = adapter(tmp_path / "other", expert(tmp_path / "unknown", 9), 3)
+    member, dense = federation.join("maths", lora), dense_folder(DenseFiles(lora), tmp_path / "others")
+    new, titles = NewExpert(domain="maths", files=file_digests(DenseFiles(dense))), Titles()
+    assert register(member.client, DenseFiles(dense), new, titles, adapter=lora).state is ExpertState.READY
     assert titles.seen == ["uploading model.safetensors"]
 
 
-def test_if_the_coordinator_rounds_differently_all_is_sent(made: Federation, tmp_path: Path) -> None:
-    member, own, dense = joined(made, "history", tmp_path)
+def test_if_the_coordinator_rounds_differently_all_is_sent(federation: Federation, tmp_path: Path) -> None:
+    member, lora, dense = joined(federation, "history", tmp_path)
     weights = load_file(dense / "model.safetensors")
     weights["model.layers.0.mlp.down_proj.weight"][0, 0] += 1e-6  # as another processor may
     save_file(weights, dense / "model.safetensors", {"format": "pt"})
     titles, new = Titles(), NewExpert(domain="history", files=file_digests(DenseFiles(dense)))
-    row = register(member.client, DenseFiles(dense), new, titles, adapter=own)
+    row = register(member.client, DenseFiles(dense), new, titles, adapter=lora)
     assert titles.seen == ["uploading adapter_model.safetensors", "uploading model.safetensors"]
     assert (row.state, row.adapter) == (ExpertState.READY, None)
     assert {file.name: file.sha256 for file in row.files} == file_digests(DenseFiles(dense))
 
 
-def test_weights_of_a_refused_adapter_are_not_sent(made: Federation, tmp_path: Path) -> None:
-    member, own, _ = joined(made, "far", tmp_path)
-    path = own / "adapter_model.safetensors"
+def test_weights_of_a_refused_adapter_are_not_sent(federation: Federation, tmp_path: Path) -> None:
+    member, lora, _ = joined(federation, "far", tmp_path)
+    path = lora / "adapter_model.safetensors"
     save_file({name: 100 * tensor for name, tensor in load_file(path).items()}, path)
-    dense, titles = dense_folder(DenseFiles(own), tmp_path / "dense"), Titles()
+    dense, titles = dense_folder(DenseFiles(lora), tmp_path / "dense"), Titles()
     new = NewExpert(domain="far", files=file_digests(DenseFiles(dense)))
     with pytest.raises(CoordinatorError, match="times the tensor's norm"):
-        register(member.client, DenseFiles(dense), new, titles, adapter=own)
+        register(member.client, DenseFiles(dense), new, titles, adapter=lora)
     assert titles.seen == ["uploading adapter_model.safetensors"]
 
 
@@ -121,18 +122,20 @@ def test_weights_of_a_refused_adapter_are_not_sent(made: Federation, tmp_path: P
         ({"r": 3}, "lora_A"),
     ],
 )
-def test_a_hostile_adapter_is_refused(made: Federation, tmp_path: Path, settings: dict[str, Any], where: str) -> None:
-    domain = f"hostile-{len(made.members)}"
-    member, own, dense = joined(made, domain, tmp_path)
+def test_a_hostile_adapter_is_refused(
+    federation: Federation, tmp_path: Path, settings: dict[str, Any], where: str
+) -> None:
+    domain = f"hostile-{len(federation.members)}"
+    member, lora, dense = joined(federation, domain, tmp_path)
     files = file_digests(DenseFiles(dense))
     for name in files:
         if not name.endswith(".safetensors"):
             member.client.upload(dense / name, SILENT, title=name)
-    weights = member.client.upload(own / "adapter_model.safetensors", SILENT, title="").sha256
+    weights = member.client.upload(lora / "adapter_model.safetensors", SILENT, title="").sha256
     sent = NewAdapter(
-        base=made.expert("base").digest,
+        base=federation.expert("base").digest,
         weights=weights,
-        settings={**AdapterSettings.of(own).relevant, **settings},
+        settings={**AdapterSettings.of(lora).relevant, **settings},
     )
     row = member.client.register_expert(NewExpert(domain=domain, files=files, adapter=sent))
     eventually(lambda: member.client.expert(row.digest).state is not ExpertState.RECEIVED)

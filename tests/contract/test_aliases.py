@@ -23,11 +23,11 @@ BIASES: dict[str, Any] = {"family": "qwen3", "attention_bias": True}
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Versions 1 to 3 differ by lambda. Their biases are a limit of an engine."""
-    with federation_of(tmp_path_factory.mktemp("aliases"), "law", "art", **BIASES) as made:
-        made.contribute(made.merge())
+    with federation_of(tmp_path_factory.mktemp("aliases"), "law", "art", **BIASES) as federation:
+        federation.contribute(federation.merge())
         for ridge_lambda in (1.0, 2.0, 3.0):
-            solve(made, ridge_lambda)
-        yield made
+            solve(federation, ridge_lambda)
+        yield federation
 
 
 def solve(federation: Federation, ridge_lambda: float) -> Version:

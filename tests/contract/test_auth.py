@@ -32,8 +32,8 @@ EXAMPLES = {
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation_of(tmp_path_factory.mktemp("auth"), "law", "art") as made:
-        yield made
+    with federation_of(tmp_path_factory.mktemp("auth"), "law", "art") as federation:
+        yield federation
 
 
 @pytest.fixture(scope="module")

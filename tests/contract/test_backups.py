@@ -28,10 +28,10 @@ from support.processes import Coordinator, moerge, run_command
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Two experts, a trunk, two contributions and a version."""
-    with federation_of(tmp_path_factory.mktemp("backups"), "law", "art") as made:
-        made.contribute(made.merge())
-        made.solve()
-        yield made
+    with federation_of(tmp_path_factory.mktemp("backups"), "law", "art") as federation:
+        federation.contribute(federation.merge())
+        federation.solve()
+        yield federation
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +161,12 @@ def alter(path: Path) -> None:
 def test_an_altered_blob_is_named_with_its_users(home: Path) -> None:
     blob = expert_blob(home)
     alter(blob)
-    said = failed("verify", home).stdout
-    assert "altered" in said
-    assert f"blobs/{blob.parent.name}/{blob.name}" in said
+    shown = failed("verify", home).stdout
+    assert "altered" in shown
+    assert f"blobs/{blob.parent.name}/{blob.name}" in shown
     for user in ("expert", "of law", "owner law-owner", "from a backup"):
-        assert user in said
-    assert "1 damaged, 0 litter" in said
+        assert user in shown
+    assert "1 damaged, 0 litter" in shown
 
 
 def test_a_missing_blob_and_its_view_are_named(home: Path) -> None:

@@ -70,14 +70,14 @@ class Visited:
 @pytest.fixture(scope="module")
 def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
     """Two owners have contributed; two versions are solved, and the first is the champion."""
-    with federation_of(tmp_path_factory.mktemp("dashboard"), "law", "art") as made:
-        made.contribute(made.merge())
-        reader = made.operator.add_token(NewToken(role=Role.READER)).secret
-        for experts in made.digests("law"), made.digests("law", "art"):
-            made.solve(experts=experts)
-        made.operator.promote("champion", 1)
-        tokens = {Role.OPERATOR: made.server.operator_token, Role.OWNER: made.members["law"].token, Role.READER: reader}
-        yield Visited(made, tokens)
+    with federation_of(tmp_path_factory.mktemp("dashboard"), "law", "art") as federation:
+        federation.contribute(federation.merge())
+        tokens = {Role.OPERATOR: federation.server.operator_token, Role.OWNER: federation.members["law"].token}
+        tokens[Role.READER] = federation.operator.add_token(NewToken(role=Role.READER)).secret
+        for experts in federation.digests("law"), federation.digests("law", "art"):
+            federation.solve(experts=experts)
+        federation.operator.promote("champion", 1)
+        yield Visited(federation, tokens)
 
 
 def place_of(answer: httpx.Response) -> str:
@@ -285,13 +285,13 @@ def test_static_files_are_kept_by_browsers(visited: Visited) -> None:
 @pytest.mark.slow
 def test_pages_of_many_versions_and_owners_are_small(tmp_path: Path) -> None:
     """A coordinator of 1,000 versions and 200 owners; the versions are rows that differ by lambda."""
-    with federation_of(tmp_path, "law") as made:
+    with federation_of(tmp_path, "law") as federation:
         for number in range(200):
-            made.operator.add_owner(NewOwner(name=f"owner-{number:03}", domains=[f"domain-{number:03}"]))
-        made.contribute(made.merge())
-        made.solve()
-        made.server.stop()
-        with closing(sqlite3.connect(made.server.home / "coordinator.sqlite")) as database, database:
+            federation.operator.add_owner(NewOwner(name=f"owner-{number:03}", domains=[f"domain-{number:03}"]))
+        federation.contribute(federation.merge())
+        federation.solve()
+        federation.server.stop()
+        with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
             columns = [row[1] for row in database.execute("PRAGMA table_info(versions)")]
             [first] = database.execute(f"SELECT {', '.join(columns)} FROM versions").fetchall()  # noqa: S608  # our names
             rows = [dict(zip(columns, first, strict=True), number=number) for number in range(2, 1001)]
@@ -300,8 +300,8 @@ def test_pages_of_many_versions_and_owners_are_small(tmp_path: Path) -> None:
                 row["lineage_digest"] = f"{row['number']:064}"
             names = ", ".join(f":{name}" for name in columns)
             database.executemany(f"INSERT INTO versions ({', '.join(columns)}) VALUES ({names})", rows)  # noqa: S608
-        made.server.start()
-        with signed_in(made.server, made.server.operator_token) as browser:
+        federation.server.start()
+        with signed_in(federation.server) as browser:
             numbers, path = list[str](), "/versions"
             for _ in range(3):
                 page = browser.get(path)
@@ -352,15 +352,15 @@ def test_a_revoked_owner_is_not_offered_again(visited: Visited) -> None:
 @pytest.mark.slow
 def test_a_failed_workflow_is_retried_in_the_browser(tmp_path: Path) -> None:
     """A trunk whose expert's file is lost can't be merged; once the file is back, it can."""
-    with federation_of(tmp_path, "law") as made:
-        server, operator = made.server, made.operator
-        [file] = [file for file in made.expert("law").files if file.name == "model.safetensors"]
+    with federation_of(tmp_path, "law") as federation:
+        server, operator = federation.server, federation.operator
+        [file] = [file for file in federation.expert("law").files if file.name == "model.safetensors"]
         blob = server.home / "blobs" / file.sha256[:2] / file.sha256
         blob.rename(tmp_path / "lost")
         shutil.rmtree(server.home / "experts")
         with pytest.raises(MoergeError):
             wait(operator, operator.merge_trunk(NewTrunk()))
-        with signed_in(server, server.operator_token) as browser:
+        with signed_in(server) as browser:
             assert "Merging a trunk failed" in browser.get("/versions").text
             [path] = re.findall(r'href="/dashboard(/workflows/[^"]+/retry)"', browser.get("/workflows").text)
             (tmp_path / "lost").rename(blob)
@@ -378,8 +378,8 @@ def words(page: httpx.Response) -> str:
 def test_a_fresh_coordinator_lists_its_first_steps(tmp_path: Path) -> None:
     key = Ed25519PrivateKey.generate()
     request = JoinRequest.make(key, "hospital", ["medicine"], datetime.now(UTC)).line()
-    told = in_groups(fingerprint(public_key_of(key)))
-    with federation_of(tmp_path) as made, signed_in(made.server, made.server.operator_token) as browser:
+    shown = in_groups(fingerprint(public_key_of(key)))
+    with federation_of(tmp_path) as federation, signed_in(federation.server) as browser:
         home = words(browser.get("/versions"))
         assert "First steps Approve the owners 0 approved Wait for their experts 0 of 0 domains ready" in home
         assert "Solve a version" not in home
@@ -388,10 +388,10 @@ def test_a_fresh_coordinator_lists_its_first_steps(tmp_path: Path) -> None:
 
         answer = act(browser, "/owners/approve", request=request, fingerprint="0" * 64)
         assert answer.status_code == 422
-        assert f"another fingerprint: {told}" in words(answer)
-        assert act(browser, "/owners/approve", request=request[:40], fingerprint=told).status_code == 422
-        approved = act(browser, "/owners/approve", request=request, fingerprint=told)
+        assert f"another fingerprint: {shown}" in words(answer)
+        assert act(browser, "/owners/approve", request=request[:40], fingerprint=shown).status_code == 422
+        approved = act(browser, "/owners/approve", request=request, fingerprint=shown)
         [token] = re.findall(r"<code>(moerge_[^<]+)</code>", approved.text)
-        with made.server.client(token) as owner:
+        with federation.server.client(token) as owner:
             assert owner.identity().domains == ["medicine"]
         assert "Approve the owners done 1 approved" in words(browser.get("/versions"))

@@ -21,12 +21,12 @@ from support.processes import moerge
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """law and art are in every version; code has an expert, and contributed nothing."""
-    with federation_of(tmp_path_factory.mktemp("evaluations"), "law", "art", **SMALL) as made:
-        trunk = made.merge()
-        made.add("code", **SMALL)
-        made.contribute(trunk, "law", "art")
-        solve(made, 1.0)
-        yield made
+    with federation_of(tmp_path_factory.mktemp("evaluations"), "law", "art", **SMALL) as federation:
+        trunk = federation.merge()
+        federation.add("code", **SMALL)
+        federation.contribute(trunk, "law", "art")
+        solve(federation, 1.0)
+        yield federation
 
 
 def solve(federation: Federation, ridge_lambda: float) -> int:

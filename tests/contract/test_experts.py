@@ -33,9 +33,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 def member(server: Coordinator, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Member]:
     """An owner of a domain of its own, with an expert like the first one's, not registered yet."""
     number = zlib.crc32(request.node.nodeid.encode())
-    made = join(server, f"domain-{number}", expert(tmp_path / "expert", seed=number))
-    yield made
-    made.client.close()
+    member = join(server, f"domain-{number}", expert(tmp_path / "expert", seed=number))
+    yield member
+    member.client.close()
 
 
 def test_an_unlike_expert_is_refused_before_its_upload(server: Coordinator, member: Member, tmp_path: Path) -> None:

@@ -78,16 +78,16 @@ def serving(folder: Path) -> Iterator[Source]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
-    with serving(tmp_path_factory.mktemp("source")) as made:
-        yield made
+    with serving(tmp_path_factory.mktemp("source")) as source:
+        yield source
 
 
 @pytest.fixture(scope="module")
 def federation(site: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A coordinator that allows the source below /models only; each owner may hold 2 MB."""
     settings = f'sources = ["{site.url}/models"]\nowner_bytes = 2000000\n'
-    with federation_of(tmp_path_factory.mktemp("fetching"), settings=settings) as made:
-        yield made
+    with federation_of(tmp_path_factory.mktemp("fetching"), settings=settings) as federation:
+        yield federation
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from support.versions import logits
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """law and art, merged into one trunk; law has contributed."""
-    with federation_of(tmp_path_factory.mktemp("fitted"), "law", "art", **SMALL) as made:
-        made.contribute(made.merge(), "law")
-        yield made
+    with federation_of(tmp_path_factory.mktemp("fitted"), "law", "art", **SMALL) as federation:
+        federation.contribute(federation.merge(), "law")
+        yield federation
 
 
 @pytest.fixture(scope="module")

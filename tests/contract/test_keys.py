@@ -62,17 +62,17 @@ def refused(kind: str, field: str, todo: str = "") -> Iterator[None]:
 
 def test_an_owner_joins_by_two_commands(server: Coordinator, tmp_path: Path) -> None:
     init = ("worker", "init", "--owner", "hospital", "--domain", "nursing", "--domain", "medicine")
-    made = run_command(*init, HOME=str(tmp_path))
+    initialised = run_command(*init, HOME=str(tmp_path))
     path = tmp_path / ".moerge" / "hospital.pem"
     shown, before, seed = in_groups(here(path)), path.read_bytes(), read_owner_key(path).private_bytes_raw()
-    assert (made.returncode, shown in made.stderr) == (0, True), made.stderr
+    assert (initialised.returncode, shown in initialised.stderr) == (0, True), initialised.stderr
     assert path.stat().st_mode & 0o777 == 0o600
-    assert seed.hex() not in json.dumps(JoinRequest.of_line(made.stdout).model_dump(mode="json"))
+    assert seed.hex() not in json.dumps(JoinRequest.of_line(initialised.stdout).model_dump(mode="json"))
     again = run_command(*init, HOME=str(tmp_path))
     assert path.read_bytes() == before
-    assert JoinRequest.of_line(again.stdout).public_key == JoinRequest.of_line(made.stdout).public_key
+    assert JoinRequest.of_line(again.stdout).public_key == JoinRequest.of_line(initialised.stdout).public_key
 
-    done = run_command("owner", "approve", "-", said=made.stdout, **server.environment())
+    done = run_command("owner", "approve", "-", stdin=initialised.stdout, **server.environment())
     assert done.returncode == 0, done.stderr
     assert "Owner: hospital\nDomains: medicine, nursing\n" in done.stderr
     assert shown in done.stderr
@@ -150,9 +150,11 @@ def test_an_owner_is_last_seen_at_its_last_call(server: Coordinator, tmp_path: P
 
 # --- signatures
 
+Fleet = tuple[Member, Path, Trunk]
+
 
 @pytest.fixture(scope="module")
-def fleet(server: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Member, Path, Trunk]]:
+def fleet(server: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """An owner with a key whose expert is ready, where its key lies, and a trunk."""
     folder = tmp_path_factory.mktemp("signed")
     with server.client() as operator:
@@ -168,9 +170,7 @@ def uploaded(server: Coordinator, member: Member, trunk: Trunk, path: Path, firs
     return member.client.upload(path, SILENT, title="contribution").sha256
 
 
-def test_a_contribution_needs_its_owner_s_signature(
-    server: Coordinator, fleet: tuple[Member, Path, Trunk], tmp_path: Path
-) -> None:
+def test_a_contribution_needs_its_owner_s_signature(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
     member, home, trunk = fleet
     digest = uploaded(server, member, trunk, tmp_path / "file", 0)
     with refused("forbidden", "signature", "run the worker on the machine"):
@@ -183,9 +183,7 @@ def test_a_contribution_needs_its_owner_s_signature(
     assert in_groups(here(home / "firm.pem")[:8]) in shown
 
 
-def test_a_version_has_the_signatures_of_its_inputs(
-    server: Coordinator, fleet: tuple[Member, Path, Trunk], tmp_path: Path
-) -> None:
+def test_a_version_has_the_signatures_of_its_inputs(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
     member, home, _ = fleet
     written(tmp_path / "trunk-contribution", *honest_trunk(member))
     digest = member.client.upload(tmp_path / "trunk-contribution", SILENT, title="trunk contribution").sha256
@@ -202,9 +200,7 @@ def test_a_version_has_the_signatures_of_its_inputs(
     assert shown.count(f"by key {in_groups(here(home / 'firm.pem')[:16])}") == 2
 
 
-def test_law_3_signatures_change_no_version(
-    server: Coordinator, fleet: tuple[Member, Path, Trunk], tmp_path: Path
-) -> None:
+def test_law_3_signatures_change_no_version(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
     """Law 3: withdrawn, and sent again with another key's signature, the same contribution gives the same version."""
     member, home, _ = fleet
     with server.client() as operator:
@@ -225,9 +221,7 @@ def test_law_3_signatures_change_no_version(
 # --- rotation and revocation
 
 
-def test_a_rotated_key_replaces_the_old_one(
-    server: Coordinator, fleet: tuple[Member, Path, Trunk], tmp_path: Path
-) -> None:
+def test_a_rotated_key_replaces_the_old_one(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
     member, home, _ = fleet
     path = home / "firm.pem"
     old, before = read_owner_key(path), list(member.client.contributions())
@@ -296,9 +290,7 @@ def test_a_killed_rotation_is_finished_by_the_next_start(server: Coordinator, tm
     assert not pending.exists()
 
 
-def test_a_revoked_owner_s_contributions_stay(
-    server: Coordinator, fleet: tuple[Member, Path, Trunk], tmp_path: Path
-) -> None:
+def test_a_revoked_owner_s_contributions_stay(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
     member, home, _ = fleet
     with server.client() as operator:
         before = list(operator.contributions())

@@ -31,8 +31,8 @@ from support.statistics import written
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Every test merges the experts of members of its own."""
-    with federation_of(tmp_path_factory.mktemp("life")) as made:
-        yield made
+    with federation_of(tmp_path_factory.mktemp("life")) as federation:
+        yield federation
 
 
 def newcomers(federation: Federation, count: int) -> list[Member]:

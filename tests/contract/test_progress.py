@@ -18,9 +18,9 @@ from support.processes import Coordinator
 
 @pytest.fixture(scope="module")
 def members(server: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Member]]:
-    made = [join(server, domain, tmp_path_factory.mktemp(domain)) for domain in ("law", "art")]
-    yield made
-    for member in made:
+    members = [join(server, domain, tmp_path_factory.mktemp(domain)) for domain in ("law", "art")]
+    yield members
+    for member in members:
         member.client.close()
 
 
@@ -51,9 +51,9 @@ def test_progress_of_another_s_domain_is_refused(members: list[Member]) -> None:
     assert refused.value.type == "urn:moerge:problem:forbidden"
 
 
-def settings_of(url: str, member: Member, folder: Path, *, dry_run: bool = False, told: bool | str = True) -> Settings:
-    given = {"coordinator": url, "token": member.token, "domain": member.domain, "expert": folder, "data": ["x"]}
-    return Settings.model_validate({**given, "home": folder, "dry_run": dry_run, "policy": {"progress": told}})
+def settings_of(url: str, member: Member, folder: Path, *, dry_run: bool = False, sent: bool = True) -> Settings:
+    fields = {"coordinator": url, "token": member.token, "domain": member.domain, "expert": folder, "data": ["x"]}
+    return Settings.model_validate({**fields, "home": folder, "dry_run": dry_run, "policy": {"progress": sent}})
 
 
 def test_law_1_progress_is_sent_only_if_the_policy_allows(
@@ -66,7 +66,7 @@ def test_law_1_progress_is_sent_only_if_the_policy_allows(
         return [item.shards_done for item in art.client.progress()]
 
     before, threads = done(), set(threading.enumerate())
-    for how in ({"told": False}, {"dry_run": True}):
+    for how in ({"sent": False}, {"dry_run": True}):
         status.update(shards_done=7, shards_total=9)
         with reporting(settings_of(server.url, art, tmp_path, **how), status, 0.05):
             assert threads.issuperset(threading.enumerate())
@@ -84,19 +84,18 @@ def test_law_1_by_default_only_obstacles_are_sent(server: Coordinator, members: 
     status = Status(tmp_path, "art", server.url)
     status.update(stage=Stage.COMPUTING, shards_done=7, shards_total=9)
     before = list(art.client.progress())
-    settings = settings_of(server.url, art, tmp_path)
-    settings = settings.model_copy(update={"policy": Policy()})
+    settings = settings_of(server.url, art, tmp_path).model_copy(update={"policy": Policy()})
     with reporting(settings, status, 0.05):
         pass
     assert list(art.client.progress()) == before
 
-    def told() -> list[tuple[Obstacle | None, Stage, int, int]]:
+    def seen() -> list[tuple[Obstacle | None, Stage, int, int]]:
         return [(item.obstacle, item.stage, item.shards_done, item.shards_total) for item in art.client.progress()]
 
     with reporting(settings, status, 0.05):
         status.update(obstacle=Obstacle.TRUNK_HARMS)
-        eventually(lambda: told() == [(Obstacle.TRUNK_HARMS, Stage.WAITING, 0, 0)])
+        eventually(lambda: seen() == [(Obstacle.TRUNK_HARMS, Stage.WAITING, 0, 0)])
         status.update(obstacle=None)
-        eventually(lambda: told() == [(None, Stage.WAITING, 0, 0)])
+        eventually(lambda: seen() == [(None, Stage.WAITING, 0, 0)])
         status.update(obstacle=Obstacle.ASKS_OWNER)
-    assert told() == [(Obstacle.ASKS_OWNER, Stage.WAITING, 0, 0)]
+    assert seen() == [(Obstacle.ASKS_OWNER, Stage.WAITING, 0, 0)]

@@ -20,9 +20,9 @@ from support.servers import settings
 from support.statistics import written
 
 
-def _empty(made: Federation) -> None:
+def _empty(federation: Federation) -> None:
     """Empties the cache."""
-    for folder in (made.server.home / "cache").glob("??"):
+    for folder in (federation.server.home / "cache").glob("??"):
         shutil.rmtree(folder)
 
 
@@ -30,36 +30,38 @@ def _weights(files: Iterable[FileEntry]) -> dict[str, str]:
     return {file.name: file.sha256 for file in files if is_weights(file.name)}
 
 
-def local_files(made: Federation, folder: Path, sums: Sequence[Path], routers: Sequence[Path]) -> dict[str, str]:
+def local_files(federation: Federation, folder: Path, sums: Sequence[Path], routers: Sequence[Path]) -> dict[str, str]:
     """The weights of the same version made from local files: name -> SHA-256."""
-    own = [DenseExpert(member.domain, member.folder, member.name) for member in made.members.values()]
-    trunk = local_trunk(own, folder / "trunk", "regmean", sums)
-    version = write_folder(plan_version(*local_version(own, trunk, routers)).files, folder / "version")
+    experts = [DenseExpert(member.domain, member.folder, member.name) for member in federation.members.values()]
+    trunk = local_trunk(experts, folder / "trunk", "regmean", sums)
+    version = write_folder(plan_version(*local_version(experts, trunk, routers)).files, folder / "version")
     return {path.name: file_sha256(path) for path in version.iterdir() if is_weights(path.name)}
 
 
 def test_a_coordinator_on_s3_publishes_the_local_bytes(s3: S3, tmp_path: Path) -> None:
-    with federation_of(tmp_path, "law", settings=settings(None, s3)) as made:
-        base = made.members["law"]
+    with federation_of(tmp_path, "law", settings=settings(None, s3)) as federation:
+        base = federation.members["law"]
         base.allow()
-        member = made.join("art", adapter(tmp_path / "art", base.folder, seed=2))
+        member = federation.join("art", adapter(tmp_path / "art", base.folder, seed=2))
         member.folder = dense_folder(DenseFiles(member.folder), tmp_path / "dense")
-        _empty(made)
+        _empty(federation)
         new = NewExpert(domain="art", files=file_digests(DenseFiles(member.folder)))
         register(member.client, DenseFiles(member.folder), new, SILENT, adapter=tmp_path / "art")
         sums, routers = [], []
-        for item in made.members.values():
+        for item in federation.members.values():
             sums.append(written(tmp_path / f"trunk-{item.domain}", *honest_trunk(item)))
             send(item, sums[-1])
-        _empty(made)
-        trunk = made.merge(method="regmean")
-        for item in made.members.values():
-            routers.append(written(tmp_path / f"router-{item.domain}", *honest(made.server, item, trunk)))
+        _empty(federation)
+        trunk = federation.merge(method="regmean")
+        for item in federation.members.values():
+            routers.append(written(tmp_path / f"router-{item.domain}", *honest(federation.server, item, trunk)))
             send(item, routers[-1])
-        _empty(made)
-        version = made.solve()
-        held = {path.name for path in (made.server.home / "cache").glob("??/*")}
-        experts = [digest for domain in made.members for digest in _weights(made.expert(domain).files).values()]
+        _empty(federation)
+        version = federation.solve()
+        held = {path.name for path in (federation.server.home / "cache").glob("??/*")}
+        experts = [
+            digest for domain in federation.members for digest in _weights(federation.expert(domain).files).values()
+        ]
         assert not held & {*map(file_sha256, (*sums, *routers)), *_weights(trunk.files).values(), *experts}
-        assert [path for path in (made.server.home / "experts").rglob("*") if is_weights(path.name)] == []
-        assert _weights(version.files) == local_files(made, tmp_path, sums, routers)
+        assert [path for path in (federation.server.home / "experts").rglob("*") if is_weights(path.name)] == []
+        assert _weights(version.files) == local_files(federation, tmp_path, sums, routers)

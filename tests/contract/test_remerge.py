@@ -14,14 +14,14 @@ from support.merging import SMALL
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """law and art are in the trunk; code joined it."""
-    with federation_of(tmp_path_factory.mktemp("remerge"), "law", "art", **SMALL) as made:
-        trunk = made.merge()
-        made.contribute(trunk)
-        made.solve()
-        made.add("code", **SMALL)
-        made.contribute(trunk, "code")
-        made.solve()
-        yield made
+    with federation_of(tmp_path_factory.mktemp("remerge"), "law", "art", **SMALL) as federation:
+        trunk = federation.merge()
+        federation.contribute(trunk)
+        federation.solve()
+        federation.add("code", **SMALL)
+        federation.contribute(trunk, "code")
+        federation.solve()
+        yield federation
 
 
 def evaluate(federation: Federation, number: int, **nll: tuple[float, float]) -> None:
@@ -48,7 +48,7 @@ def test_a_remerge_without_evaluations_has_no_expected_gain(federation: Federati
     remerge = federation.operator.trunk_history("current").remerge
     assert remerge is not None
     assert (remerge.expected, remerge.missing, remerge.recommended) == (None, ["law", "art", "code"], False)
-    with signed_in(federation.server, federation.server.operator_token) as browser:
+    with signed_in(federation.server) as browser:
         assert "a remerge is expected to gain" not in browser.get("/versions").text
         assert "not evaluated: law, art, code" in browser.get("/trunks").text
 
@@ -74,7 +74,7 @@ def test_an_evaluated_remerge_is_recommended(federation: Federation) -> None:
     for text in ("81.9 (-8.6)", "44.9, newcomer", "that includes code: expected average gain +12.0", "lose 3.2"):
         assert text in shown
     assert shown.splitlines()[-1] == "Recommended: moerge trunk remerge"
-    with signed_in(server, server.operator_token) as browser:
+    with signed_in(server) as browser:
         page = browser.get("/versions").text
         assert "The trunk was merged without code; a remerge is expected to gain 12.0 points" in page
 
@@ -82,7 +82,7 @@ def test_an_evaluated_remerge_is_recommended(federation: Federation) -> None:
 def test_a_remerge_is_started_in_the_browser(federation: Federation) -> None:
     server, operator, trunk = federation.server, federation.operator, federation.trunk()
     path = f"/trunks/{trunk.digest}/remerge"
-    with signed_in(server, server.operator_token) as browser:
+    with signed_in(server) as browser:
         assert "Expected gain: +12.0 points" in browser.get(path).text
         assert act(browser, path).headers["Location"].endswith("said=started")
         eventually(lambda: operator.trunk("current").digest != trunk.digest)
@@ -100,7 +100,7 @@ def test_the_gain_of_a_remerge_is_shown_beside_the_expected_one(federation: Fede
     assert before is not None
     assert before.real == pytest.approx(12.3133930)
     assert "expected average gain +12.0" in federation.moerge("trunk", "history", COLUMNS="160")
-    with signed_in(federation.server, federation.server.operator_token) as browser:
+    with signed_in(federation.server) as browser:
         assert f"version 2 to {number}" in browser.get("/trunks").text
 
 

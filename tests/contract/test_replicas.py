@@ -27,8 +27,8 @@ from support.uploads import RawOwner, announced
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, s3_server: str) -> Iterator[Replicas]:
-    with replicas_of(tmp_path_factory.mktemp("replicas"), 2, postgres, s3_server) as made:
-        yield made
+    with replicas_of(tmp_path_factory.mktemp("replicas"), 2, postgres, s3_server) as replicas:
+        yield replicas
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def solve(server: Coordinator) -> dict[str, str]:
 
 
 def flow(folder: Path, ask: Callable[[], Coordinator]) -> dict[str, str]:
-    """Two owners register, an operator merges, both contribute, an operator solves; each asks whoever `ask` says."""
+    """Two owners register, an operator merges, both contribute, an operator solves; `ask` chooses the coordinator."""
     members = [joined(ask(), domain, folder, seed) for seed, domain in enumerate(("law", "art"), start=1)]
     trunk = merge(ask())
     for member in members:
@@ -101,9 +101,9 @@ def test_a_download_is_redirected_without_the_token(one: Coordinator) -> None:
 @pytest.fixture
 def member(one: Coordinator, tmp_path: Path) -> Iterator[Member]:
     """An owner of a domain of its own, not registered yet."""
-    made = join(one, f"domain-{secrets.token_hex(4)}", expert(tmp_path / "expert", seed=77))
-    yield made
-    made.client.close()
+    member = join(one, f"domain-{secrets.token_hex(4)}", expert(tmp_path / "expert", seed=77))
+    yield member
+    member.client.close()
 
 
 def test_chunks_of_several_replicas_are_joined_by_one(one: Coordinator, two: Coordinator, member: Member) -> None:
@@ -161,15 +161,15 @@ def refusal(home: Path, text: str) -> str:
 
 
 def test_a_replica_without_the_shared_store_does_not_start(replicas: Replicas, tmp_path: Path) -> None:
-    said = refusal(tmp_path / "third", settings(replicas.database))
-    assert "another coordinator is using this database" in said
-    assert "same s3 store" in said
+    error = refusal(tmp_path / "third", settings(replicas.database))
+    assert "another coordinator is using this database" in error
+    assert "same s3 store" in error
 
 
 def test_an_absent_database_is_named_without_its_password(tmp_path: Path) -> None:
-    said = refusal(tmp_path / "home", settings("postgresql://moerge:secret@127.0.0.1:1/moerge"))
-    assert "database: no connection" in said
-    assert "secret" not in said
+    error = refusal(tmp_path / "home", settings("postgresql://moerge:secret@127.0.0.1:1/moerge"))
+    assert "database: no connection" in error
+    assert "secret" not in error
 
 
 def test_a_home_is_made_on_postgresql_once(replicas: Replicas, tmp_path: Path) -> None:
@@ -179,14 +179,14 @@ def test_a_home_is_made_on_postgresql_once(replicas: Replicas, tmp_path: Path) -
 
 
 def test_a_leader_without_its_lock_ends_and_another_leads(postgres: Postgres, s3_server: str, tmp_path: Path) -> None:
-    with replicas_of(tmp_path, 2, postgres, s3_server) as made:
-        (one, two), process = made.servers, locked_by(made.database)
-        assert made.led() is one
-        with psycopg.connect(made.database, autocommit=True) as connection:
+    with replicas_of(tmp_path, 2, postgres, s3_server) as replicas:
+        (one, two), process = replicas.servers, locked_by(replicas.database)
+        assert replicas.led() is one
+        with psycopg.connect(replicas.database, autocommit=True) as connection:
             connection.execute("SELECT pg_terminate_backend(%s)", (process,))
         assert one.ended(10) != 0
         assert "lost the right to run the workflows" in (one.home / "log").read_text()
-        assert made.led(one) is two
+        assert replicas.led(one) is two
         member = joined(two, "law", tmp_path, 1)
         with two.client() as operator:
             assert [item.state for item in operator.experts()] == [ExpertState.READY]
@@ -197,12 +197,12 @@ def test_without_the_database_calls_are_refused_as_unavailable(
     postgres: Postgres, s3_server: str, tmp_path: Path
 ) -> None:
     with (
-        replicas_of(tmp_path, 2, postgres, s3_server) as made,
+        replicas_of(tmp_path, 2, postgres, s3_server) as replicas,
         psycopg.connect(postgres.url, autocommit=True) as server,
     ):
-        one, two = made.servers
-        assert made.led() is one
-        name = made.database.partition("?")[0].rpartition("/")[2]
+        one, two = replicas.servers
+        assert replicas.led() is one
+        name = replicas.database.partition("?")[0].rpartition("/")[2]
         token = {"Authorization": f"Bearer {one.operator_token}"}
         server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))

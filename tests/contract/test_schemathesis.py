@@ -41,16 +41,16 @@ OPERATIONS = {item.ok().label: item.ok() for item in _SCHEMA.get_all_operations(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    with federation_of(tmp_path_factory.mktemp("schemathesis"), "law") as made:
-        furnish(made)
-        database = open_database(made.server.home / "coordinator.sqlite")
+    with federation_of(tmp_path_factory.mktemp("schemathesis"), "law") as federation:
+        furnish(federation)
+        database = open_database(federation.server.home / "coordinator.sqlite")
         with database.transaction("test") as session:
             for number, role in enumerate(Role):
                 owner = "law-owner" if role is Role.OWNER else None
                 hashed = sha256_hex(secret(role).encode())
                 session.add(TokenRow(id=OUT_OF_REACH + number, hash=hashed, role=role, owner=owner))
         database.close()
-        yield made.server
+        yield federation.server
 
 
 def furnish(federation: Federation) -> None:

@@ -13,7 +13,7 @@ def role_of(server: Coordinator, secret: str) -> httpx.Response:
     return httpx.get(f"{server.url}/v1/identity", headers={"Authorization": f"Bearer {secret}"})
 
 
-def made(server: Coordinator, note: str) -> tuple[str, int]:
+def added(server: Coordinator, note: str) -> tuple[str, int]:
     """The secret and the id of a reader's token for two days."""
     secret = moerge("token", "add", "reader", "--note", note, "--days", "2", **server.environment())
     with server.client() as operator:
@@ -31,7 +31,7 @@ def made(server: Coordinator, note: str) -> tuple[str, int]:
     ],
 )
 def test_ending_a_token_needs_a_confirmation(server: Coordinator, command: str, warning: str) -> None:
-    secret, id_ = made(server, command)
+    secret, id_ = added(server, command)
     run = partial(run_command, "token", command, id_, **server.environment())
     for done, question in ((run(), "add --yes"), (run(typed="n\n"), "Continue? [y/N]")):
         assert done.returncode == 1
@@ -43,7 +43,7 @@ def test_ending_a_token_needs_a_confirmation(server: Coordinator, command: str, 
 
 
 def test_a_rotated_token_s_successor_has_its_role(server: Coordinator) -> None:
-    secret, id_ = made(server, "overlap")
+    secret, id_ = added(server, "overlap")
     successor = moerge("token", "rotate", id_, "--overlap-seconds", 60, **server.environment())  # unconfirmed
     assert [role_of(server, item).json()["role"] for item in (secret, successor)] == ["reader", "reader"]
     shown = moerge("token", "list", COLUMNS="200", **server.environment())

@@ -22,11 +22,11 @@ SNAPSHOT = Path(__file__).with_name("openapi.json")
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Three experts; the trunk is merged from the first two; all have contributed."""
-    with federation_of(tmp_path_factory.mktemp("versions"), "law", "art", **SETTINGS) as made:
-        trunk = made.merge()
-        made.add("code", **SETTINGS)
-        made.contribute(trunk)
-        yield made
+    with federation_of(tmp_path_factory.mktemp("versions"), "law", "art", **SETTINGS) as federation:
+        trunk = federation.merge()
+        federation.add("code", **SETTINGS)
+        federation.contribute(trunk)
+        yield federation
 
 
 def experts(federation: Federation) -> list[str]:
@@ -44,10 +44,10 @@ def test_law_7_a_version_with_one_more_expert_shares_the_rest(federation: Federa
     for name in shared:
         assert inode(federation.server, two, name) == inode(federation.server, three, name)
     new = {file.name: file.size for file in three.files if file.new}
-    own = new.pop("model-expert-00002.safetensors")
+    size = new.pop("model-expert-00002.safetensors")
     assert not set(new) & set(shared)
     assert sum(new.values()) < 0.01 * three.bytes_total
-    assert three.bytes_written == own + sum(new.values())
+    assert three.bytes_written == size + sum(new.values())
     [trunk] = [file for file in two.files if file.name == "model-trunk.safetensors"]
     assert not trunk.new  # it is the file that merging wrote
     assert two.bytes_written == two.bytes_total - trunk.size
@@ -74,7 +74,11 @@ def test_experts_are_in_the_requested_order(federation: Federation) -> None:
 
 @pytest.mark.parametrize(
     ("body", "status", "field"),
-    [({"options": {"ridge_lambda": "inf"}}, 422, "options.ridge_lambda"), ({"experts": ["0" * 64]}, 409, "experts")],
+    [
+        ({"options": {"ridge_lambda": "inf"}}, 422, "options.ridge_lambda"),
+        ({"options": {"age": 1}}, 422, "options.age"),
+        ({"experts": ["0" * 64]}, 409, "experts"),
+    ],
 )
 def test_an_impossible_version_is_refused_by_its_field(
     federation: Federation, body: object, status: int, field: str
@@ -97,7 +101,8 @@ def test_files_have_ranges_and_their_digest_as_etag(federation: Federation) -> N
 
 
 def test_unknown_things_are_problems(federation: Federation) -> None:
-    for path in ("/versions/999", "/versions/999/files/x", f"/trunks/{'0' * 64}", "/workflows/x", "/nothing"):
+    trunk = f"/trunks/{'0' * 64}"
+    for path in ("/versions/999", "/versions/999/files/x", trunk, f"{trunk}/history", "/workflows/x", "/nothing"):
         response = federation.get(path)
         assert (response.status_code, response.json()["type"]) == (404, "urn:moerge:problem:not-found")
     assert federation.get("/versions/one").json()["field"] == "path.number"

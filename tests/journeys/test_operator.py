@@ -267,7 +267,7 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     with Part("docs/dashboard.md", "The dashboard") as part:
         part.names = {"/srv/moerge": str(server.home)}
         server.url = found(ADDRESS, serving.starts(part.next("moerge coordinator serve"), ADDRESS))
-        with signed_in(server, server.operator_token) as browser:
+        with signed_in(server) as browser:
             assert "Version 2" in browser.get("/versions").text
 
     made.operator = at(server.client())

@@ -15,10 +15,12 @@ def visitor(server: Coordinator) -> httpx.Client:
 
 
 @contextmanager
-def signed_in(server: Coordinator, token: str) -> Iterator[httpx.Client]:
-    """A signed-in browser."""
+def signed_in(server: Coordinator, token: str | None = None) -> Iterator[httpx.Client]:
+    """A signed-in browser, by default the operator's."""
     with visitor(server) as browser:
-        answer = browser.post("/sign-in", data={"csrf": guard(browser.get("/sign-in")), "token": token})
+        answer = browser.post(
+            "/sign-in", data={"csrf": guard(browser.get("/sign-in")), "token": token or server.operator_token}
+        )
         assert answer.status_code == 303, answer.text
         yield browser
 

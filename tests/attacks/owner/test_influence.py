@@ -92,7 +92,7 @@ def assert_told(federation: Federation, version: Version, warnings: list[str]) -
     """Command and dashboard say it."""
     shown = federation.moerge("version", "show", version.number, COLUMNS="200")
     assert "Influence on the routers" in shown
-    with signed_in(federation.server, federation.server.operator_token) as browser:
+    with signed_in(federation.server) as browser:
         page, home = (html.unescape(browser.get(path).text) for path in (f"/versions/{version.number}", "/versions"))
     for warning in warnings:
         assert warning in page
@@ -110,7 +110,7 @@ def test_bad_reports_of_one_owner_can_be_overridden(federation: Federation) -> N
     with pytest.raises(CoordinatorError, match=r"eve \(owner eve-owner\) from 100.00 to") as caught:
         operator.promote("champion", version)
     assert caught.value.where == "override"
-    with signed_in(federation.server, federation.server.operator_token) as browser:
+    with signed_in(federation.server) as browser:
         assert "Reason to promote" not in browser.get(f"/versions/{version}/promote").text
         refused = act(browser, f"/versions/{version}/promote", alias="champion")
         assert (refused.status_code, "Reason to promote" in refused.text) == (409, True)

@@ -8,21 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
 from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.operation.preflight import problems
 from moerge_coordinator.settings import Settings
+from support.processes import run_command
+from support.servers import settings as toml
 
 
 def same(settings: Settings) -> Settings:
     return settings
 
 
-def found(home: Path, **environment: str) -> dict[str, str]:
-    """Where -> what, of each problem; each says what to do."""
-    told = list(problems(home, environment, same))
-    assert all(problem.todo for problem in told)
-    return {problem.where: problem.what for problem in told}
+def listed(home: Path, **environment: str) -> dict[str, str]:
+    """Where -> what of every problem; all have a remedy."""
+    rows = list(problems(home, environment, same))
+    assert all(problem.todo for problem in rows)
+    return {problem.where: problem.what for problem in rows}
 
 
 @pytest.fixture
@@ -33,12 +36,12 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_a_good_home_has_no_problems(home: Path) -> None:
-    assert found(home) == {}
+    assert listed(home) == {}
 
 
 def test_every_problem_is_reported_at_once(home: Path) -> None:
-    told = list(problems(home, {"MOERGE_COORDINATOR_PORT": "x", "MOERGE_COORDINATOR_HOTS": "y"}, same))
-    assert sorted(problem.where for problem in told) == [
+    rows = list(problems(home, {"MOERGE_COORDINATOR_PORT": "x", "MOERGE_COORDINATOR_HOTS": "y"}, same))
+    assert sorted(problem.where for problem in rows) == [
         "environment variable MOERGE_COORDINATOR_HOTS",
         "environment variable MOERGE_COORDINATOR_PORT",
     ]
@@ -49,18 +52,18 @@ def test_a_taken_port_is_a_problem(home: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert "in use" in found(home, MOERGE_COORDINATOR_PORT=port)["port"]
+        assert "in use" in listed(home, MOERGE_COORDINATOR_PORT=port)["port"]
 
 
 def test_a_host_of_another_machine_is_a_problem(home: Path) -> None:
-    told = found(home, MOERGE_COORDINATOR_HOST="192.0.2.1")
-    assert "can't listen on 192.0.2.1" in told["port"]
+    rows = listed(home, MOERGE_COORDINATOR_HOST="192.0.2.1")
+    assert "can't listen on 192.0.2.1" in rows["port"]
 
 
 def test_plain_http_on_a_public_address_is_a_problem(home: Path) -> None:
-    assert "plain HTTP" in found(home, MOERGE_COORDINATOR_HOST="0.0.0.0")["host"]  # noqa: S104
+    assert "plain HTTP" in listed(home, MOERGE_COORDINATOR_HOST="0.0.0.0")["host"]  # noqa: S104
     for host in ("localhost", "127.0.0.2"):
-        assert found(home, MOERGE_COORDINATOR_HOST=host) == {}
+        assert listed(home, MOERGE_COORDINATOR_HOST=host) == {}
 
 
 def test_missing_and_invalid_tls_files_are_problems(home: Path) -> None:
@@ -68,10 +71,10 @@ def test_missing_and_invalid_tls_files_are_problems(home: Path) -> None:
     alone = list(problems(home, {"MOERGE_COORDINATOR_TLS_KEY": str(key)}, same))
     assert "give both" in alone[0].what
     files = {"MOERGE_COORDINATOR_TLS_CERTIFICATE": str(certificate), "MOERGE_COORDINATOR_TLS_KEY": str(key)}
-    assert found(home, **files).keys() == {"tls_certificate", "tls_key"}
+    assert listed(home, **files).keys() == {"tls_certificate", "tls_key"}
     for path in (certificate, key):
         path.write_text("not PEM")
-    assert found(home, **files).keys() == {"tls_certificate"}
+    assert listed(home, **files).keys() == {"tls_certificate"}
 
 
 def test_a_folder_without_settings_or_database_is_a_problem(tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_a_schema_of_a_newer_build_is_refused(home: Path) -> None:
     with closing(sqlite3.connect(home / "coordinator.sqlite")) as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
         database.commit()
-    assert "newer than this build" in found(home)[str(home / "coordinator.sqlite")]
+    assert "newer than this build" in listed(home)[str(home / "coordinator.sqlite")]
     shutil.copy(home / "coordinator.toml", home.parent)
     with pytest.raises(MoergeError, match="newer than this build"):
         initialise(home)
@@ -94,9 +97,37 @@ def test_a_schema_of_a_newer_build_is_refused(home: Path) -> None:
 
 def test_a_nearly_full_disk_is_a_problem(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moerge_coordinator.operation.preflight._LEAST_FREE", shutil.disk_usage(home).free + 2**40)
-    assert "are free" in found(home)[str(home)]
+    assert "are free" in listed(home)[str(home)]
 
 
 def test_a_home_that_can_t_be_written_is_a_problem(home: Path) -> None:
-    told = list(problems(Path("/proc/self/fd"), {}, same))
-    assert "can't be written" in told[-1].what
+    rows = list(problems(Path("/proc/self/fd"), {}, same))
+    assert "can't be written" in rows[-1].what
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({}, ""),
+        ({"bucket": "moerge-other"}, "NoSuchBucket"),
+        ({"endpoint": "http://127.0.0.1:1"}, "can't be used: no answer, error sending request"),
+    ],
+)
+def test_a_store_is_tried_with_its_settings(home: Path, s3: S3, change: dict[str, str], what: str) -> None:
+    (home / "coordinator.toml").write_text(f"port = 0\n{toml(None, s3.model_copy(update=change))}")
+    result = listed(home).get("s3", "")
+    assert (bool(result), what in result) == (bool(change), True)
+
+
+def test_a_wrong_key_of_a_store_is_a_problem(home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "coordinator.toml").write_text(f"port = 0\n{toml(None, s3)}")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    assert "SignatureDoesNotMatch" in listed(home)["s3"]
+
+
+def test_a_store_without_an_answer_stops_serve(home: Path, s3: S3) -> None:
+    place = s3.model_copy(update={"endpoint": "http://127.0.0.1:1"})
+    (home / "coordinator.toml").write_text(f"port = 0\n{toml(None, place)}")
+    served = run_command("coordinator", "serve", home)
+    assert (served.returncode, served.stderr.count("\n")) == (1, 2)
+    assert "http://127.0.0.1:1 can't be used: no answer" in served.stderr
