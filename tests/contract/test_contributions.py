@@ -58,12 +58,8 @@ def test_a_chunk_with_another_digest_is_refused(law: RawOwner) -> None:
     ):
         response = law.request("PUT", path, content=content, headers=headers)
         assert response.headers["Content-Type"] == "application/problem+json"
-        problem = response.json()
-        assert (response.status_code, problem["type"], problem["field"]) == (
-            422,
-            "urn:moerge:problem:wrong-digest",
-            field,
-        )
+        assert (response.status_code, response.json()["field"]) == (422, field)
+        assert response.json()["type"] == "urn:moerge:problem:wrong-digest"
 
 
 def test_an_interrupted_upload_continues_where_it_was(law: RawOwner) -> None:
