@@ -26,13 +26,14 @@ from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings
 from moerge_proto.trunks import NewTrunk
-from moerge_proto.uploads import Chunk, NewUpload, Upload
+from moerge_proto.uploads import Upload
 from moerge_proto.versions import NewVersion
 from simulation.faults import Fault
 from simulation.model import SHARDS, Model, Part
 from simulation.world import World
 from support.models import expert
 from support.statistics import LAYERS, honest_shards, written
+from support.uploads import announced
 
 DOMAINS = ("law", "art", "code")
 HIDDEN = 16
@@ -379,11 +380,7 @@ class Run:
             return
         self.abandoned += 1
         chunks = [f"{domain} {self.abandoned} {n}".encode() for n in range(3)]
-        new = NewUpload(
-            sha256=sha256_hex(b"".join(chunks)),
-            size=sum(map(len, chunks)),
-            chunks=[Chunk(sha256=sha256_hex(chunk), size=len(chunk)) for chunk in chunks],
-        )
+        new = announced(b"".join(chunks), *chunks)
 
         def leave(client: Client) -> str:
             upload = client.post(Upload, "/v1/uploads", new)

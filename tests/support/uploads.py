@@ -1,18 +1,20 @@
 """An owner's raw calls for uploads, without the client's retries."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.uploads import Chunk, NewUpload, Upload
 
+_HTTP = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))  # coordinators restart
 
-def announced(data: bytes, *pieces: bytes) -> NewUpload:
+
+def announced(data: bytes, *pieces: bytes, encoding: Literal["identity", "zstd"] = "identity") -> NewUpload:
     """An upload of `data` in these chunks, by default in one."""
     chunks = [Chunk(sha256=sha256_hex(piece), size=len(piece)) for piece in pieces or (data,)]
-    return NewUpload(sha256=sha256_hex(data), size=len(data), chunks=chunks)
+    return NewUpload(sha256=sha256_hex(data), size=len(data), encoding=encoding, chunks=chunks)
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class RawOwner:
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}", **kwargs.pop("headers", {})}
-        return httpx.request(method, f"{self.url}/v1{path}", headers=headers, timeout=60, **kwargs)
+        return _HTTP.request(method, f"{self.url}/v1{path}", headers=headers, **kwargs)
 
     def post(self, new: NewUpload) -> httpx.Response:
         return self.request("POST", "/uploads", json=new.model_dump())

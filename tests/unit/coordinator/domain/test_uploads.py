@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import zstandard
@@ -19,15 +20,9 @@ from moerge_coordinator.storage.tables import HoldingRow, UploadRow
 from moerge_proto.digests import sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import ProblemType
-from moerge_proto.uploads import Chunk, NewUpload, Upload
+from moerge_proto.uploads import NewUpload, Upload
 from support.rows import Clock, add_expert, file_of
-
-
-def announced(data: bytes, *pieces: bytes, encoding: str = "identity") -> NewUpload:
-    chunks = [Chunk(sha256=sha256_hex(piece), size=len(piece)) for piece in pieces or (data,)]
-    return NewUpload.model_validate(
-        {"sha256": sha256_hex(data), "size": len(data), "chunks": chunks, "encoding": encoding}
-    )
+from support.uploads import announced
 
 
 @dataclass
@@ -160,7 +155,9 @@ def test_a_whole_is_put_together_in_its_order_once(store: Store) -> None:
         ((zstandard.compress(b"0" * 2**28),), "zstd"),
     ],
 )
-def test_an_upload_of_other_content_is_removed(store: Store, pieces: tuple[bytes, ...], encoding: str) -> None:
+def test_an_upload_of_other_content_is_removed(
+    store: Store, pieces: tuple[bytes, ...], encoding: Literal["identity", "zstd"]
+) -> None:
     upload = store.uploads.open("firm", announced(b"halved", *pieces, encoding=encoding))
     for piece in pieces:
         store.put(upload, sha256_hex(piece), piece)
