@@ -14,7 +14,7 @@ from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.statistics_file import RouterManifest
 from support.federation import Owners, files_below, honest, owners_in, send
 from support.statistics import written
-from support.uploads import RawOwner, announced
+from support.uploads import RawClient, announced
 
 Honest = tuple[RouterManifest, ShardSums]
 
@@ -44,11 +44,11 @@ def test_an_invalid_contribution_is_refused_and_not_kept(owners: Owners, law_s: 
 
 
 @pytest.fixture(scope="module")
-def law(owners: Owners) -> RawOwner:
-    return RawOwner(owners.server.url, owners.law.token)
+def law(owners: Owners) -> RawClient:
+    return RawClient(owners.server.url, owners.law.token)
 
 
-def test_a_chunk_with_another_digest_is_refused(law: RawOwner) -> None:
+def test_a_chunk_with_another_digest_is_refused(law: RawClient) -> None:
     name, wrong = sha256_hex(b"abc"), content_digest("0" * 64)
     path = f"/uploads/{law.open(announced(b'abc')).id}/chunks/{name}"
     for content, headers, field in (
@@ -62,7 +62,7 @@ def test_a_chunk_with_another_digest_is_refused(law: RawOwner) -> None:
         assert response.json()["type"] == "urn:moerge:problem:wrong-digest"
 
 
-def test_an_interrupted_upload_continues_where_it_was(law: RawOwner) -> None:
+def test_an_interrupted_upload_continues_where_it_was(law: RawClient) -> None:
     pieces = [b"first" * 9, b"second" * 9]
     whole = b"".join(pieces)
     names = [sha256_hex(piece) for piece in pieces]
@@ -76,7 +76,7 @@ def test_an_interrupted_upload_continues_where_it_was(law: RawOwner) -> None:
     assert stored.json() == {"sha256": sha256_hex(whole), "size": len(whole)}
 
 
-def test_equal_requests_at_once_get_equal_answers(owners: Owners, law: RawOwner, tmp_path: Path) -> None:
+def test_equal_requests_at_once_get_equal_answers(owners: Owners, law: RawClient, tmp_path: Path) -> None:
     """Commits of one upload, then registrations of one contribution, six at a time."""
     manifest, sums = honest(owners.server, owners.law, owners.trunk, first=7000)
     for turn in range(4):
@@ -100,7 +100,7 @@ def test_equal_requests_at_once_get_equal_answers(owners: Owners, law: RawOwner,
 
 
 def test_an_active_contribution_is_not_checked_again(
-    owners: Owners, law: RawOwner, law_s: Honest, tmp_path: Path
+    owners: Owners, law: RawClient, law_s: Honest, tmp_path: Path
 ) -> None:
     sent = send(owners.law, written(tmp_path / "file", *law_s))
     with owners.server.client() as operator:

@@ -24,7 +24,7 @@ from support.federation import SILENT, Federation, Member, federation_of, files_
 from support.models import expert
 from support.processes import Coordinator, peak_bytes
 from support.statistics import written
-from support.uploads import RawOwner
+from support.uploads import RawClient
 
 MEBIBYTE = 2**20
 HEX = "0" * 64
@@ -193,7 +193,7 @@ def test_a_bomb_is_stopped_at_the_announced_size(
     new = NewUpload(
         sha256=HEX, size=3 * MEBIBYTE, encoding="zstd", chunks=[Chunk(sha256=sha256_hex(body), size=len(body))]
     )
-    owner = RawOwner(server.url, member.token)
+    owner = RawClient(server.url, member.token)
     with harmless(server):
         upload = owner.open(new)
         owner.put(upload, body).raise_for_status()

@@ -28,7 +28,7 @@ from moerge_proto.trunks import NewTrunk, TrunkOptions
 from moerge_proto.versions import NewVersion
 from support.federation import SILENT, Federation, eventually, federation_of, files_below, join, joined
 from support.processes import Coordinator, coordinator, moerge
-from support.uploads import RawOwner, announced
+from support.uploads import RawClient, announced
 
 LARGE: dict[str, Any] = {"hidden_size": 384, "vocab_size": 24000}  # so that ties takes seconds
 
@@ -125,7 +125,7 @@ def test_neither_tokens_nor_bodies_nor_queries_are_logged(server: Coordinator) -
 def test_metrics_count_requests_by_route(server: Coordinator) -> None:
     member = join(server, "figures", Path("nowhere"))
     member.client.close()
-    raw, data, before = RawOwner(server.url, member.token), b"some bytes" * 100, figures(server)
+    raw, data, before = RawClient(server.url, member.token), b"some bytes" * 100, figures(server)
     upload, digest = raw.open(announced(data)), sha256_hex(data)
     raw.put(upload, data)
     raw.commit(upload)
@@ -241,7 +241,7 @@ def test_the_audit_log_has_mutating_calls_with_a_token(server: Coordinator) -> N
 def test_the_audit_log_leaves_single_chunks_out(server: Coordinator) -> None:
     member = join(server, "audit-owner", Path("nowhere"))
     member.client.close()
-    raw = RawOwner(server.url, member.token)
+    raw = RawClient(server.url, member.token)
     upload = raw.open(announced(b"chunk"))
     raw.put(upload, b"chunk")
     raw.commit(upload)
@@ -305,7 +305,7 @@ def test_at_sigterm_running_calls_end_and_new_ones_are_refused(tmp_path: Path) -
     data = b"0123456789"
     digest = sha256_hex(data)
     headers = {**bearer(server, token), "Content-Digest": content_digest(digest), "Content-Length": "10"}
-    upload = RawOwner(server.url, token).open(announced(data))
+    upload = RawClient(server.url, token).open(announced(data))
     slow = http.client.HTTPConnection("127.0.0.1", server.port)
     slow.putrequest("PUT", f"/v1/uploads/{upload.id}/chunks/{digest}")
     for name, value in headers.items():

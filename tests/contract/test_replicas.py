@@ -22,7 +22,7 @@ from support.processes import Coordinator, coordinator, moerge, run_command
 from support.replicas import Replicas, replicas_of
 from support.servers import Postgres, leader, settings
 from support.statistics import written
-from support.uploads import RawOwner, announced
+from support.uploads import RawClient, announced
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def member(one: Coordinator, tmp_path: Path) -> Iterator[Member]:
 def test_chunks_of_several_replicas_are_joined_by_one(one: Coordinator, two: Coordinator, member: Member) -> None:
     pieces = [b"first", b"second"]
     new = announced(b"firstsecond", *pieces)
-    first, second = (RawOwner(server.url, member.token) for server in (one, two))
+    first, second = (RawClient(server.url, member.token) for server in (one, two))
     upload = first.open(new)
     for raw, piece in zip((first, second), pieces, strict=True):
         assert sha256_hex(piece) in raw.open(new).missing

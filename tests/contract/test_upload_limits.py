@@ -8,15 +8,15 @@ from pathlib import Path
 
 from support.federation import SILENT, Member, eventually, federation_of, files_below
 from support.processes import Coordinator
-from support.uploads import RawOwner, announced
+from support.uploads import RawClient, announced
 
 
 @contextmanager
-def limited(folder: Path, settings: str) -> Iterator[tuple[Coordinator, Member, RawOwner]]:
+def limited(folder: Path, settings: str) -> Iterator[tuple[Coordinator, Member, RawClient]]:
     """A coordinator with these settings, and an owner without an expert."""
     with federation_of(folder, settings=settings) as federation:
         member = federation.join("law", folder)
-        yield federation.server, member, RawOwner(federation.server.url, member.token)
+        yield federation.server, member, RawClient(federation.server.url, member.token)
 
 
 def test_a_client_waits_as_long_as_a_refusal_says(tmp_path: Path) -> None:

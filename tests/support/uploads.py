@@ -1,4 +1,4 @@
-"""An owner's raw calls for uploads, without the client's retries."""
+"""Raw calls of the REST API for uploads, without the client's retries."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,8 +18,8 @@ def announced(data: bytes, *pieces: bytes, encoding: Literal["identity", "zstd"]
 
 
 @dataclass(frozen=True)
-class RawOwner:
-    """The holder of a token, and the coordinator's address."""
+class RawClient:
+    """Calls with a token, without retries."""
 
     url: str
     token: str

@@ -11,31 +11,32 @@ import pytest
 import zstandard
 
 from moerge_proto.digests import sha256_hex
-from moerge_proto.uploads import Chunk, NewUpload, Stored
-from support.federation import Member, federation_of, files_below
+from moerge_proto.uploads import Chunk, NewUpload, Stored, Upload
+from support.federation import federation_of, files_below
 from support.processes import Coordinator, peak_bytes
-from support.uploads import RawOwner, announced
+from support.uploads import RawClient, announced
 
 
 @dataclass(frozen=True)
-class Attacker(RawOwner):
+class Attacker(RawClient):
     """An owner with a token, and its coordinator."""
 
     server: Coordinator
-    member: Member
 
     def send(self, data: bytes) -> None:
         upload = self.open(announced(data))
         self.put(upload, data).raise_for_status()
         self.commit(upload).raise_for_status()
 
+    def drop(self, upload: Upload) -> None:
+        self.request("DELETE", f"/uploads/{upload.id}").raise_for_status()
+
 
 @pytest.fixture(scope="module")
 def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacker]:
     folder, settings = tmp_path_factory.mktemp("owner"), "owner_uploads = 4\nowner_bytes = 9_000_000_000_000_000\n"
     with federation_of(folder, settings=settings) as federation:
-        member = federation.join("law", folder)
-        yield Attacker(federation.server.url, member.token, federation.server, member)
+        yield Attacker(federation.server.url, federation.join("law", folder).token, federation.server)
 
 
 def claimed(data: bytes, size: int) -> NewUpload:
@@ -95,7 +96,8 @@ def test_a_file_beyond_the_free_disk_is_not_put_together(attacker: Attacker) -> 
     attacker.put(upload, chunk).raise_for_status()
     refused = attacker.commit(upload)
     assert (refused.status_code, refused.json()["type"]) == (507, "urn:moerge:problem:storage-full")
-    attacker.member.client.send("DELETE", f"/v1/uploads/{upload.id}")
+    attacker.drop(upload)
+
 
 def test_an_owner_drops_its_uploads_and_opens_others(attacker: Attacker) -> None:
     first, *_, last = [attacker.open(announced(f"open {n}".encode())) for n in range(4)]
@@ -103,9 +105,9 @@ def test_an_owner_drops_its_uploads_and_opens_others(attacker: Attacker) -> None
     refused = attacker.post(announced(b"one more"))
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:moerge:problem:over-quota")
     before = files_below(attacker.server)
-    attacker.member.client.send("DELETE", f"/v1/uploads/{first.id}")
+    attacker.drop(first)
     attacker.open(announced(b"one more"))
-    attacker.member.client.send("DELETE", f"/v1/uploads/{last.id}")
+    attacker.drop(last)
     assert len(files_below(attacker.server)) == len(before) - 1
     assert attacker.commit(last).status_code == 404
 
