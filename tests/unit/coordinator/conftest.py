@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def database(clock: Clock) -> Iterator[Database]:
-    made = rows_in_memory(clock)
-    yield made
-    made.close()
+    with closing(rows_in_memory(clock)) as database:
+        yield database
 
 
 @pytest.fixture

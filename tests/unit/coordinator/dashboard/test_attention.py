@@ -67,7 +67,7 @@ def test_a_retired_trunk_and_a_short_round_need_attention() -> None:
         family="llama", hidden_size=8, layers=1, exponents=[1], tensors=1, files=[], current=True,
         created=NOW, retired=NOW,
     )  # fmt: skip
-    asked = Round.model_validate(
+    round_ = Round.model_validate(
         {
             "number": 1,
             "name": "spring",
@@ -83,8 +83,8 @@ def test_a_retired_trunk_and_a_short_round_need_attention() -> None:
     )
     figures = {"shards_done": 0, "shards_total": 0, "tokens_per_second": 0, "seconds_left": None}
     about = {"domain": "art", "owner": "art", "number": 1, "heard": NOW, "stage": "waiting", "obstacle": "trunk-harms"}
-    told = DomainProgress.model_validate({**about, **figures})
-    result = [item.what for item in needs(None, [], trunk, [], [asked], [], None, [told])]
+    progress = DomainProgress.model_validate({**about, **figures})
+    result = [item.what for item in needs(None, [], trunk, [], [round_], [], None, [progress])]
     assert result == [
         "The current trunk is retired", "Round spring ended without enough contributions; missing: art",
         "Worker of art: refuses the trunk: its perplexity on the owner's text is too high",

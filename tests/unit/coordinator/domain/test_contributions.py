@@ -41,9 +41,9 @@ class Law:
         """The digest of a statistics file that is kept, with these shards."""
         sums = honest_sums(HIDDEN, TOKENS, shards, HIDDEN, seed=first)
         manifest = manifest_of(sums, shards, first_shard=first).model_dump()
-        own = {"owner": "law-owner", "expert": self.expert.digest, "trunk": self.trunk.digest}
+        fields = {"owner": "law-owner", "expert": self.expert.digest, "trunk": self.trunk.digest}
         return self.kept(
-            written(self.folder / "file", RouterManifest.model_validate({**manifest, **own, **change}), sums)
+            written(self.folder / "file", RouterManifest.model_validate({**manifest, **fields, **change}), sums)
         )
 
     def trunk_file(self, tokens: int = 1) -> str:

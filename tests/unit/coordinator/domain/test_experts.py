@@ -71,12 +71,12 @@ class Joining:
     def join(self, domain: str, seed: int, **new: object) -> Expert:
         """The domain's expert, registered and accepted."""
         owner = "two" if domain in ("tax", "code") else f"{domain}-owner"
-        made = self.register(domain, self.uploaded(owner, self.models(seed)), **new)
+        expert = self.register(domain, self.uploaded(owner, self.models(seed)), **new)
         with self.ports.database.transaction("test") as session:
             assert experts.accept(
-                session, made.digest, [row.digest for row in experts.references(session, made.digest)]
+                session, expert.digest, [row.digest for row in experts.references(session, expert.digest)]
             )
-        return made.model_copy(update={"state": ExpertState.READY})
+        return expert.model_copy(update={"state": ExpertState.READY})
 
     def rows(self) -> dict[str, ExpertRow]:
         with self.ports.database.reading() as session:
@@ -99,11 +99,11 @@ def joining(ports: Ports, models: Callable[..., Path], tmp_path: Path) -> Joinin
 
 def test_uploaded_expert_registration_is_idempotent(joining: Joining) -> None:
     files = joining.uploaded("law-owner", joining.models(1))
-    made = joining.register("law", files)
-    assert (made.digest, made.number, made.owner) == (expert_digest(files), 1, "law-owner")
-    assert (made.state, made.family, made.source) == (ExpertState.RECEIVED, "llama", None)
-    assert all(entry.size == (joining.models(1) / entry.name).stat().st_size for entry in made.files)
-    assert joining.register("law", files) == made
+    expert = joining.register("law", files)
+    assert (expert.digest, expert.number, expert.owner) == (expert_digest(files), 1, "law-owner")
+    assert (expert.state, expert.family, expert.source) == (ExpertState.RECEIVED, "llama", None)
+    assert all(entry.size == (joining.models(1) / entry.name).stat().st_size for entry in expert.files)
+    assert joining.register("law", files) == expert
 
 
 def test_invalid_file_names_and_files_of_others_are_refused(joining: Joining) -> None:
@@ -168,16 +168,16 @@ def test_fitted_expert_follows_redistribution_of_its_expert(joining: Joining) ->
     fitted = joining.join("law", 2, fitted=Fitted(expert=law.digest, trunk=trunk.digest), redistribute=True)
     assert not fitted.redistribute, "its expert's word counts"
     files = {file.name: file.sha256 for file in law.files}
-    for said in (True, False, True):
-        assert joining.register("law", files, redistribute=said).redistribute is said
-        assert joining.rows()[fitted.digest].redistribute is said
+    for permitted in (True, False, True):
+        assert joining.register("law", files, redistribute=permitted).redistribute is permitted
+        assert joining.rows()[fitted.digest].redistribute is permitted
     assert joining.register("law", files, Role.OPERATOR, source=SOURCE).redistribute, "an operator changes nothing"
 
 
 def test_an_operator_has_experts_fetched_for_their_owners(joining: Joining) -> None:
     files = {"config.json": "1" * 64}
-    made = joining.register("law", files, Role.OPERATOR, source=SOURCE)
-    assert (made.owner, made.family, [file.size for file in made.files]) == ("law-owner", "", [0])
+    expert = joining.register("law", files, Role.OPERATOR, source=SOURCE)
+    assert (expert.owner, expert.family, [file.size for file in expert.files]) == ("law-owner", "", [0])
     for refused, new in (
         ((ProblemType.FORBIDDEN, "redistribute"), {"redistribute": True}),
         ((ProblemType.NOT_FOUND, "domain"), {"domain": "nobody"}),

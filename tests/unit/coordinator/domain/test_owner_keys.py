@@ -17,10 +17,10 @@ DIGEST = "1" * 64
 @pytest.fixture
 def key(session: Session) -> Ed25519PrivateKey:
     """The key of `firm`, whose domain is law."""
-    made = Ed25519PrivateKey.generate()
+    key = Ed25519PrivateKey.generate()
     owners.add(session, "firm", ["law"])
-    owner_keys.add_key(session, "firm", public_key_of(made), "public_key")
-    return made
+    owner_keys.add_key(session, "firm", public_key_of(key), "public_key")
+    return key
 
 
 def active(session: Session, owner: str) -> list[str]:
@@ -73,10 +73,11 @@ def test_rotation_requires_both_signatures_and_the_active_key(session: Session, 
     new, stranger = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     owners.add(session, "other", ["art"])
     owner_keys.add_key(session, "other", public_key_of(stranger), "public_key")
-    asked = Rotation.make(key, new, "firm")
+    rotation = Rotation.make(key, new, "firm")
+    old, renewed = rotation.old_signature, rotation.new_signature
     for wrong, kind, where in (
-        (asked.model_copy(update={"new_signature": asked.old_signature}), ProblemType.INVALID_REQUEST, "new_signature"),
-        (asked.model_copy(update={"old_signature": asked.new_signature}), ProblemType.INVALID_REQUEST, "old_signature"),
+        (rotation.model_copy(update={"new_signature": old}), ProblemType.INVALID_REQUEST, "new_signature"),
+        (rotation.model_copy(update={"old_signature": renewed}), ProblemType.INVALID_REQUEST, "old_signature"),
         (Rotation.make(new, Ed25519PrivateKey.generate(), "firm"), ProblemType.CONFLICT, "old_key"),
         (Rotation.make(key, stranger, "firm"), ProblemType.CONFLICT, "new_key"),
     ):
@@ -85,7 +86,7 @@ def test_rotation_requires_both_signatures_and_the_active_key(session: Session, 
         assert (caught.value.kind, caught.value.where) == (kind, where)
         assert active(session, "firm") == [public_key_of(key)]
     for _ in range(2):  # the second changes nothing
-        owner_keys.rotate(session, asked)
+        owner_keys.rotate(session, rotation)
         assert active(session, "firm") == [public_key_of(new)]
     with pytest.raises(RefusedError, match="keys can't be reused"):
         owner_keys.rotate(session, Rotation.make(new, key, "firm"))
@@ -100,7 +101,7 @@ def test_signatures_are_listed_in_contribution_order(session: Session, key: Ed25
     session.flush()
     owner_keys.revoke_keys(session, "firm")
     for order in (parts, parts[::-1]):
-        told = list(owner_keys.signatures(session, [item.digest for item in order]))
-        assert [item.digest for item in told] == [item.digest for item in order]
-        result = {item.domain: (item.public_key, item.is_genuine()) for item in told}
+        rows = list(owner_keys.signatures(session, [item.digest for item in order]))
+        assert [item.digest for item in rows] == [item.digest for item in order]
+        result = {item.domain: (item.public_key, item.is_genuine()) for item in rows}
         assert result == {"law": (public_key_of(key), True), "art": (None, False)}

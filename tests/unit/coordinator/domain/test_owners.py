@@ -47,12 +47,12 @@ def test_approved_owner_gets_the_requested_key_and_a_token(session: Session, key
     approved = owners.approve(session, "firm", Approval(request=request))
     assert [item.public_key for item in approved.owner.keys] == [request.public_key]
     assert (approved.token.role, approved.token.owner) == (Role.OWNER, "firm")
-    for name, asked, where in (
+    for name, other, where in (
         ("other", request, "request.owner"),
         ("firm", request.model_copy(update={"domains": ["law", "art"]}), "request.signature"),
     ):
         with pytest.raises(RefusedError) as caught:
-            owners.approve(session, name, Approval(request=asked))
+            owners.approve(session, name, Approval(request=other))
         assert caught.value.where == where
 
 
@@ -90,12 +90,12 @@ def test_key_replacement_requires_operator_and_revokes_old_key(session: Session,
 
 def test_a_rotation_needs_both_keys_and_the_owner_s_own_token(session: Session, key: Ed25519PrivateKey) -> None:
     owners.approve(session, "firm", Approval(request=request_of(key)))
-    asked = Rotation.make(key, Ed25519PrivateKey.generate(), "firm")
+    rotation = Rotation.make(key, Ed25519PrivateKey.generate(), "firm")
     with pytest.raises(RefusedError, match="of owner 'firm', but the token of 'other'"):
-        owners.rotate(session, "other", asked)
-    rotated = owners.rotate(session, "firm", asked)
-    assert rotated.keys[-1].public_key == asked.new_key
-    assert owners.rotate(session, "firm", asked) == rotated, "the same again changes nothing"
+        owners.rotate(session, "other", rotation)
+    rotated = owners.rotate(session, "firm", rotation)
+    assert rotated.keys[-1].public_key == rotation.new_key
+    assert owners.rotate(session, "firm", rotation) == rotated, "the same again changes nothing"
     back = Rotation.make(key, Ed25519PrivateKey.generate(), "firm")
     with pytest.raises(RefusedError, match="not the active key"):
         owners.rotate(session, "firm", back)

@@ -34,8 +34,8 @@ def opened(
 
 
 def state(session: Session) -> tuple[RoundState, list[str]]:
-    asked = rounds.view(session, rounds.find(session, "first"))
-    return asked.state, asked.contributed
+    view = rounds.view(session, rounds.find(session, "first"))
+    return view.state, view.contributed
 
 
 def test_round_is_complete_with_statistics_of_every_owner(
@@ -55,8 +55,8 @@ def test_round_is_complete_with_statistics_of_every_owner(
 
 
 def test_a_round_for_trunks_counts_trunk_contributions(session: Session, experts: dict[str, ExpertRow]) -> None:
-    asked = opened(session, "trunk", minimum=1)
-    assert asked.trunk is None
+    view = opened(session, "trunk", minimum=1)
+    assert view.trunk is None
     add_contribution(session, experts["law"], None)
     assert state(session) == (RoundState.OPEN, ["law"])
     with pytest.raises(RefusedError, match="asks for trunk contributions"):
@@ -97,8 +97,8 @@ def test_impossible_rounds_are_refused(session: Session, experts: dict[str, Expe
 
 
 def test_owner_sees_only_its_own_part_of_a_round(session: Session, trunk: TrunkRow) -> None:
-    asked = opened(session)
-    own = rounds.own_part(asked, ["art"])
-    assert own is not None
-    assert (own.contributed, own.missing) == ([], ["art"])
-    assert rounds.own_part(asked, ["code"]) is None
+    view = opened(session)
+    part = rounds.own_part(view, ["art"])
+    assert part is not None
+    assert (part.contributed, part.missing) == ([], ["art"])
+    assert rounds.own_part(view, ["code"]) is None

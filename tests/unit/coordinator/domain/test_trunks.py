@@ -32,16 +32,16 @@ def art(session: Session) -> ExpertRow:
     return add_expert(session, "art")
 
 
-def asked(session: Session, **new: object) -> TrunkLineage:
+def lineage_of(session: Session, **new: object) -> TrunkLineage:
     return trunks.lineage_of(session, NewTrunk.model_validate(new))
 
 
 def test_without_a_method_the_trunk_contributions_decide(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     add_contribution(session, law, None)
-    assert asked(session).method == "average"
-    assert asked(session, experts=[law.digest]).method == "regmean"
+    assert lineage_of(session).method == "average"
+    assert lineage_of(session, experts=[law.digest]).method == "regmean"
     sent = add_contribution(session, art, None)
-    lineage = asked(session)
+    lineage = lineage_of(session)
     assert (lineage.method, lineage.experts) == ("regmean", [law.digest, art.digest])
     assert lineage.contributions[1] == sent.digest
 
@@ -50,7 +50,7 @@ def test_a_solved_trunk_names_who_has_not_contributed(session: Session, law: Exp
     add_contribution(session, law, None)
     add_contribution(session, art, None, active=False)
     with pytest.raises(RefusedError, match="no trunk contribution of art") as caught:
-        asked(session, method="regmean")
+        lineage_of(session, method="regmean")
     assert "`trunk_contribution`" in caught.value.todo
 
 
@@ -64,10 +64,10 @@ def test_experts_that_can_not_be_merged_are_refused(session: Session, law: Exper
         ([law.digest, law.digest], "each only once"),
     ):
         with pytest.raises(RefusedError, match=reason):
-            asked(session, experts=experts)
+            lineage_of(session, experts=experts)
     with pytest.raises(RefusedError, match=f"can't be merged\n.*{law.digest}"):
-        asked(session, method="ties", options={"base": fitted.digest})
-    assert asked(session).experts == [law.digest], "all that are ready and not fitted"
+        lineage_of(session, method="ties", options={"base": fitted.digest})
+    assert lineage_of(session).experts == [law.digest], "all that are ready and not fitted"
 
 
 def test_options_are_checked_before_anything_is_merged(session: Session, law: ExpertRow, art: ExpertRow) -> None:
@@ -76,18 +76,18 @@ def test_options_are_checked_before_anything_is_merged(session: Session, law: Ex
         ({"weights": {"law": 0, "art": 0}}, "every weight is zero"),
     ):
         with pytest.raises(RefusedError, match=reason):
-            asked(session, method="weighted", options=options)
+            lineage_of(session, method="weighted", options=options)
     with pytest.raises(MoergeError):
-        asked(session, method="average", options={"seed": 3})
+        lineage_of(session, method="average", options={"seed": 3})
     with pytest.raises(RefusedError, match="does not use a round") as caught:
-        asked(session, method="average", round="first")
+        lineage_of(session, method="average", round="first")
     assert "regmean, regmean-fitted" in caught.value.todo
-    base = asked(session, method="base", options={"base": art.digest})
+    base = lineage_of(session, method="base", options={"base": art.digest})
     assert (base.experts, base.revision) == ([art.digest], 1)
-    ties = asked(session, method="ties", options={"base": art.digest})
+    ties = lineage_of(session, method="ties", options={"base": art.digest})
     assert ties.experts == [law.digest], "all but the base"
     add_contribution(session, law, None)
-    assert asked(session, experts=[law.digest], method="regmean-fitted").revision == 3, "its formula was changed twice"
+    assert lineage_of(session, experts=[law.digest], method="regmean-fitted").revision == 3
 
 
 def test_remerge_omits_withdrawn_experts_and_adds_a_new_one(session: Session, law: ExpertRow, art: ExpertRow) -> None:

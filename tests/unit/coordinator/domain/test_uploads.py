@@ -116,11 +116,11 @@ def test_a_chunk_is_what_its_name_says_and_nothing_else_is_kept(store: Store) ->
             store.put(upload, name, *pieces)
         assert (caught.value.kind, caught.value.where) == (kind, name)
         assert store.files() == []
-    for owner, id_, asked in (
+    for owner, id_, chunk in (
         ("firm", upload.id, sha256_hex(b"x")), ("firm", 99, name), ("other", upload.id, name),
     ):  # fmt: skip
         with pytest.raises(RefusedError) as caught:
-            store.put(Upload(id=id_, missing=[]), asked, b"whole", owner=owner)
+            store.put(Upload(id=id_, missing=[]), chunk, b"whole", owner=owner)
         assert caught.value.kind is ProblemType.NOT_FOUND
     with pytest.raises(RefusedError) as caught:
         store.uploads.commit("firm", upload.id)
@@ -177,14 +177,14 @@ def test_sweep_removes_only_old_unused_uploads(store: Store, clock: Clock) -> No
     store.put(half, sha256_hex(b"hal"), b"hal")
     loose = store.send(b"referred to by nothing")
     clock.later(hours=9)
-    asked = store.send(b"asked for")
+    recent = store.send(b"asked for")
     store.uploads.sweep_abandoned()
     assert len(store.files()) == 4, "nothing is ten hours old"
     clock.later(hours=2)
     store.uploads.sweep_abandoned()
     assert store.files() == sorted([sha256_hex(b"used"), sha256_hex(b"asked for")])
     with store.ports.database.reading() as session:
-        assert session.scalars(select(UploadRow.id)).all() == [asked.id]
+        assert session.scalars(select(UploadRow.id)).all() == [recent.id]
     for upload in (half, loose, used):
         with pytest.raises(RefusedError, match="no upload"):
             store.uploads.commit("firm", upload.id)

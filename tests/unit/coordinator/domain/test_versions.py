@@ -27,7 +27,7 @@ def trunk(session: Session, law: ExpertRow, art: ExpertRow) -> TrunkRow:
     return add_trunk(session, [law, art])
 
 
-def asked(session: Session, **new: object) -> Lineage:
+def lineage_of(session: Session, **new: object) -> Lineage:
     return versions.lineage_of(session, NewVersion.model_validate(new))
 
 
@@ -35,15 +35,15 @@ def test_version_lists_contributors_in_registration_order(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
     with pytest.raises(RefusedError, match="no expert has contributed yet"):
-        asked(session, partial=True)
+        lineage_of(session, partial=True)
     late = add_contribution(session, art, trunk)
     add_contribution(session, law, trunk, split="tuning")
-    assert asked(session, partial=True).domains == ["art"], "a tuning split alone is no contribution"
+    assert lineage_of(session, partial=True).domains == ["art"], "a tuning split alone is no contribution"
     early = add_contribution(session, law, trunk)
     add_contribution(session, law, trunk, active=False)
-    lineage = asked(session)
+    lineage = lineage_of(session)
     assert (lineage.domains, lineage.contributions) == (["law", "art"], sorted([early.digest, late.digest]))
-    tuned = asked(session, options={"lambda_scale": "auto"})
+    tuned = lineage_of(session, options={"lambda_scale": "auto"})
     assert len(tuned.contributions) == 3
 
 
@@ -54,19 +54,19 @@ def test_version_without_a_trunk_expert_requires_partial(
     for expert in (law, code):
         add_contribution(session, expert, trunk)
     with pytest.raises(RefusedError, match="have not contributed under it: art\n") as caught:
-        asked(session)
+        lineage_of(session)
     assert (caught.value.kind, caught.value.where) == (ProblemType.NOT_READY, "partial")
     assert "--wait" in caught.value.todo
     assert "`partial`" in caught.value.todo
     result = contributors.of_trunk(session, trunk)
     assert (result.contributed, result.missing) == (["law", "code"], ["art"])
-    partial = asked(session, partial=True)
+    partial = lineage_of(session, partial=True)
     assert (partial.domains, partial.left_out) == (["law", "code"], ["art"])
-    named = asked(session, experts=[law.digest])
+    named = lineage_of(session, experts=[law.digest])
     assert (named.domains, named.left_out) == (["law"], []), "the operator has named the experts"
     withdraw_expert(session, art, serve=True)
     add_expert(session, "art", files=[])
-    without = asked(session)
+    without = lineage_of(session)
     assert (without.domains, without.left_out) == (["law", "code"], []), "a withdrawn expert is not waited for"
 
 
@@ -77,8 +77,8 @@ def test_an_older_trunk_waits_for_its_own_experts(
         add_contribution(session, expert, trunk)
     add_trunk(session, [law])
     with pytest.raises(RefusedError, match="under it: law\n"):
-        asked(session)
-    assert asked(session, trunk=trunk.digest).domains == ["law", "art"]
+        lineage_of(session)
+    assert lineage_of(session, trunk=trunk.digest).domains == ["law", "art"]
 
 
 def test_contributed_fitted_expert_replaces_the_trained_one(
@@ -87,9 +87,9 @@ def test_contributed_fitted_expert_replaces_the_trained_one(
     add_contribution(session, art, trunk)
     fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
     add_contribution(session, fitted, trunk)
-    assert asked(session).experts == [fitted.digest, art.digest]
+    assert lineage_of(session).experts == [fitted.digest, art.digest]
     with pytest.raises(RefusedError) as caught:
-        asked(session, experts=[law.digest])
+        lineage_of(session, experts=[law.digest])
     assert caught.value.todo == f"name the domain's contributed expert: {fitted.digest}"
 
 
@@ -110,13 +110,13 @@ def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: 
         ({"round": "first", "partial": True}, "a round already sets the trunk", "round"),
     ):
         with pytest.raises(RefusedError, match=reason) as caught:
-            asked(session, **new)
+            lineage_of(session, **new)
         assert caught.value.where == where
     trunk.retired = now(session)
-    assert asked(session, partial=True).trunk == trunk.digest, "a retired trunk serves until its successor is there"
+    assert lineage_of(session, partial=True).trunk == trunk.digest, "a retired trunk serves until its successor"
     add_trunk(session, [art])
     with pytest.raises(RefusedError, match="was retired"):
-        asked(session, trunk=trunk.digest)
+        lineage_of(session, trunk=trunk.digest)
 
 
 def test_lineage_has_one_number_and_retired_one_is_not_reused(

@@ -26,12 +26,12 @@ def art(session: Session) -> ExpertRow:
 
 @pytest.fixture
 def trunk(session: Session, law: ExpertRow, art: ExpertRow) -> TrunkRow:
-    made = add_trunk(session, [law, art])
+    trunk = add_trunk(session, [law, art])
     for expert in (law, art):
-        part = add_contribution(session, expert, made)
-        session.add(ShardRow(trunk=made.digest, domain=expert.domain, shard="1" * 64, contribution=part.digest))
+        part = add_contribution(session, expert, trunk)
+        session.add(ShardRow(trunk=trunk.digest, domain=expert.domain, shard="1" * 64, contribution=part.digest))
     session.flush()
-    return made
+    return trunk
 
 
 def test_law_5_a_withdrawn_expert_is_in_no_later_version(
@@ -108,9 +108,9 @@ def test_a_refused_expert_is_nowhere_to_be_withdrawn_from(session: Session, law:
 def test_purge_requires_a_remerge_and_keeps_shared_files(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
-    shared, own = file_of("config", "config.json"), file_of("only law's")
-    law.files, art.files = [shared, own], [shared]
-    for file in (shared, own):
+    shared, private = file_of("config", "config.json"), file_of("only law's")
+    law.files, art.files = [shared, private], [shared]
+    for file in (shared, private):
         session.add(HoldingRow(owner=law.owner, sha256=file.sha256, size=file.size))
     row = add_version(session)
     with pytest.raises(RefusedError, match="first withdraw it"):
@@ -123,5 +123,5 @@ def test_purge_requires_a_remerge_and_keeps_shared_files(
     assert row.retired is not None
     left = needed(session)
     assert shared.sha256 in left, "art's expert has it too"
-    assert own.sha256 not in left
+    assert private.sha256 not in left
     assert session.scalars(select(ContributionRow.digest).where(ContributionRow.purged.is_(None))).all()

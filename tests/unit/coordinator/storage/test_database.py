@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,8 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
 
 @pytest.fixture
 def opened(database: Path | str) -> Iterator[Database]:
-    made = open_database(database)
-    yield made
-    made.close()
+    with closing(open_database(database)) as result:
+        yield result
 
 
 def owners(opened: Database) -> list[str]:
