@@ -1,4 +1,4 @@
-"""Adapters over HTTP: the coordinator merges them with a registered base, and owners need not send the weights."""
+"""Adapters over REST: merged by the coordinator with a registered base, or sent as merged models."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

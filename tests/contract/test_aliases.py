@@ -1,4 +1,4 @@
-"""Aliases, notes, retiring, rounds and pulling: what operators do with versions, and how consumers follow."""
+"""Aliases, notes, retired versions, rounds and pulls."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ BIASES: dict[str, Any] = {"family": "qwen3", "attention_bias": True}
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Versions 1 to 3 differ by lambda. Their biases are a limit of an engine."""
+    """Versions 1 to 3 differ by lambda. Two engines do not support their biases."""
     with federation_of(tmp_path_factory.mktemp("aliases"), "law", "art", **BIASES) as federation:
         federation.contribute(federation.merge())
         for ridge_lambda in (1.0, 2.0, 3.0):

@@ -1,4 +1,4 @@
-"""Every route asks who is there: no token, a wrong role, another owner's things."""
+"""Authorisation of every route: tokens, roles, other owners' data."""
 
 import json
 from collections.abc import Iterator

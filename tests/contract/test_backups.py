@@ -1,4 +1,4 @@
-"""Backups while the coordinator serves, restored homes, and findings of damage."""
+"""Backups of a serving coordinator, restored homes, damage."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def served(federation: Federation) -> Coordinator:
 
 @pytest.fixture(scope="module")
 def backup(served: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of the served home, as a tar file."""
+    """A tar file of the served home."""
     target = tmp_path_factory.mktemp("backup") / "good.tar"
     moerge("coordinator", "backup", served.home, target)
     return target
@@ -131,7 +131,7 @@ def test_backups_during_solves_are_whole(served: Coordinator, tmp_path: Path) ->
 
 @pytest.fixture
 def home(backup: Path, tmp_path: Path) -> Path:
-    """A home of one's own to damage: its files are copies, for the backup's are the served home's."""
+    """A restored home, whose files are copies."""
     restore(backup, tmp_path / "home", SILENT)
     return tmp_path / "home"
 

@@ -1,4 +1,4 @@
-"""Contributions over HTTP: what can't be honest is refused and not kept; what is sent twice counts once."""
+"""Uploads and contributions over REST: refusals, interruptions, repeated and simultaneous requests."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
 
 @pytest.fixture(scope="module")
 def law_s(owners: Owners) -> Honest:
-    """A contribution as law's worker would send it."""
+    """An honest contribution of law."""
     return honest(owners.server, owners.law, owners.trunk, first=1000)
 
 

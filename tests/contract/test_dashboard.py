@@ -1,4 +1,4 @@
-"""The dashboard over plain HTTP, as a browser without JavaScript has it: signing in, pages, forms, roles."""
+"""The dashboard without JavaScript: signing in, pages, forms, roles."""
 
 import html
 import re
@@ -317,7 +317,7 @@ def test_pages_of_many_versions_and_owners_are_small(tmp_path: Path) -> None:
 
 
 def test_a_withdrawn_expert_s_versions_are_not_offered(visited: Visited) -> None:
-    """One of the last tests: they remove things."""
+    """The following tests remove data of the others."""
     [expert] = visited.federation.members["law"].client.experts()
     with visited.visit() as browser:
         act(browser, f"/experts/{expert.digest}/withdraw", serve="no")
@@ -351,7 +351,7 @@ def test_a_revoked_owner_is_not_offered_again(visited: Visited) -> None:
 
 @pytest.mark.slow
 def test_a_failed_workflow_is_retried_in_the_browser(tmp_path: Path) -> None:
-    """A trunk whose expert's file is lost can't be merged; once the file is back, it can."""
+    """Merging fails while a file of the expert is missing."""
     with federation_of(tmp_path, "law") as federation:
         server, operator = federation.server, federation.operator
         [file] = [file for file in federation.expert("law").files if file.name == "model.safetensors"]

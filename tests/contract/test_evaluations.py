@@ -1,4 +1,4 @@
-"""Evaluations, the table from them, who may have a version to evaluate it, and the promotion policy."""
+"""Evaluations and their table, owners' access to versions, the promotion policy."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Experts over HTTP: refused by the name of what differs, with nothing kept, and accepted exactly once."""
+"""Experts over REST: refusals that keep no files, and simultaneous registrations."""
 
 import threading
 import zlib
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 
 @pytest.fixture
 def member(server: Coordinator, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Member]:
-    """An owner of a domain of its own, with an expert like the first one's, not registered yet."""
+    """An owner of a new domain with an unregistered expert like the first one's."""
     number = zlib.crc32(request.node.nodeid.encode())
     member = join(server, f"domain-{number}", expert(tmp_path / "expert", seed=number))
     yield member

@@ -1,4 +1,4 @@
-"""Experts that the coordinator fetches: from the sources that the operator allows, and from nowhere else."""
+"""Experts that the coordinator fetches from allowed sources."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from support.processes import Coordinator, moerge, run_command
 
 
 class Source(ThreadingHTTPServer):
-    """Serves a folder below /models/; what `behaves` names for a path happens instead. Keeps the requests."""
+    """Serves a folder below /models/, and keeps the requests. `behaves`: path -> a fault or a redirect."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

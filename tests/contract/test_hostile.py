@@ -1,4 +1,4 @@
-"""What comes from outside may be made to do harm: it is refused by name, leaves nothing, and takes little memory."""
+"""Hostile files, bodies and names: refused by field, with no files kept and little memory."""
 
 import http.client
 import json
@@ -70,12 +70,12 @@ def like(federation: Federation) -> Path:
 
 @pytest.fixture
 def member(owner: Member, like: Path, tmp_path: Path) -> Member:
-    """An owner of which nothing is registered, with an expert to spoil."""
+    """An owner without a registered expert, and a copy of an expert."""
     return replace(owner, folder=shutil.copytree(like, tmp_path / "expert"))
 
 
 def uploaded(member: Member) -> dict[str, str]:
-    """As the client does, but without reading the config, which could be the end of this process."""
+    """Uploads all files without reading the config, which could end this process."""
     return {path.name: member.client.upload(path, SILENT, title="").sha256 for path in member.folder.iterdir()}
 
 
@@ -319,7 +319,7 @@ def test_no_body_is_more_than_refused(
 def test_a_link_in_the_home_leads_no_reader_elsewhere(
     federation: Federation, server: Coordinator, trunk: Trunk
 ) -> None:
-    """Who can write into the home can do all; but names of files are looked up in rows, never on the disk."""
+    """File names are looked up in rows, never on the disk."""
     link = server.home / "versions" / "passwd"
     link.parent.mkdir(exist_ok=True)
     link.symlink_to("/etc/passwd")

@@ -1,4 +1,4 @@
-"""Owners join with a key, sign what they contribute, rotate the key and lose it, by the commands that they type."""
+"""Owners' keys: joining, signatures, rotation, loss."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from support.statistics import written
 
 
 def approved(server: Coordinator, home: Path, owner: str, *, replace: bool = False) -> str:
-    """The token of an owner whose key lies in `home`, by the library that the commands use."""
+    """The token of a new owner whose key is in `home`."""
     with server.client() as operator:
         return operator.approve(
             join_request(home / f"{owner}.pem", owner, [f"{owner}-domain"]), replace=replace
@@ -155,7 +155,7 @@ Fleet = tuple[Member, Path, Trunk]
 
 @pytest.fixture(scope="module")
 def fleet(server: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """An owner with a key whose expert is ready, where its key lies, and a trunk."""
+    """An owner with a key and a ready expert, the key's folder, and a trunk."""
     folder = tmp_path_factory.mktemp("signed")
     with server.client() as operator:
         token = operator.approve(join_request(folder / "firm.pem", "firm", ["law"])).token.secret
@@ -201,7 +201,7 @@ def test_a_version_has_the_signatures_of_its_inputs(server: Coordinator, fleet: 
 
 
 def test_law_3_signatures_change_no_version(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
-    """Law 3: withdrawn, and sent again with another key's signature, the same contribution gives the same version."""
+    """Law 3: a contribution sent again with another key's signature gives the same version."""
     member, home, _ = fleet
     with server.client() as operator:
         [before] = list(operator.versions())[-1:]
@@ -235,7 +235,7 @@ def test_a_rotated_key_replaces_the_old_one(server: Coordinator, fleet: Fleet, t
 
 
 class Deaf(BaseHTTPRequestHandler):
-    """Hands a rotation on to the coordinator, and never its answer back; everything else it answers."""
+    """A proxy that forwards everything, but no answer to a rotation."""
 
     behind: str
 

@@ -1,4 +1,4 @@
-"""Withdrawing and purging experts: what goes, what stays, and who is told."""
+"""Withdrawn and purged experts and contributions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ from support.statistics import written
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Every test merges the experts of members of its own."""
+    """Every test adds its own members."""
     with federation_of(tmp_path_factory.mktemp("life")) as federation:
         yield federation
 

@@ -1,4 +1,4 @@
-"""Running a coordinator: readiness, figures, logs, the audit log, and stopping."""
+"""Operation: readiness, logs, metrics, the audit log, stopping."""
 
 import http.client
 import json
@@ -262,7 +262,7 @@ def test_the_audit_log_has_pages(server: Coordinator) -> None:
 
 
 def test_a_full_storage_is_reported_until_there_is_room(tmp_path: Path) -> None:
-    """The limit on a file's size is what a process can be given of a full disk."""
+    """A limit on the size of files stands for a full disk."""
     with coordinator(tmp_path / "home") as server:
         member = join(server, "law", tmp_path)
         limits = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""Progress: one row for a domain, of its owner; and a coordinator that is away doesn't matter."""
+"""Progress reports: visibility, policy, contents."""
 
 import threading
 from collections.abc import Iterator

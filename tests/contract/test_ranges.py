@@ -1,4 +1,4 @@
-"""A coordinator on S3 reads weights and sums in ranges; its versions have the bytes of one on a local folder."""
+"""A coordinator on S3 reads weights and sums in ranges, and publishes the same bytes as from local files."""
 
 import shutil
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Remerges by API, command and dashboard: the expected and the real gain. Each test continues the one before."""
+"""Remerges by API, command and dashboard: expected and real gain. Tests continue one another."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 def evaluate(federation: Federation, number: int, **nll: tuple[float, float]) -> None:
-    """Domain -> nats by which the version, and its oracle, are above the dense expert's 20, over ten tokens."""
+    """Domain -> nats of version and oracle above the dense expert's 20, over ten tokens."""
     lineage = federation.operator.version(number).lineage
     for domain, (version, oracle) in nll.items():
         experts = len(lineage.experts)

@@ -151,7 +151,7 @@ def test_a_workflow_is_seen_from_every_replica(one: Coordinator, two: Coordinato
 
 
 def refusal(home: Path, text: str) -> str:
-    """What a coordinator that must not start says."""
+    """The error of a coordinator that must not start."""
     home.mkdir()
     (home / "coordinator.toml").write_text(text)
     done = run_command("coordinator", "serve", home, "--port", 0)

@@ -1,4 +1,4 @@
-"""Requests made up from the OpenAPI document: no status that it doesn't name, no 5xx, nothing that it forbids."""
+"""Generated requests: answers conform to the OpenAPI document, and none is 5xx."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -27,11 +27,11 @@ from support.statistics import written
 
 pytestmark = pytest.mark.slow
 OUT_OF_REACH = 2**40
-"""An id that no made-up request hits, so that none revokes the token that it is sent with."""
+"""An id that no generated request has, so that none revokes its own token."""
 EXAMPLES = 200
-"""For each operation."""
+"""Per operation."""
 _REFUSALS = [401, 403, 404, 409, 410, 422]
-"""What a request may get that fits the document: fields have to fit each other, too, and what the coordinator has."""
+"""Statuses of a refused request that conforms to the document."""
 _CONFIG = schemathesis.Config.from_dict(
     {"checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", *_REFUSALS]}}}
 )
@@ -77,7 +77,7 @@ def session() -> Iterator[requests.Session]:
 
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_answers_are_those_of_the_document(server: Coordinator, session: requests.Session, label: str) -> None:
-    """Sends requests that fit the document, and requests that don't, as operator and as owner; checks the answers."""
+    """Sends conforming and other requests as operator and as owner."""
     operation = OPERATIONS[label]
     modes = [operation.as_strategy(generation_mode=mode) for mode in GenerationMode]
 
@@ -92,5 +92,5 @@ def test_answers_are_those_of_the_document(server: Coordinator, session: request
 
 
 def _sent_as_drawn(case: schemathesis.Case[Any]) -> bool:
-    """Not so for a parameter that is an empty list: it leaves no trace in the address, however forbidden its name."""
+    """An empty list as a parameter is missing in the address, even if its name is unknown."""
     return [] not in (case.query or {}).values()

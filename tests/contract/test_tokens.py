@@ -1,4 +1,4 @@
-"""Tokens over REST and the command line: made for a time, listed without secrets, rotated, revoked."""
+"""Tokens over REST and the command line: expiry, lists, rotation, revocation."""
 
 from datetime import UTC, datetime
 from functools import partial

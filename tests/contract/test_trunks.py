@@ -1,4 +1,4 @@
-"""Trunk methods over REST, trunk contributions, and what a version may choose at solve time."""
+"""Trunks over REST: methods, trunk contributions, options of a solve, vocabularies."""
 
 import json
 import sqlite3

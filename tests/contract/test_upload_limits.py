@@ -1,4 +1,4 @@
-"""What an owner may hold, open and send; and that what it leaves behind goes away."""
+"""An owner's rate limit, and abandoned uploads."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def test_a_client_waits_as_long_as_a_refusal_says(tmp_path: Path) -> None:
 
 
 def age(home: Path, hours: float) -> None:
-    """Lets all uploads be older by so much."""
+    """Makes all uploads older."""
     with sqlite3.connect(home / "coordinator.sqlite") as database:
         for id_, touched in database.execute("SELECT id, touched FROM uploads").fetchall():
             older = datetime.fromisoformat(touched) - timedelta(hours=hours)

@@ -1,4 +1,4 @@
-"""Versions over HTTP: pure functions of their lineage, shared files, ranges, pages."""
+"""Versions over REST: lineages, shared files, ranges, refusals; the OpenAPI document."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from support.processes import Coordinator
 
 SETTINGS: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 2000}
 SNAPSHOT = Path(__file__).with_name("openapi.json")
-"""Write it anew, on purpose only: MOERGE_WRITE_OPENAPI=1 pytest tests/contract -k openapi"""
+"""To renew it: MOERGE_WRITE_OPENAPI=1 pytest tests/contract -k openapi"""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`moerge worker check`: every line says ok or what to do, and nothing is sent."""
+"""`moerge worker check`: its lines and exit status."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def options_of(federation: Federation, **options: object) -> dict[str, object]:
 
 
 def lines_of(federation: Federation, **options: object) -> dict[str, str]:
-    """The lines by the checks' names, without the probe in Ray: so many slots have no room."""
+    """Check -> its line. So many slots have no room, so there is no probe in Ray."""
     given = options_of(federation, slots=10**6, **options)
     settings = Settings.model_validate({**given, "data": [str(given["data"])]})
     return {line.name: str(line) for line in reversed(list(checks(settings)))}
