@@ -11,7 +11,7 @@ from moerge_workers.check import checks
 from moerge_workers.leaving import owner_key
 from moerge_workers.settings import Settings
 from support.federation import Federation, federation_of, registered
-from support.models import expert, texts
+from support.models import expert
 from support.processes import moerge
 
 
@@ -105,17 +105,14 @@ def test_a_withdrawn_expert_is_a_problem(federation: Federation, tmp_path: Path)
     assert "the expert was withdrawn" in lines["fleet"]
 
 
-def test_an_evaluation_needs_memory_for_the_newest_version(tmp_path: Path) -> None:
-    with federation_of(tmp_path, "law", "art") as federation:
-        (tmp_path / "data").mkdir()
-        texts(tmp_path / "data" / "a.jsonl", 1, documents=200)
-        options = {"held_out_share": 0.2, "policy": {"evaluation_sums": True}}
-        assert "no version yet" in lines_of(federation, **options)["evaluation"]
-        federation.contribute(federation.merge(), "law", "art")
-        federation.solve()
-        line = lines_of(federation, **options)["evaluation"]
-        assert "ok evaluation   version 1 has 2 experts; scoring needs " in line
-        assert "of host memory for the hidden states of 4,096 tokens" in line
+def test_an_evaluation_needs_memory_for_the_newest_version(federation: Federation) -> None:
+    options = {"held_out_share": 0.2, "policy": {"evaluation_sums": True}}
+    assert "no version yet" in lines_of(federation, **options)["evaluation"]
+    federation.contribute(federation.trunk(), "law")
+    federation.solve()
+    line = lines_of(federation, **options)["evaluation"]
+    assert "ok evaluation   version 1 has 1 experts; scoring needs " in line
+    assert "of host memory for the hidden states of 4,096 tokens" in line
 
 
 def test_a_missing_file_stops_only_its_own_checks(federation: Federation, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from moerge_proto.messages import Whole, plainly
 from moerge_proto.rounds import NewRound
+from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import NewVersion, VersionChange
 
 ROOT = Path(__file__).parents[2]
@@ -71,21 +72,20 @@ class _Count(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("model", "fields", "told"),
+    ("model", "fields", "expected"),
     [
         (VersionChange, {"tags": ["Not A Tag"]}, "expected the form ^"),
         (NewVersion, {"options": {"top_k": 0}}, "expected at least 1"),
         (NewVersion, {"options": {"top": 1}}, "there is no such field"),
         (NewRound, {}, "it is missing"),
+        (NewTrunk, {"options": {"retain": 0.5}}, "options.retain: expected a method too"),
         (_Count, {"count": True}, "expected a valid integer"),
         (_Count, {"count": "many"}, "expected a valid integer"),
     ],
 )
-def test_a_validation_error_is_told_in_plain_words(
-    model: type[BaseModel], fields: dict[str, object], told: str
-) -> None:
+def test_a_validation_error_is_in_plain_words(model: type[BaseModel], fields: dict[str, object], expected: str) -> None:
     with pytest.raises(ValidationError) as caught:
         model.model_validate(fields)
-    said = plainly(caught.value.errors()[0])
-    assert said.startswith(told)
-    assert not FORBIDDEN.search(said)
+    text = plainly(caught.value.errors()[0])
+    assert text.startswith(expected)
+    assert not FORBIDDEN.search(text)
