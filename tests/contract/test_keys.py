@@ -16,7 +16,7 @@ import pytest
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError, MoergeError
 from moerge_proto.contributions import NewContribution
-from moerge_proto.owners import Approval, Owner
+from moerge_proto.owners import Owner
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of, sign_contribution
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion
@@ -100,17 +100,6 @@ def test_on_a_terminal_the_operator_compares_fingerprints(server: Coordinator, t
     with server.client() as operator:
         assert (name in {owner.name for owner in operator.owners()}) == (answer == "y")
     assert done.stdout.startswith("moerge_") == (answer == "y")
-
-
-def test_the_coordinator_refuses_a_forged_request(server: Coordinator, tmp_path: Path) -> None:
-    request = join_request(tmp_path / "forger.pem", "forger", ["forgery"])
-    forged = request.model_copy(update={"domains": ["medicine", "forgery"]})
-    response = httpx.post(
-        f"{server.url}/v1/owners/forger/approve",
-        headers={"Authorization": f"Bearer {server.operator_token}"},
-        json=Approval(request=forged).model_dump(mode="json"),
-    )
-    assert (response.status_code, response.json()["field"]) == (422, "request.signature")
 
 
 def test_a_lost_key_is_replaced_by_the_operator(server: Coordinator, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from moerge_proto.trunks import Trunk
 from moerge_proto.workflows import WorkflowState
 from support.federation import Federation, eventually, federation_of, honest_trunk, send, trunk_path
 from support.statistics import written
-from support.uploads import RawClient
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -53,7 +52,7 @@ def weights(federation: Federation, domain: str) -> dict[str, torch.Tensor]:
 def test_an_impossible_trunk_is_refused_by_its_field(
     federation: Federation, how: object, status: int, field: str
 ) -> None:
-    answer = RawClient(federation.server.url, federation.server.operator_token).request("POST", "/trunks", json=how)
+    answer = federation.request("POST", "/trunks", json=how)
     assert (answer.status_code, answer.json()["field"]) == (status, field)
 
 

@@ -83,8 +83,7 @@ def test_experts_are_in_the_requested_order(federation: Federation) -> None:
 def test_an_impossible_version_is_refused_by_its_field(
     federation: Federation, body: object, status: int, field: str
 ) -> None:
-    token = {"Authorization": f"Bearer {federation.server.operator_token}"}
-    response = httpx.post(f"{federation.server.url}/v1/versions", headers=token, json=body)
+    response = federation.request("POST", "/versions", json=body)
     assert (response.status_code, response.json()["field"]) == (status, field)
     assert response.headers["Content-Type"] == "application/problem+json"
 

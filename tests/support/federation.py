@@ -32,6 +32,7 @@ from support.models import expert, on_trunk
 from support.passes import sums_of
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written
+from support.uploads import RawClient
 from support.versions import ROWS
 
 SILENT = LogProgress()
@@ -241,10 +242,12 @@ class Federation:
         """Runs a command as the operator."""
         return moerge(*arguments, **self.server.environment(), **environment)
 
-    def get(self, path: str, **headers: str) -> httpx.Response:
+    def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         """The answer to the operator."""
-        token = {"Authorization": f"Bearer {self.server.operator_token}"}
-        return httpx.get(f"{self.server.url}/v1{path}", headers=token | headers)
+        return RawClient(self.server.url, self.server.operator_token).request(method, path, **kwargs)
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        return self.request("GET", path, headers=headers)
 
 
 @contextmanager
