@@ -12,7 +12,7 @@ import pytest
 from moerge_proto.digests import content_digest
 from moerge_proto.owners import NewToken, Role
 from moerge_proto.uploads import Chunk, NewUpload
-from support.federation import Federation, Member, eventually, federation_of, honest, merge, send
+from support.federation import Federation, eventually, federation_of, honest, send
 from support.processes import Coordinator
 from support.statistics import written
 from support.uploads import RawClient
@@ -49,15 +49,10 @@ def http(server: Coordinator) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def members(federation: Federation) -> list[Member]:
-    return [*federation.members.values()]
-
-
-@pytest.fixture(scope="module")
-def tokens(server: Coordinator, members: list[Member]) -> dict[Role, str]:
-    with server.client() as operator:
-        reader = operator.add_token(NewToken(role=Role.READER)).secret
-    return {Role.OPERATOR: server.operator_token, Role.OWNER: members[0].token, Role.READER: reader}
+def tokens(federation: Federation) -> dict[Role, str]:
+    reader = federation.operator.add_token(NewToken(role=Role.READER)).secret
+    owner = federation.members["law"].token
+    return {Role.OPERATOR: federation.server.operator_token, Role.OWNER: owner, Role.READER: reader}
 
 
 def call(http: httpx.Client, method: str, path: str, token: str | None) -> httpx.Response:
@@ -75,17 +70,16 @@ def is_closed(response: httpx.Response, detail: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def revoked(server: Coordinator) -> str:
-    with server.client() as operator:
-        token = operator.add_token(NewToken(role=Role.OPERATOR))
-        operator.revoke_token(token.id)
+def revoked(federation: Federation) -> str:
+    token = federation.operator.add_token(NewToken(role=Role.OPERATOR))
+    federation.operator.revoke_token(token.id)
     return token.secret
 
 
 @pytest.fixture(scope="module")
-def expired(server: Coordinator, http: httpx.Client) -> str:
-    with server.client() as operator:
-        token = operator.add_token(NewToken(role=Role.OPERATOR, expires=datetime.now(UTC) + timedelta(seconds=0.5)))
+def expired(federation: Federation, http: httpx.Client) -> str:
+    expires = datetime.now(UTC) + timedelta(seconds=0.5)
+    token = federation.operator.add_token(NewToken(role=Role.OPERATOR, expires=expires))
     eventually(lambda: call(http, "get", "/v1/identity", token.secret).status_code == 401)
     return token.secret
 
@@ -118,14 +112,12 @@ def test_only_a_route_s_roles_may_call_it(http: httpx.Client, tokens: dict[Role,
     assert wrong == []
 
 
-def test_another_owner_s_things_are_not_found(server: Coordinator, members: list[Member], tmp_path: Path) -> None:
-    law, art = members
-    trunk = merge(server)
+def test_another_owner_s_things_are_not_found(federation: Federation, server: Coordinator, tmp_path: Path) -> None:
+    (law, art), trunk = federation.members.values(), federation.merge()
     sent = send(law, written(tmp_path / "contribution", *honest(server, law, trunk)))
     new = NewUpload(sha256="1" * 64, size=1, chunks=[Chunk(sha256=sent.digest, size=1)])
     upload = RawClient(server.url, law.token).open(new).id
-    with server.client() as operator:
-        work = next(workflow.id for workflow in operator.workflows() if workflow.result == sent.digest)
+    work = next(workflow.id for workflow in federation.operator.workflows() if workflow.result == sent.digest)
     assert law.client.workflow(work).result == sent.digest
     things: dict[str, dict[str, Any]] = {
         "/v1/workflows/{id}": {"id": work},
@@ -146,9 +138,9 @@ def test_another_owner_s_things_are_not_found(server: Coordinator, members: list
     assert named - shared == things.keys()
     for (method, path), roles in ROLES.items():
         if path in things and Role.OWNER in roles:
-            headers = {"Authorization": f"Bearer {art.token}", "Content-Digest": content_digest(sent.digest)}
-            url = server.url + path.format(**things[path])
-            response = httpx.request(method, url, headers=headers, json=None if method == "get" else {})
+            body, headers = None if method == "get" else {}, {"Content-Digest": content_digest(sent.digest)}
+            place = path.format(**things[path]).removeprefix("/v1")
+            response = RawClient(server.url, art.token).request(method, place, headers=headers, json=body)
             if method == "put" and path == "/v1/contributions/{digest}":
                 expected = (409, "urn:moerge:problem:not-ready")  # as of any file that the caller has not uploaded
             else:
@@ -158,14 +150,10 @@ def test_another_owner_s_things_are_not_found(server: Coordinator, members: list
     assert [expert.owner for expert in law.client.experts()] == [law.name]
 
 
-def test_an_unknown_query_parameter_is_refused_by_name(server: Coordinator) -> None:
-    headers = {"Authorization": f"Bearer {server.operator_token}"}
-    response = httpx.get(f"{server.url}/v1/owners?afer=1", headers=headers)
-    assert (response.status_code, response.json()["field"], response.json()["todo"]) == (
-        422,
-        "afer",
-        "use one of: after",
-    )
+def test_an_unknown_query_parameter_is_refused_by_name(federation: Federation) -> None:
+    response = federation.get("/owners?afer=1")
+    assert (response.status_code, response.json()["field"]) == (422, "afer")
+    assert response.json()["todo"] == "use one of: after"
 
 
 def test_tokens_are_kept_as_hashes_only(server: Coordinator, tokens: dict[Role, str]) -> None:
