@@ -2,8 +2,9 @@
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, repeat
 from pathlib import Path
 
 import httpx
@@ -48,33 +49,26 @@ def solve(server: Coordinator) -> dict[str, str]:
         return {file.name: file.sha256 for file in version.files}
 
 
-def flow(folder: Path, ask: Callable[[], Coordinator]) -> dict[str, str]:
-    """Two owners register, an operator merges, both contribute, an operator solves; `ask` chooses the coordinator."""
-    members = [joined(ask(), domain, folder, seed) for seed, domain in enumerate(("law", "art"), start=1)]
-    trunk = merge(ask())
+def flow(folder: Path, turns: Iterator[Coordinator]) -> dict[str, str]:
+    """Two owners register, an operator merges, both contribute, an operator solves; every step has its coordinator."""
+    folder.mkdir()
+    members = [joined(next(turns), domain, folder, seed) for seed, domain in enumerate(("law", "art"), start=1)]
+    trunk = merge(next(turns))
     for member in members:
-        server = ask()
+        server = next(turns)
         with server.client(member.token) as client:
             other = Member(member.name, member.domain, member.token, client, member.folder)
             send(other, written(folder / "contribution", *honest(server, member, trunk)))
         member.client.close()
-    return solve(ask())
+    return solve(next(turns))
 
 
 def test_law_3_replicas_in_turn_make_the_version_of_one(replicas: Replicas, tmp_path: Path) -> None:
-    turns = [*replicas.servers]
-
-    def ask() -> Coordinator:
-        turns.reverse()
-        return turns[0]
-
-    (tmp_path / "many").mkdir()
-    (tmp_path / "alone").mkdir()
-    many = flow(tmp_path / "many", ask)
+    many = flow(tmp_path / "many", cycle(replicas.servers))
     with coordinator(tmp_path / "home") as alone:
-        expected = flow(tmp_path / "alone", lambda: alone)
+        expected = flow(tmp_path / "alone", repeat(alone))
     assert many == expected
-    for server in turns:
+    for server in replicas.servers:
         folder = tmp_path / f"pulled-{server.home.name}"
         moerge("pull", 1, folder, **server.environment())
         result = {path.name: sha256_hex(path.read_bytes()) for path in folder.iterdir()}
