@@ -55,7 +55,6 @@ def published(
     return write_folder(plan_version(*inputs).files, folder / "version")
 
 
-
 def trunk_file(experts: Sequence[Path], folder: Path) -> Path:
     """The experts' average trunk."""
     dense = [DenseExpert(f"d{slot}", expert) for slot, expert in enumerate(experts)]
