@@ -138,9 +138,11 @@ def test_another_owner_s_things_are_not_found(federation: Federation, server: Co
     assert named - shared == things.keys()
     for (method, path), roles in ROLES.items():
         if path in things and Role.OWNER in roles:
-            body, headers = None if method == "get" else {}, {"Content-Digest": content_digest(sent.digest)}
+            headers = {"Content-Digest": content_digest(sent.digest)}
             place = path.format(**things[path]).removeprefix("/v1")
-            response = RawClient(server.url, art.token).request(method, place, headers=headers, json=body)
+            response = RawClient(server.url, art.token).request(
+                method, place, headers=headers, json=None if method == "get" else {}
+            )
             if method == "put" and path == "/v1/contributions/{digest}":
                 expected = (409, "urn:moerge:problem:not-ready")  # as of any file that the caller has not uploaded
             else:

@@ -158,7 +158,7 @@ class Shell(Terminal):
         """Types a command, and returns its output once it has ended with that exit status."""
         self.starts(line, "")
         result = self._status()
-        print(f"$ {line}\n{self.said}")  # the transcript, which pytest shows if a test fails
+        print(f"$ {line}\n{self.output}")  # the transcript, which pytest shows if a test fails
         assert result == status, f"{line}: exit status {result}"
         return self.output
 

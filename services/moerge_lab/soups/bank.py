@@ -1,7 +1,7 @@
 """The bank of a Soup-of-Experts: shared parameters, experts' parameters, and the MLP of their coefficients."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -37,7 +37,8 @@ class Bank:
         """[n]: the experts' coefficients for domain weights [N]."""
         of = self.parameters
         hidden = linear(weights.to(of["mlp.0.weight"].device), of["mlp.0.weight"], of["mlp.0.bias"]).relu()
-        return cast(Tensor, linear(hidden, of["mlp.1.weight"], of["mlp.1.bias"]))
+        result: Tensor = linear(hidden, of["mlp.1.weight"], of["mlp.1.bias"])
+        return result
 
     def instantiate(self, alpha: Tensor) -> dict[str, Tensor]:
         """The model's parameters for coefficients [n]."""
@@ -45,7 +46,8 @@ class Bank:
 
     def _experts(self, name: str, alpha: Tensor) -> Tensor:
         if (whole := self.parameters.get(f"experts.{name}")) is not None:
-            return torch.tensordot(alpha, whole, dims=1)  # alpha_1 E_1 + ... + alpha_n E_n
+            result: Tensor = torch.tensordot(alpha, whole, dims=1)  # alpha_1 E_1 + ... + alpha_n E_n
+            return result
         u, v = (self.parameters[f"experts.{name}.{side}"] for side in "uv")
         return torch.einsum("n,nor,nir->oi", alpha, u, v)
 

@@ -21,8 +21,8 @@ from moerge.routers.influence import measure
 from moerge.scoring.perplexity import document_scores, normalised, total
 from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import router_contribution, trunk_contribution
-from moerge.versions.folder import write_version
-from moerge.versions.plan import plan_version, solve_routers
+from moerge.versions.folder import write_folder
+from moerge.versions.plan import plan_version, solve_lineage
 from moerge_lab.recipes.models import Loaded, Routed
 from moerge_lab.trials.inputs import first, inputs_of, print_head
 from moerge_proto.options import RECOMMENDED
@@ -100,12 +100,11 @@ class Fleet:
 
     def scored(self, files: Sequence[Path]) -> tuple[list[float], float]:
         """Each domain's score; the largest share of a domain's tokens that go to another expert."""
-        domains = [expert.domain for expert in self.experts]
-        routers = list(solve_routers(self.trunk, files, domains, RECOMMENDED.solve)[0])
-        lineage, inputs = local_version(self.experts, self.trunk, [])
+        routers = solve_lineage(*local_version(self.experts, self.trunk, files))[0]
+        plan = plan_version(*local_version(self.experts, self.trunk, []), given(routers))
         scores, strayed = [], 0.0
         with TemporaryDirectory() as folder:
-            model = Routed.of(write_version(plan_version(lineage, inputs, given(routers)), Path(folder) / "version"))
+            model = Routed.of(write_folder(plan.files, Path(folder) / "version"))
         for slot, texts in enumerate(self.texts):
             counter = RoutingCounter(model.model)
             with counter.counting():

@@ -42,7 +42,7 @@ def inputs_of(name: str) -> Inputs:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     preset = PRESETS[name]
-    return Inputs(preset, *preset.sources(cache_folder(), 1, progress()))
+    return Inputs(preset, *preset.sources(cache_folder(), progress()))
 
 
 def first(rows: Sequence[Sequence[int]], tokens: int) -> list[Tokens]:

@@ -21,7 +21,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING
 from moerge.models.tokens import Tokens
 from moerge.statistics.contribution import router_contribution, trunk_contribution
-from moerge.statistics.features import visit_features
+from moerge.statistics.features import run
 from moerge.statistics.integers import to_floats, unpack
 from moerge.trunk.stray import require_near
 from moerge_lab.trials.inputs import inputs_of
@@ -103,7 +103,8 @@ class Attacked:
         with StatisticsFile(router_contribution(self.expert, trunk, self.rows, sums)) as file:
             gram = torch.from_numpy(unpack(to_floats(file.gram(0), file.manifest.exponents[0]), gains.shape[1]))
         for batch in batches(self.rows, 4096):
-            visit_features(model, batch, lambda _, x: seen.append(x / gains[0]), range(1))
+            mlp = model.model.layers[0].mlp
+            run(model, batch, {"input_ids": batch.input_ids}, {0: mlp}, lambda _, x: seen.append(x / gains[0]), mlp)
         return verdict, gram, torch.cat(seen).double()
 
     def print_counts(self) -> None:

@@ -27,7 +27,7 @@ from moerge.trunk.stray import require_near
 from moerge_lab.table.texts import Sources, read_texts
 from moerge_lab.trials.inputs import first, inputs_of, print_head
 from moerge_proto.trunks import TrunkMethod, TrunkOptions
-from moerge_workers.contributing.trunk_loss import TOKENS
+from moerge_workers.contributing.trunk_check import TOKENS
 
 Change = Callable[[Tensor], Tensor]
 METHODS_AS_THEY_ARE: tuple[TrunkMethod, ...] = ("average", "base", "ties", "dare", "regmean", "regmean-fitted")

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,12 @@ from support.stages import MemoryClient, context_of
 TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(60)]
 
 
-def sampled(folder: Path, tokens: int, **changed: object) -> list[str]:
+def sampled(folder: Path, tokens: int, **changed: Any) -> list[str]:
     """The texts of the sample, from a home whose key is made anew."""
     tokenizer().save_pretrained(folder)
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     (folder / "key").unlink(missing_ok=True)
-    given: dict[str, object] = {"expert": folder, "policy": {"min_documents": 10}, **changed}
+    given: dict[str, Any] = {"expert": folder, "policy": {"min_documents": 10}, **changed}
     with context_of(folder, folder, MemoryClient(folder), **given) as context:
         sample = context.sample(context.settings.statistics, tokens, context.settings.policy.min_documents, "reading")
     read = tokenizer()
