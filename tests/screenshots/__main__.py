@@ -10,9 +10,6 @@ from support.processes import Coordinator
 PICTURES = {
     "versions": ("versions", 1280, False),
     "version": ("versions/2", 1280, False),
-    "compare": ("compare?before=1&version=2", 1280, False),
-    "owners": ("owners", 1280, False),
-    "versions-dark": ("versions", 1280, True),
     "version-narrow": ("versions/2", 390, True),
 }
 """Name -> page, width in pixels, dark."""
