@@ -268,7 +268,7 @@ MUTATIONS = (
         "any-trunk-is-near",
         "stray: no computation under a trunk far from the expert",
         LIBRARY,
-        "if not found.value <= limit:",
+        "if not now.value <= limit:",
         "if False:",
         ("tests/unit/workers/contributing/test_router.py",),
     ),
