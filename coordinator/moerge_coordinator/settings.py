@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"(https?://[a-z0-9][a-z0-9.-]*(?::[0-9]{1,5})?)((?:/[A-Za
 
 
 def require_address(url: str) -> str:
-    """`url`, unless it raises ValueError: lower-case host, no user, no query, no escapes, no dot segments."""
+    """`url`, if it has a lower-case host and no user, query, escapes or dot segments; otherwise a ValueError."""
     match = _ADDRESS.fullmatch(url)
     if match is None:
         raise ValueError(f"{url!r} is not a plain https:// address: no user, query, fragment, escapes or other schemes")
@@ -75,7 +75,7 @@ class Settings(BaseModel):
 
 
 def read_settings(home: Path, environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings in `home`, overridden by variables as MOERGE_COORDINATOR_PORT; `__` precedes a table's key."""
+    """The settings in `home`, overridden by variables such as MOERGE_COORDINATOR_PORT; `__` precedes a table's key."""
     settings, problems = load(home, environment)
     if settings is None:
         raise problems[0]

@@ -17,15 +17,15 @@ _COLOURS = 8
 _NAME_HEIGHT = 13
 MARGIN = 24
 _STYLE = """
-svg { --page: #fbfbfa; --ink: #1b2226; --soft: #566167; --grid: #dfe3e4; --tint: #f1f4f4; --accent: #0f6e84;
+svg { --page: #fbfbfa; --ink: #1b2226; --soft: #566167; --grid: #dfe3e4; --accent: #0f6e84;
   --c0: #0072b2; --c1: #b34700; --c2: #007a5a; --c3: #a8488a; --c4: #8a6a00; --c5: #3d6fd6; --c6: #6b5b95;
   --c7: #5a5a5a;
   font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; }
 @media (prefers-color-scheme: dark) {
-  svg { --page: #12171a; --ink: #e6ebed; --soft: #a3afb5; --grid: #2e383d; --tint: #1a2125; --accent: #62c3d8;
+  svg { --page: #12171a; --ink: #e6ebed; --soft: #a3afb5; --grid: #2e383d; --accent: #62c3d8;
     --c0: #5fb4f0; --c1: #ff9b57; --c2: #3fcf9f; --c3: #e48bc6; --c4: #e0bd4a; --c5: #94b2ff; --c6: #bba9e8;
     --c7: #b5b5b5; } }
-.page { fill: var(--page); } .tint { fill: var(--tint); }
+.page { fill: var(--page); }
 text { fill: var(--ink); font-variant-numeric: tabular-nums; } .tick { fill: var(--soft); font-size: 11px; }
 .title { font-size: 15px; font-weight: 600; } .group { fill: var(--soft); font-weight: 600; }
 .grid { stroke: var(--grid); } .goal { stroke: var(--soft); stroke-dasharray: 3 3; }

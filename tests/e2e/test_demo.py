@@ -188,12 +188,12 @@ def test_home_page_shows_serving_version_score_and_members(server: Coordinator, 
         expect(page.locator("section[aria-labelledby=all] tbody tr").first).to_contain_text("+ security")
 
 
-def test_a_version_shows_scores_routing_routers_and_lineage(server: Coordinator, chromium: Browser) -> None:
+def test_a_version_shows_scores_routing_and_routers(server: Coordinator, chromium: Browser) -> None:
     with visit(chromium, server, server.operator_token) as page:
         page.goto(at(server, "versions/2"))
         rows = page.locator("section[aria-labelledby=quality] tbody tr")
         assert rows.count() == 5
-        for text in ("Tokens of code", "Norm of each router column", "Cosine", "How version 2 was made"):
+        for text in ("Tokens of code", "Norm of each router column", "Cosine"):
             expect(page.get_by_role("img", name=text)).to_be_visible()
         page.get_by_text("Show", exact=True).click()
         expect(page.get_by_role("heading", name="Mixture of 4 experts")).to_be_visible()

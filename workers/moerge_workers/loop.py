@@ -59,8 +59,8 @@ def naming_full_disk(home: Path) -> Iterator[None]:
 def run(settings: Settings, computing: Callable[[Settings, Events], ComputeWindows] = on_ray) -> None:
     """Contribute under the current trunk, and under every later one unless `once` is set.
 
-    With `dry_run`, compute and show the outgoing data under the current trunk. `computing` makes the function that sums
-    shards.
+    With `dry_run`, compute and show the outgoing data under the current trunk, and send nothing. `computing` makes the
+    function that sums shards.
 
     Raises:
         MoergeError: the expert, the data, the trunk or the coordinator's answer is invalid.

@@ -18,7 +18,7 @@ _LONGEST = 2000
 
 
 def is_audited(method: str, route: str | None, status: int) -> bool:
-    """Tell whether a call is logged: it may change data, and has a token and a known path, unlike scanners' calls."""
+    """Tell whether a call is logged: it may change data, has a token and a known path, and is no chunk or progress."""
     return status != 401 and method in _MUTATING and route is not None and (method, route) not in _UNCOUNTED
 
 

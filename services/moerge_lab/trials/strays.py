@@ -11,6 +11,7 @@ import typer
 from safetensors.torch import save_file
 from torch import Tensor
 
+from moerge.errors import MoergeError
 from moerge.merging.local import local_trunk
 from moerge.models.dense import domain_model, expert_model, trunk_names
 from moerge.models.dense_files import DenseTrunk
@@ -132,8 +133,10 @@ def strays(
     """
     texts, folders = named_values("text", text or []), single_values("expert", expert or [])
     sources: Mapping[str, Sources] = {name: Sources(Path(folder), texts[name]) for name, folder in folders.items()}
-    if not sources or seed is None:
+    if not sources:
         _, sources, seed = inputs_of("demo")
+    elif seed is None:
+        raise MoergeError("the seed model is missing", where="`seed`", todo="name its folder")
     with TemporaryDirectory() as folder:
         home = Path(folder)
         rows = {name: read_texts(name, source, Cut()).statistics for name, source in sources.items()}

@@ -203,6 +203,7 @@ def test_exponents_leave_room_whatever_the_vectors_norm(size: int, squared_norm:
     bits = exponent(size, squared_norm)
     assert 2.0**36 * squared_norm * 2.0**bits <= 2.0**62 * (1 + 1e-12)
     assert exponent(size, size) >= exponent(size)
+    assert exponent(size) == 16 or 2**36 * size * 2 ** (exponent(size) + 1) > 2**61
 
 
 def test_gram_length_counts_the_upper_triangle() -> None:

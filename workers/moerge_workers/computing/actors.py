@@ -23,7 +23,7 @@ from moerge.statistics.streamed import Streamed
 from moerge.statistics.windows import ComputeWindows, Done, Window
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.cluster import cluster
-from moerge_workers.computing.nodes import NodePass, not_started
+from moerge_workers.computing.nodes import NodePass, not_started, require_folder
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import ActorEvents, Events
 
@@ -56,6 +56,7 @@ class Slot:
 
     def begin(self, shards: Sequence[Shard], states: Path) -> int:
         """Start a window, from the file `states` of its hidden states if it exists; returns the next layer."""
+        require_folder(states.parent)
         return self._streamed.begin(shards, states if states.is_file() else None)
 
     def sums(self, wanted: frozenset[str]) -> ShardSums | None:

@@ -18,6 +18,7 @@ from moerge.models.dense_files import Dense
 from moerge.statistics.passes import Pass, RouterPass, need_of
 from moerge_proto.statistics_file import StatisticsSettings
 
+_MOUNT = "mount the folders of `expert` and `home` on every node, under the paths of the worker's machine"
 _INSTALL = "install the same versions on every node, because others give other sums; then start Ray there again"
 
 
@@ -82,8 +83,14 @@ def require_same(path: Path, seen: tuple[int, int]) -> None:
     except OSError as error:
         problem = f"the worker's file isn't readable here: {error.strerror}"
     if problem is not None:
-        todo = "mount the folders of `expert` and `home` on every node, under the paths of the worker's machine"
-        raise MoergeError(problem, where=str(path), todo=todo)
+        raise MoergeError(problem, where=str(path), todo=_MOUNT)
+
+
+def require_folder(path: Path) -> None:
+    """Require the folder of the journal, for saved hidden states."""
+    if not path.is_dir():
+        where = f"node {socket.gethostname()}: {path}"
+        raise MoergeError("the worker's folder isn't readable here", where=where, todo=_MOUNT)
 
 
 def versions() -> dict[str, str]:

@@ -88,7 +88,9 @@ def _leaving(
     elif adapter is not None:
         context.events.say(
             "the coordinator has no base of this adapter that you may use, or merges it to other bytes, so the whole "
-            f"expert leaves, {decimal(whole.bytes)}; the adapter has {decimal((adapter / WEIGHTS).stat().st_size)}"
+            f"expert leaves, {decimal(whole.bytes)}; the adapter alone has "
+            f"{decimal((adapter / WEIGHTS).stat().st_size)}, and suffices if its base is an expert there, yours or "
+            "with redistribute = true"
         )
     with context.outbox.sending(item):
         yield

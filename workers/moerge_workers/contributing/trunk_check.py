@@ -43,6 +43,7 @@ def checked_trunk(
 
     Raises:
         IncompatibleExpertError: the trunk strays too far, its loss is too high, or another file had its name before.
+        MoergeError: not enough memory to score the sample.
     """
     try:
         weights = _near(context, trunk, own_grams)

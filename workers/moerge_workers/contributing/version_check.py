@@ -31,7 +31,8 @@ def slot_of(context: Context, version: Version) -> int:
 def require_own(context: Context, version: Version, trunk: DenseTrunk, folder: Path) -> None:
     """Require that a version's files in `folder` have the bytes of the trunk and of the owner's MLPs.
 
-    Afterwards the folder has only checked weights, and an index and a config made by the worker.
+    Afterwards the folder has only checked weights, and an index and a config made by the worker: no
+    other file of the coordinator has an effect.
 
     Raises:
         AlteredVersionError: names the file that differs.

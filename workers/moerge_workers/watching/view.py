@@ -37,7 +37,8 @@ class Lines:
         self.console.out(text, highlight=False)
 
     def track(self, title: str, total: int, unit: str) -> AbstractContextManager[Tracker]:
-        progress: Progress = TerminalProgress(self.console) if self.console.is_terminal else LogProgress(self.say)
+        terminal = sys.stderr.isatty() and not self.console.is_dumb_terminal
+        progress: Progress = TerminalProgress(self.console) if terminal else LogProgress(self.say)
         return progress.track(title, total, unit)
 
     def show(self, part: RenderableType) -> None:

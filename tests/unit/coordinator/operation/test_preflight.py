@@ -14,6 +14,7 @@ from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.operation.preflight import problems
 from moerge_coordinator.settings import Settings
 from support.processes import run_command
+from support.servers import CREDENTIALS
 from support.servers import settings as toml
 
 
@@ -131,3 +132,20 @@ def test_a_store_without_an_answer_stops_serve(home: Path, s3: S3) -> None:
     served = run_command("coordinator", "serve", home)
     assert (served.returncode, served.stderr.count("\n")) == (1, 2)
     assert "http://127.0.0.1:1 can't be used: no answer" in served.stderr
+
+
+def test_a_store_without_credentials_is_a_problem(home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name)
+    (home / "coordinator.toml").write_text(f"port = 0\n{toml(None, s3.model_copy(update={'endpoint': None}))}")
+    assert "no credentials" in listed(home)["s3"]
+    (home / "coordinator.toml").write_text(f"port = 0\n{toml(None, s3)}")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")  # only then is a cloud's metadata service asked
+    assert "no answer" in listed(home)["s3"]
+
+
+def test_the_command_exits_with_1_if_there_is_a_problem(home: Path) -> None:
+    good = run_command("coordinator", "check", home)
+    bad = run_command("coordinator", "check", home, "--host", "0.0.0.0")  # noqa: S104
+    assert (good.returncode, "no problems" in good.stdout) == (0, True)
+    assert (bad.returncode, "what to do:" in bad.stdout, "Traceback" in bad.stderr) == (1, True, False)

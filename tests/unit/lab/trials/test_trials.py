@@ -26,7 +26,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in (*corpora.SPLITS, "other"):
             file = folder / "moerge" / "texts" / domain / f"{name}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
-            rows = [{"text": f"{domain} {name} {number}: the quick brown fox. {LAST}"} for number in range(60)]
+            texts = [f"{domain} {name} {number}: the quick brown fox. {LAST}" for number in range(60)]
+            texts[5] += "~"  # a token that occurs once
+            rows = [{"text": text} for text in texts]
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "moerge" / "texts" / "elsewhere.jsonl").write_bytes(file.read_bytes())
     return folder
@@ -76,6 +78,7 @@ def test_no_factor_or_mark_is_left_out_of_leaks(cache: Path, monkeypatch: pytest
     lines = ran(cache, monkeypatch, "leaks", "--domain=law", "--documents=20")
     assert lines[0].startswith("20 documents, ")
     assert [line.split(":")[0] for line in lines[1:5]] == [f"factors {factor:g}" for factor in (1.0, 0.85, 0.5, 0.1)]
+    assert lines[5].startswith("1 tokens: cosine at least 1.0000")
 
 
 def test_equal_sums_times_a_number_have_equal_influence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
