@@ -89,8 +89,8 @@ class Evaluation(Message):
 class DomainScore(Message):
     """A domain's row of the table: perplexities of its dense expert, the version and its oracle, on its held-out text.
 
-    `normalised`: 100 * dense / version, `normalised_oracle`: 100 * dense / oracle. `shares`, L x D: of the tokens, by
-    first choice.
+    `normalised`: 100 * dense / version, `normalised_oracle`: 100 * dense / oracle. `shares`, L x D: each expert's share
+    of the tokens, by first choice.
     """
 
     domain: str

@@ -292,9 +292,11 @@ class StatisticsFile:
         return array.astype(np.int64, copy=False)
 
     def gram(self, layer: int) -> Int64:
+        """[H(H+1)/2], the upper triangle of a layer's gram (router contributions)."""
         return self.array(f"layers.{layer}.gram")
 
     def cross(self, layer: int) -> Int64:
+        """[H], a layer's sum of features (router contributions)."""
         return self.array(f"layers.{layer}.cross")
 
     def arrays(self) -> Iterator[Int64]:

@@ -54,7 +54,9 @@ def named_numbers(field: str, values: Sequence[str]) -> dict[str, float]:
         try:
             numbers[name] = float(number)
         except ValueError as error:
-            raise MoergeError(f"expected NAME=NUMBER, found {value!r}", where=f"`{field}`") from error
+            raise MoergeError(
+                f"expected NAME=NUMBER, found {value!r}", where=f"`{field}`", todo="write it like law=2"
+            ) from error
     return numbers
 
 
@@ -82,9 +84,10 @@ def valid(model: type[M], fields: Mapping[str, object]) -> M:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        names = [name for name in first["loc"] if name != "options"][:1]
-        where = "".join(f"`{name}`" for name in names)
-        raise MoergeError(plainly(first), where=where, todo="correct the value") from error
+        names = [str(name) for name in first["loc"] if name != "options"]
+        where = "".join(f"`{name}`" for name in names[:1])
+        problem = ": ".join([*names[1:], plainly(first)])
+        raise MoergeError(problem, where=where, todo="correct the value") from error
 
 
 def put(values: dict[str, Any], keys: Keys, value: object) -> None:

@@ -68,7 +68,7 @@ def _show(client: Client, rows: list[Round]) -> None:
 @app.command("open")
 def open_round(
     name: Name,
-    domain: Annotated[list[str], typer.Option(help="A domain to ask; repeat.")],
+    domains: Annotated[list[str], typer.Option("--domain", help="A domain to ask; repeat.")],
     coordinator: Coordinator,
     secret: Secret,
     hours: Hours = 24.0,
@@ -79,7 +79,7 @@ def open_round(
 
     Example: moerge round open spring --domain law --domain art --minimum 1 --hours 48
     """
-    fields = {"name": name, "kind": kind, "domains": domain, "minimum": minimum or len(domain)}
+    fields = {"name": name, "kind": kind, "domains": domains, "minimum": minimum or len(domains)}
     new = valid(NewRound, {**fields, "deadline": _in_hours(hours)})
     with Client(coordinator, secret) as client:
         _show(client, [client.open_round(new)])

@@ -110,7 +110,10 @@ class Client(Http):
     def audit(
         self, after: int = 0, *, newest: bool = False, owner: str = "", path: str = "", failed: bool = False
     ) -> Pages[AuditEntry]:
-        """The entries after a number: of `owner`, of paths that begin with `path`, or of failed calls."""
+        """The entries after a number, oldest first or `newest` first.
+
+        `owner`, the beginning of `path` and `failed` narrow them.
+        """
         return Pages(self, AuditEntry, "/v1/audit", after, newest=newest, owner=owner, path=path, failed=failed)
 
     def register_expert(self, expert: NewExpert) -> Expert:

@@ -87,7 +87,8 @@ _READABLE = f"{', '.join(FORMS)}; JSON Lines and text also with {', '.join(_UNPA
 def data_files(*sources: str, where: str = "`data`", say: Callable[[str], None] = silent) -> list[DataFile]:
     """The files of paths, globs, folders and URLs, sorted, each once; of a folder, all files below it of known formats.
 
-    For a dataset of `save_to_disk`, these are the files in its state. `where` names the sources in errors.
+    For a dataset of `save_to_disk`, these are the files in its state. `where` names the sources in errors; `say` gets
+    a line about files of other formats that are left out.
     """
     return sorted({file for source in sources for file in _files(source, f"{where} {source}", say)})
 

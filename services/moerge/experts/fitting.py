@@ -41,6 +41,7 @@ class _LeastSquares:
         self._tokens = 0
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
+        """Adds inputs [n, in] and targets [n, out], float32."""
         self._gram += inputs.T @ inputs
         self._cross += inputs.T @ targets
         self._tokens += len(inputs)
@@ -72,6 +73,9 @@ def fit(
 
     An interrupted fit into the same folder goes on. Two residuals per token, of H float32, are in host memory. `done`
     gets numbers of tokens; every token counts once per layer.
+
+    Raises:
+        IncompatibleExpertError: its family normalises the outputs of its MLPs.
     """
     require_fittable(expert)
     fitted = FittedLayers(folder, _work(expert, trunk, batches, device))

@@ -39,7 +39,7 @@ def refusals(config: Mapping[str, Any]) -> list[str]:
     kind, scaled = config.get("model_type"), _rope(config).get("rope_type")
     refused = []
     if kind not in ("mixtral", "qwen2_moe", "qwen3_moe"):
-        refused.append(f"has no {(config.get('architectures') or [kind])[0].removesuffix('ForCausalLM')}")
+        refused.append(f"has no {str((config.get('architectures') or [kind])[0]).removesuffix('ForCausalLM')}")
     if config.get("hidden_act", "silu") != "silu":
         refused.append(f"computes experts with silu only, not with {config['hidden_act']}")
     if kind == "qwen3_moe" and config.get("attention_bias"):

@@ -184,8 +184,10 @@ def influence(shape: Shape, cores: int) -> Need:
 
 
 def receiving(shape: Shape) -> Need:
-    """An expert's check by its largest tensor: that and absolute values with two booleans an element, or, for the
-    distance, that and another expert's with four float64 blocks.
+    """An expert's check, the larger of two, for its largest tensor.
+
+    Finite values: the tensor, absolute values, and two booleans an element. Distance: the tensor, another expert's, and
+    four float64 blocks.
     """
     largest = shape.hidden * max(shape.vocabulary, shape.intermediate)
     size = max((2 * shape.number + 2) * largest, 2 * shape.number * largest + 4 * 8 * _BLOCK)

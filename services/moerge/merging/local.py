@@ -76,6 +76,7 @@ def local_trunk(
         base: the base model, for a method that takes one.
 
     Raises:
+        MoergeError: an option is missing or not allowed.
         IncompatibleExpertError: the method doesn't fit the experts' family.
         SolveError: the trunk contributions have too little text.
     """
@@ -131,6 +132,9 @@ def local_version(
         experts: in slot order, behind the slots of an earlier version that are `kept`.
         contributions: files of router contributions under the trunk; none if the routers come from elsewhere.
         tied: leave the head out if it equals the embedding.
+
+    Raises:
+        MoergeError: fewer experts than `options.top_k`.
     """
     new = [Slot(record_of(expert), expert.checkpoint, expert.trained or expert) for expert in experts]
     slots = [*kept, *new]

@@ -36,7 +36,8 @@ def merge(
         settings: by default the recommended recipe. An addition has the version's own in place of those that determine
             a version.
         say: gets other messages.
-        version: that the experts are added to, without its experts and texts; files are linked, not copied.
+        version: that the experts are added to. Its own experts and texts aren't needed; its files are linked, not
+            copied. None: a new merge.
 
     Raises:
         MoergeError: names the unsuitable expert, text, option or resource, and the remedy.

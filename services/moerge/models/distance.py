@@ -94,8 +94,8 @@ def require_near_others(
 ) -> None:
     """Requires that each tensor is within `limit` of most of `others`, which are weights by their names in errors.
 
-    The nearest of one or two others counts, the second nearest of three: one odd expert excludes no other. One tensor
-    of two experts is in memory at a time.
+    The nearest of one or two others counts, the second nearest of three: one odd expert excludes others only if it is
+    the only one. One tensor of two experts is in memory at a time.
 
     Raises:
         IncompatibleExpertError: names the tensor, `who` and the other expert.

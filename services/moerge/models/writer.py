@@ -38,7 +38,8 @@ def write_safetensors(
     """Writes `plans` in order as one safetensors file and returns its SHA-256. Equal tensors give equal files.
 
     The next tensor is computed while one is written: two are in memory. With `at_once`, so many are computed at a
-    time, together not larger than the largest. `written` gets each tensor's bytes.
+    time, together not larger than the largest. `written` gets each tensor's bytes; `metadata` is added to
+    the header's.
 
     Raises:
         ValueError: a computed tensor doesn't match its plan.

@@ -87,7 +87,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
 
 
 def windows(documents: Iterable[Tokens], context: int, stride: int) -> list[Window]:
-    """Cuts documents into windows of at most `context` tokens that advance by `stride`, which is smaller.
+    """Cuts documents into windows of at most `context` tokens that advance by 1 <= `stride` < context.
 
     Every token except a document's first is scored exactly once, with at least context - stride tokens before it if the
     document has them.
@@ -116,6 +116,7 @@ def logits(model: PreTrainedModel, rows: Rows) -> Tensor:
 
 
 def losses_by(logits: Callable[[Rows], Tensor]) -> Losses:
+    """The losses from the next tokens' logits [B, T, V]."""
     return lambda rows: losses_of(logits(rows), rows.ids)
 
 

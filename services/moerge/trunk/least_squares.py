@@ -46,8 +46,8 @@ class Grams(Protocol):
 def head_alignment(trunk: Tensor, own: Tensor, counts: Tensor) -> Tensor:
     """[H, H] float64: the matrix M for which trunk (M x) is nearest to own x.
 
-    The distance is the logits' variance under the tokens' frequencies: the cost of small errors to a softmax. Heads are
-    [V, H], counts [V] float64.
+    The distance is the logits' variance under the tokens' frequencies: the cost of small errors to a softmax.
+    `trunk` and `own`, the expert's, are heads [V, H]; `counts`, [V] float64: each token's in the domain's text.
     """
     probabilities = (counts + 1) / (counts + 1).sum()
     hidden = trunk.shape[1]
@@ -115,7 +115,9 @@ def row_shares(counts: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
     A frequency is count / (tokens + V), so little text has little weight. One count in text of average length is added
     to all frequencies. Then shares are shrunk towards 1 / D by `EVENNESS`: an owner has at most
     (1 + EVENNESS / D) / (1 + EVENNESS) of a row. Weighted by the others' use of the rows, it has about 1 / D at most,
-    for any counts, [D, rows] float64.
+    for any counts.
+
+    `counts`: [D, rows] float64, of each owner; `tokens`: [D], each owner's number.
     """
     sizes = tokens.double() + vocabulary
     frequencies = counts / sizes[:, None] + 1 / sizes.mean()
@@ -128,7 +130,7 @@ def counts_of(file: StatisticsFile) -> Tensor:
 
 
 def kinds_of_rows(shares: Tensor, use: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Rounded shares, [kinds, D] float64 with sums of 1, and each row's kind, [rows].
+    """From shares [D, rows] float64: rounded ones, [kinds, D] float64 with sums of 1, and each row's kind, [rows].
 
     If more than `most` differ, rows are clustered instead, and have the mean of their cluster. `use`, [rows] float64,
     is about the tokens' frequencies: weights of errors.
