@@ -16,10 +16,10 @@ _REPLACE = Field(
 
 def _ask_approve(visit: Visit) -> Form:
     facts = ("The owner runs moerge worker init, which prints a join request and the fingerprint of its key.",)
-    told = "as the owner told you, by phone or in person: not from the message with the request"
+    spoken = "as the owner told you, by phone or in person: not from the message with the request"
     fields = (
         Field("request", "Join request", lines=True, hint="the line that begins with moerge-join-1."),
-        Field("fingerprint", "Fingerprint", required=True, hint=told),
+        Field("fingerprint", "Fingerprint", required=True, hint=spoken),
         _REPLACE,
     )
     return Form("Approve an owner", "Approve", f"{HOME}/owners", facts, fields)

@@ -8,7 +8,7 @@ from rich.console import Console
 from moerge_lab.demo.stages import STAGES, Stages
 
 
-def test_stages_are_listed_first_and_a_stop_says_how_to_continue() -> None:
+def test_stages_come_first_and_a_stop_says_how_to_go_on() -> None:
     shown = io.StringIO()
     stages = Stages(Console(file=shown, width=100))
     stages.introduce()
