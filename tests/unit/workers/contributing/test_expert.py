@@ -83,7 +83,7 @@ def test_without_its_base_the_whole_expert_leaves(folder: Path, home: Path, caps
         assert expert.run(replace(given, expert=own))
     assert client.known[own.digest].adapter is None
     assert lora / WEIGHTS not in client.uploaded
-    assert f"the adapter has {decimal((lora / WEIGHTS).stat().st_size)}" in capsys.readouterr().err
+    assert f"the adapter alone has {decimal((lora / WEIGHTS).stat().st_size)}" in capsys.readouterr().err
 
 
 def fit(context: Context, client: MemoryClient) -> DenseExpert | None:
