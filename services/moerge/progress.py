@@ -34,7 +34,8 @@ def amount(value: float, unit: str) -> str:
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         unit = str(task.fields["unit"])
-        speed = task.finished_speed or task.speed
+        mean = task.completed / task.elapsed if task.elapsed else None  # of a bar with a single step
+        speed = task.finished_speed or task.speed or mean
         return Text(f"{amount(speed, unit)}/s" if speed else "", style="cyan")
 
 

@@ -75,7 +75,7 @@ def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: l
     result = figures(port)
     terminal.type(b"\x03")  # Ctrl-C
     assert terminal.close() == 130
-    assert any(re.search(r"statistics of law .* 100%", line) for line in terminal.lines())
+    assert any(re.search(r"statistics of law .* 100% +[\d,]+ tokens/s \d:\d\d:\d\d", line) for line in terminal.lines())
     assert terminal.shown.rindex("\x1b[?25h") > terminal.shown.rindex("\x1b[?25l")  # the cursor is there again
 
     assert result["moerge_worker_shards_done"] == result["moerge_worker_shards_planned"] > 1
