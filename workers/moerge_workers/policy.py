@@ -48,7 +48,7 @@ class Policy(BaseModel):
     progress: bool | Literal["obstacles"] = "obstacles"
 
     def allows(self, kind: str) -> bool:
-        """Whether anything of that kind may leave."""
+        """Tell whether anything of that kind may leave."""
         switches: dict[str, bool] = {
             "expert": self.expert_weights,
             "trunk": self.trunk_contributions,

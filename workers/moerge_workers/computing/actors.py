@@ -135,7 +135,7 @@ def on_ray(settings: Settings, events: Events) -> ComputeWindows:
 
 
 def _alive() -> bool:
-    """Whether any node of the cluster is alive. Ray needs some ten seconds to notice a lost node."""
+    """Tell whether any node of the cluster is alive. Ray needs some ten seconds to notice a lost node."""
     return any(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
 
 

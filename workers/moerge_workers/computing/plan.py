@@ -56,7 +56,7 @@ class Planner:
 
     @property
     def grows(self) -> bool:
-        """Whether a contribution has all sent documents, not only new ones."""
+        """Tell whether a contribution has all sent documents, not only new ones."""
         return self.blank.under is None
 
     @property
@@ -105,7 +105,7 @@ class Planner:
             return {shard.name: Size(shard.documents, shard.tokens) for shard in shards}
 
     def is_worth_sending(self, plan: Plan) -> bool:
-        """Whether there is something to send, and enough for the policy; else prints the reason.
+        """Tell whether there is something to send, and enough for the policy; else prints the reason.
 
         Raises:
             MoergeError: the whole statistics split is too little.

@@ -59,7 +59,7 @@ class Context:
     compute: ComputeWindows
 
     def is_replaced(self, trunk: str) -> bool:
-        """Whether a trunk is no longer the current one."""
+        """Tell whether a trunk is no longer the current one."""
         current = self.client.current_trunk()
         return current is None or current.digest != trunk
 

@@ -57,7 +57,7 @@ class Item:
 
     @property
     def is_use(self) -> bool:
-        """Whether it is a use of a trunk or version, which doesn't leave."""
+        """Tell whether it is a use of a trunk or version, which doesn't leave."""
         return self.kind in get_args(Use)
 
 
@@ -138,7 +138,7 @@ class History:
         return [Item(*row) for row in self._db.execute(query).fetchall()]
 
     def bind(self, trunk: str, sha256: str) -> bool:
-        """Whether a trunk's file is the first one of that name in this home."""
+        """Tell whether a trunk's file is the first one of that name in this home."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT OR IGNORE INTO trunks VALUES (?, ?)", (trunk, sha256))

@@ -115,7 +115,7 @@ class Ledger:
         return int(self._db.execute("SELECT COUNT(*) + 1 FROM files").fetchone()[0])
 
     def made_as(self, how: str) -> bool:
-        """Whether all active files were made with the settings `how`."""
+        """Tell whether all active files were made with the settings `how`."""
         return not self._db.execute("SELECT 1 FROM files WHERE NOT replaced AND how != ?", (how,)).fetchall()
 
     def send(self, file: Sent, how: str, *, replace: bool) -> None:

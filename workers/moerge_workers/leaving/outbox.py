@@ -39,7 +39,7 @@ class Outbox:
         return self.events.say
 
     def may_leave(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Whether an item may leave; in mode `ask`, waits for the owner's answer until the item is `outdated`.
+        """Tell whether an item may leave; in mode `ask`, waits for the owner's answer until the item is `outdated`.
 
         With `once` and without a terminal, doesn't wait.
         """
@@ -59,7 +59,7 @@ class Outbox:
         return self._asked(item, outdated)
 
     def may_use(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Whether to compute under a trunk or version: it is within the budget, or the owner approved it.
+        """Tell whether to compute under a trunk or version: it is within the budget, or the owner approved it.
 
         In mode `ask` the question about each outgoing item covers it.
         """

@@ -132,7 +132,7 @@ def own_identity(client: Client, domain: str) -> Identity:
 
 
 def require_approved(client: Client, home: Path) -> bool:
-    """Whether contributions are signed; False: neither this machine nor the coordinator has a key.
+    """Tell whether contributions are signed; False: neither this machine nor the coordinator has a key.
 
     Finishes an interrupted rotation first.
 
