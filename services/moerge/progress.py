@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.table import Column
 from rich.text import Text
 
 LOG_SECONDS = 5.0
@@ -46,10 +47,10 @@ class TerminalProgress:
     @contextmanager
     def track(self, title: str, total: int, unit: str) -> Iterator[Tracker]:
         columns = (
-            TextColumn("{task.description:<38}"),
-            BarColumn(bar_width=28),
+            TextColumn("{task.description:<30}"),
+            BarColumn(bar_width=18),
             TextColumn("{task.percentage:>3.0f}%"),
-            _Rate(),
+            _Rate(Column(no_wrap=True)),
             TimeRemainingColumn(elapsed_when_finished=True),
         )
         with Bars(*columns, console=self._console) as bars:

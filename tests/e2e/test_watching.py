@@ -63,7 +63,7 @@ def ports() -> Iterator[list[int]]:
 def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: list[int]) -> None:
     [port] = ports
     command = owner.command("terminal", "mode = 'ask'\nprogress = true", owner.data(600), f"--metrics-port={port}")
-    terminal = Terminal(command, columns=120)
+    terminal = Terminal(command)
     terminal.until(lambda shown: "[y/n]" in shown)
     terminal.type(b"y\n")
     terminal.until(lambda shown: "waiting for the first trunk" in shown)
@@ -75,7 +75,9 @@ def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: l
     result = figures(port)
     terminal.type(b"\x03")  # Ctrl-C
     assert terminal.close() == 130
-    assert any(re.search(r"statistics of law .* 100% +[\d,]+ tokens/s \d:\d\d:\d\d", line) for line in terminal.lines())
+    assert any(
+        re.search(r"statistics of law .* 100% +[\d,]+ tokens/s \d:\d\d:\d\d", line) for line in terminal.lines()
+    ), terminal.lines()
     assert terminal.shown.rindex("\x1b[?25h") > terminal.shown.rindex("\x1b[?25l")  # the cursor is there again
 
     assert result["moerge_worker_shards_done"] == result["moerge_worker_shards_planned"] > 1

@@ -48,7 +48,7 @@ class Terminal:
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
-            env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **(environment or {})},
+            env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "OMP_NUM_THREADS": "1", **(environment or {})},
             cwd=folder,
             start_new_session=True,
             preexec_fn=_take_terminal,
