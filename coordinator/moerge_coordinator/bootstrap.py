@@ -31,6 +31,7 @@ from moerge_coordinator.rest.request_log import Calls
 from moerge_coordinator.rest.routes import (
     aliases,
     audit,
+    bodies,
     contributions,
     evaluations,
     experts,
@@ -39,7 +40,6 @@ from moerge_coordinator.rest.routes import (
     progress,
     rounds,
     tokens,
-    trunks,
     uploads,
     versions,
     workflows,
@@ -177,7 +177,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
     for module in (
-        owners, tokens, uploads, experts, trunks, contributions, rounds, versions, evaluations,
+        owners, tokens, uploads, experts, bodies, contributions, rounds, versions, evaluations,
         aliases, workflows, progress, audit,
     ):  # fmt: skip
         api.include_router(module.router)

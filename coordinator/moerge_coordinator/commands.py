@@ -165,7 +165,7 @@ def size(
     cores: Annotated[int, typer.Option(min=1, help="Cores of the coordinator.")] = 4,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate memory, disk and network of a trunk by regmean and one version, from formulas. Starts nothing.
+    """Estimate memory, disk and network of a body by regmean and one version, from formulas. Starts nothing.
 
     Example: moerge coordinator size --shape 70b --experts 16 --tokens 51200000
     """

@@ -25,10 +25,10 @@ class ExpertState(StrEnum):
 
 
 class Fitted(Message):
-    """The origin of a fitted expert: the digests of the original expert and of the trunk."""
+    """The origin of a fitted expert: the digests of the original expert and of the body."""
 
     expert: Digest
-    trunk: Digest
+    body: Digest
 
 
 class NewAdapter(Message):
@@ -46,10 +46,10 @@ class NewExpert(Message):
     allow. With `adapter` it makes the weights, one file, by merging the adapter with its base: an expert of the same
     owner, or one whose owner allows its redistribution. `license`: an SPDX identifier, such as Apache-2.0.
 
-    `trunk`: `keep` the current trunk, so that only the new expert's owner contributes, or `remerge` it with this expert
+    `body`: `keep` the current body, so that only the new expert's owner contributes, or `remerge` it with this expert
     by the same method, so that every owner contributes. `redistribute`: whether owners of the other experts in a
     version may download it, with this expert's MLPs, to evaluate it. A new registration changes it; an operator can't.
-    `fitted`: the domain's expert with MLPs that its owner solved anew for a trunk. It is never merged into a trunk, and
+    `fitted`: the domain's expert with MLPs that its owner solved anew for a body. It is never merged into a body, and
     is redistributed if the original expert is.
     """
 
@@ -57,15 +57,15 @@ class NewExpert(Message):
     files: dict[str, Digest] = Field(min_length=1, max_length=1000)
     source: str | None = Field(default=None, max_length=1000)
     license: str = Field(default="unknown", pattern=r"^[A-Za-z0-9.+-]{1,64}$")
-    trunk: Literal["keep", "remerge"] = "keep"
+    body: Literal["keep", "remerge"] = "keep"
     redistribute: bool = False
     fitted: Fitted | None = None
     adapter: NewAdapter | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> "NewExpert":
-        if self.fitted is not None and (self.source is not None or self.trunk == "remerge"):
-            raise ValueError("fitted: expected no source, and trunk 'keep'")
+        if self.fitted is not None and (self.source is not None or self.body == "remerge"):
+            raise ValueError("fitted: expected no source, and body 'keep'")
         if self.adapter is not None and (self.source is not None or self.fitted is not None):
             raise ValueError("adapter: expected no source, and not a fitted expert")
         return self
@@ -109,12 +109,12 @@ class Withdraw(Message):
 class Withdrawal(Message):
     """The effects of an expert's withdrawal, which includes its fitted experts.
 
-    `trunks`, now retired, and `versions` still contain it. `remerge`: the workflow of the trunk that replaces the
+    `bodies`, now retired, and `versions` still contain it. `remerge`: the workflow of the body that replaces the
     current one; None if that doesn't contain the expert, or nothing is left to merge.
     """
 
     expert: Expert
-    trunks: list[Digest]
+    bodies: list[Digest]
     versions: list[int]
     remerge: Workflow | None
 

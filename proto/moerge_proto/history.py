@@ -1,14 +1,14 @@
-"""Scores of one trunk's versions as experts joined, and the expected gain of a remerge."""
+"""Scores of one body's versions as experts joined, and the expected gain of a remerge."""
 
+from moerge_proto.bodies import NewBody
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Message
-from moerge_proto.trunks import NewTrunk
 
 
 class DomainMove(Message):
-    """A domain's normalised scores on a version. The trunk doesn't contain a `newcomer`'s expert.
+    """A domain's normalised scores on a version. The body doesn't contain a `newcomer`'s expert.
 
-    `moved`: points since the last version on the same trunk that was evaluated with the same expert; None without one.
+    `moved`: points since the last version on the same body that was evaluated with the same expert; None without one.
     """
 
     domain: str
@@ -18,8 +18,8 @@ class DomainMove(Message):
     moved: float | None
 
 
-class TrunkVersion(Message):
-    """A version of a trunk, as its domains' owners evaluated it.
+class BodyVersion(Message):
+    """A version of a body, as its domains' owners evaluated it.
 
     `average` of all domains, and `behind`, the others' average minus the newcomers', are None while some are `missing`.
     An owner sees only its own domains' `scores`, and no `behind`.
@@ -34,23 +34,23 @@ class TrunkVersion(Message):
 
 
 class Remerge(Message):
-    """The expected gain of merging `trunk` again with the experts of `newcomers`: the request is `merge`.
+    """The expected gain of merging `body` again with the experts of `newcomers`: the request is `merge`.
 
     `expected` is an estimate, in points of the normalised average over the domains of `version`. It uses their oracles
-    under the trunk, which show the trunk's cost without the routing's. m of D domains are newcomers, with N on average
+    under the body, which show the body's cost without the routing's. m of D domains are newcomers, with N on average
     (`newcomers_oracle`); the others are members, with M (`members_oracle`). After the merge, newcomers are expected to
     reach the members' score, M - `fall`: expected = m / D * (M - N) - fall.
 
-    The model: a trunk of k experts costs its members in proportion to 1 - 1/k, if experts are equally far from the seed
+    The model: a body of k experts costs its members in proportion to 1 - 1/k, if experts are equally far from the seed
     model, in independent directions, and the loss is quadratic there. So fall = (100 - M) * m / ((k - 1) (k + m)),
     never below 0. For k = 1, fall = m / D * (M - N) / 2, from the newcomers by the same reasoning.
 
-    All are None while oracles are `missing`, or if no member is in the version. `recommended`: the trunk is current,
-    at least one point is expected, and the remerge isn't done. Afterwards `after` is the remerged trunk's version of
+    All are None while oracles are `missing`, or if no member is in the version. `recommended`: the body is current,
+    at least one point is expected, and the remerge isn't done. Afterwards `after` is the remerged body's version of
     the same experts, and `real` the difference of its average from that of `version`.
     """
 
-    trunk: Digest
+    body: Digest
     version: int
     newcomers: list[str]
     missing: list[str]
@@ -59,19 +59,19 @@ class Remerge(Message):
     fall: float | None
     expected: float | None
     recommended: bool
-    merge: NewTrunk
+    merge: NewBody
     after: int | None
     real: float | None
 
 
-class TrunkHistory(Message):
-    """The newest versions of one trunk, at most 100, oldest first. Owners see neither `remerge` nor `before`.
+class BodyHistory(Message):
+    """The newest versions of one body, at most 100, oldest first. Owners see neither `remerge` nor `before`.
 
     `remerge`: for the newest version without withdrawn experts, if it has newcomers; `before`: for that of the replaced
-    trunk. A trunk of the method `base` has neither.
+    body. A body of the method `base` has neither.
     """
 
-    trunk: Digest
-    versions: list[TrunkVersion]
+    body: Digest
+    versions: list[BodyVersion]
     remerge: Remerge | None
     before: Remerge | None

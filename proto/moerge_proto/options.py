@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from moerge_proto.bodies import BodyMethod
 from moerge_proto.digests import Name
 from moerge_proto.messages import Message, Whole
-from moerge_proto.trunks import TrunkMethod
 
 Routers = Literal["ridge", "discriminant"]
 LambdaScale = Literal["absolute", "relative", "auto"]
@@ -34,8 +34,8 @@ class SolveOptions(Message):
 class VersionRecipe(Message):
     """The options of a version, from experts to routers."""
 
-    method: TrunkMethod
-    fit: bool  # whether owners fit their MLPs to the trunk
+    method: BodyMethod
+    fit: bool  # whether owners fit their MLPs to the body
     solve: SolveOptions
 
 
@@ -48,7 +48,7 @@ RECOMMENDED = VersionRecipe(
 )
 """The default of REST, commands, dashboard and demo. Measured in docs/quality.md."""
 RARE_BELOW = 10
-"""Trunk contributions withhold smaller token counts, because rare tokens can identify people. A default."""
+"""Body contributions withhold smaller token counts, because rare tokens can identify people. A default."""
 RecipeName = Literal["recommended", "dume"]
 VERSION_RECIPES: dict[RecipeName, VersionRecipe] = {"recommended": RECOMMENDED, "dume": PAPER}
 _SOLVE = RECOMMENDED.solve

@@ -29,7 +29,7 @@ class ProblemType(StrEnum):
     TRUNCATED = "truncated", 422
     INCOMPATIBLE_EXPERT = "incompatible-expert", 422
     INVALID_CONTRIBUTION = "invalid-contribution", 422
-    WRONG_TRUNK = "wrong-trunk", 409
+    WRONG_BODY = "wrong-body", 409
     DUPLICATE_SHARD = "duplicate-shard", 409
     NOT_READY = "not-ready", 409
     NOT_PROMOTABLE = "not-promotable", 409

@@ -38,8 +38,8 @@ class Obstacle(StrEnum):
         member._value_, member.words = name, words
         return member
 
-    TRUNK_STRAYS = "trunk-strays", "refuses the trunk: it strays too far from the expert"
-    TRUNK_HARMS = "trunk-harms", "refuses the trunk: its perplexity on the owner's text is too high"
+    BODY_STRAYS = "body-strays", "refuses the body: it strays too far from the expert"
+    BODY_HARMS = "body-harms", "refuses the body: its perplexity on the owner's text is too high"
     VERSION_ALTERED = "version-altered", "refuses the version: its files differ from those sent and checked"
     ASKS_OWNER = "asks-owner", "waits for the owner's approval"
     OWNER_REFUSED = "owner-refused", "the owner refused"

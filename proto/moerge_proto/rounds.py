@@ -20,7 +20,7 @@ class RoundState(StrEnum):
 
 
 class NewRound(Message):
-    """Asks `domains` for router contributions under the current trunk, or for trunk contributions, by `deadline`.
+    """Asks `domains` for router contributions under the current body, or for body contributions, by `deadline`.
 
     Then `minimum` of them are enough. The same request again changes nothing.
     """
@@ -53,7 +53,7 @@ class Round(Message):
     number: int
     name: str
     kind: Kind
-    trunk: Digest | None
+    body: Digest | None
     minimum: int
     deadline: datetime
     state: RoundState

@@ -1,11 +1,11 @@
 """The statistics file: a worker's sums, in one canonical safetensors layout.
 
-A router contribution, under one trunk:
+A router contribution, under one body:
 
     layers.{l}.gram              int64 [H(H+1)/2]  upper triangle of sum u^T u, row-major, times 2**exponents[l]
     layers.{l}.cross             int64 [H]         sum of u, times 2**exponents[l]
 
-u is the feature, divided by the gain of the norm before it, if any. A trunk contribution, of the expert alone:
+u is the feature, divided by the gain of the norm before it, if any. A body contribution, of the expert alone:
 
     layers.{l}.attention_input   int64 [H(H+1)/2]  upper triangle of the gram of the inputs of q, k and v
     layers.{l}.attention_output  int64 [A(A+1)/2]  of the inputs of the attention's output projection
@@ -39,12 +39,12 @@ MAX_HEADER_BYTES = 8 * 2**20
 """Enough for that many shards and 4096 layers."""
 MAX_TOKENS = 2**36
 """The exponents leave room for this many tokens, in one contribution and in the sum of all (see `exponent`)."""
-MAX_TRUNK_TOKENS = 2**30
-"""The same, in a trunk contribution; different owners' are never added as integers."""
+MAX_BODY_TOKENS = 2**30
+"""The same, in a body contribution; different owners' are never added as integers."""
 
 Int64 = NDArray[np.int64]
-Kind = Literal["router", "trunk"]
-"""A contribution's purpose: the routers under one trunk, or every trunk."""
+Kind = Literal["router", "body"]
+"""A contribution's purpose: the routers under one body, or every body."""
 Split = Literal["statistics", "tuning"]
 """The documents' use: the solve, or the choice of lambda."""
 
@@ -101,7 +101,7 @@ class _Manifest(Message):
 
     @property
     def under(self) -> Digest | None:
-        """The trunk that the sums are made under; None: they are the expert's own."""
+        """The body that the sums are made under; None: they are the expert's own."""
         return None
 
     def grams(self) -> dict[str, int]:
@@ -121,15 +121,15 @@ class _Manifest(Message):
 
 
 class RouterManifest(_Manifest):
-    """The manifest of a router contribution: sums over `split` of the domain's documents, under one trunk."""
+    """The manifest of a router contribution: sums over `split` of the domain's documents, under one body."""
 
     kind: Literal["router"] = "router"
-    trunk: Digest
+    body: Digest
     split: Split = "statistics"
 
     @property
     def under(self) -> Digest:
-        return self.trunk
+        return self.body
 
     def grams(self) -> dict[str, int]:
         return {f"layers.{layer}.gram": self.hidden_size for layer in range(self.layers)}
@@ -139,11 +139,11 @@ class RouterManifest(_Manifest):
         return [(f"layers.{layer}.{part}", length) for layer in range(self.layers) for part, length in lengths]
 
 
-class TrunkManifest(_Manifest):
-    """The manifest of a trunk contribution. Counts of tokens below `rare_below` are withheld."""
+class BodyManifest(_Manifest):
+    """The manifest of a body contribution. Counts of tokens below `rare_below` are withheld."""
 
-    kind: Literal["trunk"] = "trunk"
-    tokens: int = Field(ge=1, le=MAX_TRUNK_TOKENS)
+    kind: Literal["body"] = "body"
+    tokens: int = Field(ge=1, le=MAX_BODY_TOKENS)
     split: Literal["statistics"] = "statistics"
     attention_size: int = Field(ge=1, le=2**20)
     vocab_size: int = Field(ge=1, le=2**30)
@@ -151,14 +151,14 @@ class TrunkManifest(_Manifest):
 
     def grams(self) -> dict[str, int]:
         sizes = [*[self.hidden_size, self.attention_size] * self.layers, self.hidden_size]
-        return dict(zip(trunk_gram_names(self.layers), sizes, strict=True))
+        return dict(zip(body_gram_names(self.layers), sizes, strict=True))
 
     def layout(self) -> list[tuple[str, int]]:
         grams = [(name, gram_length(size)) for name, size in self.grams().items()]
         return [*grams, ("token_counts", self.vocab_size)]
 
 
-Manifest = RouterManifest | TrunkManifest
+Manifest = RouterManifest | BodyManifest
 _MANIFEST: TypeAdapter[Manifest] = TypeAdapter(Annotated[Manifest, Field(discriminator="kind")])
 
 
@@ -174,7 +174,7 @@ def exponent(size: int, squared_norm: float | None = None, tokens: int = MAX_TOK
     return min(24, room) - math.ceil(math.log2(max(squared_norm, 1e-30) / size))
 
 
-def trunk_gram_names(layers: int) -> list[str]:
+def body_gram_names(layers: int) -> list[str]:
     parts = ("attention_input", "attention_output")
     return [*(f"layers.{layer}.{part}" for layer in range(layers) for part in parts), "head_input"]
 

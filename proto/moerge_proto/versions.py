@@ -33,15 +33,15 @@ Completed = Annotated[
 
 
 class NewVersion(Message):
-    """Asks for a version of `trunk` (None: the current one) with `experts` in this order.
+    """Asks for a version of `body` (None: the current one) with `experts` in this order.
 
-    `experts=None` means every ready expert that has contributed under the trunk, in order of arrival; refused while an
-    expert of the trunk is missing, unless `partial` is set. `round`: instead of experts. The solve starts when all have
+    `experts=None` means every ready expert that has contributed under the body, in order of arrival; refused while an
+    expert of the body is missing, unless `partial` is set. `round`: instead of experts. The solve starts when all have
     contributed, or at the deadline if enough have, and takes these experts. `options`: the recommended ones are the
     defaults. `tied` leaves the head out if it equals the embedding.
     """
 
-    trunk: Digest | None = None
+    body: Digest | None = None
     experts: list[Digest] | None = Field(default=None, min_length=1)
     partial: bool = False
     round: Name | None = None
@@ -57,12 +57,12 @@ class VersionFile(FileEntry):
 
 
 class Lineage(Message):
-    """All inputs of a version (law 3). `contributions`: sorted. `withdrawn`: experts that the trunk still contains.
+    """All inputs of a version (law 3). `contributions`: sorted. `withdrawn`: experts that the body still contains.
 
-    `left_out`: domains of the round, or of a partial version's trunk, that had not contributed.
+    `left_out`: domains of the round, or of a partial version's body, that had not contributed.
     """
 
-    trunk: Digest
+    body: Digest
     experts: list[Digest]
     domains: list[str]
     contributions: list[Digest]
@@ -102,7 +102,7 @@ class SolveReport(Message):
 
 
 class Version(Message):
-    """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it or in its trunk.
+    """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it or in its body.
 
     `withheld`: since when its files are not served because of such an expert; `retired`: since when it has no files.
     """
@@ -146,7 +146,7 @@ class Comparison(Message):
 
     before: int
     after: int
-    same_trunk: bool
+    same_body: bool
     experts_added: list[Digest]
     experts_removed: list[Digest]
     experts_replaced: list[Digest]

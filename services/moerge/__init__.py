@@ -3,19 +3,19 @@
 The pipeline on one machine, without a server; `texts` holds each domain's documents as token ids:
 
     from pathlib import Path
-    from moerge import DenseExpert, all_counted, local_trunk, local_version, plan_version
-    from moerge import router_contribution, trunk_contribution, write_folder
+    from moerge import DenseExpert, all_counted, local_body, local_version, plan_version
+    from moerge import router_contribution, body_contribution, write_folder
 
     work, experts = Path("merged.work"), [DenseExpert(name, Path(name)) for name in ("code", "law")]
     documents = {name: all_counted(rows) for name, rows in texts.items()}
-    grams = [trunk_contribution(each, documents[each.domain], work / f"trunk-{each.domain}") for each in experts]
-    trunk = local_trunk(experts, work / "trunk", "regmean", grams)
-    sums = [router_contribution(each, trunk, documents[each.domain], work / each.domain) for each in experts]
-    lineage, inputs = local_version(experts, trunk, sums)
+    grams = [body_contribution(each, documents[each.domain], work / f"body-{each.domain}") for each in experts]
+    body = local_body(experts, work / "body", "regmean", grams)
+    sums = [router_contribution(each, body, documents[each.domain], work / each.domain) for each in experts]
+    lineage, inputs = local_version(experts, body, sums)
     write_folder(plan_version(lineage, inputs).files, Path("merged"))
 
 `merge` does the same from files of text, in one call, and `moerge merge` is its command. In the service, workers make
-the contributions, and the coordinator calls `merge_trunk` and `plan_version` on them.
+the contributions, and the coordinator calls `merge_body` and `plan_version` on them.
 """
 
 from importlib import import_module
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moerge.experts.fitting import fit
-    from moerge.merging.local import local_trunk, local_version
+    from moerge.merging.local import local_body, local_version
     from moerge.merging.merge import merge
     from moerge.models.expert_folder import DenseExpert
     from moerge.models.tokens import Tokens, all_counted
-    from moerge.statistics.contribution import router_contribution, trunk_contribution
-    from moerge.trunk.merge import merge_trunk
+    from moerge.statistics.contribution import body_contribution, router_contribution
+    from moerge.trunk.merge import merge_body
     from moerge.versions.folder import write_folder
     from moerge.versions.plan import plan_version
 
@@ -37,14 +37,14 @@ __all__ = [
     "DenseExpert",
     "Tokens",
     "all_counted",
+    "body_contribution",
     "fit",
-    "local_trunk",
+    "local_body",
     "local_version",
     "merge",
-    "merge_trunk",
+    "merge_body",
     "plan_version",
     "router_contribution",
-    "trunk_contribution",
     "write_folder",
 ]
 _HOMES = {
@@ -52,13 +52,13 @@ _HOMES = {
     "Tokens": "models.tokens",
     "all_counted": "models.tokens",
     "fit": "experts.fitting",
-    "local_trunk": "merging.local",
+    "local_body": "merging.local",
     "local_version": "merging.local",
     "merge": "merging.merge",
-    "merge_trunk": "trunk.merge",
+    "merge_body": "body.merge",
     "plan_version": "versions.plan",
     "router_contribution": "statistics.contribution",
-    "trunk_contribution": "statistics.contribution",
+    "body_contribution": "statistics.contribution",
     "write_folder": "versions.folder",
 }
 

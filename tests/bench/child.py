@@ -11,8 +11,8 @@ def main() -> None:
     end = rest.index(Path("--"))
     experts, statistics = rest[:end], rest[end + 1 :]
     store = ours.Store(folder)
-    trunk = ours.merge(store, experts)
-    ours.publish(store, "1", store.blobs.path(trunk.sha256), experts, statistics)
+    body = ours.merge(store, experts)
+    ours.publish(store, "1", store.blobs.path(body.sha256), experts, statistics)
 
 
 if __name__ == "__main__":

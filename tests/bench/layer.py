@@ -18,7 +18,7 @@ from moerge.memory.shapes import layer_parameters
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import model_shapes
 from moerge.models.writer import TensorPlan, write_safetensors
-from moerge.statistics.contribution import trunk_manifest
+from moerge.statistics.contribution import body_manifest
 from moerge.statistics.integers import pack, to_integers
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import Int64, RouterManifest, StatisticsSettings, exponent, write
@@ -78,7 +78,7 @@ def write_sums(folder: Path, settings: LlamaConfig, slot: int) -> None:
             "owner": "owner",
             "expert": digest_of(domain),
             "domain": domain,
-            "trunk": digest_of("trunk"),
+            "body": digest_of("body"),
             "settings": StatisticsSettings(),
             "hidden_size": settings.hidden_size,
             "layers": settings.num_hidden_layers,
@@ -92,15 +92,15 @@ def write_sums(folder: Path, settings: LlamaConfig, slot: int) -> None:
     link = folder / domain / "model.safetensors"
     os.link(folder / domain / "weights", link)
     own = DenseExpert(domain, folder / domain)
-    trunk = trunk_manifest("owner", own, digest_of(domain), StatisticsSettings()).model_copy(update=counts)
+    body = body_manifest("owner", own, digest_of(domain), StatisticsSettings()).model_copy(update=counts)
     link.unlink()
 
     def arrays() -> "list[Int64]":
         counted = torch.full((settings.vocab_size,), TOKENS // settings.vocab_size).numpy()
-        return [*(to_integers(gram, item) for item in trunk.exponents), counted]
+        return [*(to_integers(gram, item) for item in body.exponents), counted]
 
-    with atomic_file(folder / f"trunk-{domain}") as out:
-        write(out, trunk, arrays())
+    with atomic_file(folder / f"body-{domain}") as out:
+        write(out, body, arrays())
 
 
 def made(folder: Path, settings: LlamaConfig = LARGE) -> None:
@@ -113,7 +113,7 @@ def made(folder: Path, settings: LlamaConfig = LARGE) -> None:
 
 @cache
 def run(name: str) -> Run:
-    """One piece of work in a process of its own; those after the merge use its trunk."""
+    """One piece of work in a process of its own; those after the merge use its body."""
     folder = cached(HOME / "layer", made)
     if name in ("solve", "influence", "publish") and not (folder / "blobs").is_dir():
         run("merge-average")

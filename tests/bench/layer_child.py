@@ -8,22 +8,22 @@ from pathlib import Path
 from moerge.blobs.local import LocalBlobs
 from moerge.merging.local import given
 from moerge.models.bounds import feature_bounds, feature_exponents, input_bounds, input_exponents
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge.routers.ridge import SOLVER
 from moerge.statistics.describe import median_rank
-from moerge.statistics.validate import validate, validate_trunk
-from moerge.trunk.merge import MergedTrunk, TrunkInputs, merge_trunk
+from moerge.statistics.validate import validate, validate_body
+from moerge.trunk.merge import BodyInputs, MergedBody, merge_body
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, VersionInputs, measure_influence, plan_version, solve_lineage
+from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions
 from moerge_proto.digests import digest_of
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.ranges import LocalFile
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.trunks import TrunkLineage, TrunkMethod, TrunkOptions
 from moerge_proto.versions import Lineage
 
 DOMAINS = ("d0", "d1")
@@ -45,25 +45,25 @@ class Coordinator:
     def sums(self, kind: str) -> list[Path]:
         return [self.folder / f"{kind}-{domain}" for domain in DOMAINS]
 
-    def merge(self, method: TrunkMethod) -> MergedTrunk:
-        sums = {digest_of(path.name): path for path in self.sums("trunk")} if method == "regmean" else {}
+    def merge(self, method: BodyMethod) -> MergedBody:
+        sums = {digest_of(path.name): path for path in self.sums("body")} if method == "regmean" else {}
         revision = 2 if method == "regmean" else 1
-        lineage = TrunkLineage(
+        lineage = BodyLineage(
             method=method,
-            options=TrunkOptions(),
+            options=BodyOptions(),
             experts=[*self.names.values()],
             contributions=[*sums],
             revision=revision,
         )
         experts = {digest: self.expert(domain) for domain, digest in self.names.items()}
-        inputs = TrunkInputs(experts, {digest: domain for domain, digest in self.names.items()}, sums)
-        return merge_trunk(lineage, inputs, self.blobs, NoProgress())
+        inputs = BodyInputs(experts, {digest: domain for domain, digest in self.names.items()}, sums)
+        return merge_body(lineage, inputs, self.blobs, NoProgress())
 
     def version(self) -> tuple[Lineage, VersionInputs]:
-        """The version on the averaged trunk, which `merge-average` has left."""
-        trunk = next(path for path in self.blobs_by_size() if path.stat().st_size > 2**20)
+        """The version on the averaged body, which `merge-average` has left."""
+        body = next(path for path in self.blobs_by_size() if path.stat().st_size > 2**20)
         lineage = Lineage(
-            trunk=digest_of("trunk"),
+            body=digest_of("body"),
             experts=[*self.names.values()],
             domains=[*DOMAINS],
             contributions=[digest_of(path.name) for path in self.sums("router")],
@@ -74,8 +74,8 @@ class Coordinator:
         experts = [self.expert(record.domain) for record in records]
         return lineage, VersionInputs(
             slots=[Slot(item, expert.checkpoint, expert) for item, expert in zip(records, experts, strict=True)],
-            trunk=DenseTrunk(LocalFile(trunk), experts[0]),
-            trunk_sha256=trunk.name,
+            body=DenseBody(LocalFile(body), experts[0]),
+            body_sha256=body.name,
             method="average",
             merged=records,
             contributed=[Contributed(digest_of(path.name), "d0", "owner", 1, 1) for path in self.sums("router")],
@@ -97,8 +97,8 @@ def receive(made: Coordinator) -> None:
 def check_sums(made: Coordinator) -> None:
     """The check of a contribution of each kind."""
     expert = made.expert(DOMAINS[0])
-    with StatisticsFile(made.sums("trunk")[0]) as file:
-        validate_trunk(file, input_exponents(expert), input_bounds(expert))
+    with StatisticsFile(made.sums("body")[0]) as file:
+        validate_body(file, input_exponents(expert), input_bounds(expert))
         median_rank(file)
     with StatisticsFile(made.sums("router")[0]) as file:
         validate(file, feature_exponents(expert), feature_bounds(expert))
@@ -110,7 +110,7 @@ def publish(made: Coordinator) -> None:
     import torch
 
     lineage, inputs = made.version()
-    config = inputs.trunk.config
+    config = inputs.body.config
     routers = [torch.zeros(len(DOMAINS), config.hidden_size)] * config.num_hidden_layers
     for plan in plan_version(lineage, inputs, given(routers)).files:
         if plan.sha256 is None:

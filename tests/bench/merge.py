@@ -42,14 +42,14 @@ def emptied(folder: Path) -> Path:
 
 
 def our_process(folders: list[Path], statistics: list[Path]) -> Run:
-    """Average trunk, solved routers, one file per expert; every file is hashed and synced."""
+    """Average body, solved routers, one file per expert; every file is hashed and synced."""
     work = emptied(HOME / "work")
     command = [sys.executable, "-m", "bench.child", str(work), *map(str, folders), "--", *map(str, statistics)]
     return process(command, HOME / "ours.log", _offline())
 
 
 def mergekit_process(folders: list[Path]) -> Run:
-    """The first expert's trunk, random routers."""
+    """The first expert's body, random routers."""
     work = emptied(HOME / "work")
     config = HOME / "mergekit-moe.yml"  # JSON is YAML
     settings = {
@@ -114,8 +114,8 @@ def publish(folders: list[Path], statistics: list[Path]) -> float:
     store = ours.Store(emptied(HOME / "work"))
 
     def work() -> None:
-        trunk = ours.merge(store, folders)
-        ours.publish(store, "1", store.blobs.path(trunk.sha256), folders, statistics)
+        body = ours.merge(store, folders)
+        ours.publish(store, "1", store.blobs.path(body.sha256), folders, statistics)
 
     return seconds(work)
 

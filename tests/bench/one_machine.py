@@ -81,7 +81,7 @@ def few_text() -> list[str]:
 
 @cache
 def processes() -> list[tuple[list[Run], list[Run]]]:
-    """Ours on all text and on the prompts, and theirs with the first expert's trunk."""
+    """Ours on all text and on the prompts, and theirs with the first expert's body."""
     mergekit()
     every, few, base = all_text(), few_text(), fleet()[0].domains[0].expert
     runs = in_turns(lambda: [ours(every), ours(few)], lambda: [theirs(base)], RUNS)
@@ -107,7 +107,7 @@ def one_machine_memory() -> list[Pair]:
 @benchmark(
     "one-machine-quality",
     "moerge merge, mean normalised perplexity",
-    f"{PEER}, averaged trunk",
+    f"{PEER}, averaged body",
     ">=",
     1.1,
     f"{ALL}; {CUT.tokens} held-out tokens a domain",

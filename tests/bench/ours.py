@@ -15,27 +15,27 @@ from moerge.blobs.local import LocalBlobs
 from moerge.files import atomic_file, sync_folder
 from moerge.models.bounds import feature_gains
 from moerge.models.config import read_config
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge.routers.solve import solve_layers
 from moerge.statistics.integers import pack, to_integers
-from moerge.trunk.merge import TrunkInputs, merge_trunk
+from moerge.trunk.merge import BodyInputs, merge_body
 from moerge.versions.file_plans import (
     FilePlan,
+    body_files,
     config_files,
     expert_file,
     index_file,
     report_file,
     router_file,
-    trunk_files,
     version_config,
 )
+from moerge_proto.bodies import BodyLineage, BodyOptions
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, exponent, write
-from moerge_proto.trunks import TrunkLineage, TrunkOptions
 from moerge_proto.versions import SolveReport
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ __all__ = ["Store", "compressed_chunks", "merge", "publish", "router_pass", "sta
 
 
 def router_pass(expert: Path, precision: str = "float32", device: str = "cpu") -> "RouterPass":
-    """The pass of an expert under its own trunk."""
+    """The pass of an expert under its own body."""
     from moerge.statistics.passes import RouterPass
 
     config = read_config(expert)
@@ -70,7 +70,7 @@ def write_statistics(path: Path, gram: Tensor, cross: Tensor, *, domain: str, to
         owner="owner",
         expert=sha256_hex(domain.encode()),
         domain=domain,
-        trunk="7" * 64,
+        body="7" * 64,
         settings=StatisticsSettings(),
         hidden_size=hidden,
         layers=layers,
@@ -121,28 +121,28 @@ class Store:
 
 
 def merge(store: Store, experts: Sequence[Path]) -> FileEntry:
-    """The experts' average trunk."""
+    """The experts' average body."""
     named = [digest_of(slot) for slot in range(len(experts))]
-    lineage = TrunkLineage(method="average", options=TrunkOptions(), experts=named, contributions=[])
-    inputs = TrunkInputs(dict(zip(named, map(DenseFiles, experts), strict=True)), {digest: digest for digest in named})
-    return merge_trunk(lineage, inputs, store.blobs, NoProgress()).files[0]
+    lineage = BodyLineage(method="average", options=BodyOptions(), experts=named, contributions=[])
+    inputs = BodyInputs(dict(zip(named, map(DenseFiles, experts), strict=True)), {digest: digest for digest in named})
+    return merge_body(lineage, inputs, store.blobs, NoProgress()).files[0]
 
 
 def publish(
     store: Store,
     version: str,
-    trunk: Path,
+    body: Path,
     experts: Sequence[Path],
     statistics: Sequence[Path],
     ridge_lambda: float = 0.01,
 ) -> None:
-    """A version: trunk, one file per expert, solved routers, index, config. Domains are d0, d1, …
+    """A version: body, one file per expert, solved routers, index, config. Domains are d0, d1, …
 
-    `trunk` is a blob, named by its digest.
+    `body` is a blob, named by its digest.
     """
-    dense = DenseTrunk(trunk, DenseFiles(experts[0]))
+    dense = DenseBody(body, DenseFiles(experts[0]))
     config, family, checkpoint = dense.config, dense.family, dense.checkpoint
-    layers, sha256 = config.num_hidden_layers, trunk.name
+    layers, sha256 = config.num_hidden_layers, body.name
     domains, lineage = [f"d{slot}" for slot in range(len(experts))], digest_of(version)
     options = SolveOptions(ridge_lambda=ridge_lambda)
     gains = feature_gains(dense)
@@ -153,7 +153,7 @@ def publish(
             files = [stack.enter_context(StatisticsFile(path)) for path in statistics]
             return solve_layers(files, domains, gains, options)
 
-    weights = trunk_files(dense, sha256, sha256)
+    weights = body_files(dense, sha256, sha256)
     for slot, expert in enumerate(experts):
         weights.append(expert_file(Checkpoint(expert), family, layers, slot, digest_of(str(expert))))
     shape, dtype = (len(domains), config.hidden_size), checkpoint.specs["model.embed_tokens.weight"].dtype

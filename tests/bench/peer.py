@@ -54,7 +54,7 @@ def _run(command: list[str]) -> None:
 
 
 def settings(fleet: Fleet, base: Path) -> dict[str, Any]:
-    """mergekit-moe's settings: the model of the trunk, and the experts, each with the beginnings of some statistics
+    """mergekit-moe's settings: the model of the body, and the experts, each with the beginnings of some statistics
     documents as positive prompts."""
     tokenizer = _tokenizer(fleet)
     experts = []
@@ -80,7 +80,7 @@ def _tokenizer(fleet: Fleet) -> PreTrainedTokenizerBase:
 
 
 def averaged(fleet: Fleet) -> Path:
-    """Folder of the dense average of the experts, for mergekit-moe's trunk."""
+    """Folder of the dense average of the experts, for mergekit-moe's body."""
     folder = fleet.work / "averaged"
     merged_model(fleet, "average", {}).save_pretrained(folder)
     _tokenizer(fleet).save_pretrained(folder)

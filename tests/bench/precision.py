@@ -21,10 +21,10 @@ from moerge.scoring.routers import routers
 from moerge_lab.demo import corpora
 from moerge_lab.demo.train import train
 from support.documents import texts_of
-from support.models import on_trunk
+from support.models import on_body
 from support.passes import visit_features
 from support.progress import Silent
-from support.versions import published, trunk_file
+from support.versions import body_file, published
 
 CONTEXT, DOCUMENTS = 256, 30
 SHAPES = f"the demo's four experts, {DOCUMENTS} documents per domain to solve and {DOCUMENTS} to compare"
@@ -55,9 +55,9 @@ def versions() -> tuple[list[Path], list[list[list[int]]], dict[torch.dtype, Pat
 
 
 @torch.inference_mode()
-def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequence[Sequence[Tensor]]) -> Pair:
+def elsewhere(expert: Path, body: Path, cut: Sequence[list[int]], both: Sequence[Sequence[Tensor]]) -> Pair:
     """The number of tokens, over all layers, that the two routers send to different experts; and of all."""
-    model, _ = domain_model(*on_trunk(expert, trunk))
+    model, _ = domain_model(*on_body(expert, body))
     moved, seen = 0, 0
 
     def visit(layer: int, x: Tensor) -> None:
@@ -81,12 +81,12 @@ def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequenc
 )
 def precision_routing() -> list[Pair]:
     experts, held, folders = versions()
-    trunk = trunk_file(experts, HOME / "precision-trunk")
+    body = body_file(experts, HOME / "precision-body")
     both = []
     for dtype in (torch.bfloat16, torch.float32):
         model = AutoModelForCausalLM.from_pretrained(folders[dtype], dtype=torch.float32)
         both.append([router.get_parameter("weight") for router in routers(model)])
-    return [elsewhere(expert, trunk, cut, both) for expert, cut in zip(experts, held, strict=True)]
+    return [elsewhere(expert, body, cut, both) for expert, cut in zip(experts, held, strict=True)]
 
 
 @benchmark(

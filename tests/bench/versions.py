@@ -1,4 +1,4 @@
-"""Publishing the next version on the same trunk."""
+"""Publishing the next version on the same body."""
 
 import os
 import shutil
@@ -26,14 +26,14 @@ class Again:
         self._statistics = statistics_files(shape, [*(f"d{slot}" for slot in range(EXPERTS)), "d0"])
         read_once(*self._statistics, *(folder / "model.safetensors" for folder in self._folders))
         self._store = ours.Store(emptied(folder))
-        self._trunk = self._store.blobs.path(ours.merge(self._store, self._folders).sha256)
+        self._body = self._store.blobs.path(ours.merge(self._store, self._folders).sha256)
         self._numbers = count(2)
-        ours.publish(self._store, "1", self._trunk, self._folders, self._statistics[:EXPERTS])
+        ours.publish(self._store, "1", self._body, self._folders, self._statistics[:EXPERTS])
 
     def next_version(self) -> float:
         """Seconds to publish the routers of a further contribution; all other files exist."""
         number = next(self._numbers)
-        arguments = (self._store, str(number), self._trunk, self._folders, self._statistics, 0.01 * number)
+        arguments = (self._store, str(number), self._body, self._folders, self._statistics, 0.01 * number)
         return seconds(lambda: ours.publish(*arguments))
 
     def whole_version(self) -> float:
@@ -51,7 +51,7 @@ class Again:
 
 
 @benchmark(
-    "version-again", "next version on the same trunk, s", "a copy of the whole checkpoint, fsync", ">=", 20.0, SHAPES
+    "version-again", "next version on the same body, s", "a copy of the whole checkpoint, fsync", ">=", 20.0, SHAPES
 )
 def version_again() -> list[Pair]:
     large = Again(SHAPE, HOME / "work")

@@ -181,7 +181,7 @@ def small_shards() -> list[Pair]:
             tokens=1,
             documents=1,
             shards=["0" * 64],
-            trunk="0" * 64,
+            body="0" * 64,
         )
         data, seen = TimedData(settings, passed.expert, say), Events(Status(folder, "law", ""), Lines())
         with closing(Ledger(folder / "ledger")) as ledger:

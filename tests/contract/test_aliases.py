@@ -96,14 +96,14 @@ def test_the_card_of_a_round_s_version_names_late_owners(federation: Federation)
 
 def test_a_solve_waits_for_missing_contributions(federation: Federation, tmp_path: Path) -> None:
     environment, solve = federation.server.environment(), ("version", "solve")
-    trunk = federation.merge("art", "law")  # another order, so another trunk
-    federation.contribute(trunk, "art")
+    body = federation.merge("art", "law")  # another order, so another body
+    federation.contribute(body, "art")
     done = run_command(*solve, **environment)
-    assert (done.returncode, "the trunk have not contributed under it: law\n" in done.stderr) == (1, True)
+    assert (done.returncode, "the body have not contributed under it: law\n" in done.stderr) == (1, True)
     assert "--wait" in done.stderr
     waiting = start_worker([*solve, "--wait"], environment, tmp_path / "waiting")
     eventually(lambda: "Waiting for the contributions of law.\n" in (tmp_path / "waiting").read_text())
-    federation.contribute(trunk, "law")
+    federation.contribute(body, "law")
     assert ended(waiting, 120) == 0
     assert "law, art. Missing: none.\n" in (tmp_path / "waiting").read_text()
 
@@ -139,13 +139,13 @@ def test_a_pull_fetches_only_what_changed(federation: Federation, tmp_path: Path
     federation.operator.promote("followed", 1)
     assert "version 1" in federation.moerge("pull", "followed", folder)
     assert content(folder) == content(federation.server.home / "versions" / "1")
-    before = (folder / "model-trunk.safetensors").stat().st_ino
+    before = (folder / "model-body.safetensors").stat().st_ino
     federation.operator.promote("followed", 2)
     fetched = pull(federation.operator, federation.operator.version(2), folder, LogProgress())
     card = federation.server.home / "versions" / "2" / "README.md"
     assert fetched == federation.operator.compare_versions(1, 2).fetch - card.stat().st_size
     assert content(folder) == content(federation.server.home / "versions" / "2")
-    assert (folder / "model-trunk.safetensors").stat().st_ino == before
+    assert (folder / "model-body.safetensors").stat().st_ino == before
     assert pull(federation.operator, federation.operator.version(2), folder, LogProgress()) == 0
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["model"]
 
@@ -193,7 +193,7 @@ def test_a_pull_killed_anywhere_leaves_a_complete_folder(federation: Federation,
 
 
 def test_a_pull_continues_a_half_file_unless_it_is_damaged(federation: Federation, tmp_path: Path) -> None:
-    folder, name = tmp_path / "model", "model-trunk.safetensors"
+    folder, name = tmp_path / "model", "model-body.safetensors"
     whole = (federation.server.home / "versions" / "1" / name).read_bytes()
     half = tmp_path / ".model.part" / f".{name}.part"
     half.parent.mkdir()

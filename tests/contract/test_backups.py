@@ -27,7 +27,7 @@ from support.processes import Coordinator, moerge, run_command
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Two experts, a trunk, two contributions and a version."""
+    """Two experts, a body, two contributions and a version."""
     with federation_of(tmp_path_factory.mktemp("backups"), "law", "art") as federation:
         federation.contribute(federation.merge())
         federation.solve()
@@ -209,16 +209,16 @@ def changed_expert(home: Path) -> str:
     return next(name for name in _names(home) if name.endswith("of law"))
 
 
-def changed_trunk(home: Path) -> str:
-    _execute(home, "UPDATE trunks SET method = 'weighted'")
-    return next(name for name in _names(home) if name.startswith("trunk"))
+def changed_body(home: Path) -> str:
+    _execute(home, "UPDATE bodies SET method = 'weighted'")
+    return next(name for name in _names(home) if name.startswith("body"))
 
 
 def _names(home: Path) -> list[str]:
     with closing(sqlite3.connect(home / "coordinator.sqlite")) as database:
         experts = database.execute("SELECT digest, domain FROM experts").fetchall()
-        trunks = database.execute("SELECT digest FROM trunks").fetchall()
-    return [*(f"expert {row[0][:12]} of {row[1]}" for row in experts), *(f"trunk {row[0][:12]}" for row in trunks)]
+        bodies = database.execute("SELECT digest FROM bodies").fetchall()
+    return [*(f"expert {row[0][:12]} of {row[1]}" for row in experts), *(f"body {row[0][:12]}" for row in bodies)]
 
 
 def _execute(home: Path, statement: str) -> None:
@@ -228,7 +228,7 @@ def _execute(home: Path, statement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [replaced_view, linked_view, added_to_a_view, changed_lineage, changed_expert, changed_trunk]
+    "damage", [replaced_view, linked_view, added_to_a_view, changed_lineage, changed_expert, changed_body]
 )
 def test_changed_views_and_rows_are_named(home: Path, damage: Callable[[Path], str]) -> None:
     named = damage(home)

@@ -28,7 +28,7 @@ def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
 @pytest.fixture(scope="module")
 def law_s(owners: Owners) -> Honest:
     """An honest contribution of law."""
-    return honest(owners.server, owners.law, owners.trunk, first=1000)
+    return honest(owners.server, owners.law, owners.body, first=1000)
 
 
 def test_an_invalid_contribution_is_refused_and_not_kept(owners: Owners, law_s: Honest, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_an_interrupted_upload_continues_where_it_was(law: RawClient) -> None:
 
 def test_equal_requests_at_once_get_equal_answers(owners: Owners, law: RawClient, tmp_path: Path) -> None:
     """Commits of one upload, then registrations of one contribution, six at a time."""
-    manifest, sums = honest(owners.server, owners.law, owners.trunk, first=7000)
+    manifest, sums = honest(owners.server, owners.law, owners.body, first=7000)
     for turn in range(4):
         changed = manifest.model_copy(update={"shards": [sha256_hex(bytes([turn]))]})
         data = written(tmp_path / "file", changed, sums).read_bytes()

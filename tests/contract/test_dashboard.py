@@ -19,10 +19,10 @@ from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.actions import ACTIONS
+from moerge_proto.bodies import NewBody
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
-from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import VersionChange
 from support.dashboard import act, guard, signed_in, visitor
 from support.federation import Federation, eventually, federation_of
@@ -36,7 +36,7 @@ PAGES = {
     "/compare?before=1&version=2": set(Role),
     "/experts": {Role.OPERATOR, Role.OWNER},
     "/contributions": {Role.OPERATOR, Role.OWNER},
-    "/trunks": {Role.OPERATOR, Role.OWNER},
+    "/bodies": {Role.OPERATOR, Role.OWNER},
     "/owners": {Role.OPERATOR},
     "/workflows": {Role.OPERATOR},
     "/audit": {Role.OPERATOR},
@@ -224,7 +224,7 @@ def test_solving_starts_a_workflow(visited: Visited) -> None:
 
 
 def test_a_solve_without_contributions_asks_for_a_confirmation(visited: Visited) -> None:
-    visited.federation.merge("art", "law")  # another order, so another trunk
+    visited.federation.merge("art", "law")  # another order, so another body
     with visited.visit() as browser:
         assert "Contributed: none. Missing: law, art." in browser.get("/solve").text
         refused = act(browser, "/solve", ridge_lambda="0.5", top_k="1")
@@ -239,7 +239,7 @@ def test_a_solve_without_contributions_asks_for_a_confirmation(visited: Visited)
 def test_a_round_is_opened_and_changed(visited: Visited) -> None:
     operator = visited.operator
     with visited.visit() as browser:
-        fields = {"name": "w47", "kind": "trunk", "domains": "law art", "minimum": "1", "deadline": "2030-01-01T10:00"}
+        fields = {"name": "w47", "kind": "body", "domains": "law art", "minimum": "1", "deadline": "2030-01-01T10:00"}
         act(browser, "/rounds/new", **fields)
         assert "0 of 2" in browser.get("/owners").text
         act(browser, "/rounds/w47/change", minimum="2", deadline="2020-01-01T10:00")
@@ -359,14 +359,14 @@ def test_a_failed_workflow_is_retried_in_the_browser(tmp_path: Path) -> None:
         blob.rename(tmp_path / "lost")
         shutil.rmtree(server.home / "experts")
         with pytest.raises(MoergeError):
-            wait(operator, operator.merge_trunk(NewTrunk()))
+            wait(operator, operator.merge_body(NewBody()))
         with signed_in(server) as browser:
-            assert "Merging a trunk failed" in browser.get("/versions").text
+            assert "Merging a body failed" in browser.get("/versions").text
             [path] = re.findall(r'href="/dashboard(/workflows/[^"]+/retry)"', browser.get("/workflows").text)
             (tmp_path / "lost").rename(blob)
             assert act(browser, path).headers["Location"].endswith("said=started")
-            eventually(lambda: operator.current_trunk() is not None)
-            eventually(lambda: "Merging a trunk failed" not in browser.get("/versions").text)
+            eventually(lambda: operator.current_body() is not None)
+            eventually(lambda: "Merging a body failed" not in browser.get("/versions").text)
             assert act(browser, path).status_code == 303  # the one that failed is there still; what it made is found
 
 

@@ -22,9 +22,9 @@ from support.processes import moerge
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """law and art are in every version; code has an expert, and contributed nothing."""
     with federation_of(tmp_path_factory.mktemp("evaluations"), "law", "art", **SMALL) as federation:
-        trunk = federation.merge()
+        body = federation.merge()
         federation.add("code", **SMALL)
-        federation.contribute(trunk, "law", "art")
+        federation.contribute(body, "law", "art")
         solve(federation, 1.0)
         yield federation
 

@@ -16,9 +16,9 @@ import pytest
 import zstandard
 
 from moerge.errors import CoordinatorError
+from moerge_proto.bodies import Body
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert
-from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Chunk, NewUpload
 from support.federation import SILENT, Federation, Member, federation_of, files_below, honest, send
 from support.models import expert
@@ -53,7 +53,7 @@ def first(federation: Federation) -> Member:
 
 
 @pytest.fixture(scope="module")
-def trunk(federation: Federation) -> Trunk:
+def body(federation: Federation) -> Body:
     return federation.merge()
 
 
@@ -205,9 +205,9 @@ def test_a_bomb_is_stopped_at_the_announced_size(
 
 
 @pytest.fixture(scope="module")
-def good(federation: Federation, first: Member, trunk: Trunk) -> bytes:
+def good(federation: Federation, first: Member, body: Body) -> bytes:
     """An honest statistics file."""
-    return written(federation.folder / "good", *honest(federation.server, first, trunk)).read_bytes()
+    return written(federation.folder / "good", *honest(federation.server, first, body)).read_bytes()
 
 
 def with_manifest(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
@@ -256,8 +256,8 @@ TRAVERSALS = [
     "99999999999999999999", "1e3", "%F0%9F%92%A5", "'%20OR%201=1--",
 ]  # fmt: skip
 PLACES = [
-    ("GET", "/experts/{}"), ("GET", "/trunks/{}"), ("GET", "/trunks/{}/files/config.json"),
-    ("GET", f"/trunks/{HEX}/files/{{}}"), ("GET", "/trunks/CURRENT/files/{}"), ("GET", "/versions/{}"),
+    ("GET", "/experts/{}"), ("GET", "/bodies/{}"), ("GET", "/bodies/{}/files/config.json"),
+    ("GET", f"/bodies/{HEX}/files/{{}}"), ("GET", "/bodies/CURRENT/files/{}"), ("GET", "/versions/{}"),
     ("GET", "/versions/{}/files/config.json"), ("GET", "/versions/1/files/{}"), ("GET", "/workflows/{}"),
     ("PUT", f"/uploads/{{}}/chunks/{HEX}"), ("PUT", "/uploads/1/chunks/{}"), ("POST", "/uploads/{}/commit"),
     ("GET", "/experts?after={}"),
@@ -266,22 +266,22 @@ PLACES = [
 
 @pytest.mark.parametrize(("method", "place"), PLACES)
 def test_no_name_or_id_in_a_path_leads_elsewhere(
-    server: Coordinator, first: Member, trunk: Trunk, method: str, place: str
+    server: Coordinator, first: Member, body: Body, method: str, place: str
 ) -> None:
     files = files_below(server)
     host = server.url.removeprefix("http://")
     for token in (server.operator_token, first.token):
         for name in TRAVERSALS:
             connection = http.client.HTTPConnection(host)  # which changes no path
-            path = "/v1" + place.replace("CURRENT", trunk.digest).format(name)
+            path = "/v1" + place.replace("CURRENT", body.digest).format(name)
             connection.request(method, path, headers={"Authorization": f"Bearer {token}"})
             answer = connection.getresponse()
-            body = answer.read()
+            content = answer.read()
             connection.close()
             assert 400 <= answer.status < 500, path
             assert answer.headers["Content-Type"] == "application/problem+json", path
-            assert b"root:" not in body
-            assert len(body) < 20_000
+            assert b"root:" not in content
+            assert len(content) < 20_000
     assert files_below(server) == files
 
 
@@ -290,7 +290,7 @@ BODIES: list[bytes] = [
     b'{"\\ud800": "\\udfff"}',
     b'{"sha256": 1e999}', b'{"sha256": "' + b"0" * 10**6 + b'"}', b'{"domain": "../x", "files": {"../x": "../y"}}',
     b'{"name": "../../x", "domains": ["../y"]}', b'{"role": "operator", "owner": "\\u0000"}',
-    b'{"experts": ["../../x"], "method": "average"}', b'{"options": {"top_k": -1}}', b'{"trunk": "../../x"}',
+    b'{"experts": ["../../x"], "method": "average"}', b'{"options": {"top_k": -1}}', b'{"body": "../../x"}',
     b'{"sha256": "0", "size": -1, "chunks": []}', b'{"size": 1' + b"0" * 400 + b"}",
     b'{"options": {"ridge_lambda": NaN}}', b'{"options": {"ridge_lambda": -Infinity}}',
     b'{"options": {"domain_weights": {"../x": 1e308}}}', b'{"options": {"temperature": 0}}',
@@ -300,7 +300,7 @@ BODIES: list[bytes] = [
 @pytest.mark.parametrize(
     ("method", "place"),
     [
-        *(("POST", f"/{noun}") for noun in ("owners", "tokens", "uploads", "experts", "trunks", "versions")),
+        *(("POST", f"/{noun}") for noun in ("owners", "tokens", "uploads", "experts", "bodies", "versions")),
         ("PUT", f"/contributions/{HEX}"),
     ],
 )
@@ -316,15 +316,13 @@ def test_no_body_is_more_than_refused(
             assert len(response.content) < 10_000
 
 
-def test_a_link_in_the_home_leads_no_reader_elsewhere(
-    federation: Federation, server: Coordinator, trunk: Trunk
-) -> None:
+def test_a_link_in_the_home_leads_no_reader_elsewhere(federation: Federation, server: Coordinator, body: Body) -> None:
     """File names are looked up in rows, never on the disk."""
     link = server.home / "versions" / "passwd"
     link.parent.mkdir(exist_ok=True)
     link.symlink_to("/etc/passwd")
     try:
-        for path in ("/versions/passwd", "/versions/1/files/passwd", f"/trunks/{trunk.digest}/files/passwd"):
+        for path in ("/versions/passwd", "/versions/1/files/passwd", f"/bodies/{body.digest}/files/passwd"):
             response = federation.get(path)
             assert 400 <= response.status_code < 500
     finally:

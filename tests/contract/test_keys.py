@@ -15,13 +15,13 @@ import pytest
 
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError, MoergeError
+from moerge_proto.bodies import Body
 from moerge_proto.contributions import NewContribution
 from moerge_proto.owners import Owner
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of, sign_contribution
-from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion
 from moerge_workers.leaving.owner_key import join_request, read_owner_key, require_approved, rotate, signature
-from support.federation import SILENT, Member, eventually, honest, honest_trunk, merge
+from support.federation import SILENT, Member, eventually, honest, honest_body, merge
 from support.models import expert
 from support.processes import MOERGE, Coordinator, moerge, run_command
 from support.statistics import written
@@ -139,12 +139,12 @@ def test_an_owner_is_last_seen_at_its_last_call(server: Coordinator, tmp_path: P
 
 # --- signatures
 
-Fleet = tuple[Member, Path, Trunk]
+Fleet = tuple[Member, Path, Body]
 
 
 @pytest.fixture(scope="module")
 def fleet(server: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """An owner with a key and a ready expert, the key's folder, and a trunk."""
+    """An owner with a key and a ready expert, the key's folder, and a body."""
     folder = tmp_path_factory.mktemp("signed")
     with server.client() as operator:
         token = operator.approve(join_request(folder / "firm.pem", "firm", ["law"])).token.secret
@@ -154,14 +154,14 @@ def fleet(server: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iter
     member.client.close()
 
 
-def uploaded(server: Coordinator, member: Member, trunk: Trunk, path: Path, first: int) -> str:
-    written(path, *honest(server, member, trunk, first=first))
+def uploaded(server: Coordinator, member: Member, body: Body, path: Path, first: int) -> str:
+    written(path, *honest(server, member, body, first=first))
     return member.client.upload(path, SILENT, title="contribution").sha256
 
 
 def test_a_contribution_needs_its_owner_s_signature(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
-    member, home, trunk = fleet
-    digest = uploaded(server, member, trunk, tmp_path / "file", 0)
+    member, home, body = fleet
+    digest = uploaded(server, member, body, tmp_path / "file", 0)
     with refused("forbidden", "signature", "run the worker on the machine"):
         member.client.contribute(NewContribution(sha256=digest))
     assert not list(member.client.contributions())
@@ -174,15 +174,15 @@ def test_a_contribution_needs_its_owner_s_signature(server: Coordinator, fleet: 
 
 def test_a_version_has_the_signatures_of_its_inputs(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
     member, home, _ = fleet
-    written(tmp_path / "trunk-contribution", *honest_trunk(member))
-    digest = member.client.upload(tmp_path / "trunk-contribution", SILENT, title="trunk contribution").sha256
+    written(tmp_path / "body-contribution", *honest_body(member))
+    digest = member.client.upload(tmp_path / "body-contribution", SILENT, title="body contribution").sha256
     member.client.contribute(NewContribution(sha256=digest, signature=signature(home, "firm", digest)))
     router = uploaded(server, member, merge(server, method="regmean"), tmp_path / "file", 0)
     member.client.contribute(NewContribution(sha256=router, signature=signature(home, "firm", router)))
     with server.client() as operator:
         number = int(wait(operator, operator.solve_version(NewVersion())))
         rows = operator.version_signatures(number)
-    assert [(row.kind, row.digest, row.domain) for row in rows] == [("router", router, "law"), ("trunk", digest, "law")]
+    assert [(row.kind, row.digest, row.domain) for row in rows] == [("router", router, "law"), ("body", digest, "law")]
     assert {row.public_key for row in rows} == {public_key_of(read_owner_key(home / "firm.pem"))}
     assert all(row.is_genuine() for row in rows)
     shown = moerge("version", "show", number, COLUMNS="200", **server.environment())
@@ -201,10 +201,10 @@ def test_law_3_signatures_change_no_version(server: Coordinator, fleet: Fleet, t
         assert member.client.upload(tmp_path / "file", SILENT, title="again").sha256 == digest
         member.client.contribute(NewContribution(sha256=digest, signature=signature(home, "firm", digest)))
         assert int(wait(operator, operator.solve_version(NewVersion()))) == before.number
-        router, trunk = operator.version_signatures(before.number)
+        router, body = operator.version_signatures(before.number)
         assert router.is_genuine()
-        assert trunk.is_genuine()
-        assert router.public_key != trunk.public_key, "the trunk contribution's is by the key of its time"
+        assert body.is_genuine()
+        assert router.public_key != body.public_key, "the body contribution's is by the key of its time"
 
 
 # --- rotation and revocation

@@ -19,7 +19,7 @@ from support.federation import (
     eventually,
     federation_of,
     files_below,
-    honest_trunk,
+    honest_body,
     registered,
     send,
 )
@@ -44,7 +44,7 @@ def digests(*members: Member) -> list[str]:
 
 
 def solved(federation: Federation, *members: Member) -> Version:
-    """A version of these on their trunk."""
+    """A version of these on their body."""
     domains = [member.domain for member in members]
     federation.contribute(federation.merge(*domains), *domains)
     return federation.solve()
@@ -62,7 +62,7 @@ def test_versions_of_a_withdrawn_expert_can_be_withheld(federation: Federation) 
     assert "(withheld)" in federation.moerge(*withdraw, "--yes")
     refused = federation.get(f"/versions/{first.number}/files/config.json")
     assert (refused.status_code, refused.json()["type"]) == (410, "urn:moerge:problem:gone")
-    federation.contribute(federation.trunk(), art.domain)
+    federation.contribute(federation.body(), art.domain)
     assert federation.get(f"/versions/{federation.solve().number}/files/config.json").status_code == 200
 
 
@@ -84,15 +84,15 @@ def test_purging_removes_the_files_of_an_expert(tmp_path: Path) -> None:
             federation.moerge(*purge)
         assert "Versions" not in federation.moerge(*purge, "--yes")
         assert federation.get("/versions/1/files/config.json").status_code == 410
-        trunk = federation.trunk()
-        federation.contribute(trunk, "art")
+        body = federation.body()
+        federation.contribute(body, "art")
         federation.solve()
         solved(fresh, fresh.add("art", seed=2))
         left, alone = (
             {Path(path).name for path in files_below(item.server) if path.startswith("blobs")}
             for item in (federation, fresh)
         )
-        old = {row.digest for row in art.client.contributions() if row.trunk != trunk.digest}
+        old = {row.digest for row in art.client.contributions() if row.body != body.digest}
         assert left - alone == old
 
 
@@ -100,11 +100,11 @@ def test_a_newcomer_can_ask_for_a_remerge_in_the_same_call(federation: Federatio
     [law] = newcomers(federation, 1)
     old = federation.merge(law.domain)
     art = federation.join("newcomer", expert(federation.folder / "newcomer", seed=1001))
-    command = ["expert", "add", art.folder, "--domain", art.domain, "--trunk", "remerge"]
+    command = ["expert", "add", art.folder, "--domain", art.domain, "--body", "remerge"]
     digest = moerge(*command, **federation.server.environment(art.token))
     assert [digest] == digests(art)
-    eventually(lambda: federation.trunk().digest != old.digest)
-    assert federation.trunk().experts == digests(law, art)
+    eventually(lambda: federation.body().digest != old.digest)
+    assert federation.body().experts == digests(law, art)
 
 
 def test_a_withdrawn_expert_joins_again_by_command_only(federation: Federation) -> None:
@@ -120,14 +120,14 @@ def test_a_withdrawn_expert_joins_again_by_command_only(federation: Federation) 
     assert register(law.client, DenseFiles(law.folder), again, SILENT).state is ExpertState.READY
 
 
-def test_withdrawing_a_trunk_contribution_retires_its_trunk(federation: Federation) -> None:
+def test_withdrawing_a_body_contribution_retires_its_body(federation: Federation) -> None:
     law, art = newcomers(federation, 2)
-    sent, _ = (send(item, written(federation.folder / "trunk", *honest_trunk(item))) for item in (law, art))
-    trunk = federation.merge(law.domain, art.domain, method="regmean")
+    sent, _ = (send(item, written(federation.folder / "body", *honest_body(item))) for item in (law, art))
+    body = federation.merge(law.domain, art.domain, method="regmean")
     withdraw = ("contribution", "withdraw")
-    for digits, message in ((7, "expected at least 8 digits"), (8, "Trunks that were solved with it are retired")):
+    for digits, message in ((7, "expected at least 8 digits"), (8, "Bodies that were solved with it are retired")):
         with pytest.raises(AssertionError, match=message):
             federation.moerge(*withdraw, sent.digest[:digits])
     federation.moerge(*withdraw, sent.digest[:8], "--yes")
-    eventually(lambda: federation.trunk().digest != trunk.digest)
-    assert federation.trunk().experts == digests(art)
+    eventually(lambda: federation.body().digest != body.digest)
+    assert federation.body().experts == digests(art)

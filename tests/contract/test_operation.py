@@ -22,9 +22,9 @@ from moerge.cli.app import app
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge_proto.audit import AuditEntry
+from moerge_proto.bodies import BodyOptions, NewBody
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.trunks import NewTrunk, TrunkOptions
 from moerge_proto.versions import NewVersion
 from support.federation import SILENT, Federation, eventually, federation_of, files_below, join, joined
 from support.processes import Coordinator, coordinator, moerge
@@ -94,7 +94,7 @@ def test_an_answer_has_the_request_s_id_if_it_is_valid(server: Coordinator) -> N
 def test_the_log_has_calls_that_change_something(server: Coordinator) -> None:
     named = {**bearer(server), "X-Request-Id": "look-for-me"}
     httpx.get(f"{server.url}/v1/owners", headers=named)
-    assert httpx.get(f"{server.url}/v1/trunks/current", headers=named).status_code == 404
+    assert httpx.get(f"{server.url}/v1/bodies/current", headers=named).status_code == 404
     httpx.post(f"{server.url}/v1/owners", headers=named, json={"name": "seen", "domains": ["seeing"]})
     written: list[dict[str, Any]] = []
 
@@ -166,7 +166,7 @@ def test_the_log_names_events_and_workflows(solved: tuple[Federation, str]) -> N
         "token 2 is added: owner of law-owner",
         "expert N of law has arrived from law-owner",
         "expert N of law is ready",
-        "trunk N is merged and current: average of law",
+        "body N is merged and current: average of law",
         "router contribution N of law has arrived from law-owner: N",
         "version 1 is solved: law",
         "version 1 is champion",
@@ -177,10 +177,10 @@ def test_the_log_names_events_and_workflows(solved: tuple[Federation, str]) -> N
 
 def test_metrics_count_workflows_and_solves(solved: tuple[Federation, str]) -> None:
     federation, counts = solved[0], figures(solved[0].server)
-    for workflow in ("take_in_expert", "merge_trunk", "publish_version"):
+    for workflow in ("take_in_expert", "merge_body", "publish_version"):
         assert counts["moerge_workflows", workflow, "done"] == 1
     assert counts["moerge_solve_seconds_count",] == 1
-    assert counts["moerge_solve_condition_count",] == federation.operator.trunk("current").layers
+    assert counts["moerge_solve_condition_count",] == federation.operator.body("current").layers
     assert counts["moerge_solve_condition_sum",] > 0
 
 
@@ -196,7 +196,7 @@ def shown(federation: Federation, *words: str) -> str:
 
 def test_a_table_in_a_pipe_has_whole_digests(solved: tuple[Federation, str]) -> None:
     federation, workflow = solved
-    ids = {"expert": federation.expert("law").digest, "trunk": federation.trunk().digest, "workflow": workflow}
+    ids = {"expert": federation.expert("law").digest, "body": federation.body().digest, "workflow": workflow}
     for noun, id_ in ids.items():
         assert f" {id_} " in shown(federation, noun, "list")
 
@@ -206,7 +206,7 @@ def test_commands_take_an_alias_and_the_start_of_a_digest(solved: tuple[Federati
     assert json.loads(shown(federation, "version", "show", "champion", "--json"))["version"]["number"] == 1
     assert json.loads(shown(federation, "version", "table", "champion", "--json"))["missing"] == ["law"]
     assert "audited" in shown(federation, "version", "note", "champion", "--tag", "audited")
-    assert json.loads(shown(federation, "trunk", "history", federation.trunk().digest[:6], "--json"))["trunk"]
+    assert json.loads(shown(federation, "body", "history", federation.body().digest[:6], "--json"))["body"]
     refused = CliRunner().invoke(app, ["workflow", "retry", workflow[:20]], env=federation.server.environment())
     assert "no workflow" not in str(refused.exception)
 
@@ -333,8 +333,8 @@ def test_a_workflow_cut_by_sigterm_is_done_at_the_next_start(tmp_path: Path) -> 
             joined(server, domain, tmp_path, seed, **LARGE).client.close()
         for retain in (0.8, 0.7, 0.6, 0.5, 0.4):  # other work each time, should it be done before it is cut
             with server.client() as operator:
-                options = TrunkOptions(base=next(iter(operator.experts())).digest, retain=retain)
-                id_ = operator.merge_trunk(NewTrunk(method="ties", options=options)).id
+                options = BodyOptions(base=next(iter(operator.experts())).digest, retain=retain)
+                id_ = operator.merge_body(NewBody(method="ties", options=options)).id
             server.send(signal.SIGTERM)
             assert server.ended(30) == 0
             with closing(sqlite3.connect(server.home / "workflows.sqlite")) as database:
@@ -347,6 +347,6 @@ def test_a_workflow_cut_by_sigterm_is_done_at_the_next_start(tmp_path: Path) -> 
         server.start()
         with server.client() as operator:
             merged = wait(operator, operator.workflow(id_))
-            assert operator.trunk("current").digest == merged
+            assert operator.body("current").digest == merged
     finally:
         server.stop()

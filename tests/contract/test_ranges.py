@@ -7,14 +7,14 @@ from pathlib import Path
 from moerge.blobs.s3 import S3
 from moerge.client.register import register
 from moerge.files import file_sha256
-from moerge.merging.local import local_trunk, local_version
+from moerge.merging.local import local_body, local_version
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, dense_folder, file_digests, is_weights
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.experts import NewExpert
 from moerge_proto.messages import FileEntry
-from support.federation import SILENT, Federation, federation_of, honest, honest_trunk, send
+from support.federation import SILENT, Federation, federation_of, honest, honest_body, send
 from support.models import adapter
 from support.servers import settings
 from support.statistics import written
@@ -33,8 +33,8 @@ def _weights(files: Iterable[FileEntry]) -> dict[str, str]:
 def local_files(federation: Federation, folder: Path, sums: Sequence[Path], routers: Sequence[Path]) -> dict[str, str]:
     """The weights of the same version made from local files: name -> SHA-256."""
     experts = [DenseExpert(member.domain, member.folder, member.name) for member in federation.members.values()]
-    trunk = local_trunk(experts, folder / "trunk", "regmean", sums)
-    version = write_folder(plan_version(*local_version(experts, trunk, routers)).files, folder / "version")
+    body = local_body(experts, folder / "body", "regmean", sums)
+    version = write_folder(plan_version(*local_version(experts, body, routers)).files, folder / "version")
     return {path.name: file_sha256(path) for path in version.iterdir() if is_weights(path.name)}
 
 
@@ -49,12 +49,12 @@ def test_a_coordinator_on_s3_publishes_the_local_bytes(s3: S3, tmp_path: Path) -
         register(member.client, DenseFiles(member.folder), new, SILENT, adapter=tmp_path / "art")
         sums, routers = [], []
         for item in federation.members.values():
-            sums.append(written(tmp_path / f"trunk-{item.domain}", *honest_trunk(item)))
+            sums.append(written(tmp_path / f"body-{item.domain}", *honest_body(item)))
             send(item, sums[-1])
         _empty(federation)
-        trunk = federation.merge(method="regmean")
+        body = federation.merge(method="regmean")
         for item in federation.members.values():
-            routers.append(written(tmp_path / f"router-{item.domain}", *honest(federation.server, item, trunk)))
+            routers.append(written(tmp_path / f"router-{item.domain}", *honest(federation.server, item, body)))
             send(item, routers[-1])
         _empty(federation)
         version = federation.solve()
@@ -62,6 +62,6 @@ def test_a_coordinator_on_s3_publishes_the_local_bytes(s3: S3, tmp_path: Path) -
         experts = [
             digest for domain in federation.members for digest in _weights(federation.expert(domain).files).values()
         ]
-        assert not held & {*map(file_sha256, (*sums, *routers)), *_weights(trunk.files).values(), *experts}
+        assert not held & {*map(file_sha256, (*sums, *routers)), *_weights(body.files).values(), *experts}
         assert [path for path in (federation.server.home / "experts").rglob("*") if is_weights(path.name)] == []
         assert _weights(version.files) == local_files(federation, tmp_path, sums, routers)

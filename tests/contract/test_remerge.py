@@ -13,13 +13,13 @@ from support.merging import SMALL
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """law and art are in the trunk; code joined it."""
+    """law and art are in the body; code joined it."""
     with federation_of(tmp_path_factory.mktemp("remerge"), "law", "art", **SMALL) as federation:
-        trunk = federation.merge()
-        federation.contribute(trunk)
+        body = federation.merge()
+        federation.contribute(body)
         federation.solve()
         federation.add("code", **SMALL)
-        federation.contribute(trunk, "code")
+        federation.contribute(body, "code")
         federation.solve()
         yield federation
 
@@ -45,12 +45,12 @@ def evaluate(federation: Federation, number: int, **nll: tuple[float, float]) ->
 
 
 def test_a_remerge_without_evaluations_has_no_expected_gain(federation: Federation) -> None:
-    remerge = federation.operator.trunk_history("current").remerge
+    remerge = federation.operator.body_history("current").remerge
     assert remerge is not None
     assert (remerge.expected, remerge.missing, remerge.recommended) == (None, ["law", "art", "code"], False)
     with signed_in(federation.server) as browser:
         assert "a remerge is expected to gain" not in browser.get("/versions").text
-        assert "not evaluated: law, art, code" in browser.get("/trunks").text
+        assert "not evaluated: law, art, code" in browser.get("/bodies").text
 
 
 def test_an_evaluated_remerge_is_recommended(federation: Federation) -> None:
@@ -61,54 +61,54 @@ def test_an_evaluated_remerge_is_recommended(federation: Federation) -> None:
     server, operator = federation.server, federation.operator
     evaluate(federation, 1, law=(1, 1), art=(3, 1))
     evaluate(federation, 2, law=(2, 1), art=(2, 1), code=(8, 8))
-    history = operator.trunk_history("current")
+    history = operator.body_history("current")
     assert history.remerge is not None
     assert history.remerge.expected == pytest.approx(12.0115292)
     with server.client(operator.add_token(NewToken(role=Role.READER)).secret) as reader:
-        assert reader.trunk_history("current") == history
-    view = federation.members["code"].client.trunk_history("current")
+        assert reader.body_history("current") == history
+    view = federation.members["code"].client.body_history("current")
     assert [[score.domain for score in version.scores] for version in view.versions] == [[], ["code"]]
     assert [version.average for version in view.versions] == [version.average for version in history.versions]
     assert (view.versions[1].behind, view.remerge, view.before) == (None, None, None)
-    shown = federation.moerge("trunk", "history", COLUMNS="160")
+    shown = federation.moerge("body", "history", COLUMNS="160")
     for text in ("81.9 (-8.6)", "44.9, newcomer", "that includes code: expected average gain +12.0", "lose 3.2"):
         assert text in shown
-    assert shown.splitlines()[-1] == "Recommended: moerge trunk remerge"
+    assert shown.splitlines()[-1] == "Recommended: moerge body remerge"
     with signed_in(server) as browser:
         page = browser.get("/versions").text
-        assert "The trunk was merged without code; a remerge is expected to gain 12.0 points" in page
+        assert "The body was merged without code; a remerge is expected to gain 12.0 points" in page
 
 
 def test_a_remerge_is_started_in_the_browser(federation: Federation) -> None:
-    server, operator, trunk = federation.server, federation.operator, federation.trunk()
-    path = f"/trunks/{trunk.digest}/remerge"
+    server, operator, body = federation.server, federation.operator, federation.body()
+    path = f"/bodies/{body.digest}/remerge"
     with signed_in(server) as browser:
         assert "Expected gain: +12.0 points" in browser.get(path).text
         assert act(browser, path).headers["Location"].endswith("said=started")
-        eventually(lambda: operator.trunk("current").digest != trunk.digest)
+        eventually(lambda: operator.body("current").digest != body.digest)
         assert "a remerge is expected to gain" not in browser.get("/versions").text
-        assert browser.get("/trunks/current/remerge").status_code == 404
+        assert browser.get("/bodies/current/remerge").status_code == 404
     with pytest.raises(AssertionError, match="no newcomers"):
-        federation.moerge("trunk", "remerge")
+        federation.moerge("body", "remerge")
 
 
 def test_the_gain_of_a_remerge_is_shown_beside_the_expected_one(federation: Federation) -> None:
-    federation.contribute(federation.trunk())
+    federation.contribute(federation.body())
     number = federation.solve().number
     evaluate(federation, number, law=(2, 2), art=(2, 2), code=(2, 2))
-    before = federation.operator.trunk_history("current").before
+    before = federation.operator.body_history("current").before
     assert before is not None
     assert before.real == pytest.approx(12.3133930)
-    assert "expected average gain +12.0" in federation.moerge("trunk", "history", COLUMNS="160")
+    assert "expected average gain +12.0" in federation.moerge("body", "history", COLUMNS="160")
     with signed_in(federation.server) as browser:
-        assert f"version 2 to {number}" in browser.get("/trunks").text
+        assert f"version 2 to {number}" in browser.get("/bodies").text
 
 
 def test_the_command_remerges_without_evaluations(federation: Federation) -> None:
     federation.add("film", 4, **SMALL)
-    trunk = federation.operator.trunk("current")
-    federation.contribute(trunk, "film")
+    body = federation.operator.body("current")
+    federation.contribute(body, "film")
     federation.solve()
-    digest = federation.moerge("trunk", "remerge")
-    assert digest == federation.operator.trunk("current").digest
-    assert len(federation.operator.trunk(digest).experts) == len(trunk.experts) + 1
+    digest = federation.moerge("body", "remerge")
+    assert digest == federation.operator.body("current").digest
+    assert len(federation.operator.body(digest).experts) == len(body.experts) + 1

@@ -53,12 +53,12 @@ def flow(folder: Path, turns: Iterator[Coordinator]) -> dict[str, str]:
     """Two owners register, an operator merges, both contribute, an operator solves; every step has its coordinator."""
     folder.mkdir()
     members = [joined(next(turns), domain, folder, seed) for seed, domain in enumerate(("law", "art"), start=1)]
-    trunk = merge(next(turns))
+    body = merge(next(turns))
     for member in members:
         server = next(turns)
         with server.client(member.token) as client:
             other = Member(member.name, member.domain, member.token, client, member.folder)
-            send(other, written(folder / "contribution", *honest(server, member, trunk)))
+            send(other, written(folder / "contribution", *honest(server, member, body)))
         member.client.close()
     return solve(next(turns))
 
@@ -83,12 +83,12 @@ def test_law_3_replicas_in_turn_make_the_version_of_one(replicas: Replicas, tmp_
 def test_a_download_is_redirected_without_the_token(one: Coordinator) -> None:
     token = {"Authorization": f"Bearer {one.operator_token}"}
     with one.client() as operator:
-        trunk = operator.current_trunk()
-    assert trunk is not None
-    url = f"{one.url}/v1/trunks/{trunk.digest}/files/config.json"
+        body = operator.current_body()
+    assert body is not None
+    url = f"{one.url}/v1/bodies/{body.digest}/files/config.json"
     answer = httpx.get(url, headers=token)
     assert (answer.status_code, answer.headers["Cache-Control"]) == (307, "no-store")
-    assert sha256_hex(httpx.get(answer.headers["Location"]).content) in {file.sha256 for file in trunk.files}
+    assert sha256_hex(httpx.get(answer.headers["Location"]).content) in {file.sha256 for file in body.files}
     assert httpx.get(url).status_code == 401
 
 

@@ -21,7 +21,7 @@ from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Fitted
 from moerge_proto.owners import Role
 from moerge_proto.rounds import NewRound
-from support.federation import Federation, federation_of, fit, honest_trunk, registered, send
+from support.federation import Federation, federation_of, fit, honest_body, registered, send
 from support.processes import Coordinator
 from support.statistics import written
 
@@ -55,10 +55,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 
 def furnish(federation: Federation) -> None:
     """One of everything, so that answers have content."""
-    law, trunk = federation.members["law"], federation.merge()
-    federation.contribute(trunk)
-    send(law, written(federation.folder / "trunk-contribution", *honest_trunk(law)))
-    fit(federation.server, law, trunk).register(Fitted(expert=registered(law).digest, trunk=trunk.digest))
+    law, body = federation.members["law"], federation.merge()
+    federation.contribute(body)
+    send(law, written(federation.folder / "body-contribution", *honest_body(law)))
+    fit(federation.server, law, body).register(Fitted(expert=registered(law).digest, body=body.digest))
     federation.operator.promote("champion", federation.solve().number)
     deadline = datetime.now(UTC) + timedelta(days=1)
     federation.operator.open_round(NewRound(name="spring", domains=["law"], minimum=1, deadline=deadline))

@@ -21,11 +21,11 @@ SNAPSHOT = Path(__file__).with_name("openapi.json")
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Three experts; the trunk is merged from the first two; all have contributed."""
+    """Three experts; the body is merged from the first two; all have contributed."""
     with federation_of(tmp_path_factory.mktemp("versions"), "law", "art", **SETTINGS) as federation:
-        trunk = federation.merge()
+        body = federation.merge()
         federation.add("code", **SETTINGS)
-        federation.contribute(trunk)
+        federation.contribute(body)
         yield federation
 
 
@@ -40,7 +40,7 @@ def inode(server: Coordinator, version: Version, name: str) -> int:
 def test_law_7_a_version_with_one_more_expert_shares_the_rest(federation: Federation) -> None:
     two = federation.solve(experts=experts(federation)[:2])
     three = federation.solve(experts=experts(federation))
-    shared = ["model-trunk.safetensors", "model-expert-00000.safetensors", "model-expert-00001.safetensors"]
+    shared = ["model-body.safetensors", "model-expert-00000.safetensors", "model-expert-00001.safetensors"]
     for name in shared:
         assert inode(federation.server, two, name) == inode(federation.server, three, name)
     new = {file.name: file.size for file in three.files if file.new}
@@ -48,16 +48,16 @@ def test_law_7_a_version_with_one_more_expert_shares_the_rest(federation: Federa
     assert not set(new) & set(shared)
     assert sum(new.values()) < 0.01 * three.bytes_total
     assert three.bytes_written == size + sum(new.values())
-    [trunk] = [file for file in two.files if file.name == "model-trunk.safetensors"]
-    assert not trunk.new  # it is the file that merging wrote
-    assert two.bytes_written == two.bytes_total - trunk.size
+    [body] = [file for file in two.files if file.name == "model-body.safetensors"]
+    assert not body.new  # it is the file that merging wrote
+    assert two.bytes_written == two.bytes_total - body.size
     assert (federation.server.home / "versions" / "1" / shared[0]).stat().st_mode & 0o777 == 0o444
 
 
 def test_law_3_the_same_lineage_is_the_same_version(federation: Federation) -> None:
     first = federation.solve(experts=experts(federation))
     assert federation.solve() == first  # every expert that contributed, in order of arrival
-    assert federation.solve(experts=experts(federation), trunk=federation.trunk().digest) == first
+    assert federation.solve(experts=experts(federation), body=federation.body().digest) == first
     other = federation.solve(options=SolveOptions(ridge_lambda=1000.0))
     assert other.number != first.number
     assert {file.name for file in other.files if file.new} == {
@@ -100,8 +100,8 @@ def test_files_have_ranges_and_their_digest_as_etag(federation: Federation) -> N
 
 
 def test_unknown_things_are_problems(federation: Federation) -> None:
-    trunk = f"/trunks/{'0' * 64}"
-    for path in ("/versions/999", "/versions/999/files/x", trunk, f"{trunk}/history", "/workflows/x", "/nothing"):
+    body = f"/bodies/{'0' * 64}"
+    for path in ("/versions/999", "/versions/999/files/x", body, f"{body}/history", "/workflows/x", "/nothing"):
         response = federation.get(path)
         assert (response.status_code, response.json()["type"]) == (404, "urn:moerge:problem:not-found")
     assert federation.get("/versions/one").json()["field"] == "path.number"

@@ -75,7 +75,7 @@ def test_every_problem_is_shown_at_once(federation: Federation, tmp_path: Path) 
     assert "texts.jsonl, line 2" in lines["data"]
     assert "`slots` 500000" in lines["memory"]
     assert "not approved" in lines["key"]
-    assert "num_hidden_layers is 2; the trunk's is 3" in lines["fleet"]
+    assert "num_hidden_layers is 2; the body's is 3" in lines["fleet"]
     assert all("what to do:" in lines[name] for name in bad)
 
 
@@ -93,7 +93,7 @@ def test_the_fleet_line_says_what_registering_would_do(federation: Federation, t
     for expected, options in (
         ("already registered", {}),
         ("the policy forbids sending expert weights", {"expert": other, "policy": {"expert_weights": False}}),
-        ("same as the trunk: llama", {"expert": other}),
+        ("same as the body: llama", {"expert": other}),
     ):
         assert expected in lines_of(federation, **options)["fleet"]
 
@@ -108,7 +108,7 @@ def test_a_withdrawn_expert_is_a_problem(federation: Federation, tmp_path: Path)
 def test_an_evaluation_needs_memory_for_the_newest_version(federation: Federation) -> None:
     options = {"held_out_share": 0.2, "policy": {"evaluation_sums": True}}
     assert "no version yet" in lines_of(federation, **options)["evaluation"]
-    federation.contribute(federation.trunk(), "law")
+    federation.contribute(federation.body(), "law")
     federation.solve()
     line = lines_of(federation, **options)["evaluation"]
     assert "ok evaluation   version 1 has 1 experts; scoring needs " in line

@@ -10,7 +10,7 @@ import pytest
 from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError
-from moerge_proto.trunks import NewTrunk
+from moerge_proto.bodies import NewBody
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.federation import federation_of
@@ -57,9 +57,9 @@ def leftovers(server: Coordinator) -> list[Path]:
 def test_killed_coordinator_makes_the_same_version(tmp_path: Path) -> None:
     """Law 3 and 10. The kills are spread over the time that the work takes undisturbed."""
     with federation_of(tmp_path / "calm", "law", "art", **LARGE) as calm:
-        merging = timed(calm.server, lambda client: client.merge_trunk(NewTrunk()))
-        trunk = calm.trunk()
-        calm.contribute(trunk)
+        merging = timed(calm.server, lambda client: client.merge_body(NewBody()))
+        body = calm.body()
+        calm.contribute(body)
         publishing = timed(calm.server, lambda client: client.solve_version(NewVersion()))
         expected = files_of(calm.server, 1)
 
@@ -67,10 +67,10 @@ def test_killed_coordinator_makes_the_same_version(tmp_path: Path) -> None:
     for kill in range(KILLS):
         with federation_of(tmp_path / f"kill-{kill}", "law", "art", **LARGE) as made:
             server, share = made.server, kill / KILLS
-            cut, digest = killed_at(server, share * merging, lambda client: client.merge_trunk(NewTrunk()))
-            assert digest == trunk.digest
+            cut, digest = killed_at(server, share * merging, lambda client: client.merge_body(NewBody()))
+            assert digest == body.digest
             cuts += cut
-            made.contribute(trunk)
+            made.contribute(body)
             cut, number = killed_at(server, share * publishing, lambda client: client.solve_version(NewVersion()))
             cuts += cut
             assert number == "1"

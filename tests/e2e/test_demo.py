@@ -87,7 +87,7 @@ def test_last_version_is_near_the_oracle_and_routes_by_domain(demo: Demo) -> Non
         assert shares[domains.index(domain)] == max(shares), (domain, shares)
     assert "shared" in demo.output
     assert "Four owners each have a language model for one domain." in demo.output
-    for command in ("worker init", "owner approve", "worker run", "trunk merge", "version solve", "version promote"):
+    for command in ("worker init", "owner approve", "worker run", "body merge", "version solve", "version promote"):
         assert f"\n$ moerge {command}" in demo.output, command
     assert "Next: moerge" not in demo.output
     assert "unsigned" not in demo.output
@@ -107,7 +107,7 @@ def test_each_worker_starts_once_and_evaluates_its_versions(demo: Demo) -> None:
 HOSTILE = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
 PAGES = [
     "versions", "versions/2", "compare?before=1&version=2", "aliases/champion", "experts", "owners", "contributions",
-    "trunks", "workflows", "audit", "settings", "route", "solve", "trunks/new", "rounds/new", "versions/2/promote",
+    "bodies", "workflows", "audit", "settings", "route", "solve", "bodies/new", "rounds/new", "versions/2/promote",
     "versions/2/describe", "versions/2/retire", "owners/approve", "nothing-here",
 ]  # fmt: skip
 

@@ -145,7 +145,7 @@ def test_few_new_documents_wait_and_few_removed_send_nothing(
 
 
 @pytest.mark.slow
-def test_worker_waiting_for_a_trunk_evaluates_versions(art: tuple[Member, Worker]) -> None:
+def test_worker_waiting_for_a_body_evaluates_versions(art: tuple[Member, Worker]) -> None:
     other, worker = art
     other.allow()
     number = solve(worker, 5.0)
@@ -164,7 +164,7 @@ def test_worker_waiting_for_a_trunk_evaluates_versions(art: tuple[Member, Worker
         assert running.is_alive(), log.read_text()
         assert evaluations(worker, number)
         text = log.read_text()
-        assert text.index("under trunk") < text.index("waiting for the next trunk") < text.index("evaluated version")
+        assert text.index("under body") < text.index("waiting for the next body") < text.index("evaluated version")
         assert "tokens/s" in text
     finally:
         running.terminate()

@@ -1,4 +1,4 @@
-"""An owner's worker fits its expert's MLPs to the trunk at home, sends them, and contributes with them."""
+"""An owner's worker fits its expert's MLPs to the body at home, sends them, and contributes with them."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +13,7 @@ from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
 from moerge_workers.leaving.history import History
-from support.federation import federation_of, files_below, honest_trunk, merge, registered, send
+from support.federation import federation_of, files_below, honest_body, merge, registered, send
 from support.statistics import written
 from support.worker import Worker, worker_of
 
@@ -23,7 +23,7 @@ FIT = {"fit": True, "held_out_share": 0.3}
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """law and art have experts, and a trunk is merged of them."""
+    """law and art have experts, and a body is merged of them."""
     with federation_of(tmp_path_factory.mktemp("fitting"), "law", "art", **SMALL) as made:
         made.merge()
         with worker_of(made.server, made.members["law"], made.folder) as worker:
@@ -36,7 +36,7 @@ def fitted(worker: Worker) -> list[Expert]:
 
 
 def folders(worker: Worker) -> list[Path]:
-    return list((worker.home / "trunks").glob("*/fitted-*"))
+    return list((worker.home / "bodies").glob("*/fitted-*"))
 
 
 @pytest.mark.slow
@@ -51,8 +51,8 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
     [folder] = folders(worker)
     with closing(History(worker.home)) as history:
         [asked] = history.asked()
-    assert (asked.kind, asked.trunk, asked.place) == ("expert", plain.trunk, str(folder))
-    assert "fitted to trunk" in asked.about
+    assert (asked.kind, asked.body, asked.place) == ("expert", plain.body, str(folder))
+    assert "fitted to body" in asked.about
 
     made = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     leftover = folder.with_name(f".{folder.name}.tmp")
@@ -67,7 +67,7 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
         became = [(sending.item.kind, sending.became) for sending in history.sendings()]
     assert became == [("router", "superseded"), ("expert", "arrived"), ("router", "arrived")]
     listed = CliRunner().invoke(commands.app, ["history", "--home", str(worker.home)]).output
-    assert "fitted to trunk" in " ".join(listed.split()), listed
+    assert "fitted to body" in " ".join(listed.split()), listed
 
     with worker.server.client() as operator:
         number = int(wait(operator, operator.solve_version(NewVersion(partial=True))))
@@ -80,7 +80,7 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
     assert len(worker.active()) == 1  # nothing was sent anew
 
     said = worker.run(held_out_share=0.3)
-    assert f"its fitted expert {expert.digest} contributes under this trunk" in said
+    assert f"its fitted expert {expert.digest} contributes under this body" in said
     worker.member.client.withdraw_expert(expert.digest)
     assert worker.run(held_out_share=0.3) == "ran"
     assert [item.digest for item in worker.active()] == [plain.digest]
@@ -88,7 +88,7 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
     assert "the fitted expert was withdrawn" in worker.log()
     assert [item.digest for item in worker.active()] == [plain.digest]
 
-    send(worker.member, written(worker.folder / "trunk-contribution", *honest_trunk(worker.member)))
+    send(worker.member, written(worker.folder / "body-contribution", *honest_body(worker.member)))
     merge(worker.server, [registered(worker.member).digest], method="regmean-fitted")
     assert worker.run(held_out_share=0.3) == "ran"
     assert "set `fit` for better scores of this domain" in worker.log()

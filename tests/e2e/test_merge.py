@@ -13,15 +13,15 @@ import torch
 from moerge.documents.corpus import Corpus
 from moerge.files import file_sha256
 from moerge.merging.kept import kept
-from moerge.merging.local import local_trunk, local_version
+from moerge.merging.local import local_body, local_version
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
+from moerge_proto.bodies import Body
 from moerge_proto.options import RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.trunks import Trunk
 from moerge_proto.versions import Lineage
 from support.federation import federation_of
 from support.models import expert
@@ -44,7 +44,7 @@ class Service:
         recipe: by which it was made.
         owned: the owners' experts, in order.
         experts: the version's; behind fitted MLPs they are not the owners'.
-        trunk: the version's.
+        body: the version's.
     """
 
     server: Coordinator
@@ -52,7 +52,7 @@ class Service:
     recipe: VersionRecipe
     owned: list[DenseExpert]
     experts: list[DenseExpert]
-    trunk: Trunk
+    body: Body
 
     @property
     def version(self) -> Path:
@@ -112,9 +112,9 @@ def _write_texts(path: Path, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
-    """One coordinator: versions of experts as they are, and with fitted MLPs behind another trunk.
+    """One coordinator: versions of experts as they are, and with fitted MLPs behind another body.
 
-    Each kind has a version of the trunk's two experts, and one that a third expert has joined.
+    Each kind has a version of the body's two experts, and one that a third expert has joined.
     """
     folder = tmp_path_factory.mktemp("service")
     with federation_of(folder) as federation, ExitStack() as stack:
@@ -136,33 +136,33 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ser
                 told = {"domain": own.domain, "license": own.license, "statistics": STATISTICS.model_dump()}
                 # random heads are alike, so regmean mixes them
                 policy = {"max_stray": 100, "max_perplexity_ratio": 100, "router_contributions": routers}
-                ran = worker.run(**told, trunk_contribution=True, rare_below=RARE_BELOW, policy=policy, **settings)
+                ran = worker.run(**told, body_contribution=True, rare_below=RARE_BELOW, policy=policy, **settings)
                 assert ran == "ran"
 
-        def solved(name: str, recipe: VersionRecipe, trunk: Trunk) -> None:
+        def solved(name: str, recipe: VersionRecipe, body: Body) -> None:
             experts = list(owned)
             if recipe.fit:
-                homes = [worker.home / "trunks" / trunk.digest for worker in workers]
+                homes = [worker.home / "bodies" / body.digest for worker in workers]
                 folders = [next(home.glob("fitted-*")) if home.is_dir() else None for home in homes]
                 experts = [replace(own, folder=at, trained=own) for own, at in zip(owned, folders, strict=True) if at]
             own = owned[: len(experts)]
-            made[name] = Service(federation.server, federation.solve().number, recipe, own, experts, trunk)
+            made[name] = Service(federation.server, federation.solve().number, recipe, own, experts, body)
 
         first, third = slice(2), slice(2, 3)
         for domain in ("law", "art"):
             join(domain)
         contribute(first, routers=False)
-        trunk = federation.merge()
+        body = federation.merge()
         contribute(first)
-        solved("plain", RECOMMENDED, trunk)
+        solved("plain", RECOMMENDED, body)
         join("code")
         contribute(third)
-        solved("plain, joined", RECOMMENDED, trunk)
-        trunk = federation.merge("law", "art", method=FITTED.method)
+        solved("plain, joined", RECOMMENDED, body)
+        body = federation.merge("law", "art", method=FITTED.method)
         contribute(first, fit=True)
-        solved("fitted", FITTED, trunk)
+        solved("fitted", FITTED, body)
         contribute(third, fit=True)
-        solved("fitted, joined", FITTED, trunk)
+        solved("fitted, joined", FITTED, body)
         yield made
 
 
@@ -177,11 +177,11 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def test_equal_inputs_and_lineage_give_equal_version_files(service: Service, tmp_path: Path) -> None:
-    trunk_parts = [service.blob(digest) for digest in service.trunk.contributions]
-    trunk = local_trunk(service.owned, tmp_path / "trunk", service.recipe.method, trunk_parts)
+    body_parts = [service.blob(digest) for digest in service.body.contributions]
+    body = local_body(service.owned, tmp_path / "body", service.recipe.method, body_parts)
     lineage = service.lineage()
     parts = [service.blob(digest) for digest in lineage.contributions]
-    made, inputs = local_version(service.experts, trunk, parts, service.recipe.solve)
+    made, inputs = local_version(service.experts, body, parts, service.recipe.solve)
     assert made == lineage
     assert files(write_folder(plan_version(lineage, inputs).files, tmp_path / "out")) == files(service.version)
 
@@ -208,4 +208,4 @@ def test_an_added_expert_gives_the_version_that_it_has_joined(
     assert files(tmp_path / "out") == files(joined.version)
     assert files(merged) == files(before.version)
     shared = sorted(path.name for path in merged.iterdir() if path.samefile(tmp_path / "out" / path.name))
-    assert shared == ["model-expert-00000.safetensors", "model-expert-00001.safetensors", "model-trunk.safetensors"]
+    assert shared == ["model-expert-00000.safetensors", "model-expert-00001.safetensors", "model-body.safetensors"]

@@ -75,14 +75,14 @@ def test_documents_move_between_splits_and_are_in_only_one(worker: Worker) -> No
     worker.write("a.jsonl", 0, 300)
     assert worker.run() == "ran"
     assert worker.documents() == 300
-    assert worker.run(tuning_share=0.3, held_out_share=0.2, trunk_contribution=True, policy=ANY) == "ran"
+    assert worker.run(tuning_share=0.3, held_out_share=0.2, body_contribution=True, policy=ANY) == "ran"
     tuning, rest = worker.documents("tuning"), worker.documents()
     assert 60 <= tuning <= 120
     assert 110 <= rest <= 190
     assert 30 <= 300 - tuning - rest <= 90
-    [own] = worker.member.client.contributions("trunk")
+    [own] = worker.member.client.contributions("body")
     assert own.documents == rest  # nothing is sent of what is held out
 
-    assert worker.run(trunk_contribution=True, policy=ANY) == "ran"
+    assert worker.run(body_contribution=True, policy=ANY) == "ran"
     assert (worker.documents("tuning"), worker.documents()) == (0, 300)
-    assert sum(row.documents for row in worker.member.client.contributions("trunk") if row.active) == 300
+    assert sum(row.documents for row in worker.member.client.contributions("body") if row.active) == 300

@@ -42,7 +42,7 @@ def owner(tmp_path: Path) -> Iterator[Worker]:
 def seen(owner: Worker) -> tuple[object, ...]:
     """All that the coordinator has of the owner."""
     client = owner.member.client
-    rows = [*client.experts(), *client.contributions(), *client.contributions("trunk")]
+    rows = [*client.experts(), *client.contributions(), *client.contributions("body")]
     return files_below(owner.server), [row.model_dump_json() for row in rows]
 
 
@@ -68,14 +68,14 @@ def test_law_1_ask_mode_sends_nothing_before_owner_approval(owner: Worker) -> No
     [registered] = owner.member.client.experts()
     assert registered.state is ExpertState.READY
 
-    trunk = merge(owner.server)
+    body = merge(owner.server)
     before = seen(owner)
     assert owner.run(dry_run=True) == "ran"
     assert owner.run(policy=ASK) == "ran"
     assert seen(owner) == before
     with closing(History(owner.home)) as history:
         [asked] = history.asked()
-    assert (asked.kind, asked.trunk) == ("router", trunk.digest)
+    assert (asked.kind, asked.body) == ("router", body.digest)
     assert any("What this reveals" in str(part) for part in describe(Path(asked.place)))
     assert owner.log().count("What this reveals") >= 2
 
@@ -109,12 +109,12 @@ def test_law_1_each_switch_keeps_its_kind_at_home(owner: Worker) -> None:
     merge(owner.server)
     policy = {"expert_weights": False, "router_contributions": False}
     before = set(files_below(owner.server))
-    assert owner.run(policy=policy, trunk_contribution=True) == "ran"
-    [sent] = owner.member.client.contributions("trunk")
+    assert owner.run(policy=policy, body_contribution=True) == "ran"
+    [sent] = owner.member.client.contributions("body")
     new = {path for path in set(files_below(owner.server)) - before if path.startswith("blobs")}
     assert new == {f"blobs/{sent.digest[:2]}/{sent.digest}"}
     assert owner.active() == []
-    assert [sending.item.kind for sending in sendings(owner)] == ["trunk"]
+    assert [sending.item.kind for sending in sendings(owner)] == ["body"]
 
     (owner.folder / "data" / "a.jsonl").unlink()
     owner.write("few.jsonl", 0, 40)

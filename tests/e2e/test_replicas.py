@@ -12,7 +12,7 @@ from moerge.blobs.s3 import S3Blobs
 from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError
-from moerge_proto.trunks import NewTrunk, Trunk
+from moerge_proto.bodies import Body, NewBody
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.federation import Member, federation_of, honest, joined, send
@@ -32,11 +32,11 @@ def furnish(server: Coordinator, folder: Path) -> list[Member]:
     return [joined(server, domain, folder, seed, **LARGE) for seed, domain in enumerate(("law", "art"), start=1)]
 
 
-def contribute(server: Coordinator, members: list[Member], trunk: Trunk, folder: Path) -> None:
+def contribute(server: Coordinator, members: list[Member], body: Body, folder: Path) -> None:
     for member in members:
         with server.client(member.token) as client:
             there = Member(member.name, member.domain, member.token, client, member.folder)
-            send(there, written(folder / "contribution", *honest(server, there, trunk)))
+            send(there, written(folder / "contribution", *honest(server, there, body)))
 
 
 def timed(server: Coordinator, ask: Callable[[Client], Workflow]) -> float:
@@ -73,8 +73,8 @@ def killed_at(replicas: Replicas, delay: float, ask: Callable[[Client], Workflow
 def test_version_is_unchanged_after_the_leader_is_killed(tmp_path: Path, postgres: Postgres, s3_server: str) -> None:
     """Law 3 and 4. The kills are spread over the time that the work takes undisturbed."""
     with federation_of(tmp_path / "calm", "law", "art", **LARGE) as calm:
-        trunk = calm.merge()
-        calm.contribute(trunk)
+        body = calm.merge()
+        calm.contribute(body)
         calm.solve()
         [expected] = versions_of(calm.server)
         blobs = set(LocalBlobs(calm.server.home / "blobs").digests())
@@ -89,15 +89,15 @@ def test_version_is_unchanged_after_the_leader_is_killed(tmp_path: Path, postgre
             for member in members:
                 member.client.close()
             if kill < 0:
-                merging = timed(server, lambda client: client.merge_trunk(NewTrunk()))
-                contribute(server, members, trunk, folder)
+                merging = timed(server, lambda client: client.merge_body(NewBody()))
+                contribute(server, members, body, folder)
                 publishing = timed(server, lambda client: client.solve_version(NewVersion()))
             else:
                 share = (kill + 0.5) / KILLS
-                cut, digest = killed_at(replicas, share * merging, lambda client: client.merge_trunk(NewTrunk()))
-                assert digest == trunk.digest
+                cut, digest = killed_at(replicas, share * merging, lambda client: client.merge_body(NewBody()))
+                assert digest == body.digest
                 cuts += cut
-                contribute(replicas.follower(), members, trunk, folder)
+                contribute(replicas.follower(), members, body, folder)
                 cut, number = killed_at(replicas, share * publishing, lambda client: client.solve_version(NewVersion()))
                 assert number == "1"
                 cuts += cut
@@ -106,6 +106,6 @@ def test_version_is_unchanged_after_the_leader_is_killed(tmp_path: Path, postgre
                 with item.client() as client, pytest.raises(CoordinatorError):
                     client.version(2)
                 with item.client() as client:
-                    assert list(client.trunks()) == [client.current_trunk()]
+                    assert list(client.bodies()) == [client.current_body()]
             assert set(S3Blobs(replicas.place, folder / "look", 0).digests()) == blobs
     assert cuts >= KILLS, f"only {cuts} of {2 * KILLS} kills hit running work"

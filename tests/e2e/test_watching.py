@@ -66,12 +66,12 @@ def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: l
     terminal = Terminal(command)
     terminal.until(lambda shown: "[y/n]" in shown)
     terminal.type(b"y\n")
-    terminal.until(lambda shown: "waiting for the first trunk" in shown)
+    terminal.until(lambda shown: "waiting for the first body" in shown)
     merge(owner.server)
     terminal.until(lambda shown: shown.count("[y/n]") == 2)
     asked = len(terminal.shown)
     terminal.type(b"y\n")
-    terminal.until(lambda shown: "waiting for the next trunk" in shown[asked:])
+    terminal.until(lambda shown: "waiting for the next body" in shown[asked:])
     result = figures(port)
     terminal.type(b"\x03")  # Ctrl-C
     assert terminal.close() == 130
@@ -109,7 +109,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_json_log_has_one_object_per_line_with_the_figures(owner: Owner) -> None:
-    if owner.member.client.current_trunk() is None:
+    if owner.member.client.current_body() is None:
         owner.member.register()
         merge(owner.server)
     before = list(owner.member.client.progress())
@@ -130,7 +130,7 @@ def test_json_log_objects_contain_no_private_data(owner: Owner) -> None:
     with (owner.folder / "the texts.jsonl").open("a") as out:
         out.write('{"secret": 1}\n')
     owner.member.register()
-    if owner.member.client.current_trunk() is None:
+    if owner.member.client.current_body() is None:
         merge(owner.server)
     command = owner.command("json", "", data, "--log-format=json", "--bad-share=0.5")
     done = run_command(*command[len(MOERGE) :])

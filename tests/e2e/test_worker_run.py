@@ -1,4 +1,4 @@
-"""A real worker with a token for another domain, and one whose trunk is replaced while it computes."""
+"""A real worker with a token for another domain, and one whose body is replaced while it computes."""
 
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -29,20 +29,20 @@ def test_a_token_for_another_domain_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trunk_replaced_during_work_costs_one_more_pass(tmp_path: Path) -> None:
+def test_body_replaced_during_work_costs_one_more_pass(tmp_path: Path) -> None:
     """The worker's expert is an adapter. What is registered is the dense expert that it makes of its base."""
     with federation_of(tmp_path) as made:
         folder = adapter(tmp_path / "law" / "expert", expert(tmp_path / "base", 1), 2)
         member = made.join("law", folder)
         worker, log = started(made.server, member, "law"), tmp_path / "law" / "log"
-        eventually(lambda: "waiting for the first trunk" in log.read_text(), 120)
-        made.moerge("trunk", "merge")
-        eventually(lambda: "the trunk strays" in log.read_text(), 120)  # Ray starts now, which takes longer
-        second = made.moerge("trunk", "merge", "--method", "weighted", "--weight", "law=2")
+        eventually(lambda: "waiting for the first body" in log.read_text(), 120)
+        made.moerge("body", "merge")
+        eventually(lambda: "the body strays" in log.read_text(), 120)  # Ray starts now, which takes longer
+        second = made.moerge("body", "merge", "--method", "weighted", "--weight", "law=2")
         assert ended(worker, 120) == 0
         assert "was replaced during the work" in log.read_text()
-        assert f"under trunk {second[:12]}" in log.read_text()
-        assert [contribution.trunk for contribution in made.operator.contributions()] == [second]
+        assert f"under body {second[:12]}" in log.read_text()
+        assert [contribution.body for contribution in made.operator.contributions()] == [second]
         assert made.expert("law").digest == DenseExpert("law", folder).digest
         [dense] = (tmp_path / "law" / "worker" / "expert").iterdir()
         assert DenseExpert("law", dense).digest == DenseExpert("law", folder).digest

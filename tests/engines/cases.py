@@ -1,4 +1,4 @@
-"""The versions that every engine runs: a pairwise plan over family, trunk, experts, k, head and number format."""
+"""The versions that every engine runs: a pairwise plan over family, body, experts, k, head and number format."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Family -> name -> settings of its dense config."""
 _FACTORS: Mapping[str, Sequence[Any]] = {
     "family": tuple(SETTINGS),
-    "trunk": ("average", "regmean", "regmean-fitted"),
+    "body": ("average", "regmean", "regmean-fitted"),
     "experts": (2, 3, 5, 8),
     "top_k": (1, 2),
     "head": ("own", "tied", "omitted"),
@@ -61,7 +61,7 @@ class Case:
     Attributes:
         family: of the dense experts.
         setting: name of their settings.
-        trunk: its method; for `regmean-fitted` the MLPs are fitted.
+        body: its method; for `regmean-fitted` the MLPs are fitted.
         experts: their number.
         top_k: experts per token.
         head: the experts' own; tied to their embedding; or tied, and omitted from the version.
@@ -70,7 +70,7 @@ class Case:
 
     family: str
     setting: str
-    trunk: str
+    body: str
     experts: int
     top_k: int
     head: str
@@ -78,7 +78,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        words = (self.family, self.setting, self.trunk, f"{self.experts}x{self.top_k}", self.head, self.dtype)
+        words = (self.family, self.setting, self.body, f"{self.experts}x{self.top_k}", self.head, self.dtype)
         return "-".join(words).replace(" ", "_").replace("phi3", "phi_3")  # by that name llama.cpp wants its tokenizer
 
     @property
@@ -88,9 +88,9 @@ class Case:
 
 def possible(row: Mapping[str, Any]) -> bool:
     """Whether there is such a version. Only an average has no head of its own, and OLMo 2 can't be fitted."""
-    if row.get("head") == "omitted" and row.get("trunk", "average") != "average":
+    if row.get("head") == "omitted" and row.get("body", "average") != "average":
         return False
-    return (row.get("family"), row.get("trunk")) != ("olmo2", "regmean-fitted")
+    return (row.get("family"), row.get("body")) != ("olmo2", "regmean-fitted")
 
 
 def cases() -> list[Case]:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from engines.cases import Case
 from moerge.documents.corpus import Corpus
-from moerge.merging.local import local_trunk, local_version
+from moerge.merging.local import local_body, local_version
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
 from moerge.versions.folder import write_folder
@@ -58,7 +58,7 @@ def version(case: Case, home: Path) -> Path:
         sources = [Source(item, Corpus([str(item.folder / "texts.jsonl")], item)) for item in own]
         solve = RECOMMENDED.solve.model_copy(update={"top_k": case.top_k})
         recipe = RECOMMENDED.model_copy(
-            update={"method": case.trunk, "fit": case.trunk == "regmean-fitted", "solve": solve}
+            update={"method": case.body, "fit": case.body == "regmean-fitted", "solve": solve}
         )
         whole = folder.with_name(f"{case.name}-whole") if case.head == "omitted" else folder
         merge(sources, whole, MergeSettings(recipe=recipe, scored_tokens=0, keep_statistics=True))
@@ -70,6 +70,6 @@ def version(case: Case, home: Path) -> Path:
 def _without_head(own: list[DenseExpert], whole: Path, folder: Path, case: Case, solve: Any) -> None:
     """Publishes the merged version again, as `version solve --tied` does."""
     work = whole.with_name(f"{whole.name}.work")
-    trunk = local_trunk(own, work / "trunk", case.trunk, sorted(work.glob("trunk-*.safetensors")))  # type: ignore[arg-type]
+    body = local_body(own, work / "body", case.body, sorted(work.glob("body-*.safetensors")))  # type: ignore[arg-type]
     routers = sorted(work.glob("router-*.safetensors"))
-    write_folder(plan_version(*local_version(own, trunk, routers, solve, tied=True)).files, folder)
+    write_folder(plan_version(*local_version(own, body, routers, solve, tied=True)).files, folder)

@@ -27,17 +27,17 @@ def engine_table(engine: str, number: str, measured: Sequence[Result], when: dat
     head = f"{engine} {number} on {when.isoformat()}, {len(measured)} versions."
     if ratios:
         head += f" In bfloat16 the mean difference is {ratios[0]:.1f} to {ratios[-1]:.1f} times the dense expert's."
-    lines = ["| dense experts | trunks | experts x k | largest difference | |", "|---|---|---|---|---|", *rows]
+    lines = ["| dense experts | bodies | experts x k | largest difference | |", "|---|---|---|---|---|", *rows]
     return "\n".join([head, "", *lines])
 
 
 def _row(family: str, setting: str, group: Sequence[Result]) -> str:
     cases = [item.case for item in group]
-    trunks = ", ".join(dict.fromkeys(f"`{case.trunk}`" for case in cases))
+    bodies = ", ".join(dict.fromkeys(f"`{case.body}`" for case in cases))
     sizes = ", ".join(dict.fromkeys(f"{case.experts} x {case.top_k}" for case in cases))
     result = [item.exact.most for item in group if item.exact is not None]
     worst = _figure(max(result)) if result else ""
-    return f"| {family}, {setting} | {trunks} | {sizes} | {worst} | {_verdict(group)} |"
+    return f"| {family}, {setting} | {bodies} | {sizes} | {worst} | {_verdict(group)} |"
 
 
 def _verdict(group: Sequence[Result]) -> str:

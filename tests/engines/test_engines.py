@@ -23,7 +23,7 @@ def test_the_plan_has_every_family_and_setting_and_all_pairs() -> None:
     every = cases()
     assert {case.family for case in every} == set(FAMILIES)
     assert {(case.family, case.setting) for case in every} == {(f, s) for f in SETTINGS for s in SETTINGS[f]}
-    factors = {name: {getattr(case, name) for case in every} for name in ("trunk", "experts", "top_k", "head", "dtype")}
+    factors = {name: {getattr(case, name) for case in every} for name in ("body", "experts", "top_k", "head", "dtype")}
     for one, other in combinations(factors, 2):
         for a, b in product(factors[one], factors[other]):
             if possible({one: a, other: b}):

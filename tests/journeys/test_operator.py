@@ -97,7 +97,7 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
 
         said = operator.repeats(looked.next("moerge expert list"), lambda said: said.count("ready") == 2)
         assert "Apache-2.0" in said
-        found(DIGEST, operator.types(part.next("moerge trunk merge")))
+        found(DIGEST, operator.types(part.next("moerge body merge")))
         found(r"(?m)^1$", operator.types(part.next("moerge version solve")))
         said = operator.types(looked.next("moerge version show 1"))
         assert "hospital" in said
@@ -132,7 +132,7 @@ def sent_sums_alone(coordinator: Path, owner: Path, domain: str) -> None:
     held = [path.read_bytes() for path in (coordinator / "blobs").rglob("*") if path.is_file()]
     assert held
     assert not any(secret in content for content in held for secret in secrets)
-    [received] = (home / "trunks").rglob("trunk.safetensors")
+    [received] = (home / "bodies").rglob("body.safetensors")
     with safe_open(received, framework="pt") as file:
         assert not any("mlp" in name for name in file.keys())  # noqa: SIM118  # safe_open is not iterable
     assert [path.name for path in (home, *home.rglob("*")) if path.stat().st_mode & 0o077] == []
@@ -175,8 +175,8 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     source = at(site(tmp_path))
     made = at(federation_of(tmp_path, "law", "art", settings=f'sources = ["{source}"]\n'))
     server = made.server
-    trunk = made.merge()
-    _, of_art = made.contribute(trunk)
+    body = made.merge()
+    _, of_art = made.contribute(body)
     made.solve()
     operator = at(Shell(tmp_path / "operator", **server.environment()))
     hospital = at(Shell(tmp_path / "hospital", MOERGE_COORDINATOR=server.url))
@@ -211,8 +211,8 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         assert "Removed" in operator.types(part.next("moerge expert purge", {"law": "medicine"}))
         operator.types(part.next("moerge contribution withdraw", {"67b22c2264b8": of_art.digest[:12]}))
 
-    made.contribute(made.trunk(), "art", first=3)
-    made.contribute(made.trunk(), split="tuning", first=9)
+    made.contribute(made.body(), "art", first=3)
+    made.contribute(made.body(), split="tuning", first=9)
     with Part("docs/operating.md", "Versions") as part:
         for number in (2, 2, 3):  # nobody is missing, so --partial makes the same version
             found(rf"(?m)^{number}$", operator.types(part.next("moerge version solve")))
@@ -227,21 +227,21 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         assert "not evaluated" in operator.types(part.next("moerge version table champion"))
 
     made.add("code")
-    made.contribute(made.trunk(), "code")
+    made.contribute(made.body(), "code")
     made.solve()
     for seed, domain in enumerate(made.members, 1):
         shutil.copytree(made.members[domain].folder, operator.folder / domain)
         texts(operator.folder / domain / "a.jsonl", seed, documents=100)
     with Part("docs/operating.md", "When to remerge") as part:
-        assert "A remerge that includes code" in operator.types(part.next("moerge trunk history"))
-        found(DIGEST, operator.types(part.next("moerge trunk remerge")))
+        assert "A remerge that includes code" in operator.types(part.next("moerge body history"))
+        found(DIGEST, operator.types(part.next("moerge body remerge")))
         others = " ".join(f"--expert {name}={name}/ --text {name}='{name}/*.jsonl'" for name in ("law", "art"))
         said = operator.types(part.next("moerge table joined", {" ...": f" {others}"}))
         assert "recommended" in said
 
     with Part("docs/operating.md", "Rounds") as part:
         assert "spring" in operator.types(part.next("moerge round open spring"))
-        made.contribute(made.trunk())
+        made.contribute(made.body())
         assert "law, art, code" in operator.types(part.next("moerge round list"))
         found(r"(?m)^6$", operator.types(part.next("moerge version solve --round spring")))
 
@@ -275,4 +275,4 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     operator.types(f"export MOERGE_COORDINATOR={server.url}")
     with Part("docs/operating.md", "Watching it") as part:
         row = found(r"(?m)^.*failed.*$", operator.types(part.next("moerge workflow list")))
-        operator.types(part.next("moerge workflow retry", {"version-4f1c22": found(r"trunk-\S+", row)}))
+        operator.types(part.next("moerge workflow retry", {"version-4f1c22": found(r"body-\S+", row)}))

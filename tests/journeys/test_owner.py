@@ -66,7 +66,7 @@ def asked(said: str) -> str:
 
 def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
     settings = sample()
-    auto = settings.replace('mode = "ask"', "trunks_per_month = 1\nevaluation_sums = true").replace("500", "100")
+    auto = settings.replace('mode = "ask"', "bodies_per_month = 1\nevaluation_sums = true").replace("500", "100")
     with federation_of(tmp_path) as made, Shell(tmp_path / "law") as law, Shell(tmp_path / "art") as art:
         owner = Machine(made, "law", 1, f"held_out_share = 0.2\n{auto}")
         with owner.works(), Part("docs/worker.md", "The budget") as part:
@@ -77,7 +77,7 @@ def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
             owner.says(f"evaluated version {version}")
             made.merge(method="weighted", options={"weights": {"law": 2}})
             said = law.repeats(part.next("moerge worker status"), lambda said: asked(said) != "")
-            assert asked(said) == made.trunk().digest[:8]
+            assert asked(said) == made.body().digest[:8]
             eventually(lambda: [item.obstacle for item in made.operator.progress()] == [Obstacle.ASKS_OWNER])
             made.moerge("round", "open", "spring", "--domain", "law")
             assert "law (waits for the owner's approval)" in " ".join(
@@ -86,14 +86,14 @@ def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
             assert "approved" in law.types(part.next("moerge worker approve", {"7d20b6f4": asked(said)}))
             eventually(
                 lambda: any(
-                    contribution.trunk == made.trunk().digest for contribution in owner.member.client.contributions()
+                    contribution.body == made.body().digest for contribution in owner.member.client.contributions()
                 ),
                 300,
             )
             made.merge(method="weighted", options={"weights": {"law": 3}})
-            said = law.repeats("moerge worker status", lambda said: asked(said) == made.trunk().digest[:8])
+            said = law.repeats("moerge worker status", lambda said: asked(said) == made.body().digest[:8])
             assert "refused" in law.types(part.next("moerge worker refuse", {"7d20b6f4": asked(said)}))
-        assert "under trunk" in law.types("moerge worker history")
+        assert "under body" in law.types("moerge worker history")
 
         asking = Machine(made, "art", 2, settings)
         with asking.works(), Part("docs/worker.md", "Asking first") as part:

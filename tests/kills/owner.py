@@ -19,12 +19,12 @@ from moerge.documents.shards import enough, plan
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass
+from moerge_proto.bodies import Body
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.trunks import Trunk
 from moerge_workers.data.documents import read_key
 from support.documents import texts_of
-from support.federation import Member, federation_of, trunk_path
-from support.models import on_trunk, texts
+from support.federation import Member, body_path, federation_of
+from support.models import on_body, texts
 from support.passes import sums_of
 from support.processes import Coordinator, marked
 from support.statistics import written
@@ -47,14 +47,14 @@ SHARD_BYTES = 5 * HIDDEN * enough(HIDDEN)
 
 @dataclass
 class Owner:
-    """One coordinator with a trunk, one owner, and its data.
+    """One coordinator with a body, one owner, and its data.
 
     A worker has a shard in each window, unless a test wishes otherwise.
     """
 
     server: Coordinator
     member: Member
-    trunk: Trunk
+    body: Body
     data: Path
     _sums: list[ShardSums] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class Owner:
         with StatisticsFile(path) as file:
             manifest = file.manifest
         work = RouterPass(
-            *on_trunk(self.member.folder, trunk_path(self.server, self.trunk)),
+            *on_body(self.member.folder, body_path(self.server, self.body)),
             manifest.exponents,
         )
         tokenizer = AutoTokenizer.from_pretrained(self.member.folder)

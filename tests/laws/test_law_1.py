@@ -14,7 +14,7 @@ from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens, all_counted
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.progress import Obstacle, Progress
-from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
+from moerge_proto.statistics_file import BodyManifest, RouterManifest, StatisticsSettings
 from moerge_workers.data.documents import read_key
 from moerge_workers.leaving.history import Decision, History
 from moerge_workers.policy import Kind
@@ -23,7 +23,7 @@ from support.outbox import item_of, outbox_of
 
 SWITCHES: dict[Kind, str] = {
     "expert": "expert_weights",
-    "trunk": "trunk_contributions",
+    "body": "body_contributions",
     "router": "router_contributions",
     "evaluation": "evaluation_sums",
 }
@@ -32,11 +32,11 @@ SWITCHES: dict[Kind, str] = {
 def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     """A new field is new outgoing data: it first needs a row in docs/outgoing.md and the owner's switch."""
     assert set(RouterManifest.model_fields) == {
-        "format", "kind", "owner", "expert", "domain", "trunk", "split", "settings", "hidden_size", "layers",
+        "format", "kind", "owner", "expert", "domain", "body", "split", "settings", "hidden_size", "layers",
         "exponents", "tokens", "documents", "shards",
     }  # fmt: skip
-    both = {"trunk"} ^ set(RouterManifest.model_fields)
-    assert set(TrunkManifest.model_fields) == both | {"attention_size", "vocab_size", "rare_below"}
+    both = {"body"} ^ set(RouterManifest.model_fields)
+    assert set(BodyManifest.model_fields) == both | {"attention_size", "vocab_size", "rare_below"}
     assert set(NewEvaluation.model_fields) == {
         "number", "domain", "expert", "documents", "context", "stride", "dense", "version", "oracle", "routed",
         "software",
@@ -45,7 +45,7 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     assert set(Progress.model_fields) == {
         "domain", "stage", "shards_done", "shards_total", "tokens_per_second", "seconds_left", "obstacle",
     }  # fmt: skip
-    words = ["trunk-strays", "trunk-harms", "version-altered", "asks-owner", "owner-refused"]
+    words = ["body-strays", "body-harms", "version-altered", "asks-owner", "owner-refused"]
     assert list(Obstacle) == words
     assert set(StatisticsSettings.model_fields) == {"tokens_per_document", "context", "batch_tokens", "precision"}
 

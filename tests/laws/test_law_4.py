@@ -9,7 +9,7 @@ from moerge.errors import CoordinatorError
 from support.federation import (
     Owners,
     honest,
-    honest_trunk,
+    honest_body,
     owners_in,
     registered,
     send,
@@ -25,12 +25,12 @@ def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
 
 
 def test_law_4_repeated_contribution_or_shard_counts_once(owners: Owners, tmp_path: Path) -> None:
-    first = written(tmp_path / "first", *honest(owners.server, owners.art, owners.trunk, shards=2))
+    first = written(tmp_path / "first", *honest(owners.server, owners.art, owners.body, shards=2))
     accepted = send(owners.art, first)
     assert send(owners.art, first) == accepted
     assert [contribution.digest for contribution in owners.art.client.contributions()] == [accepted.digest]
 
-    again = written(tmp_path / "again", *honest(owners.server, owners.art, owners.trunk, shards=2, first=1))
+    again = written(tmp_path / "again", *honest(owners.server, owners.art, owners.body, shards=2, first=1))
     with pytest.raises(CoordinatorError) as caught:
         send(owners.art, again)
     assert (caught.value.type, caught.value.where) == ("urn:moerge:problem:duplicate-shard", "manifest.shards")
@@ -46,10 +46,10 @@ def test_law_4_repeated_contribution_or_shard_counts_once(owners: Owners, tmp_pa
 
 def test_law_4_contribution_supersedes_all_listed_or_none(owners: Owners, tmp_path: Path) -> None:
     files = [
-        written(tmp_path / str(n), *honest(owners.server, owners.art, owners.trunk, first=500 + n)) for n in range(2)
+        written(tmp_path / str(n), *honest(owners.server, owners.art, owners.body, first=500 + n)) for n in range(2)
     ]
     old = [send(owners.art, file).digest for file in files]
-    whole = written(tmp_path / "whole", *honest(owners.server, owners.art, owners.trunk, shards=3, first=500))
+    whole = written(tmp_path / "whole", *honest(owners.server, owners.art, owners.body, shards=3, first=500))
 
     def active() -> set[str]:
         return {contribution.digest for contribution in owners.art.client.contributions() if contribution.active}
@@ -65,23 +65,23 @@ def test_law_4_contribution_supersedes_all_listed_or_none(owners: Owners, tmp_pa
 
 
 def test_law_4_another_owner_can_supersede_nothing_of_others(owners: Owners, tmp_path: Path) -> None:
-    mine = send(owners.law, written(tmp_path / "mine", *honest(owners.server, owners.law, owners.trunk, first=50)))
-    theirs = written(tmp_path / "theirs", *honest(owners.server, owners.art, owners.trunk, first=60))
+    mine = send(owners.law, written(tmp_path / "mine", *honest(owners.server, owners.law, owners.body, first=50)))
+    theirs = written(tmp_path / "theirs", *honest(owners.server, owners.art, owners.body, first=60))
     with pytest.raises(CoordinatorError) as caught:
         send(owners.art, theirs, mine.digest)
     assert caught.value.where == "supersedes"
     assert {contribution.digest: contribution.active for contribution in owners.law.client.contributions()}[mine.digest]
 
 
-def test_law_4_second_trunk_contribution_must_supersede_first(owners: Owners, tmp_path: Path) -> None:
-    own = written(tmp_path / "own", *honest_trunk(owners.law))
+def test_law_4_second_body_contribution_must_supersede_first(owners: Owners, tmp_path: Path) -> None:
+    own = written(tmp_path / "own", *honest_body(owners.law))
     first = send(owners.law, own)
     assert send(owners.law, own) == first
-    other = written(tmp_path / "other", *honest_trunk(owners.law, [[1, 2, 3]]))
-    with pytest.raises(CoordinatorError, match="active trunk contribution is"):
+    other = written(tmp_path / "other", *honest_body(owners.law, [[1, 2, 3]]))
+    with pytest.raises(CoordinatorError, match="active body contribution is"):
         send(owners.law, other)
     second = send(owners.law, other, first.digest)
-    assert [row.active for row in owners.law.client.contributions("trunk")] == [False, True]
+    assert [row.active for row in owners.law.client.contributions("body")] == [False, True]
     assert second.tokens != first.tokens
 
 

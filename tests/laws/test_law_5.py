@@ -17,18 +17,18 @@ from support.statistics import written
 
 
 def test_law_5_a_withdrawn_expert_is_gone_from_the_next_version(tmp_path: Path) -> None:
-    """Its trunk is retired and remerged; then all equals a coordinator that never had the expert."""
+    """Its body is retired and remerged; then all equals a coordinator that never had the expert."""
     whole = federation_of(tmp_path / "whole", "law", "art", "code")
     with whole as federation, federation_of(tmp_path / "fresh", "law", "art") as fresh:
         federation.contribute(federation.merge())
         first, code, operator = federation.solve(), federation.expert("code").digest, federation.operator
         done = federation.members["code"].client.withdraw_expert(code)
-        assert (done.expert.state, done.trunks, done.versions) == (ExpertState.WITHDRAWN, [first.lineage.trunk], [1])
+        assert (done.expert.state, done.bodies, done.versions) == (ExpertState.WITHDRAWN, [first.lineage.body], [1])
         assert done.remerge is not None
         wait(operator, done.remerge)
-        assert operator.trunk(first.lineage.trunk).retired is not None
+        assert operator.body(first.lineage.body).retired is not None
         assert operator.version(1).contains_withdrawn == [code]
-        federation.contribute(federation.trunk(), "law", "art")
+        federation.contribute(federation.body(), "law", "art")
         fresh.contribute(fresh.merge())
         second, alone = federation.solve(), fresh.solve()
     assert second.lineage.domains == ["law", "art"]
@@ -45,10 +45,10 @@ def test_law_5_withdrawn_contribution_is_undone_and_resendable(tmp_path: Path) -
     """Domains count by their statistics, so half of a domain's statistics gives other routers."""
     with federation_of(tmp_path, "law", "art") as federation:
         law, art = federation.members.values()
-        trunk, options = federation.merge(), PAPER.solve
-        federation.contribute(trunk)
+        body, options = federation.merge(), PAPER.solve
+        federation.contribute(body)
         without = routers(federation.solve(options=options))
-        further = written(tmp_path / "further", *honest(federation.server, law, trunk, first=10))
+        further = written(tmp_path / "further", *honest(federation.server, law, body, first=10))
         sent = send(law, further)
         both = routers(federation.solve(options=options))
         with pytest.raises(CoordinatorError, match="no contribution"):
@@ -62,7 +62,7 @@ def test_law_5_withdrawn_contribution_is_undone_and_resendable(tmp_path: Path) -
 
 
 def test_law_5_cards_name_withdrawn_experts_until_remerge(tmp_path: Path) -> None:
-    """The remaining expert can't make a trunk, so the old one stays, and the card says so."""
+    """The remaining expert can't make a body, so the old one stays, and the card says so."""
     with federation_of(tmp_path, "law", "art") as federation:
         law = federation.expert("law").digest
         federation.contribute(federation.merge(method="base", options={"base": law}))
@@ -72,7 +72,7 @@ def test_law_5_cards_name_withdrawn_experts_until_remerge(tmp_path: Path) -> Non
         version = federation.solve()
         assert version.lineage.domains == ["art"]
         assert version.lineage.withdrawn == version.contains_withdrawn == [law]
-        told = f"The trunk still contains parameters of experts that were withdrawn: law (`{law}`)"
+        told = f"The body still contains parameters of experts that were withdrawn: law (`{law}`)"
         assert told in (federation.version(version.number) / "README.md").read_text()
         assert f"law (`{law}`)" in federation.get("/versions/1/card").text
         assert "Contains withdrawn experts: law" in federation.moerge("version", "show", 1)

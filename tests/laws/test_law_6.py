@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from moerge.models.dense import domain_model
 from moerge.scoring.routers import forced
-from support.models import expert, on_trunk
+from support.models import expert, on_body
 from support.versions import loaded, logits, published
 
 LLAMA3 = {
@@ -60,14 +60,14 @@ def test_law_6_equal_experts_give_logits_of_the_dense_model(
 
 
 @pytest.mark.parametrize(("family", "settings"), KINDS)
-def test_law_6_forced_expert_gives_logits_of_trunk_and_mlps(
+def test_law_6_forced_expert_gives_logits_of_body_and_mlps(
     tmp_path: Path, family: str, settings: dict[str, object]
 ) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed, family=family, **settings) for seed in (1, 2, 3)]
     version = loaded(published(experts, tmp_path), family)
     seen = []
     for slot, folder in enumerate(experts):
-        dense, _ = domain_model(*on_trunk(folder, tmp_path / "trunk" / "trunk.safetensors"))
+        dense, _ = domain_model(*on_body(folder, tmp_path / "body" / "body.safetensors"))
         with forced(version, slot):
             seen.append(logits(version))
         torch.testing.assert_close(seen[-1], logits(dense), atol=1e-4, rtol=0)
@@ -81,5 +81,5 @@ def test_law_6_forced_expert_has_all_weight_at_any_top_k(tmp_path: Path, top_k: 
     for slot, folder in enumerate(experts):
         with forced(version, slot):
             result = logits(version)
-        dense, _ = domain_model(*on_trunk(folder, tmp_path / "trunk" / "trunk.safetensors"))
+        dense, _ = domain_model(*on_body(folder, tmp_path / "body" / "body.safetensors"))
         torch.testing.assert_close(result, logits(dense), atol=1e-4, rtol=0)

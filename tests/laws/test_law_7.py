@@ -7,7 +7,7 @@ import torch
 
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families import FAMILIES
-from moerge.versions.file_plans import expert_file, router_file, trunk_files
+from moerge.versions.file_plans import body_files, expert_file, router_file
 from moerge.versions.plan import VersionPlan
 from support.lineages import DOMAINS, Group, planned
 from support.models import expert
@@ -42,21 +42,21 @@ def test_law_7_removing_an_expert_rewrites_only_moved_slots(tmp_path: Path) -> N
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", ["lineage", "trunk", "expert", "slot"])
+@pytest.mark.parametrize("change", ["lineage", "body", "expert", "slot"])
 def test_law_7_a_file_s_key_changes_with_what_it_is_made_of(tmp_path: Path, change: str) -> None:
     """A file with an equal key is reused, so every difference must change the key."""
     folder = expert(tmp_path / "expert", seed=1, tie_word_embeddings=True)
     own, llama = DenseFiles(folder), FAMILIES["llama"]
 
-    def keys(lineage: str = "0", trunk: str = "1", expert_digest: str = "2", slot: int = 0) -> list[str]:
+    def keys(lineage: str = "0", body: str = "1", expert_digest: str = "2", slot: int = 0) -> list[str]:
         routers = router_file(list, 2, (2, 6), llama, torch.float32, lineage)
-        trunks = trunk_files(own, trunk, trunk)
-        made = [routers, *trunks, expert_file(own.checkpoint, llama, 3, slot, expert_digest)]
+        bodies = body_files(own, body, body)
+        made = [routers, *bodies, expert_file(own.checkpoint, llama, 3, slot, expert_digest)]
         return [plan.key for plan in made]
 
     other, places = {
         "lineage": (keys(lineage="9"), {0}),
-        "trunk": (keys(trunk="9"), {1, 2}),
+        "body": (keys(body="9"), {1, 2}),
         "expert": (keys(expert_digest="9"), {3}),
         "slot": (keys(slot=1), {3}),
     }[change]

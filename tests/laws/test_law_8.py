@@ -36,7 +36,7 @@ from support.models import expert
 from support.processes import coordinator, peak_bytes
 from support.servers import settings
 from support.statistics import LAYERS, manifest_of, written
-from support.versions import trunk_file
+from support.versions import body_file
 
 
 class Counted:
@@ -69,7 +69,7 @@ def test_law_8_merge_reads_one_tensor_per_expert_at_a_time(tmp_path: Path, monke
     experts = [expert(tmp_path / str(seed), seed) for seed in (1, 2, 3)]
     counted, read = Counted(), Checkpoint.tensor
     monkeypatch.setattr(Checkpoint, "tensor", lambda checkpoint, name: counted(read(checkpoint, name)))
-    trunk_file(experts, tmp_path / "trunk")
+    body_file(experts, tmp_path / "body")
     assert counted.made > 8 * len(experts)
     assert counted.most <= len(experts) + 2  # two merged ones, which may be an expert's own
 

@@ -9,12 +9,12 @@ from sqlalchemy import select
 
 from moerge.files import file_sha256
 from moerge.models.bounds import feature_gains
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import expert_files
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
-from moerge.versions.file_plans import FilePlan, expert_file, router_file, trunk_files
+from moerge.versions.file_plans import FilePlan, body_files, expert_file, router_file
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.references import needed
@@ -25,7 +25,7 @@ from moerge_proto.statistics_file import StatisticsFile
 from simulation.model import SHARDS, Key, Part
 from simulation.operations import Run, experts, sums
 from support.statistics import manifest_of, written
-from support.versions import trunk_file
+from support.versions import body_file
 
 
 class _Digest:
@@ -56,9 +56,9 @@ def _require_state(run: Run) -> None:
         for domain, digest in run.digests.items():
             expected = ExpertState.READY if domain in model.ready else ExpertState.WITHDRAWN
             assert states[digest] is expected, domain
-        trunk = client.current_trunk()
-        assert (run._domains(trunk.experts) if trunk else None) == model.trunk
-        assert trunk is None or (trunk.retired is not None) == (model.trunk in model.retired)
+        body = client.current_body()
+        assert (run._domains(body.experts) if body else None) == model.body
+        assert body is None or (body.retired is not None) == (model.body in model.retired)
         parts = {row.digest: row for row in client.contributions()}
         assert len(parts) == len(model.parts)
         for part, state in model.parts.items():
@@ -82,17 +82,17 @@ def _require_state(run: Run) -> None:
 def _weights(key: Key) -> dict[str, str]:
     """Name -> SHA-256 of a version's weights, computed by the library alone."""
     folder = next(iter(experts().values())).parent
-    dense = [experts()[domain] for domain in key.trunk]
-    path = trunk_file(dense, folder / f"trunk-{'-'.join(key.trunk)}")
-    trunk = DenseTrunk(path, DenseFiles(dense[0]))
-    config, family, layers = trunk.config, trunk.family, trunk.config.num_hidden_layers
-    plans = trunk_files(trunk, "", file_sha256(path))
+    dense = [experts()[domain] for domain in key.body]
+    path = body_file(dense, folder / f"body-{'-'.join(key.body)}")
+    body = DenseBody(path, DenseFiles(dense[0]))
+    config, family, layers = body.config, body.family, body.config.num_hidden_layers
+    plans = body_files(body, "", file_sha256(path))
     for slot, domain in enumerate(key.domains):
         plans.append(expert_file(Checkpoint(experts()[domain]), family, layers, slot, ""))
     files = [_statistics(part, folder) for part in sorted(key.parts)]
-    routers, _ = solve_layers(files, key.domains, feature_gains(trunk), SolveOptions(ridge_lambda=key.ridge_lambda))
+    routers, _ = solve_layers(files, key.domains, feature_gains(body), SolveOptions(ridge_lambda=key.ridge_lambda))
     shape = (len(key.domains), config.hidden_size)
-    plans.append(router_file(lambda: routers, layers, shape, family, trunk.checkpoint.specs[EMBEDDING].dtype, ""))
+    plans.append(router_file(lambda: routers, layers, shape, family, body.checkpoint.specs[EMBEDDING].dtype, ""))
     return {plan.name: _sha256(plan) for plan in plans}
 
 
@@ -110,7 +110,7 @@ def _require_disk(run: Run) -> None:
     home = run.world.home
     with closing(open_database(read_settings(home).database)) as database, database.reading() as session:
         wanted, uploads = needed(session), set(session.scalars(select(UploadRow.id)))
-        shards = {(row.trunk, row.domain, row.shard): row.contribution for row in session.scalars(select(ShardRow))}
+        shards = {(row.body, row.domain, row.shard): row.contribution for row in session.scalars(select(ShardRow))}
     kept = run.world.kept()
     assert not wanted - kept.keys(), f"missing blobs: {wanted - kept.keys()}"
     assert not kept.keys() - wanted, f"orphans: {kept.keys() - wanted}"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-Trunk = tuple[str, ...]
-"""A trunk's domains, in order."""
+Body = tuple[str, ...]
+"""A body's domains, in order."""
 SHARDS: dict[int, frozenset[int]] = {0: frozenset({0, 1}), 1: frozenset({1, 2}), 2: frozenset({3})}
 """The shards of each variant of a domain's contribution."""
 
@@ -13,7 +13,7 @@ SHARDS: dict[int, frozenset[int]] = {0: frozenset({0, 1}), 1: frozenset({1, 2}),
 class Part(NamedTuple):
     """A contribution."""
 
-    trunk: Trunk
+    body: Body
     domain: str
     variant: int
 
@@ -21,7 +21,7 @@ class Part(NamedTuple):
 class Key(NamedTuple):
     """The inputs of a version."""
 
-    trunk: Trunk
+    body: Body
     domains: tuple[str, ...]
     parts: frozenset[Part]
     ridge_lambda: float
@@ -44,9 +44,9 @@ class Model:
     arrivals: list[str] = field(default_factory=list)
     ready: set[str] = field(default_factory=set)
     purged: set[str] = field(default_factory=set)
-    trunk: Trunk | None = None
-    retired: set[Trunk] = field(default_factory=set)
-    trunks: set[Trunk] = field(default_factory=set)
+    body: Body | None = None
+    retired: set[Body] = field(default_factory=set)
+    bodies: set[Body] = field(default_factory=set)
     parts: dict[Part, str] = field(default_factory=dict)
     versions: list[Made] = field(default_factory=list)
     champion: list[int] = field(default_factory=list)
@@ -65,18 +65,18 @@ class Model:
         self._current(experts)
         return "merged"
 
-    def _current(self, trunk: Trunk) -> None:
-        self.trunk = trunk
-        self.trunks.add(trunk)
-        self.retired.discard(trunk)
+    def _current(self, body: Body) -> None:
+        self.body = body
+        self.bodies.add(body)
+        self.retired.discard(body)
 
     def contribute(self, part: Part, supersedes: int | None = None) -> str:
         if self.parts.get(part) in ("active", "superseded"):
             return self.parts[part]
         if part.domain not in self.ready:
             return "invalid-contribution"
-        if part.trunk != self.trunk:
-            return "wrong-trunk"
+        if part.body != self.body:
+            return "wrong-body"
         old = None if supersedes is None else part._replace(variant=supersedes)
         if old is not None and self.parts.get(old) != "active":
             return "conflict"
@@ -102,19 +102,19 @@ class Model:
         for part in self.parts:
             if part.domain == domain:
                 self.parts[part] = "withdrawn"
-        self.retired |= {trunk for trunk in self.trunks if domain in trunk}
+        self.retired |= {body for body in self.bodies if domain in body}
         if not serve:
             for made in self._containing(domain):
                 made.withheld = True
-        if self.trunk in self.retired and self.trunk is not None:
-            left = tuple(item for item in self.trunk if item in self.ready)
+        if self.body in self.retired and self.body is not None:
+            left = tuple(item for item in self.body if item in self.ready)
             if left:
                 self._current(left)
         return "withdrawn"
 
     def _containing(self, domain: str) -> list[Made]:
         live = (made for made in self.versions if not made.retired)
-        return [made for made in live if domain in made.key.domains or domain in made.key.trunk]
+        return [made for made in live if domain in made.key.domains or domain in made.key.body]
 
     def purge(self, domain: str, *, retire: bool) -> str:
         if domain in self.ready:
@@ -129,14 +129,14 @@ class Model:
         return "purged"
 
     def solve(self, ridge_lambda: float) -> str:
-        if self.trunk is None:
+        if self.body is None:
             return "not-found"
-        parts = {part for part, state in self.parts.items() if state == "active" and part.trunk == self.trunk}
+        parts = {part for part, state in self.parts.items() if state == "active" and part.body == self.body}
         domains = tuple(domain for domain in self.arrivals if any(part.domain == domain for part in parts))
         if not domains:
             return "not-ready"
-        withdrawn = tuple(domain for domain in self.trunk if domain not in self.ready)
-        key = Key(self.trunk, domains, frozenset(parts), ridge_lambda, withdrawn)
+        withdrawn = tuple(domain for domain in self.body if domain not in self.ready)
+        key = Key(self.body, domains, frozenset(parts), ridge_lambda, withdrawn)
         for number, made in enumerate(self.versions, start=1):
             if made.key == key and not made.retired:
                 return str(number)

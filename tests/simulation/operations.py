@@ -19,13 +19,13 @@ from moerge.errors import CoordinatorError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import expert_files
 from moerge.progress import LogProgress
+from moerge_proto.bodies import NewBody
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings
-from moerge_proto.trunks import NewTrunk
 from moerge_proto.uploads import Upload
 from moerge_proto.versions import NewVersion
 from simulation.faults import Fault
@@ -94,7 +94,7 @@ class Run:
     folder: Path
     model: Model = field(default_factory=Model)
     digests: dict[str, str] = field(default_factory=dict)
-    trunk_digests: dict[Any, str] = field(default_factory=dict)
+    body_digests: dict[Any, str] = field(default_factory=dict)
     part_digests: dict[Part, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
     abandoned: int = 0
@@ -172,11 +172,11 @@ class Run:
         self._await_remerge()
 
     def _await_remerge(self) -> None:
-        """Waits for the current trunk, because the lost answer may have had the workflow's name."""
-        if self.model.trunk is None or self.model.trunk in self.model.retired:
+        """Waits for the current body, because the lost answer may have had the workflow's name."""
+        if self.model.body is None or self.model.body in self.model.retired:
             return
         with self._as(None) as client:
-            while (trunk := client.current_trunk()) is None or self._domains(trunk.experts) != self.model.trunk:
+            while (body := client.current_body()) is None or self._domains(body.experts) != self.model.body:
                 threading.Event().wait(0.02)
 
     def purge(self, operation: Operation) -> None:
@@ -192,27 +192,27 @@ class Run:
 
         self._expect(operation, self._attempt(operation, None, purge), expected)
 
-    # --- trunks and contributions
+    # --- bodies and contributions
 
     def merge(self, operation: Operation) -> None:
         def merge(client: Client) -> str:
-            wait(client, client.merge_trunk(NewTrunk()))
+            wait(client, client.merge_body(NewBody()))
             return "merged"
 
         self._expect(operation, self._attempt(operation, None, merge), self.model.merge())
 
     def _file(self, part: Part) -> Path:
-        path = self.folder / f"{part.domain}-{part.variant}-{len(part.trunk)}"
-        if part.trunk not in self.trunk_digests:
+        path = self.folder / f"{part.domain}-{part.variant}-{len(part.body)}"
+        if part.body not in self.body_digests:
             with self._as(None) as client:
-                for row in client.trunks():
-                    self.trunk_digests[self._domains(row.experts)] = row.digest
+                for row in client.bodies():
+                    self.body_digests[self._domains(row.experts)] = row.digest
         content = sums(part.domain, part.variant)
         manifest = RouterManifest(
             owner=f"{part.domain}-owner",
             expert=self.digests[part.domain],
             domain=part.domain,
-            trunk=self.trunk_digests[part.trunk],
+            body=self.body_digests[part.body],
             settings=StatisticsSettings(),
             hidden_size=HIDDEN,
             layers=LAYERS,
@@ -231,9 +231,9 @@ class Run:
 
     def _part(self, operation: Operation) -> Part | None:
         domain = self._domain(operation)
-        if self.model.trunk is None or domain not in self.digests:
+        if self.model.body is None or domain not in self.digests:
             return None
-        return Part(self.model.trunk, domain, operation.other % len(SHARDS))
+        return Part(self.model.body, domain, operation.other % len(SHARDS))
 
     def _send(self, part: Part, supersedes: int | None = None) -> Callable[[Client], str]:
         path = self._file(part)
@@ -263,11 +263,11 @@ class Run:
             self._expect(operation, answer, self.model.contribute(part, old))
 
     def stale(self, operation: Operation) -> None:
-        """A contribution under a trunk that is not the current one."""
+        """A contribution under a body that is not the current one."""
         part = self._part(operation)
-        others = sorted(self.model.trunks - {self.model.trunk})
+        others = sorted(self.model.bodies - {self.model.body})
         if part is not None and others:
-            part = part._replace(trunk=others[operation.other % len(others)])
+            part = part._replace(body=others[operation.other % len(others)])
             answer = self._attempt(operation, part.domain, self._send(part))
             self._expect(operation, answer, self.model.contribute(part))
 

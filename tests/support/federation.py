@@ -19,16 +19,16 @@ from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge.models.tokens import all_counted
 from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.contribution import router_manifest, trunk_manifest
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.contribution import body_manifest, router_manifest
+from moerge.statistics.passes import BodyPass, RouterPass
+from moerge_proto.bodies import Body, NewBody
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
-from moerge_proto.trunks import NewTrunk, Trunk
+from moerge_proto.statistics_file import BodyManifest, RouterManifest, StatisticsSettings
 from moerge_proto.versions import NewVersion, Version
-from support.models import expert, on_trunk
+from support.models import expert, on_body
 from support.passes import sums_of
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written
@@ -85,13 +85,13 @@ def joined(server: Coordinator, domain: str, folder: Path, seed: int, **settings
     return member
 
 
-def merge(server: Coordinator, experts: list[str] | None = None, **how: object) -> Trunk:
-    """Merges a trunk; `how` may name a method and its options."""
+def merge(server: Coordinator, experts: list[str] | None = None, **how: object) -> Body:
+    """Merges a body; `how` may name a method and its options."""
     with server.client() as operator:
-        wait(operator, operator.merge_trunk(NewTrunk.model_validate({"experts": experts, **how})))
-        trunk = operator.current_trunk()
-    assert trunk is not None
-    return trunk
+        wait(operator, operator.merge_body(NewBody.model_validate({"experts": experts, **how})))
+        body = operator.current_body()
+    assert body is not None
+    return body
 
 
 def registered(member: Member) -> Expert:
@@ -100,30 +100,30 @@ def registered(member: Member) -> Expert:
     return expert
 
 
-def trunk_path(server: Coordinator, trunk: Trunk) -> Path:
-    """The trunk's tensors in the coordinator's folder; from a remote store they are downloaded."""
-    [entry] = [file for file in trunk.files if file.name == "trunk.safetensors"]
+def body_path(server: Coordinator, body: Body) -> Path:
+    """The body's tensors in the coordinator's folder; from a remote store they are downloaded."""
+    [entry] = [file for file in body.files if file.name == "body.safetensors"]
     path = server.home / "blobs" / entry.sha256[:2] / entry.sha256
     if path.exists():
         return path
-    folder = server.home.with_name(f"{server.home.name}-pulled-{trunk.digest}")
+    folder = server.home.with_name(f"{server.home.name}-pulled-{body.digest}")
     with server.client() as operator:
-        operator.download(f"/v1/trunks/{trunk.digest}/files", [entry], folder, SILENT, title="trunk")
+        operator.download(f"/v1/bodies/{body.digest}/files", [entry], folder, SILENT, title="body")
     return folder / entry.name
 
 
-def fit(server: Coordinator, member: Member, trunk: Trunk) -> Member:
-    """The member with its expert's MLPs fitted to a trunk over the fixed rows; not registered yet."""
-    path, home = trunk_path(server, trunk), member.folder.with_name(f"{member.folder.name}-{trunk.digest[:8]}")
+def fit(server: Coordinator, member: Member, body: Body) -> Member:
+    """The member with its expert's MLPs fitted to a body over the fixed rows; not registered yet."""
+    path, home = body_path(server, body), member.folder.with_name(f"{member.folder.name}-{body.digest[:8]}")
     return replace(
-        member, folder=fit_expert(*on_trunk(member.folder, path), list(batches(all_counted(ROWS), 512)), home)
+        member, folder=fit_expert(*on_body(member.folder, path), list(batches(all_counted(ROWS), 512)), home)
     )
 
 
 def honest(
     server: Coordinator,
     member: Member,
-    trunk: Trunk,
+    body: Body,
     shards: int = 1,
     first: int = 0,
     split: str = "statistics",
@@ -133,10 +133,10 @@ def honest(
 
     Several shards repeat the rows. With `fitted` they are for that expert, in the member's folder.
     """
-    rows = ROWS if shards == 1 else _enough(ROWS, shards * enough(trunk.hidden_size))
-    sums = sums_of(RouterPass(*on_trunk(member.folder, trunk_path(server, trunk)), trunk.exponents), rows)
+    rows = ROWS if shards == 1 else _enough(ROWS, shards * enough(body.hidden_size))
+    sums = sums_of(RouterPass(*on_body(member.folder, body_path(server, body)), body.exponents), rows)
     name = (fitted or registered(member)).digest
-    manifest = router_manifest(member.name, name, member.domain, trunk, StatisticsSettings(), split)
+    manifest = router_manifest(member.name, name, member.domain, body, StatisticsSettings(), split)
     names = sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards))
     return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
 
@@ -146,12 +146,12 @@ def _enough(rows: list[list[int]], tokens: int) -> list[list[int]]:
     return rows * -(-tokens // sum(map(len, rows)))
 
 
-def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkManifest, ShardSums]:
-    """The sums for a trunk contribution of the member's worker, over these rows."""
+def honest_body(member: Member, rows: list[list[int]] = ROWS) -> tuple[BodyManifest, ShardSums]:
+    """The sums for a body contribution of the member's worker, over these rows."""
     dense = DenseExpert(member.domain, member.folder)
     rows = _enough(rows, enough(dense.config.hidden_size))
-    manifest = trunk_manifest(member.name, dense, registered(member).digest, StatisticsSettings())
-    sums = sums_of(TrunkPass(DenseFiles(member.folder), manifest.exponents), rows)
+    manifest = body_manifest(member.name, dense, registered(member).digest, StatisticsSettings())
+    sums = sums_of(BodyPass(DenseFiles(member.folder), manifest.exponents), rows)
     names = [sha256_hex(member.domain.encode())]
     return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
 
@@ -213,20 +213,20 @@ class Federation:
         """The experts of these domains."""
         return [self.expert(domain).digest for domain in domains]
 
-    def merge(self, *domains: str, **how: Any) -> Trunk:
-        """Merges a trunk of these domains, by default of all."""
+    def merge(self, *domains: str, **how: Any) -> Body:
+        """Merges a body of these domains, by default of all."""
         if domains:
             how["experts"] = self.digests(*domains)
         return merge(self.server, **how)
 
-    def trunk(self) -> Trunk:
-        """The current trunk."""
-        return self.operator.trunk("current")
+    def body(self) -> Body:
+        """The current body."""
+        return self.operator.body("current")
 
-    def contribute(self, trunk: Trunk, *domains: str, **how: Any) -> list[Contribution]:
+    def contribute(self, body: Body, *domains: str, **how: Any) -> list[Contribution]:
         """Contributions of these domains, by default of every member; `how` is for `honest`."""
         return [
-            send(member, written(self.folder / "contribution", *honest(self.server, member, trunk, **how)))
+            send(member, written(self.folder / "contribution", *honest(self.server, member, body, **how)))
             for member in map(self.members.__getitem__, domains or self.members)
         ]
 
@@ -262,12 +262,12 @@ def federation_of(folder: Path, *domains: str, settings: str = "", **model: Any)
 
 @dataclass
 class Owners:
-    """law and art, with a trunk of both experts."""
+    """law and art, with a body of both experts."""
 
     server: Coordinator
     law: Member
     art: Member
-    trunk: Trunk
+    body: Body
 
 
 @contextmanager

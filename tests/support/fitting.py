@@ -1,4 +1,4 @@
-"""MLPs fitted to a trunk with both models whole in memory: what the streamed fit must give, byte for byte."""
+"""MLPs fitted to a body with both models whole in memory: what the streamed fit must give, byte for byte."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from moerge.models.batches import Batch
 from moerge.models.dense import domain_model, expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.trunk.least_squares import head_alignment
-from support.models import on_trunk
+from support.models import on_body
 
 
 class _Reached(Exception):  # noqa: N818  # not an error: it ends a pass
@@ -56,9 +56,9 @@ def _solved(inputs: Sequence[Tensor], targets: Sequence[Tensor], weight: Tensor,
 
 
 @torch.inference_mode()
-def whole_fit(expert: Path, trunk: Path, batches: Sequence[Batch]) -> dict[str, Tensor]:
+def whole_fit(expert: Path, body: Path, batches: Sequence[Batch]) -> dict[str, Tensor]:
     """The fitted MLPs' tensors by name, float32."""
-    dense, behind = (expert_model(DenseFiles(expert)), domain_model(*on_trunk(expert, trunk))[0])
+    dense, behind = (expert_model(DenseFiles(expert)), domain_model(*on_body(expert, body))[0])
     old, new = list(dense.model.layers), list(behind.model.layers)
     wanted, states = ([model.model.embed_tokens(batch.input_ids) for batch in batches] for model in (dense, behind))
     counted = [batch.counted for batch in batches]

@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 
 from hypothesis import strategies as st
 
-from moerge.merging.local import LocalTrunk, local_trunk, local_version
+from moerge.merging.local import LocalBody, local_body, local_version
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.accumulate import ShardSums
 from moerge.versions.plan import VersionPlan, plan_version
@@ -25,14 +25,14 @@ Group = tuple[str, Sequence[int]]  # a domain, and the shards of one contributio
 
 
 @cache
-def merged() -> tuple[dict[str, DenseExpert], LocalTrunk]:
-    """An expert of each domain, and their trunk."""
+def merged() -> tuple[dict[str, DenseExpert], LocalBody]:
+    """An expert of each domain, and their body."""
     home = Path(mkdtemp(prefix="law-3-"))
     experts = {
         domain: DenseExpert(domain, expert(home / domain, seed, **SIZES))  # type: ignore[arg-type]  # no family
         for seed, domain in enumerate(DOMAINS, 1)
     }
-    return experts, local_trunk(list(experts.values()), home / "trunk", "average")
+    return experts, local_body(list(experts.values()), home / "body", "average")
 
 
 def contributed(folder: Path, groups: Sequence[Group]) -> list[Path]:
@@ -47,8 +47,8 @@ def contributed(folder: Path, groups: Sequence[Group]) -> list[Path]:
 
 def planned(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> VersionPlan:
     """The version by the recommended options, from contributions in the groups' order."""
-    experts, trunk = merged()
-    return plan_version(*local_version([experts[domain] for domain in domains], trunk, contributed(folder, groups)))
+    experts, body = merged()
+    return plan_version(*local_version([experts[domain] for domain in domains], body, contributed(folder, groups)))
 
 
 def version(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> dict[str, bytes]:

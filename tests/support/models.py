@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseBody, DenseFiles
 
 VOCAB = 300
 SMALL = {
@@ -90,7 +90,7 @@ def texts(path: Path, seed: int, documents: int) -> Path:
     return path
 
 
-def on_trunk(folder: Path, trunk: Path) -> tuple[DenseFiles, DenseTrunk]:
-    """An expert, and a trunk's file for it."""
+def on_body(folder: Path, body: Path) -> tuple[DenseFiles, DenseBody]:
+    """An expert, and a body's file for it."""
     files = DenseFiles(folder)
-    return files, DenseTrunk(trunk, files)
+    return files, DenseBody(body, files)

@@ -16,10 +16,10 @@ from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums, Sum
 from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run
 from moerge.statistics.packed_attention import PACKED
-from moerge.statistics.passes import Pass, RouterPass, TrunkPass
+from moerge.statistics.passes import BodyPass, Pass, RouterPass
 from moerge.statistics.streamed import Streamed, rounded
 from moerge_proto.statistics_file import Int64
-from support.models import on_trunk
+from support.models import on_body
 
 
 def sums_of(
@@ -37,8 +37,8 @@ def sums_of(
 
 
 def own_pass(folder: Path, layers: int) -> RouterPass:
-    """A router pass of the expert in a folder under its own trunk."""
-    return RouterPass(*on_trunk(folder, folder / "model.safetensors"), [16] * layers)
+    """A router pass of the expert in a folder under its own body."""
+    return RouterPass(*on_body(folder, folder / "model.safetensors"), [16] * layers)
 
 
 def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
@@ -47,8 +47,8 @@ def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
     run(model, batch, _arguments(model, batch), modules, visit, modules[len(modules) - 1])
 
 
-def visit_trunk_inputs(model: PreTrainedModel, family: Family, batch: Batch, visit: Visit) -> None:
-    """Calls visit(i, x), x [n, H or A], with the vectors of the i-th gram of a trunk contribution."""
+def visit_body_inputs(model: PreTrainedModel, family: Family, batch: Batch, visit: Visit) -> None:
+    """Calls visit(i, x), x [n, H or A], with the vectors of the i-th gram of a body contribution."""
     patterns = family.attention.inputs[0], family.attention.output
     names = [item.format(layer=layer) for layer in range(model.config.num_hidden_layers) for item in patterns]
     modules = {number: model.get_submodule(name) for number, name in enumerate(names)}
@@ -83,12 +83,12 @@ def sums_by(model: PreTrainedModel, work: Pass, rows: Sequence[Tokens], batch_to
         sums[number].add(x)
 
     for batch in batches(rows, batch_tokens):
-        if isinstance(work, TrunkPass):
-            visit_trunk_inputs(model, family_of(model.config), batch, visit)
+        if isinstance(work, BodyPass):
+            visit_body_inputs(model, family_of(model.config), batch, visit)
             tokens = torch.cat([tokens, batch.input_ids[batch.counted]])
         else:
             visit_features(model, batch, visit)
     arrays = rounded(inputs, sums)
-    if isinstance(work, TrunkPass):
+    if isinstance(work, BodyPass):
         arrays["token_counts"] = torch.bincount(tokens, minlength=model.config.vocab_size).numpy()
     return ShardSums(arrays, sum(row.count for row in rows), len(rows))

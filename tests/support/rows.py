@@ -1,4 +1,4 @@
-"""The coordinator's rows in memory, with a clock set by tests; experts, trunks and versions have no files."""
+"""The coordinator's rows in memory, with a clock set by tests; experts, bodies and versions have no files."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,12 +10,12 @@ from sqlalchemy.pool import StaticPool
 
 from moerge_coordinator.domain import owners, versions
 from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.tables import Base, ContributionRow, DomainRow, ExpertRow, TrunkRow, VersionRow
+from moerge_coordinator.storage.tables import Base, BodyRow, ContributionRow, DomainRow, ExpertRow, VersionRow
+from moerge_proto.bodies import BodyOptions
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.experts import ExpertState
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
-from moerge_proto.trunks import TrunkOptions
 from moerge_proto.versions import NewVersion, VersionFile
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -49,7 +49,7 @@ def file_of(content: str, name: str = "model.safetensors") -> FileEntry:
 
 
 def add_expert(session: Session, domain: str, fitted: tuple[str, str] | None = None, **change: Any) -> ExpertRow:
-    """A ready expert of a domain and its owner. `fitted`: its original expert and the trunk."""
+    """A ready expert of a domain and its owner. `fitted`: its original expert and the body."""
     if (row_of_domain := session.get(DomainRow, domain)) is None:
         owners.add(session, f"{domain}-owner", [domain])
     owner = f"{domain}-owner" if row_of_domain is None else row_of_domain.owner
@@ -71,15 +71,15 @@ def add_expert(session: Session, domain: str, fitted: tuple[str, str] | None = N
     return row
 
 
-def add_trunk(session: Session, experts: Sequence[ExpertRow], **change: Any) -> TrunkRow:
-    """The current trunk, merged from these experts."""
-    for other in session.scalars(select(TrunkRow).where(TrunkRow.current)):
+def add_body(session: Session, experts: Sequence[ExpertRow], **change: Any) -> BodyRow:
+    """The current body, merged from these experts."""
+    for other in session.scalars(select(BodyRow).where(BodyRow.current)):
         other.current = False
     names = [expert.digest for expert in experts]
-    row = TrunkRow(
-        digest=sha256_hex(f"trunk of {names} {change}".encode()),
+    row = BodyRow(
+        digest=sha256_hex(f"body of {names} {change}".encode()),
         method="average",
-        options=TrunkOptions(),
+        options=BodyOptions(),
         experts=names,
         contributions=[],
         revision=1,
@@ -89,7 +89,7 @@ def add_trunk(session: Session, experts: Sequence[ExpertRow], **change: Any) -> 
         exponents=[1, 1],
         bounds=[1.0, 1.0],
         tensors=3,
-        files=[file_of(" ".join(names), "trunk.safetensors")],
+        files=[file_of(" ".join(names), "body.safetensors")],
         current=True,
     )
     for name, value in change.items():
@@ -99,19 +99,19 @@ def add_trunk(session: Session, experts: Sequence[ExpertRow], **change: Any) -> 
     return row
 
 
-def add_contribution(session: Session, expert: ExpertRow, trunk: TrunkRow | None, **change: Any) -> ContributionRow:
-    """An active router contribution under a trunk; without one, a trunk contribution."""
+def add_contribution(session: Session, expert: ExpertRow, body: BodyRow | None, **change: Any) -> ContributionRow:
+    """An active router contribution under a body; without one, a body contribution."""
     row = ContributionRow(
-        digest=sha256_hex(f"{expert.digest} {trunk and trunk.digest} {change}".encode()),
-        kind="router" if trunk else "trunk",
-        split="statistics" if trunk else None,
+        digest=sha256_hex(f"{expert.digest} {body and body.digest} {change}".encode()),
+        kind="router" if body else "body",
+        split="statistics" if body else None,
         owner=expert.owner,
         domain=expert.domain,
         expert=expert.digest,
-        trunk=trunk and trunk.digest,
+        body=body and body.digest,
         tokens=100,
         documents=10,
-        shards=1 if trunk else None,
+        shards=1 if body else None,
         size=1000,
         active=True,
         warnings=[],

@@ -13,19 +13,19 @@ from moerge.client.client import Client
 from moerge.client.http import Pages
 from moerge.errors import CoordinatorError
 from moerge.files import file_sha256
-from moerge.models.dense import trunk_names
+from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert, expert_digest
 from moerge.progress import Progress
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows, Done, Window, computed
-from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge.trunk.merge import DENSE_BODY_FILE
+from moerge_proto.bodies import Body, BodyOptions
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import Round
 from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
-from moerge_proto.trunks import Trunk, TrunkOptions
 from moerge_proto.uploads import Stored
 from moerge_workers.contributing.context import Context
 from moerge_workers.data.documents import Data
@@ -69,8 +69,8 @@ class MemoryClient(Client):
     """A client whose coordinator is this object.
 
     Attributes:
-        weights: the file of every trunk's download.
-        current: the current trunk.
+        weights: the file of every body's download.
+        current: the current body.
         rows: digest -> contribution.
         known: digest -> expert.
         uploaded: the uploaded files, in order.
@@ -79,7 +79,7 @@ class MemoryClient(Client):
 
     def __init__(self, weights: Path) -> None:
         self.weights = weights
-        self.current: Trunk | None = trunk()
+        self.current: Body | None = body()
         self.rows: dict[str, Contribution] = {}
         self.known: dict[str, Expert] = {}
         self.uploaded: list[Path] = []
@@ -91,13 +91,13 @@ class MemoryClient(Client):
 
     def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(self.weights, folder / DENSE_TRUNK_FILE)
+        shutil.copy(self.weights, folder / DENSE_BODY_FILE)
         return self.weights.stat().st_size
 
     def rounds(self) -> Pages[Round]:
         return Listed([])
 
-    def current_trunk(self) -> Trunk | None:
+    def current_body(self) -> Body | None:
         return self.current
 
     def expert(self, digest: str) -> Expert:
@@ -141,7 +141,7 @@ class MemoryClient(Client):
             number=1,
             digest=new.sha256,
             split=router.split if router else None,
-            trunk=router.trunk if router else None,
+            body=router.body if router else None,
             shards=len(router.shards) if router else None,
             effective_rank=None,
             size=1,
@@ -160,20 +160,20 @@ class MemoryClient(Client):
         return self.rows[digest]
 
 
-def own_trunk(folder: Path) -> Path:
-    """Makes an expert in a folder, and beside it a trunk of this expert alone."""
+def own_body(folder: Path) -> Path:
+    """Makes an expert in a folder, and beside it a body of this expert alone."""
     dense = DenseExpert("law", expert(folder / "expert", 1))
-    names = trunk_names(dense)
-    save_file({name: dense.checkpoint.tensor(name) for name in names}, folder / DENSE_TRUNK_FILE)
+    names = body_names(dense)
+    save_file({name: dense.checkpoint.tensor(name) for name in names}, folder / DENSE_BODY_FILE)
     return folder
 
 
-def trunk(digest: str = "7" * 64) -> Trunk:
+def body(digest: str = "7" * 64) -> Body:
     layers, hidden = SMALL["num_hidden_layers"], SMALL["hidden_size"]
-    return Trunk(
+    return Body(
         digest=digest,
         method="average",
-        options=TrunkOptions(),
+        options=BodyOptions(),
         experts=[],
         contributions=[],
         revision=1,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from moerge.merging.local import local_trunk, local_version
+from moerge.merging.local import local_body, local_version
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import FAMILIES
 from moerge.models.tokens import all_counted
@@ -39,26 +39,26 @@ def published(
     `precision` is the statistics' number format.
     """
     dense = [DenseExpert(f"d{slot}", expert) for slot, expert in enumerate(experts)]
-    trunk = local_trunk(dense, folder / "trunk", "average")
+    body = local_body(dense, folder / "body", "average")
     settings = StatisticsSettings.model_validate({"precision": precision})
     sent = [
         router_contribution(
             item,
-            trunk,
+            body,
             all_counted(rows[slot] if rows else contributed_rows(slot)),
             folder / f"{item.domain}.safetensors",
             settings,
         )
         for slot, item in enumerate(dense)
     ]
-    inputs = local_version(dense, trunk, sent, SolveOptions(top_k=top_k), tied=tied)
+    inputs = local_version(dense, body, sent, SolveOptions(top_k=top_k), tied=tied)
     return write_folder(plan_version(*inputs).files, folder / "version")
 
 
-def trunk_file(experts: Sequence[Path], folder: Path) -> Path:
-    """The experts' average trunk."""
+def body_file(experts: Sequence[Path], folder: Path) -> Path:
+    """The experts' average body."""
     dense = [DenseExpert(f"d{slot}", expert) for slot, expert in enumerate(experts)]
-    return local_trunk(dense, folder, "average").path
+    return local_body(dense, folder, "average").path
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from moerge_proto.bodies import NewBody
 from moerge_proto.messages import Whole, plainly
 from moerge_proto.rounds import NewRound
-from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import NewVersion, VersionChange
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ class _Count(BaseModel):
         (NewVersion, {"options": {"top_k": 0}}, "expected at least 1"),
         (NewVersion, {"options": {"top": 1}}, "there is no such field"),
         (NewRound, {}, "it is missing"),
-        (NewTrunk, {"options": {"retain": 0.5}}, "options.retain: expected a method too"),
+        (NewBody, {"options": {"retain": 0.5}}, "options.retain: expected a method too"),
         (_Count, {"count": True}, "expected a valid integer"),
         (_Count, {"count": "many"}, "expected a valid integer"),
     ],

@@ -99,7 +99,7 @@ def test_help_does_not_import_torch_and_names_a_missing_extra() -> None:
 
 
 def test_a_noun_s_verbs_are_listed_in_the_order_of_use() -> None:
-    for noun, verbs in (("trunk", ["merge", "list", "show"]), ("version", ["solve", "list", "show", "promote"])):
+    for noun, verbs in (("body", ["merge", "list", "show"]), ("version", ["solve", "list", "show", "promote"])):
         assert list(command([noun]).commands)[: len(verbs)] == verbs  # type: ignore[attr-defined]  # it is a group
 
 

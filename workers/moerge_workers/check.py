@@ -21,11 +21,11 @@ from moerge.experts.sample import need_of as fitting_need
 from moerge.memory.messages import described, machine
 from moerge.memory.room import Room
 from moerge.memory.shapes import Shape
-from moerge.models.dense import trunk_names
+from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert, check_expert
-from moerge.sizes.files import router_contribution_bytes, trunk_contribution_bytes
+from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
 from moerge.statistics.estimate import estimate
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.passes import BodyPass, RouterPass
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.memory import free_memory, require_gpus, room_of
 from moerge_workers.contributing.evaluation import require_memory
@@ -38,7 +38,7 @@ from moerge_workers.leaving.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import ActorEvents
 
-_FILES = 3  # statistics files in the home at once: the journal, its replacement, and a trunk contribution
+_FILES = 3  # statistics files in the home at once: the journal, its replacement, and a body contribution
 _MOST_SKEW = 60.0  # seconds
 _PATIENCE = 5.0
 
@@ -130,7 +130,7 @@ class _Machine:
 
     @property
     def _work(self) -> RouterPass:
-        """The run's pass, under the expert's own trunk."""
+        """The run's pass, under the expert's own body."""
         exponents = [0] * self.own.config.num_hidden_layers
         return RouterPass(self.own, self.own, exponents, self.settings.statistics.precision, self.settings.device)
 
@@ -147,21 +147,21 @@ class _Machine:
         return first.summary
 
     def disk(self) -> str:
-        """The home has room for a trunk and a few statistics files."""
+        """The home has room for a body and a few statistics files."""
         home = self.settings.home
         while not home.is_dir():
             home = home.parent
         with tempfile.TemporaryFile(dir=home):
             pass
         specs = self.own.checkpoint.specs
-        trunk = sum(specs[name].bytes for name in trunk_names(self.own))
-        sums = trunk_contribution_bytes if self.settings.trunk_contribution else router_contribution_bytes
-        needed = trunk + _FILES * sums(Shape.of(self.own.config, torch.float32))
+        body = sum(specs[name].bytes for name in body_names(self.own))
+        sums = body_contribution_bytes if self.settings.body_contribution else router_contribution_bytes
+        needed = body + _FILES * sums(Shape.of(self.own.config, torch.float32))
         needed += self.own.is_adapter * sum(spec.bytes for spec in specs.values())
         needed += fitted_bytes(self.own) if self.settings.fit else 0
         free = shutil.disk_usage(home).free
         if free < needed:
-            problem = f"{decimal(free)} free; a trunk and the sums need {decimal(needed)}"
+            problem = f"{decimal(free)} free; a body and the sums need {decimal(needed)}"
             raise MoergeError(problem, where=str(home), todo="free space, or choose a home on a larger disk")
         return f"{self.settings.home}: {decimal(free)} free, {decimal(needed)} needed"
 
@@ -169,9 +169,9 @@ class _Machine:
         require_gpus(self.settings)
         settings, free = self.settings, free_memory(self.settings)
         self._room = room_of(self._work, settings, free)
-        if settings.trunk_contribution:
-            trunk = TrunkPass(self.own, [], settings.statistics.precision, settings.device)
-            self._room = room_of(trunk, settings, free)
+        if settings.body_contribution:
+            body = BodyPass(self.own, [], settings.statistics.precision, settings.device)
+            self._room = room_of(body, settings, free)
         need = self._room.need
         lines = [
             described(need, processes=settings.slots),
@@ -243,7 +243,7 @@ class _Fleet:
             with closing(History(self.settings.home)) as history:
                 used = budget.summary(history)
         allowed = (
-            f"{policy.trunks_per_month} and {policy.versions_per_month} are allowed, further ones need your approval"
+            f"{policy.bodies_per_month} and {policy.versions_per_month} are allowed, further ones need your approval"
         )
         return f"new in the last 30 days: {used}; {allowed}"
 
@@ -252,14 +252,14 @@ class _Fleet:
         if registered(self.client, own.folder, own.domain, own.digest) is not None:
             return "already registered"
         require_allowed(self.settings)
-        trunk = self.client.current_trunk()
-        if trunk is None:
-            return "no trunk yet; before `run` sends weights, it checks config and tokenizer"
+        body = self.client.current_body()
+        if body is None:
+            return "no body yet; before `run` sends weights, it checks config and tokenizer"
         config, names = own.config, ("family", "hidden_size", "num_hidden_layers")
         here = own.family.model_type, config.hidden_size, config.num_hidden_layers
-        theirs = trunk.family, trunk.hidden_size, trunk.layers
+        theirs = body.family, body.hidden_size, body.layers
         for name, value, expected in zip(names, here, theirs, strict=True):
             if value != expected:
-                problem, todo = f"{name} is {value}; the trunk's is {expected}", "train from the fleet's seed model"
+                problem, todo = f"{name} is {value}; the body's is {expected}", "train from the fleet's seed model"
                 raise IncompatibleExpertError(problem, where=str(own.folder / "config.json"), todo=todo)
-        return f"same as the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; `run` checks the rest"
+        return f"same as the body: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; `run` checks the rest"

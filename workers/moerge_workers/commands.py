@@ -115,11 +115,11 @@ def _options(
     held_out_share: Annotated[
         float | None, typer.Option(help="Share of documents for evaluation; never in contributions.", show_default="0")
     ] = None,
-    trunk_contribution: Annotated[
-        bool | None, typer.Option("--trunk-contribution", help="Also send grams and token counts for a regmean trunk.")
+    body_contribution: Annotated[
+        bool | None, typer.Option("--body-contribution", help="Also send grams and token counts for a regmean body.")
     ] = None,
     fit: Annotated[
-        bool | None, typer.Option("--fit", help="Fit the expert's MLPs to each trunk, and also send those weights.")
+        bool | None, typer.Option("--fit", help="Fit the expert's MLPs to each body, and also send those weights.")
     ] = None,
     rare_below: Annotated[
         int | None, typer.Option(help="Withhold token counts below this number.", show_default=str(RARE_BELOW))
@@ -192,7 +192,7 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
 
 
 def run(settings: Settings) -> None:
-    """Register the expert, then contribute router statistics under every trunk that the operator merges.
+    """Register the expert, then contribute router statistics under every body that the operator merges.
 
     If the worker is killed, start it again: it continues its work.
     While the coordinator is unreachable, the worker waits.
@@ -211,7 +211,7 @@ def check(settings: Settings) -> None:
     """Check whether `moerge worker run` would work with the same options; exit with 1 if not.
 
     On this machine: expert, first part of the data, disk, memory, devices, Ray.
-    At the coordinator: its clock, your token and key, the expert and the trunk.
+    At the coordinator: its clock, your token and key, the expert and the body.
     Without --coordinator it checks only this machine.
     It sends only the token and the expert's digest.
 
@@ -304,7 +304,7 @@ def show_history(domain: Domain = None, home: Home = None, as_json: AsJson = Fal
             became = f"{sending.became} {sending.since:%Y-%m-%d %H:%M}" if sending.since else "not confirmed"
             typer.echo(f"{sending.at:%Y-%m-%d %H:%M} UTC  {item.about}, {decimal(item.bytes)}")
             typer.echo(f"  digest {item.digest}")
-            under = f", under trunk {item.trunk}" if item.trunk else ""
+            under = f", under body {item.body}" if item.body else ""
             typer.echo(f"  to {item.coordinator}{under}: {became}")
         typer.echo(f"New in the last 30 days: {budget.summary(history)}")
 
@@ -328,7 +328,7 @@ def status(domain: Domain = None, home: Home = None, as_json: AsJson = False) ->
         rate, left = (state.tokens_per_second, state.seconds_left) if running else (0.0, None)
         lines |= {
             "domain": f"{state.domain}, at {state.coordinator}",
-            "trunk": state.trunk or "none yet",
+            "body": state.body or "none yet",
             "stage": state.stage.value if running else "ended",
             "shards": f"{state.shards_done} of {state.shards_total}",
             "slots": _devices(state) if running else "none now",

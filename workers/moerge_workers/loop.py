@@ -1,4 +1,4 @@
-"""A worker's run: all stages, repeated under every later trunk."""
+"""A worker's run: all stages, repeated under every later body."""
 
 import sqlite3
 import time
@@ -20,13 +20,13 @@ from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder
 from moerge.models.stored import SINGLE
 from moerge.statistics.windows import ComputeWindows
+from moerge_proto.bodies import Body
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Stage
-from moerge_proto.trunks import Trunk
 from moerge_workers.computing.actors import on_ray
 from moerge_workers.computing.memory import require_gpus
+from moerge_workers.contributing import body, router
 from moerge_workers.contributing import expert as expert_stage
-from moerge_workers.contributing import router, trunk
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.data.documents import Data
@@ -57,13 +57,13 @@ def naming_full_disk(home: Path) -> Iterator[None]:
 
 
 def run(settings: Settings, computing: Callable[[Settings, Events], ComputeWindows] = on_ray) -> None:
-    """Contribute under the current trunk, and under every later one unless `once` is set.
+    """Contribute under the current body, and under every later one unless `once` is set.
 
-    With `dry_run`, compute and show the outgoing data under the current trunk, and send nothing. `computing` makes the
+    With `dry_run`, compute and show the outgoing data under the current body, and send nothing. `computing` makes the
     function that sums shards.
 
     Raises:
-        MoergeError: the expert, the data, the trunk or the coordinator's answer is invalid.
+        MoergeError: the expert, the data, the body or the coordinator's answer is invalid.
     """
     stamina.instrumentation.set_on_retry_hooks([])  # the client reports its retries
     private_folder(settings.home)
@@ -122,21 +122,21 @@ def _dense(given: DenseExpert, settings: Settings, events: Events) -> DenseExper
 
 
 def run_stages(context: Context) -> None:
-    """Run the stages: expert, trunk contribution, router contributions under each trunk, evaluations."""
+    """Run the stages: expert, body contribution, router contributions under each body, evaluations."""
     settings, say = context.settings, context.events.say
     context.events.enter(Stage.READING)
     say(f"data: {read_first(settings, context.data, context.expert.config.hidden_size).summary}")
     if not expert_stage.run(context):
         return
     own_grams = None
-    if settings.trunk_contribution:
-        outcome = trunk.run(context)
+    if settings.body_contribution:
+        outcome = body.run(context)
         own_grams = outcome.grams
         if outcome.sent is not None:
-            say(f"contributed {outcome.sent.digest[:12]} for trunks")
+            say(f"contributed {outcome.sent.digest[:12]} for bodies")
     evaluations = Evaluations(context, own_grams) if settings.policy.evaluation_sums else None
     if settings.policy.router_contributions:
-        _contribute_under_each_trunk(context, own_grams, evaluations)
+        _contribute_under_each_body(context, own_grams, evaluations)
     else:
         more = "only evaluations remain" if evaluations else "no work remains"
         say(f"the policy forbids router contributions; {more}")
@@ -147,10 +147,10 @@ def run_stages(context: Context) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evaluations: Evaluations | None) -> None:
-    """Contribute under each trunk, and evaluate versions between trunks; with `once`, only contribute.
+def _contribute_under_each_body(context: Context, own_grams: Path | None, evaluations: Evaluations | None) -> None:
+    """Contribute under each body, and evaluate versions between bodies; with `once`, only contribute.
 
-    `own_grams`: file of the expert's own trunk contribution, to compare trunks with.
+    `own_grams`: file of the expert's own body contribution, to compare bodies with.
     """
     settings, say, expert = context.settings, context.events.say, context.expert
     for item in context.client.rounds():
@@ -158,38 +158,38 @@ def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evalu
             by = f"{item.deadline:%Y-%m-%d %H:%M} UTC"
             say(f"round {item.name} asks for {item.kind} contributions by {by}")
     last = None
-    while (current := _next_trunk(context, last, None if settings.once else evaluations)) is not None:
+    while (current := _next_body(context, last, None if settings.once else evaluations)) is not None:
         last = current.digest
         expert.checkpoint.require_unchanged()  # since its digest was computed
         registered(context.client, expert.folder, expert.domain, expert.digest)  # raises for a withdrawn expert
-        context.events.status.update(trunk=current.digest, obstacle=None)
+        context.events.status.update(body=current.digest, obstacle=None)
         try:
             for contribution in router.run(context, current, own_grams):
-                say(f"contributed {contribution.digest[:12]} under trunk {current.digest[:12]}")
+                say(f"contributed {contribution.digest[:12]} under body {current.digest[:12]}")
         except CoordinatorError as error:
-            if error.type != ProblemType.WRONG_TRUNK.urn:
+            if error.type != ProblemType.WRONG_BODY.urn:
                 raise
-            say(f"trunk {current.digest[:12]} was replaced during the work")
+            say(f"body {current.digest[:12]} was replaced during the work")
             continue
         except IncompatibleExpertError as error:
             if settings.once or settings.dry_run:
                 raise
-            say(f"sending nothing under trunk {current.digest[:12]}: {error}")
+            say(f"sending nothing under body {current.digest[:12]}: {error}")
         if settings.once or settings.dry_run:
             return
 
 
-def _next_trunk(context: Context, last: str | None, evaluations: Evaluations | None) -> Trunk | None:
-    """The current trunk, once it differs from the last one; a dry run doesn't wait."""
+def _next_body(context: Context, last: str | None, evaluations: Evaluations | None) -> Body | None:
+    """The current body, once it differs from the last one; a dry run doesn't wait."""
     say, is_waiting = context.events.say, False
-    while (current := context.client.current_trunk()) is None or current.digest == last or current.retired is not None:
+    while (current := context.client.current_body()) is None or current.digest == last or current.retired is not None:
         if context.settings.dry_run:
-            say("no trunk yet, so no router contributions; the operator must run: moerge trunk merge")
+            say("no body yet, so no router contributions; the operator must run: moerge body merge")
             return None
         if not is_waiting:
             context.events.enter(Stage.WAITING)
-            first = "the first trunk; the operator makes it with: moerge trunk merge"
-            say(f"waiting for {first if current is None else 'the next trunk'}")
+            first = "the first body; the operator makes it with: moerge body merge"
+            say(f"waiting for {first if current is None else 'the next body'}")
             is_waiting = True
         if evaluations is not None:
             evaluations.look()

@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moerge_proto.digests import Name
 
-Kind = Literal["expert", "trunk", "router", "evaluation"]
-"""Kinds of outgoing data: an expert's weights, trunk contributions, router contributions, evaluation sums."""
+Kind = Literal["expert", "body", "router", "evaluation"]
+"""Kinds of outgoing data: an expert's weights, body contributions, router contributions, evaluation sums."""
 
 
 class Policy(BaseModel):
@@ -16,11 +16,11 @@ class Policy(BaseModel):
     Attributes:
         mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
         domains: domains to contribute for; None: the worker's own.
-        max_stray: limit of a trunk's distance from the expert, see `moerge.trunk.stray`.
+        max_stray: limit of a body's distance from the expert, see `moerge.trunk.stray`.
         min_documents: fewest documents of a contribution, and of its difference from earlier ones.
         min_tokens: likewise; None: a shard, 64 H.
-        max_perplexity_ratio: limit of the perplexity of trunk and own MLPs, divided by the expert's, on a sample.
-        trunks_per_month: new trunks in 30 days under which data may leave; more need the owner's approval.
+        max_perplexity_ratio: limit of the perplexity of body and own MLPs, divided by the expert's, on a sample.
+        bodies_per_month: new bodies in 30 days under which data may leave; more need the owner's approval.
         versions_per_month: evaluations sent in 30 days; likewise.
         expert_weights: may leave, fitted experts too.
         evaluation_sums: are computed and may leave.
@@ -38,10 +38,10 @@ class Policy(BaseModel):
     min_tokens: int | None = Field(default=None, ge=1)
     tokens_per_document: int | None = Field(default=None, ge=1)
     max_perplexity_ratio: float = Field(default=2.5, gt=1)
-    trunks_per_month: int = Field(default=3, ge=0)
+    bodies_per_month: int = Field(default=3, ge=0)
     versions_per_month: int = Field(default=10, ge=0)
     expert_weights: bool = True
-    trunk_contributions: bool = True
+    body_contributions: bool = True
     router_contributions: bool = True
     evaluation_sums: bool = False
     redistribute: bool = False
@@ -51,7 +51,7 @@ class Policy(BaseModel):
         """Tell whether anything of that kind may leave."""
         switches: dict[str, bool] = {
             "expert": self.expert_weights,
-            "trunk": self.trunk_contributions,
+            "body": self.body_contributions,
             "router": self.router_contributions,
             "evaluation": self.evaluation_sums,
         }

@@ -45,7 +45,7 @@ class Settings(BaseModel):
     bad_share: float = Field(default=0.01, ge=0, lt=1)
     tuning_share: float = Field(default=0.0, ge=0, lt=1)
     held_out_share: float = Field(default=0.0, ge=0, lt=1)
-    trunk_contribution: bool = False
+    body_contribution: bool = False
     fit: bool = False
     rare_below: int = Field(default=RARE_BELOW, ge=0)
     home: Path
@@ -74,8 +74,8 @@ class Settings(BaseModel):
             raise ValueError("tuning_share and held_out_share must add up to less than 1")
         if self.policy.domains is not None and self.domain not in self.policy.domains:
             raise ValueError(f"the policy's domains are {', '.join(self.policy.domains) or 'none'}; not {self.domain}")
-        if self.trunk_contribution and not self.policy.trunk_contributions:
-            raise ValueError("trunk_contribution needs trunk_contributions = true in the policy")
+        if self.body_contribution and not self.policy.body_contributions:
+            raise ValueError("body_contribution needs body_contributions = true in the policy")
         for name in ("expert_weights", "router_contributions"):
             if self.fit and not getattr(self.policy, name):
                 raise ValueError(f"fit needs {name} = true in the policy")

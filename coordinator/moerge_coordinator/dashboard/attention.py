@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.history import Remerge
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round, RoundState
-from moerge_proto.trunks import Trunk
 from moerge_proto.versions import Version
 from moerge_proto.workflows import WorkflowEntry, WorkflowState
 
@@ -18,7 +18,7 @@ _MOST_WARNINGS = 5
 _WORK = {
     "expert": "Taking in an expert",
     "contribution": "Taking in a contribution",
-    "trunk": "Merging a trunk",
+    "body": "Merging a body",
     "version": "Solving a version",
 }
 
@@ -35,7 +35,7 @@ class Need:
 def needs(
     champion: Version | None,
     versions: Sequence[Version],
-    trunk: Trunk | None,
+    body: Body | None,
     experts: Sequence[Expert],
     rounds: Sequence[Round],
     workflows: Sequence[WorkflowEntry],
@@ -45,15 +45,15 @@ def needs(
 ) -> list[Need]:
     """The needs, most urgent first, without those resolved by a later workflow, round or version.
 
-    `versions` and `workflows` are the newest ones, newest first; `remerge` is the current trunk's; `workers` have
+    `versions` and `workflows` are the newest ones, newest first; `remerge` is the current body's; `workers` have
     reported progress; `influence` is of the newest version, unless it is the champion.
     """
     result: list[Need] = []
     newest = next(iter(versions), None)
     if champion is not None and champion.contains_withdrawn:
-        result.append(_withdrawn(champion, versions, trunk, {expert.digest: expert.domain for expert in experts}))
-    if trunk is not None and trunk.retired is not None:
-        result.append(Need("The current trunk is retired", "merge a new one", "/trunks/new"))
+        result.append(_withdrawn(champion, versions, body, {expert.digest: expert.domain for expert in experts}))
+    if body is not None and body.retired is not None:
+        result.append(Need("The current body is retired", "merge a new one", "/bodies/new"))
     if newest is not None and influence is not None:
         place = f"/versions/{newest.number}#influence"
         result += [
@@ -73,20 +73,20 @@ def needs(
     result += _late(newest, experts)
     if remerge is not None and remerge.recommended:
         names = ", ".join(remerge.newcomers)
-        what = f"The trunk was merged without {names}; a remerge is expected to gain {remerge.expected:.1f} points"
-        result.append(Need(what, "remerge", f"/trunks/{remerge.trunk}/remerge"))
+        what = f"The body was merged without {names}; a remerge is expected to gain {remerge.expected:.1f} points"
+        result.append(Need(what, "remerge", f"/bodies/{remerge.body}/remerge"))
     return result
 
 
-def _withdrawn(champion: Version, versions: Sequence[Version], trunk: Trunk | None, domains: Mapping[str, str]) -> Need:
-    """The way to a champion without withdrawn experts: promote a newer version, solve one, or merge a trunk first."""
+def _withdrawn(champion: Version, versions: Sequence[Version], body: Body | None, domains: Mapping[str, str]) -> Need:
+    """The way to a champion without withdrawn experts: promote a newer version, solve one, or merge a body first."""
     gone = ", ".join(dict.fromkeys(domains.get(digest, digest[:10]) for digest in champion.contains_withdrawn))
     what = f"The champion contains withdrawn experts: {gone}"
     for version in versions:
         if version.number > champion.number and not (version.contains_withdrawn or version.retired or version.withheld):
             return Need(what, f"promote version {version.number}", f"/versions/{version.number}/promote")
-    if trunk is None or trunk.retired is not None:
-        return Need(what, "merge a trunk without them, then solve a version", "/trunks/new")
+    if body is None or body.retired is not None:
+        return Need(what, "merge a body without them, then solve a version", "/bodies/new")
     return Need(what, "solve a version without them", "/solve")
 
 
@@ -103,11 +103,11 @@ def _late(newest: Version | None, experts: Sequence[Expert]) -> list[Need]:
 
 
 def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
-    """The failed ones without a later success: a retry, or for trunks and versions, any of the kind."""
+    """The failed ones without a later success: a retry, or for bodies and versions, any of the kind."""
     newest: dict[str, WorkflowEntry] = {}
     for workflow in workflows:
         newest.setdefault(workflow.id.rpartition("-")[0], workflow)  # retries differ in their last number
-    done = [item for item in workflows if item.state is WorkflowState.DONE and item.kind in ("trunk", "version")]
+    done = [item for item in workflows if item.state is WorkflowState.DONE and item.kind in ("body", "version")]
     return [
         item
         for item in newest.values()

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.owners import Owner
-from moerge_proto.trunks import Trunk
 from moerge_proto.versions import Version
 
 
@@ -22,21 +22,21 @@ class Step:
 def first_steps(
     owners: Sequence[Owner],
     experts: Sequence[Expert],
-    trunk: Trunk | None,
+    body: Body | None,
     contributed: Collection[str],
     versions: Sequence[Version],
 ) -> list[Step]:
-    """The steps to the first champion. `contributed`: domains with a contribution under the current trunk."""
+    """The steps to the first champion. `contributed`: domains with a contribution under the current body."""
     domains = {domain for owner in owners for domain in owner.domains}
     ready = {expert.domain for expert in experts if expert.state is ExpertState.READY and expert.fitted is None}
-    arrived, merged = f"{len(ready)} of {len(domains)} domains ready", trunk is not None and trunk.retired is None
+    arrived, merged = f"{len(ready)} of {len(domains)} domains ready", body is not None and body.retired is None
     usable = [version for version in versions if not (version.retired or version.withheld)]
     summed, solve = f"{len(contributed)} of {len(ready)} domains contributed", merged and contributed
     complete = bool(ready) and (domains <= ready or merged)
     return [
         Step("Approve the owners", bool(owners), f"{len(owners)} approved", "/owners/approve"),
         Step("Wait for their experts", complete, arrived, "/experts" if owners else ""),
-        Step("Merge a trunk", merged, "", "/trunks/new" if ready else ""),
+        Step("Merge a body", merged, "", "/bodies/new" if ready else ""),
         Step("Wait for contributions, and solve a version", bool(usable), summed, "/solve" if solve else ""),
         Step("Promote it", False, "", f"/versions/{usable[0].number}/promote" if usable else ""),
     ]

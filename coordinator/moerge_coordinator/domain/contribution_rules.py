@@ -11,14 +11,14 @@ from moerge.documents.shards import enough
 from moerge.errors import ContributionError
 from moerge.models.bounds import attention_size, input_bounds, input_exponents
 from moerge.models.families import FAMILIES
-from moerge.statistics.validate import validate, validate_trunk
+from moerge.statistics.validate import validate, validate_body
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
+from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, ShardRow
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import MAX_TOKENS, Kind, RouterManifest, StatisticsFile, TrunkManifest
+from moerge_proto.statistics_file import MAX_TOKENS, BodyManifest, Kind, RouterManifest, StatisticsFile
 
-M = TypeVar("M", RouterManifest, TrunkManifest)
+M = TypeVar("M", RouterManifest, BodyManifest)
 _AT_ONCE = 500  # parameters of one query
 
 
@@ -29,14 +29,14 @@ class Rule(Generic[M]):
         """Requires counts that `moerge.documents.shards.plan` can produce, and enough text."""
         raise NotImplementedError
 
-    def require_current(self, session: Session, manifest: M) -> TrunkRow | None:
-        """The trunk that it is made under, which must be the current one; None: it is made under no trunk."""
+    def require_current(self, session: Session, manifest: M) -> BodyRow | None:
+        """The body that it is made under, which must be the current one; None: it is made under no body."""
         return None
 
     def check(
-        self, ports: Ports, file: StatisticsFile, manifest: M, expert: ExpertRow, trunk: TrunkRow | None
+        self, ports: Ports, file: StatisticsFile, manifest: M, expert: ExpertRow, body: BodyRow | None
     ) -> list[str]:
-        """Checks the sums against the expert and the trunk; returns warnings."""
+        """Checks the sums against the expert and the body; returns warnings."""
         raise NotImplementedError
 
     def replace(self, session: Session, supersedes: Sequence[str], manifest: M) -> None:
@@ -49,12 +49,12 @@ class Rule(Generic[M]):
     def claim(self, session: Session, row: ContributionRow, manifest: M) -> None:
         """Records what an accepted contribution counts."""
 
-    def counted(self, trunk: str | None) -> Sequence[ColumnElement[bool]]:
-        """The conditions under which an active contribution counts for a round or a version on that trunk."""
+    def counted(self, body: str | None) -> Sequence[ColumnElement[bool]]:
+        """The conditions under which an active contribution counts for a round or a version on that body."""
         return ()
 
-    def trunk_of_round(self, session: Session) -> str | None:
-        """The trunk that a new round is about; None: about no trunk."""
+    def body_of_round(self, session: Session) -> str | None:
+        """The body that a new round is about; None: about no body."""
         return None
 
     def withdrawn(self, session: Session, row: ContributionRow, when: datetime) -> None:
@@ -62,7 +62,7 @@ class Rule(Generic[M]):
 
 
 class RouterRule(Rule[RouterManifest]):
-    """Router contributions: many of an expert under the current trunk, each shard once (law 4)."""
+    """Router contributions: many of an expert under the current body, each shard once (law 4)."""
 
     def require_plausible(self, manifest: RouterManifest) -> None:
         count, tokens, least = len(manifest.shards), manifest.tokens, enough(manifest.hidden_size)
@@ -70,26 +70,24 @@ class RouterRule(Rule[RouterManifest]):
             what = f"{count} shards of {tokens} tokens; expected at least {least} per shard, or one shard"
             raise ContributionError(what, where="manifest.shards", todo="compute the contribution again")
 
-    def require_current(self, session: Session, manifest: RouterManifest) -> TrunkRow:
-        trunk = session.scalar(select(TrunkRow).where(TrunkRow.current))
-        if trunk is None or manifest.trunk != trunk.digest:
-            what = (
-                f"made under trunk {manifest.trunk}; the current one is {trunk.digest if trunk else 'not merged yet'}"
-            )
-            todo = "contribute again under the current trunk"
-            raise RefusedError(ProblemType.WRONG_TRUNK, what, where="manifest.trunk", todo=todo)
-        return trunk
+    def require_current(self, session: Session, manifest: RouterManifest) -> BodyRow:
+        body = session.scalar(select(BodyRow).where(BodyRow.current))
+        if body is None or manifest.body != body.digest:
+            what = f"made under body {manifest.body}; the current one is {body.digest if body else 'not merged yet'}"
+            todo = "contribute again under the current body"
+            raise RefusedError(ProblemType.WRONG_BODY, what, where="manifest.body", todo=todo)
+        return body
 
     def check(
-        self, ports: Ports, file: StatisticsFile, manifest: RouterManifest, expert: ExpertRow, trunk: TrunkRow | None
+        self, ports: Ports, file: StatisticsFile, manifest: RouterManifest, expert: ExpertRow, body: BodyRow | None
     ) -> list[str]:
-        if trunk is None:
-            raise ValueError("a router contribution is checked under a trunk")
-        if expert.fitted_to not in (None, trunk.digest):
-            what = f"expert {expert.digest} is fitted to a different trunk, {expert.fitted_to}"
-            raise ContributionError(what, where="manifest.expert", todo="fit the domain's expert to this trunk")
-        _require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
-        return validate(file, trunk.exponents, trunk.bounds, normalised=FAMILIES[trunk.family].gain is not None)
+        if body is None:
+            raise ValueError("a router contribution is checked under a body")
+        if expert.fitted_to not in (None, body.digest):
+            what = f"expert {expert.digest} is fitted to a different body, {expert.fitted_to}"
+            raise ContributionError(what, where="manifest.expert", todo="fit the domain's expert to this body")
+        _require_sizes(manifest, {"hidden_size": body.hidden_size, "layers": body.layers})
+        return validate(file, body.exponents, body.bounds, normalised=FAMILIES[body.family].gain is not None)
 
     def replace(self, session: Session, supersedes: Sequence[str], manifest: RouterManifest) -> None:
         for digest in dict.fromkeys(supersedes):
@@ -99,50 +97,50 @@ class RouterRule(Rule[RouterManifest]):
         _require_room(session, manifest)
 
     def describe(self, row: ContributionRow, manifest: RouterManifest) -> None:
-        row.split, row.trunk, row.shards = manifest.split, manifest.trunk, len(manifest.shards)
+        row.split, row.body, row.shards = manifest.split, manifest.body, len(manifest.shards)
 
     def claim(self, session: Session, row: ContributionRow, manifest: RouterManifest) -> None:
-        where = {"trunk": manifest.trunk, "domain": manifest.domain, "contribution": row.digest}
+        where = {"body": manifest.body, "domain": manifest.domain, "contribution": row.digest}
         session.add_all(ShardRow(shard=shard, **where) for shard in manifest.shards)
 
-    def counted(self, trunk: str | None) -> Sequence[ColumnElement[bool]]:
-        return ContributionRow.trunk == trunk, ContributionRow.split == "statistics"
+    def counted(self, body: str | None) -> Sequence[ColumnElement[bool]]:
+        return ContributionRow.body == body, ContributionRow.split == "statistics"
 
-    def trunk_of_round(self, session: Session) -> str:
-        trunk = session.scalar(select(TrunkRow.digest).where(TrunkRow.current))
-        if trunk is None:
-            raise RefusedError(ProblemType.NOT_READY, "no trunk yet", where="kind", todo="first merge one")
-        return trunk
+    def body_of_round(self, session: Session) -> str:
+        body = session.scalar(select(BodyRow.digest).where(BodyRow.current))
+        if body is None:
+            raise RefusedError(ProblemType.NOT_READY, "no body yet", where="kind", todo="first merge one")
+        return body
 
 
-class TrunkRule(Rule[TrunkManifest]):
-    """Trunk contributions: one of each trained expert, for every trunk."""
+class BodyRule(Rule[BodyManifest]):
+    """Body contributions: one of each trained expert, for every body."""
 
-    def require_plausible(self, manifest: TrunkManifest) -> None:
+    def require_plausible(self, manifest: BodyManifest) -> None:
         tokens, least = manifest.tokens, enough(manifest.hidden_size)
         if tokens < least:
-            todo = f"give more text: a trunk contribution needs 64 x {manifest.hidden_size} tokens"
+            todo = f"give more text: a body contribution needs 64 x {manifest.hidden_size} tokens"
             raise ContributionError(f"{tokens} tokens; expected at least {least}", where="manifest.tokens", todo=todo)
 
     def check(
-        self, ports: Ports, file: StatisticsFile, manifest: TrunkManifest, expert: ExpertRow, trunk: TrunkRow | None
+        self, ports: Ports, file: StatisticsFile, manifest: BodyManifest, expert: ExpertRow, body: BodyRow | None
     ) -> list[str]:
         if expert.fitted_to is not None:
-            what, todo = "the expert is fitted to a trunk, so it can't be merged", f"send it for {expert.trained}"
+            what, todo = "the expert is fitted to a body, so it can't be merged", f"send it for {expert.trained}"
             raise ContributionError(what, where="manifest.expert", todo=todo)
         files = ports.folders.expert(expert.digest)
         config = files.config
         sizes = {"hidden_size": config.hidden_size, "layers": config.num_hidden_layers, "vocab_size": config.vocab_size}
         _require_sizes(manifest, {**sizes, "attention_size": attention_size(config)})
-        validate_trunk(file, input_exponents(files), input_bounds(files))
+        validate_body(file, input_exponents(files), input_bounds(files))
         return []
 
-    def replace(self, session: Session, supersedes: Sequence[str], manifest: TrunkManifest) -> None:
+    def replace(self, session: Session, supersedes: Sequence[str], manifest: BodyManifest) -> None:
         row = ContributionRow
         query = select(row).where(row.active, row.expert == manifest.expert, row.kind == manifest.kind)
         active = session.scalar(query)
         if list(supersedes) != ([active.digest] if active else []):
-            what = f"the expert's active trunk contribution is {active.digest if active else 'none'}"
+            what = f"the expert's active body contribution is {active.digest if active else 'none'}"
             todo = "to replace it, name it in supersedes"
             raise RefusedError(ProblemType.CONFLICT, what, where="supersedes", todo=todo)
         if active is not None:
@@ -150,15 +148,15 @@ class TrunkRule(Rule[TrunkManifest]):
             session.flush()
 
     def withdrawn(self, session: Session, row: ContributionRow, when: datetime) -> None:
-        for trunk in session.scalars(select(TrunkRow)):
-            if row.digest in trunk.contributions:
-                trunk.retired = trunk.retired or when
+        for body in session.scalars(select(BodyRow)):
+            if row.digest in body.contributions:
+                body.retired = body.retired or when
 
 
-RULES: dict[Kind, Rule[Any]] = {"router": RouterRule(), "trunk": TrunkRule()}
+RULES: dict[Kind, Rule[Any]] = {"router": RouterRule(), "body": BodyRule()}
 
 
-def _require_sizes(manifest: RouterManifest | TrunkManifest, expected: Mapping[str, int]) -> None:
+def _require_sizes(manifest: RouterManifest | BodyManifest, expected: Mapping[str, int]) -> None:
     for name, size in expected.items():
         if getattr(manifest, name) != size:
             what = f"expected {size}, found {getattr(manifest, name)}"
@@ -167,8 +165,8 @@ def _require_sizes(manifest: RouterManifest | TrunkManifest, expected: Mapping[s
 
 def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:
     row = session.scalar(select(ContributionRow).where(ContributionRow.digest == digest, ContributionRow.active))
-    if row is None or (row.trunk, row.domain) != (manifest.trunk, manifest.domain):
-        problem = f"no active contribution {digest} of {manifest.domain!r} under this trunk"
+    if row is None or (row.body, row.domain) != (manifest.body, manifest.domain):
+        problem = f"no active contribution {digest} of {manifest.domain!r} under this body"
         raise RefusedError(ProblemType.CONFLICT, problem, where="supersedes", todo="run: moerge contribution list")
     row.active = False
     for shard in session.scalars(select(ShardRow).where(ShardRow.contribution == digest)):
@@ -177,9 +175,9 @@ def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:
 
 
 def _alike(manifest: RouterManifest) -> Select[ContributionRow]:
-    """The active contributions under the same trunk, of the same split."""
+    """The active contributions under the same body, of the same split."""
     row = ContributionRow
-    return select(row).where(row.active, row.trunk == manifest.trunk, row.split == manifest.split)
+    return select(row).where(row.active, row.body == manifest.body, row.split == manifest.split)
 
 
 def _require_one_expert(session: Session, manifest: RouterManifest) -> None:
@@ -204,7 +202,7 @@ def _require_room(session: Session, manifest: RouterManifest) -> None:
 
 def _require_unclaimed(session: Session, manifest: RouterManifest) -> None:
     """Requires that all shards are new."""
-    query = select(ShardRow).where(ShardRow.trunk == manifest.trunk, ShardRow.domain == manifest.domain)
+    query = select(ShardRow).where(ShardRow.body == manifest.body, ShardRow.domain == manifest.domain)
     for start in range(0, len(manifest.shards), _AT_ONCE):
         some = manifest.shards[start : start + _AT_ONCE]
         for taken in session.scalars(query.where(ShardRow.shard.in_(some)).limit(1)):

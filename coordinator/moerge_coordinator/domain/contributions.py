@@ -55,8 +55,8 @@ def check(ports: Ports, caller: Identity, sha256: str) -> Checked:
         rule.require_plausible(manifest)
         with ports.database.reading() as session:
             expert = _ready_expert(session, caller, manifest)
-            trunk = rule.require_current(session, manifest)
-        warnings = rule.check(ports, file, manifest, expert, trunk)
+            body = rule.require_current(session, manifest)
+        warnings = rule.check(ports, file, manifest, expert, body)
         return Checked(warnings=warnings, effective_rank=median_rank(file))
 
 

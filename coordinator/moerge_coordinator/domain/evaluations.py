@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.domain import versions
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message, version_table
-from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow, tell
+from moerge_coordinator.storage.tables import BodyRow, EvaluationRow, ExpertRow, VersionRow, tell
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.problems import ProblemType
 
@@ -54,7 +54,7 @@ def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> No
     if new.expert != expert:
         problem = f"version {number} has the expert {expert} of {new.domain!r}, not {new.expert}"
         raise refused("expert", problem, "compare with the version's dense expert")
-    layers = session.scalars(select(TrunkRow.layers).where(TrunkRow.digest == lineage.trunk)).one()
+    layers = session.scalars(select(BodyRow.layers).where(BodyRow.digest == lineage.body)).one()
     if [len(counts) for counts in new.routed] != [len(lineage.experts)] * layers:
         problem = f"expected counts of {layers} layers x {len(lineage.experts)} experts"
         raise refused("routed", problem, "count them with this version")

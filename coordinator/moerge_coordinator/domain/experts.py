@@ -15,7 +15,7 @@ from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_small_files, counts, expert_digest, is_weights
 from moerge.models.reader import require_tensors
-from moerge_coordinator.domain import trunks, versions
+from moerge_coordinator.domain import bodies, versions
 from moerge_coordinator.domain.adapters import require_base, require_complete
 from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.domain.ports import Ports
@@ -23,7 +23,7 @@ from moerge_coordinator.domain.sources import require_allowed
 from moerge_coordinator.domain.withdrawal import containing, fitted_from, purge_expert
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import DomainRow, ExpertRow, HoldingRow, TrunkRow, tell
+from moerge_coordinator.storage.tables import BodyRow, DomainRow, ExpertRow, HoldingRow, tell
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Identity, Role
@@ -193,7 +193,7 @@ def _known(session: Session, new: NewExpert, *, by_owner: bool) -> Expert | None
 
 
 def _require_free(session: Session, new: NewExpert) -> None:
-    """Requires that no other expert has the domain or the files, and that a fitted one's expert and trunk exist."""
+    """Requires that no other expert has the domain or the files, and that a fitted one's expert and body exist."""
     rivals = [row for row in _rivals(session, new) if row.state is not ExpertState.REFUSED]
     for row in rivals:
         if _is_same(row, new):
@@ -202,7 +202,7 @@ def _require_free(session: Session, new: NewExpert) -> None:
             where, problem = "files", "another domain's expert has the same files"
             todo = "register each expert for one domain only"
         elif row.fitted == new.fitted:
-            fitted = "" if new.fitted is None else f" fitted to trunk {new.fitted.trunk}"
+            fitted = "" if new.fitted is None else f" fitted to body {new.fitted.body}"
             where, problem = "domain", f"domain {new.domain!r} has the expert {row.digest}{fitted}"
             todo = f"first withdraw it: moerge expert withdraw {new.domain}"
         else:
@@ -235,7 +235,7 @@ def _may_try_again(session: Session, row: ExpertRow, new: NewExpert) -> bool:
 
 
 def _require_fitted(session: Session, new: NewExpert) -> None:
-    """Requires that a fitted expert was fitted from the domain's ready expert, to a trunk in use."""
+    """Requires that a fitted expert was fitted from the domain's ready expert, to a body in use."""
     if new.fitted is None:
         return
     trained = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.fitted.expert))
@@ -243,10 +243,10 @@ def _require_fitted(session: Session, new: NewExpert) -> None:
     if state is not ExpertState.READY:
         problem = f"{new.fitted.expert} is not the ready expert of {new.domain!r}"
         raise RefusedError(ProblemType.NOT_READY, problem, where="fitted.expert", todo="first register that one")
-    trunk = session.scalar(select(TrunkRow).where(TrunkRow.digest == new.fitted.trunk))
-    if trunk is None or trunk.retired is not None:
-        problem = f"trunk {new.fitted.trunk} is {'unknown' if trunk is None else 'retired'}"
-        raise RefusedError(ProblemType.WRONG_TRUNK, problem, where="fitted.trunk", todo="fit it to the current one")
+    body = session.scalar(select(BodyRow).where(BodyRow.digest == new.fitted.body))
+    if body is None or body.retired is not None:
+        problem = f"body {new.fitted.body} is {'unknown' if body is None else 'retired'}"
+        raise RefusedError(ProblemType.WRONG_BODY, problem, where="fitted.body", todo="fit it to the current one")
 
 
 def _add(session: Session, owner: str, new: NewExpert, family: str, entries: list[FileEntry]) -> Expert:
@@ -255,7 +255,7 @@ def _add(session: Session, owner: str, new: NewExpert, family: str, entries: lis
     row = row or ExpertRow(digest=digest)
     row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
     row.redistribute = new.redistribute if fitted is None else find(session, fitted.expert).redistribute
-    row.fitted_from, row.fitted_to = (None, None) if fitted is None else (fitted.expert, fitted.trunk)
+    row.fitted_from, row.fitted_to = (None, None) if fitted is None else (fitted.expert, fitted.body)
     row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED, None, None, new.source
     row.adapter, row.files = new.adapter, entries
     session.add(row)
@@ -313,7 +313,7 @@ def refuse(session: Session, digest: str, problem: Problem) -> ExpertRow | None:
 
 
 def purge(session: Session, row: ExpertRow, *, retire: bool) -> tuple[list[str], list[int]]:
-    """Purges a withdrawn expert's files, unless the current trunk still contains it.
+    """Purges a withdrawn expert's files, unless the current body still contains it.
 
     Returns the purged digests, and the versions that contain it; `retire` retires them.
     """
@@ -321,9 +321,9 @@ def purge(session: Session, row: ExpertRow, *, retire: bool) -> tuple[list[str],
         problem = f"the expert is {row.state.value}"
         raise RefusedError(ProblemType.CONFLICT, problem, where="digest", todo="first withdraw it")
     retired, served = containing(session, row.digest)
-    if any(trunk.current for trunk in retired) and trunks.remerge(session) is not None:
+    if any(body.current for body in retired) and bodies.remerge(session) is not None:
         todo = "wait for the remerge, then purge"
-        raise RefusedError(ProblemType.NOT_READY, "the current trunk still contains it", where="digest", todo=todo)
+        raise RefusedError(ProblemType.NOT_READY, "the current body still contains it", where="digest", todo=todo)
     if retire:
         versions.retire(session, served)
     return purge_expert(session, row), [version.number for version in served]

@@ -16,7 +16,7 @@ from moerge_proto.statistics_file import Kind
 
 def view(session: Session, row: RoundRow) -> Round:
     """The round, with the contributed and missing domains."""
-    come = contributors.contributed(session, row.kind, row.trunk)
+    come = contributors.contributed(session, row.kind, row.body)
     contributed = [domain for domain in row.domains if domain in come]
     missing = [domain for domain in row.domains if domain not in come]
     if not missing:
@@ -75,7 +75,7 @@ def open_round(session: Session, new: NewRound) -> Round:
     if unknown := [domain for domain in new.domains if domain not in known]:
         problem = f"domain {unknown[0]!r} has no owner"
         raise RefusedError(ProblemType.NOT_FOUND, problem, where="domains", todo="first approve its owner")
-    row = RoundRow(**dict(new), trunk=RULES[new.kind].trunk_of_round(session))
+    row = RoundRow(**dict(new), body=RULES[new.kind].body_of_round(session))
     session.add(row)
     session.flush()
     tell(session, f"round {row.name} is open until {row.deadline:%Y-%m-%d %H:%M} UTC: {', '.join(row.domains)}")

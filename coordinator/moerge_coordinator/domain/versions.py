@@ -7,12 +7,12 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
 from moerge.routers.ridge import SOLVER
-from moerge_coordinator.domain import contributors, rounds, trunks
+from moerge_coordinator.domain import bodies, contributors, rounds
 from moerge_coordinator.domain.withdrawal import require_listed, require_usable, withdrawn_in
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.references import drop_artifacts
-from moerge_coordinator.storage.tables import AliasRow, ContributionRow, ExpertRow, TrunkRow, VersionRow, now, tell
+from moerge_coordinator.storage.tables import AliasRow, BodyRow, ContributionRow, ExpertRow, VersionRow, now, tell
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.influence import VersionInfluence
@@ -40,26 +40,26 @@ def find_served(session: Session, number: int, where: str = "number") -> Version
 def lineage_of(session: Session, new: NewVersion) -> Lineage:
     """The lineage of the requested version, from the present contributions."""
     ended = _ended(session, new)
-    trunk = _usable_trunk(session, new.trunk if ended is None else ended.trunk)
-    left_out = _left_out(session, new, trunk) if ended is None else ended.missing
-    query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
+    body = _usable_body(session, new.body if ended is None else ended.body)
+    left_out = _left_out(session, new, body) if ended is None else ended.missing
+    query = select(ContributionRow).where(ContributionRow.body == body.digest, ContributionRow.active)
     parts, domains = list(session.scalars(query)), _domains(session)
     contributed = {part.expert for part in parts if part.split == "statistics"}
     experts = new.experts or [digest for digest in domains if digest in contributed]
     if ended is not None:
         experts = [digest for digest in experts if domains[digest] in ended.contributed]
-    _require_contributed(experts, contributed, domains, trunk)
+    _require_contributed(experts, contributed, domains, body)
     names = [domains[digest] for digest in experts]
     _require_options(new.options, names)
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     return Lineage(
-        trunk=trunk.digest,
+        body=body.digest,
         experts=experts,
         domains=names,
         contributions=sorted(part.digest for part in parts if part.expert in experts and part.split in splits),
         options=new.options,
         tied=new.tied,
-        withdrawn=withdrawn_in(session, trunk),
+        withdrawn=withdrawn_in(session, body),
         left_out=left_out,
         solver=SOLVER,
     )
@@ -69,18 +69,18 @@ def _ended(session: Session, new: NewVersion) -> Round | None:
     """The ended round that a request names, without options that the round sets."""
     if new.round is None:
         return None
-    if new.trunk is not None or new.experts is not None or new.partial:
-        what, todo = "a round already sets the trunk, the experts and the minimum", "omit trunk, experts and partial"
+    if new.body is not None or new.experts is not None or new.partial:
+        what, todo = "a round already sets the body, the experts and the minimum", "omit body, experts and partial"
         raise RefusedError(ProblemType.INVALID_REQUEST, what, where="round", todo=todo)
     return rounds.ended(session, new.round, "router")
 
 
-def _usable_trunk(session: Session, digest: str | None) -> TrunkRow:
-    trunk = trunks.find(session, digest)
-    if trunk.retired is not None and not trunk.current:
-        what = f"trunk {trunk.digest} was retired because of a withdrawal"
-        raise RefusedError(ProblemType.GONE, what, where="trunk", todo="use the current one")
-    return trunk
+def _usable_body(session: Session, digest: str | None) -> BodyRow:
+    body = bodies.find(session, digest)
+    if body.retired is not None and not body.current:
+        what = f"body {body.digest} was retired because of a withdrawal"
+        raise RefusedError(ProblemType.GONE, what, where="body", todo="use the current one")
+    return body
 
 
 def _domains(session: Session) -> dict[str, str]:
@@ -89,22 +89,22 @@ def _domains(session: Session) -> dict[str, str]:
     return {row.digest: row.domain for row in sorted(rows.values(), key=lambda row: rows[row.trained].number)}
 
 
-def _left_out(session: Session, new: NewVersion, trunk: TrunkRow) -> list[str]:
-    """The domains of a trunk missing from a `partial` version; none if the operator names the experts."""
-    missing = [] if new.experts is not None else contributors.of_trunk(session, trunk).missing
+def _left_out(session: Session, new: NewVersion, body: BodyRow) -> list[str]:
+    """The domains of a body missing from a `partial` version; none if the operator names the experts."""
+    missing = [] if new.experts is not None else contributors.of_body(session, body).missing
     if missing and not new.partial:
-        problem = f"domains of the trunk have not contributed under it: {', '.join(missing)}"
+        problem = f"domains of the body have not contributed under it: {', '.join(missing)}"
         todo = "wait for them (moerge version solve --wait), or solve without them (`partial`)"
         raise RefusedError(ProblemType.NOT_READY, problem, where="partial", todo=todo)
     return missing
 
 
 def _require_contributed(
-    experts: Sequence[str], contributed: set[str], domains: Mapping[str, str], trunk: TrunkRow
+    experts: Sequence[str], contributed: set[str], domains: Mapping[str, str], body: BodyRow
 ) -> None:
     for digest in experts:
         if digest not in contributed:
-            problem = f"expert {digest} has no contribution under trunk {trunk.digest}"
+            problem = f"expert {digest} has no contribution under body {body.digest}"
             other = next((item for item in contributed if digest in domains and domains[item] == domains[digest]), "")
             todo = f"name the domain's contributed expert: {other}" if other else "first wait for its owner's worker"
             raise RefusedError(ProblemType.NOT_READY, problem, where="experts", todo=todo)

@@ -10,11 +10,11 @@ from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import contains
 from moerge_coordinator.storage.references import drop_artifacts
 from moerge_coordinator.storage.tables import (
+    BodyRow,
     ContributionRow,
     ExpertRow,
     HoldingRow,
     ShardRow,
-    TrunkRow,
     VersionRow,
     now,
     tell,
@@ -29,24 +29,24 @@ def fitted_from(session: Session, expert: str) -> list[ExpertRow]:
     return list(session.scalars(select(ExpertRow).where(ExpertRow.fitted_from == expert).order_by(ExpertRow.number)))
 
 
-def containing(session: Session, expert: str) -> tuple[list[TrunkRow], list[VersionRow]]:
-    """The trunks and unretired versions with an expert's parameters or MLPs fitted from it."""
+def containing(session: Session, expert: str) -> tuple[list[BodyRow], list[VersionRow]]:
+    """The bodies and unretired versions with an expert's parameters or MLPs fitted from it."""
     experts = {expert, *(row.digest for row in fitted_from(session, expert))}
-    trunks = [row for row in session.scalars(select(TrunkRow)) if expert in contains(row)]
-    names = {row.digest for row in trunks}
+    bodies = [row for row in session.scalars(select(BodyRow)) if expert in contains(row)]
+    names = {row.digest for row in bodies}
     query = select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)
     versions = [
         row
         for row in session.scalars(query)
-        if not experts.isdisjoint(row.lineage.experts) or row.lineage.trunk in names
+        if not experts.isdisjoint(row.lineage.experts) or row.lineage.body in names
     ]
-    return trunks, versions
+    return bodies, versions
 
 
-def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[list[TrunkRow], list[VersionRow]]:
+def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[list[BodyRow], list[VersionRow]]:
     """Withdraws an expert with its contributions, and the experts fitted from it. Idempotent.
 
-    Returns the retired trunks, and the versions that still contain it; without `serve` these are withheld.
+    Returns the retired bodies, and the versions that still contain it; without `serve` these are withheld.
     """
     if row.state is ExpertState.REFUSED:
         raise RefusedError(ProblemType.CONFLICT, "a refused expert can't be withdrawn", where="digest")
@@ -61,29 +61,29 @@ def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[l
             _let_count_again(session, row)
         for part in session.scalars(select(ContributionRow).where(ContributionRow.expert == row.digest)):
             withdraw_contribution(session, part)
-    trunks, versions = containing(session, row.digest)
-    for trunk in trunks:
-        trunk.retired = trunk.retired or when
+    bodies, versions = containing(session, row.digest)
+    for body in bodies:
+        body.retired = body.retired or when
     if not serve:
         for version in versions:
             version.withheld = version.withheld or when
     session.flush()
-    return trunks, versions
+    return bodies, versions
 
 
 def _let_count_again(session: Session, fitted: ExpertRow) -> None:
     """Allows repeated contributions that a fitted expert's contributions had superseded."""
     query = select(ContributionRow).where(
-        ContributionRow.expert == fitted.fitted_from, ContributionRow.trunk == fitted.fitted_to
+        ContributionRow.expert == fitted.fitted_from, ContributionRow.body == fitted.fitted_to
     )
     for part in session.scalars(query.where(ContributionRow.active.is_(False))):
         part.withdrawn = part.withdrawn or now(session)
 
 
 def withdraw_contribution(session: Session, row: ContributionRow) -> None:
-    """Excludes a contribution from later versions and trunks. Idempotent.
+    """Excludes a contribution from later versions and bodies. Idempotent.
 
-    A router contribution frees its shards. Trunks solved from a trunk contribution are retired.
+    A router contribution frees its shards. Bodies solved from a body contribution are retired.
     """
     when = now(session)
     if row.withdrawn is None:
@@ -98,13 +98,13 @@ def withdraw_contribution(session: Session, row: ContributionRow) -> None:
 def purge_expert(session: Session, row: ExpertRow) -> list[str]:
     """Purges a withdrawn expert's files and statistics. Returns the purged digests.
 
-    Includes experts fitted from it, and those fitted to a trunk that contains it, because they have its parameters.
+    Includes experts fitted from it, and those fitted to a body that contains it, because they have its parameters.
     """
     when = now(session)
     done = [row.digest]
     if row.fitted_from is None:
-        trunks = {trunk.digest for trunk in containing(session, row.digest)[0]}
-        query = select(ExpertRow).where((ExpertRow.fitted_from == row.digest) | ExpertRow.fitted_to.in_(trunks))
+        bodies = {body.digest for body in containing(session, row.digest)[0]}
+        query = select(ExpertRow).where((ExpertRow.fitted_from == row.digest) | ExpertRow.fitted_to.in_(bodies))
         for fitted in session.scalars(query.where(ExpertRow.state != ExpertState.REFUSED)).all():
             withdraw_expert(session, fitted, serve=True)
             done += purge_expert(session, fitted)
@@ -133,15 +133,15 @@ def require_usable(session: Session, experts: Sequence[str | None], contribution
             raise RefusedError(ProblemType.CONFLICT, problem, where=where, todo="try again without it")
 
 
-def withdrawn_in(session: Session, trunk: TrunkRow) -> list[str]:
-    """The withdrawn experts in a trunk."""
+def withdrawn_in(session: Session, body: BodyRow) -> list[str]:
+    """The withdrawn experts in a body."""
     gone = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.withdrawn.is_not(None))))
-    return [digest for digest in contains(trunk) if digest in gone]
+    return [digest for digest in contains(body) if digest in gone]
 
 
 def require_listed(session: Session, lineage: Lineage) -> None:
-    """Requires that a lineage lists all withdrawn experts in its trunk."""
-    trunk = session.scalars(select(TrunkRow).where(TrunkRow.digest == lineage.trunk)).one()
-    if withdrawn_in(session, trunk) != lineage.withdrawn:
-        problem = "an expert in the trunk was withdrawn meanwhile"
-        raise RefusedError(ProblemType.CONFLICT, problem, where="trunk", todo="try again")
+    """Requires that a lineage lists all withdrawn experts in its body."""
+    body = session.scalars(select(BodyRow).where(BodyRow.digest == lineage.body)).one()
+    if withdrawn_in(session, body) != lineage.withdrawn:
+        problem = "an expert in the body was withdrawn meanwhile"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="body", todo="try again")

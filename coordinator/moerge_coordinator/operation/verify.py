@@ -13,17 +13,17 @@ from moerge.blobs.store import Blobs
 from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest
 from moerge.progress import Progress, Tracker
-from moerge.trunk.merge import trunk_digest
+from moerge.trunk.merge import body_digest
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.messages import trunk_lineage
+from moerge_coordinator.storage.messages import body_lineage
 from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import (
     ArtifactRow,
+    BodyRow,
     ContributionRow,
     ExpertRow,
     HoldingRow,
-    TrunkRow,
     UploadRow,
     VersionRow,
 )
@@ -40,7 +40,7 @@ class Finding:
     what: str  # missing, altered or litter; litter is harmless
     file: str  # relative to the home
     digest: str  # of the expected content, or the row's name
-    needed_by: tuple[str, ...]  # experts, trunks, contributions and versions
+    needed_by: tuple[str, ...]  # experts, bodies, contributions and versions
     todo: str
 
     @property
@@ -53,14 +53,14 @@ def blob_file(digest: str) -> str:
     return f"blobs/{digest[:2]}/{digest}"
 
 
-def _name(row: ExpertRow | TrunkRow | VersionRow | ContributionRow) -> str:
+def _name(row: ExpertRow | BodyRow | VersionRow | ContributionRow) -> str:
     match row:
         case ExpertRow():
             return f"expert {row.digest[:12]} of {row.domain}"
         case ContributionRow():
             return f"{row.kind} contribution {row.number} of {row.domain}"
-        case TrunkRow():
-            return f"trunk {row.digest[:12]}"
+        case BodyRow():
+            return f"body {row.digest[:12]}"
         case VersionRow():
             return f"version {row.number}"
 
@@ -76,15 +76,15 @@ def _versions(session: Session) -> list[VersionRow]:
     return list(session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)))
 
 
-def _trunks(session: Session) -> list[TrunkRow]:
-    query = select(TrunkRow).where(TrunkRow.retired.is_(None) | TrunkRow.current)
-    return list(session.scalars(query.order_by(TrunkRow.number)))
+def _bodies(session: Session) -> list[BodyRow]:
+    query = select(BodyRow).where(BodyRow.retired.is_(None) | BodyRow.current)
+    return list(session.scalars(query.order_by(BodyRow.number)))
 
 
 def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
     """Every required blob, and its users. Blobs of purged and retired rows may be missing."""
     users: dict[str, list[str]] = defaultdict(list)
-    rows: list[ExpertRow | TrunkRow | VersionRow] = [*_complete_experts(session), *_trunks(session)]
+    rows: list[ExpertRow | BodyRow | VersionRow] = [*_complete_experts(session), *_bodies(session)]
     for row in [*rows, *_versions(session)]:
         for file in row.files:
             users[file.sha256].append(f"{_name(row)} as {file.name}")
@@ -169,10 +169,10 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
     for expert in _complete_experts(session):
         if expert_digest({file.name: file.sha256 for file in expert.files}) != expert.digest:
             yield Finding("altered", "the database", expert.digest, (_name(expert),), todo)
-    for trunk in _trunks(session):
-        files = {file.name: file.sha256 for file in trunk.files}
-        if trunk_digest(trunk_lineage(trunk).model_dump(mode="json"), files, trunk.exponents) != trunk.digest:
-            yield Finding("altered", "the database", trunk.digest, (_name(trunk),), todo)
+    for body in _bodies(session):
+        files = {file.name: file.sha256 for file in body.files}
+        if body_digest(body_lineage(body).model_dump(mode="json"), files, body.exponents) != body.digest:
+            yield Finding("altered", "the database", body.digest, (_name(body),), todo)
     written = session.execute(select(VersionRow.number, type_coerce(VersionRow.lineage, JSON)))
     lineages = {number: lineage for number, lineage in written}
     for version in _versions(session):

@@ -6,10 +6,10 @@ from typing import TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge_coordinator.storage.tables import AliasRow, Base, EvaluationRow, ExpertRow, TrunkRow, VersionRow
+from moerge_coordinator.storage.tables import AliasRow, Base, BodyRow, EvaluationRow, ExpertRow, VersionRow
+from moerge_proto.bodies import Body, BodyLineage
 from moerge_proto.evaluations import Evaluation, VersionTable
 from moerge_proto.messages import Message
-from moerge_proto.trunks import Trunk, TrunkLineage
 from moerge_proto.versions import Version
 
 M = TypeVar("M", bound=Message)
@@ -20,23 +20,23 @@ def message(kind: type[M], row: Base) -> M:
     return kind.model_validate(row, from_attributes=True)
 
 
-def contains(row: TrunkRow) -> list[str]:
-    """The experts in a trunk."""
-    return message(Trunk, row).contains
+def contains(row: BodyRow) -> list[str]:
+    """The experts in a body."""
+    return message(Body, row).contains
 
 
-def trunk_lineage(row: TrunkRow) -> TrunkLineage:
-    return message(TrunkLineage, row)
+def body_lineage(row: BodyRow) -> BodyLineage:
+    return message(BodyLineage, row)
 
 
 def versions(session: Session) -> Callable[[VersionRow], Version]:
     """A view of versions with their present aliases and withdrawals."""
     aliases = session.scalars(select(AliasRow).order_by(AliasRow.number)).all()
     withdrawn = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.withdrawn.is_not(None))))
-    trunks = {row.digest: contains(row) for row in session.scalars(select(TrunkRow))} if withdrawn else {}
+    bodies = {row.digest: contains(row) for row in session.scalars(select(BodyRow))} if withdrawn else {}
 
     def view(row: VersionRow) -> Version:
-        inside = dict.fromkeys([*row.lineage.experts, *trunks.get(row.lineage.trunk, [])])
+        inside = dict.fromkeys([*row.lineage.experts, *bodies.get(row.lineage.body, [])])
         derived = {
             "aliases": [alias.name for alias in aliases if alias.version == row.number],
             "contains_withdrawn": [expert for expert in inside if expert in withdrawn],

@@ -11,16 +11,16 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
 from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.tables import ArtifactRow, ContributionRow, ExpertRow, HoldingRow, TrunkRow, VersionRow
+from moerge_coordinator.storage.tables import ArtifactRow, BodyRow, ContributionRow, ExpertRow, HoldingRow, VersionRow
 from moerge_proto.experts import ExpertState
 
 
 def needed(session: Session, *, holdings: bool = True) -> set[str]:
     """The digests of all blobs that rows not purged, refused or retired use, and with `holdings` those of owners."""
     experts = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED, ExpertRow.purged.is_(None))
-    trunks = select(TrunkRow).where(TrunkRow.retired.is_(None) | TrunkRow.current)
+    bodies = select(BodyRow).where(BodyRow.retired.is_(None) | BodyRow.current)
     versions = select(VersionRow).where(VersionRow.retired.is_(None))
-    rows = [*session.scalars(experts), *session.scalars(trunks), *session.scalars(versions)]
+    rows = [*session.scalars(experts), *session.scalars(bodies), *session.scalars(versions)]
     return {
         *(file.sha256 for row in rows for file in row.files),
         *(session.scalars(select(HoldingRow.sha256)) if holdings else ()),

@@ -9,6 +9,7 @@ from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, String, Un
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, object_session
 from sqlalchemy.types import TypeDecorator
 
+from moerge_proto.bodies import BodyOptions
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import ExpertState, Fitted, NewAdapter
 from moerge_proto.influence import VersionInfluence
@@ -17,7 +18,6 @@ from moerge_proto.owners import Role
 from moerge_proto.problems import Problem
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.statistics_file import Kind, Split
-from moerge_proto.trunks import TrunkOptions
 from moerge_proto.uploads import NewUpload
 from moerge_proto.versions import Lineage, VersionFile
 
@@ -85,7 +85,7 @@ _KINDS: tuple[Any, ...] = (
     NewEvaluation,
     NewUpload,
     Problem,
-    TrunkOptions,
+    BodyOptions,
     VersionInfluence,
 )
 _COLUMNS: dict[Any, Any] = {
@@ -195,12 +195,12 @@ class HoldingRow(Base):
 
 
 class ExpertRow(_Numbered):
-    """An expert. Each domain has at most one that is not withdrawn, with at most one fitted expert per trunk."""
+    """An expert. Each domain has at most one that is not withdrawn, with at most one fitted expert per body."""
 
     __tablename__ = "experts"
     __table_args__ = (
         _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND fitted_to IS NULL"),
-        _unique_where("one_fitted_to_a_trunk", "fitted_from", "fitted_to", where="withdrawn IS NULL"),
+        _unique_where("one_fitted_to_a_body", "fitted_from", "fitted_to", where="withdrawn IS NULL"),
     )
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
@@ -214,7 +214,7 @@ class ExpertRow(_Numbered):
     source: Mapped[str | None] = mapped_column(String(1000))
     adapter: Mapped[NewAdapter | None]
     fitted_from: Mapped[str | None] = mapped_column(String(64))  # an expert's digest
-    fitted_to: Mapped[str | None] = mapped_column(String(64))  # a trunk's
+    fitted_to: Mapped[str | None] = mapped_column(String(64))  # a body's
     created: Mapped[datetime]
     withdrawn: Mapped[datetime | None]
     purged: Mapped[datetime | None]
@@ -223,7 +223,7 @@ class ExpertRow(_Numbered):
     def fitted(self) -> Fitted | None:
         if self.fitted_from is None or self.fitted_to is None:
             return None
-        return Fitted(expert=self.fitted_from, trunk=self.fitted_to)
+        return Fitted(expert=self.fitted_from, body=self.fitted_to)
 
     @property
     def trained(self) -> str:
@@ -231,12 +231,12 @@ class ExpertRow(_Numbered):
         return self.fitted_from or self.digest
 
 
-class TrunkRow(_Numbered):
-    __tablename__ = "trunks"
+class BodyRow(_Numbered):
+    __tablename__ = "bodies"
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     method: Mapped[str] = mapped_column(String(32))
     revision: Mapped[int]
-    options: Mapped[TrunkOptions]
+    options: Mapped[BodyOptions]
     experts: Mapped[list[str]]
     contributions: Mapped[list[str]]
     family: Mapped[str] = mapped_column(String(32))
@@ -252,22 +252,20 @@ class TrunkRow(_Numbered):
 
 
 class ContributionRow(_Numbered):
-    """A contribution of either kind. Each expert has at most one active trunk contribution.
+    """A contribution of either kind. Each expert has at most one active body contribution.
 
-    Only router contributions have `split`, `trunk` and `shards`.
+    Only router contributions have `split`, `body` and `shards`.
     """
 
     __tablename__ = "contributions"
-    __table_args__ = (
-        _unique_where("one_trunk_contribution_of_an_expert", "expert", where="kind = 'trunk' AND active"),
-    )
+    __table_args__ = (_unique_where("one_body_contribution_of_an_expert", "expert", where="kind = 'body' AND active"),)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     kind: Mapped[Kind] = mapped_column(String(16))
     split: Mapped[Split | None] = mapped_column(String(16))
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
     expert: Mapped[str] = mapped_column(ForeignKey("experts.digest"))
-    trunk: Mapped[str | None] = mapped_column(ForeignKey("trunks.digest"))
+    body: Mapped[str | None] = mapped_column(ForeignKey("bodies.digest"))
     tokens: Mapped[int] = mapped_column(BigInteger)
     documents: Mapped[int] = mapped_column(BigInteger)
     shards: Mapped[int | None]
@@ -284,10 +282,10 @@ class ContributionRow(_Numbered):
 
 
 class ShardRow(Base):
-    """A shard of a domain, which counts once under one trunk (law 4)."""
+    """A shard of a domain, which counts once under one body (law 4)."""
 
     __tablename__ = "shards"
-    trunk: Mapped[str] = mapped_column(ForeignKey("trunks.digest"), primary_key=True)
+    body: Mapped[str] = mapped_column(ForeignKey("bodies.digest"), primary_key=True)
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"), primary_key=True)
     shard: Mapped[str] = mapped_column(String(64), primary_key=True)
     contribution: Mapped[str] = mapped_column(ForeignKey("contributions.digest"))
@@ -344,12 +342,12 @@ class AliasMoveRow(_Numbered):
 
 
 class RoundRow(_Numbered):
-    """A request for contributions: router contributions under `trunk`, or trunk contributions."""
+    """A request for contributions: router contributions under `body`, or body contributions."""
 
     __tablename__ = "rounds"
     name: Mapped[str] = mapped_column(String(63), unique=True)
     kind: Mapped[Kind] = mapped_column(String(16))
-    trunk: Mapped[str | None] = mapped_column(ForeignKey("trunks.digest"))
+    body: Mapped[str | None] = mapped_column(ForeignKey("bodies.digest"))
     domains: Mapped[list[str]]
     minimum: Mapped[int]
     deadline: Mapped[datetime]

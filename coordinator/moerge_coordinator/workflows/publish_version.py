@@ -10,10 +10,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.errors import ContributionError, SolveError
-from moerge.models.dense_files import DenseTrunk
+from moerge.models.dense_files import DenseBody
 from moerge.models.sources import hub_id
 from moerge.routers.influence import MOST_LAYERS
-from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.file_plans import FilePlan
 from moerge.versions.plan import (
@@ -25,7 +25,7 @@ from moerge.versions.plan import (
     plan_version,
     solve_lineage,
 )
-from moerge_coordinator.domain import trunks, versions
+from moerge_coordinator.domain import bodies, versions
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.log import progress
@@ -100,7 +100,7 @@ class PublishVersion(Work):
                 return None
             require_usable(session, made.experts, made.contributions)
         publication = self._publication(lineage)
-        layers = min(int(publication.inputs.trunk.config.num_hidden_layers), MOST_LAYERS)
+        layers = min(int(publication.inputs.body.config.num_hidden_layers), MOST_LAYERS)
         try:
             with progress().track("measuring the owners' influence", layers, "layers") as tracker:
                 influence = measure_influence(made, publication.inputs, lambda layer: tracker.advance(1))
@@ -153,7 +153,7 @@ class PublishVersion(Work):
         return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=new, tensors=tensors)
 
     def _solution(self, lineage: Lineage, inputs: VersionInputs) -> Solution:
-        layers = int(inputs.trunk.config.num_hidden_layers)
+        layers = int(inputs.body.config.num_hidden_layers)
         with progress().track(f"solving routers of {', '.join(lineage.domains)}", layers, "layers") as tracker:
             return self._metrics.timed_solve(lambda: solve_lineage(lineage, inputs, lambda layer: tracker.advance(1)))
 
@@ -161,21 +161,21 @@ class PublishVersion(Work):
         """The rows and blobs of a lineage."""
         blobs, folders = self.ports.blobs, self.ports.folders
         with self.ports.database.reading() as session:
-            trunk = trunks.find(session, lineage.trunk)
-            experts = _experts(session, [*lineage.experts, *contains(trunk)])
+            body = bodies.find(session, lineage.body)
+            experts = _experts(session, [*lineage.experts, *contains(body)])
             named = ContributionRow.digest.in_(lineage.contributions)
             parts = {row.digest: row for row in session.scalars(select(ContributionRow).where(named))}
-        sha256 = next(file.sha256 for file in trunk.files if file.name == DENSE_TRUNK_FILE)
+        sha256 = next(file.sha256 for file in body.files if file.name == DENSE_BODY_FILE)
         slots = [experts[digest] for digest in lineage.experts]
         return VersionInputs(
             slots=[
                 Slot(_record(row, experts), folders.expert(row.digest).checkpoint, folders.expert(row.trained))
                 for row in slots
             ],
-            trunk=DenseTrunk(blobs.source(sha256), folders.expert(trunk.experts[0])),
-            trunk_sha256=sha256,
-            method=trunk.method,
-            merged=[_record(experts[digest], experts) for digest in contains(trunk)],
+            body=DenseBody(blobs.source(sha256), folders.expert(body.experts[0])),
+            body_sha256=sha256,
+            method=body.method,
+            merged=[_record(experts[digest], experts) for digest in contains(body)],
             contributed=[
                 Contributed(row.digest, row.domain, row.owner, row.tokens, row.documents)
                 for row in map(parts.__getitem__, lineage.contributions)

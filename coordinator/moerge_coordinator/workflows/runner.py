@@ -10,20 +10,20 @@ from dbos import DBOS, DBOSClient, EnqueueOptions, SetWorkflowID, WorkflowStatus
 from pydantic import ValidationError
 from sqlalchemy import select
 
-from moerge_coordinator.domain import contributions, experts, trunks
+from moerge_coordinator.domain import bodies, contributions, experts
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.storage.tables import ExpertRow
-from moerge_coordinator.workflows.merge_trunk import MergeTrunk
+from moerge_coordinator.workflows.merge_body import MergeBody
 from moerge_coordinator.workflows.publish_version import PublishVersion
 from moerge_coordinator.workflows.steps import INSTANCE, Outcome
 from moerge_coordinator.workflows.take_in_contribution import TakeInContribution
 from moerge_coordinator.workflows.take_in_expert import TakeInExpert
+from moerge_proto.bodies import BodyLineage
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import Problem, ProblemType
-from moerge_proto.trunks import TrunkLineage
 from moerge_proto.versions import Lineage
 from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, WorkflowState
 
@@ -35,33 +35,33 @@ _log = logging.getLogger("moerge.workflows")
 _NAMES: dict[WorkflowKind, str] = {
     "expert": TakeInExpert.take_in_expert.__qualname__,
     "contribution": TakeInContribution.take_in_contribution.__qualname__,
-    "trunk": MergeTrunk.merge_trunk.__qualname__,
+    "body": MergeBody.merge_body.__qualname__,
     "version": PublishVersion.publish_version.__qualname__,
 }
 _KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
 class Workflows:
-    """The four kinds of workflows: accept an expert or a contribution, merge a trunk, publish a version.
+    """The four kinds of workflows: accept an expert or a contribution, merge a body, publish a version.
 
     A `client` queues workflows for the process that runs them; without one, this process runs them.
     """
 
     def __init__(self, ports: Ports, metrics: Metrics, client: DBOSClient | None = None) -> None:
         self._ports, self._client = ports, client
-        self._trunks = MergeTrunk(ports)
-        self._experts = TakeInExpert(ports, self._trunks)
+        self._bodies = MergeBody(ports)
+        self._experts = TakeInExpert(ports, self._bodies)
         self._contributions = TakeInContribution(ports)
         self._versions = PublishVersion(ports, metrics)
 
     # --- start
 
-    def start_expert(self, digest: str, trunk: str) -> Workflow:
+    def start_expert(self, digest: str, body: str) -> Workflow:
         """Accepts or refuses an expert. After a refusal, a new registration doesn't wait for the old workflow's end."""
         with self._ports.database.reading() as session:
             created = experts.find(session, digest).created
         name = f"expert-{digest}-{created:%Y%m%d%H%M%S%f}"
-        return self._start(name, self._experts.take_in_expert, digest, trunk)
+        return self._start(name, self._experts.take_in_expert, digest, body)
 
     def start_contribution(self, owner: str, new: NewContribution) -> Workflow:
         """Accepts a contribution, unless already active. Concurrent calls for a file share one check."""
@@ -72,19 +72,19 @@ class Workflows:
             return Workflow(id=f"{name}-1", state=WorkflowState.DONE, result=new.sha256)
         return self._start(name, self._contributions.take_in_contribution, owner, new.model_dump(mode="json"))
 
-    def start_trunk(self, lineage: TrunkLineage) -> Workflow:
+    def start_body(self, lineage: BodyLineage) -> Workflow:
         content = lineage.model_dump(mode="json")
-        return self._start(f"trunk-{digest_of(content)}", self._trunks.merge_trunk, content)
+        return self._start(f"body-{digest_of(content)}", self._bodies.merge_body, content)
 
     def start_version(self, lineage: Lineage) -> Workflow:
         content = lineage.model_dump(mode="json")
         return self._start(f"version-{digest_of(content)}", self._versions.publish_version, content)
 
     def start_remerge(self) -> Workflow | None:
-        """Replaces the current trunk by a new merge, if it is retired and experts are left."""
+        """Replaces the current body by a new merge, if it is retired and experts are left."""
         with self._ports.database.reading() as session:
-            lineage = trunks.remerge(session)
-        return None if lineage is None else self.start_trunk(lineage)
+            lineage = bodies.remerge(session)
+        return None if lineage is None else self.start_body(lineage)
 
     def _start(self, name: str, workflow: Callable[..., Outcome], *args: object) -> Workflow:
         """Starts the workflow, or finds it running. An ended one restarts and reuses its results."""
@@ -158,8 +158,8 @@ class Workflows:
                 new = NewContribution.model_validate(given[1])
                 held = self._ports.uploads.held_size(given[0], new.sha256) is not None
                 return self.start_contribution(given[0], new) if held else None
-            case "trunk":
-                return self.start_trunk(TrunkLineage.model_validate(*given))
+            case "body":
+                return self.start_body(BodyLineage.model_validate(*given))
             case "version":
                 return self.start_version(Lineage.model_validate(*given))
 

@@ -8,14 +8,14 @@ from sqlalchemy.orm import Session
 
 from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
-from moerge_coordinator.domain import experts, trunks
+from moerge_coordinator.domain import bodies, experts
 from moerge_coordinator.domain.adapters import merge_adapter
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.sources import fetch
 from moerge_coordinator.log import progress
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import ExpertRow
-from moerge_coordinator.workflows.merge_trunk import MergeTrunk
+from moerge_coordinator.workflows.merge_body import MergeBody
 from moerge_coordinator.workflows.steps import Outcome, Work, telling_problems
 from moerge_proto.experts import Expert
 from moerge_proto.messages import FileEntry
@@ -30,19 +30,19 @@ def _named(row: ExpertRow) -> str:
 class TakeInExpert(Work):
     title = "taking in an expert"
 
-    def __init__(self, ports: Ports, merge: MergeTrunk) -> None:
+    def __init__(self, ports: Ports, merge: MergeBody) -> None:
         self._merge = merge
         super().__init__(ports)
 
     @DBOS.workflow()
-    def take_in_expert(self, digest: str, trunk: str) -> Outcome:
+    def take_in_expert(self, digest: str, body: str) -> Outcome:
         outcome: Outcome = {}
         for step in (self._fetch, self._check_weights):
             if "problem" in (outcome := step(digest)):
                 self._refuse(digest, outcome["problem"])
                 return outcome
-        if trunk == "remerge" and (lineage := self._with_newcomer(digest)) is not None:
-            self._merge.merge_trunk(lineage)
+        if body == "remerge" and (lineage := self._with_newcomer(digest)) is not None:
+            self._merge.merge_body(lineage)
         return outcome
 
     @DBOS.step()
@@ -99,7 +99,7 @@ class TakeInExpert(Work):
     @DBOS.step()
     def _with_newcomer(self, digest: str) -> dict[str, Any] | None:
         with self.ports.database.reading() as session:
-            lineage = trunks.remerge(session, digest)
+            lineage = bodies.remerge(session, digest)
         return None if lineage is None else lineage.model_dump(mode="json")
 
     @DBOS.step()

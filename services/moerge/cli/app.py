@@ -17,6 +17,7 @@ from typer.main import get_group
 from moerge.build import build
 from moerge.cli import (
     audit,
+    bodies,
     contributions,
     experts,
     inspect,
@@ -25,7 +26,6 @@ from moerge.cli import (
     pull,
     rounds,
     tokens,
-    trunks,
     versions,
     workflows,
 )
@@ -57,7 +57,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         "expert": experts.app,
         "round": rounds.app,
         "contribution": contributions.app,
-        "trunk": trunks.app,
+        "body": bodies.app,
         "version": versions.app,
         "workflow": workflows.app,
         "pull": pull.pull,

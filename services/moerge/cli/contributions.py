@@ -22,7 +22,7 @@ def _state(row: Contribution) -> str:
 
 def _line(row: Contribution) -> list[str]:
     key = "unsigned" if row.fingerprint is None else in_groups(row.fingerprint[:8])
-    place = [row.owner, row.split or "", (row.trunk or "")[:12]]
+    place = [row.owner, row.split or "", (row.body or "")[:12]]
     rank = "" if row.effective_rank is None else f"{row.effective_rank:.1f}"
     amount = [f"{row.tokens:,}", f"{row.documents:,}", rank, decimal(row.size)]
     return [row.domain, *place, *amount, _state(row), key, row.digest]
@@ -30,14 +30,14 @@ def _line(row: Contribution) -> list[str]:
 
 @app.command("list")
 def list_contributions(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """List router contributions, then trunk contributions.
+    """List router contributions, then body contributions.
 
     Columns: key, the start of the signing key's fingerprint; rank, the effective rank of the grams (operators only).
 
     Example: moerge contribution list
     """
     amount = ["tokens", "documents", "rank", "size"]
-    columns = ["domain", "owner", "split", "trunk", *amount, "state", "key", "digest"]
+    columns = ["domain", "owner", "split", "body", *amount, "state", "key", "digest"]
     with Client(coordinator, secret) as client:
         tables = {kind.name: [*client.contributions(kind.name)] for kind in CONTRIBUTIONS.values()}
     if as_json:
@@ -54,7 +54,7 @@ def withdraw(
     secret: Secret,
     yes: Yes = False,
 ) -> None:
-    """Exclude a contribution from later versions, and retire trunks solved from it.
+    """Exclude a contribution from later versions, and retire bodies solved from it.
 
     Example: moerge contribution withdraw 67b22c2264b8
     """

@@ -40,8 +40,8 @@ def add(
     coordinator: Coordinator,
     secret: Secret,
     license: Annotated[str, typer.Option(help="SPDX identifier of its licence, for the model card.")] = "unknown",
-    trunk: Annotated[
-        Literal["keep", "remerge"], typer.Option(help="Keep the current trunk, or merge it again with this expert.")
+    body: Annotated[
+        Literal["keep", "remerge"], typer.Option(help="Keep the current body, or merge it again with this expert.")
     ] = "keep",
     source: Annotated[
         str | None, typer.Option(help="An allowed address: the coordinator fetches the files there, without an upload.")
@@ -55,7 +55,7 @@ def add(
     Needs a token of the domain's owner; with --source, an operator's token works too. To change --redistribute later,
     the owner runs the command again.
 
-    Example: moerge expert add expert/ --domain law --trunk remerge
+    Example: moerge expert add expert/ --domain law --body remerge
     """
     from moerge.client.register import register  # slow imports
     from moerge.models.dense_files import DenseFiles
@@ -65,7 +65,7 @@ def add(
     with TemporaryDirectory(prefix="moerge-") as merged, Client(coordinator, secret) as client:
         given = DenseFiles(checkpoint_folder(expert))
         dense = DenseFiles(dense_folder(given, Path(merged) / "expert"))
-        more = {"license": license, "trunk": trunk, "redistribute": redistribute}
+        more = {"license": license, "body": body, "redistribute": redistribute}
         new = valid(NewExpert, {"domain": domain, "files": file_digests(dense), "source": source, **more})
         adapter = given.folder if given.is_adapter else None
         typer.echo(register(client, dense, new, progress(), adapter=adapter, again=True).digest)
@@ -87,7 +87,7 @@ def _line(row: Expert) -> list[str]:
 
 
 def _state(row: Expert) -> str:
-    return row.state.value + (f", fitted to trunk {row.fitted.trunk[:12]}" if row.fitted else "")
+    return row.state.value + (f", fitted to body {row.fitted.body[:12]}" if row.fitted else "")
 
 
 def _yes(value: bool) -> str:
@@ -96,17 +96,17 @@ def _yes(value: bool) -> str:
 
 @app.command("show")
 def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Show an expert, its files, and the trunks and versions that contain it.
+    """Show an expert, its files, and the bodies and versions that contain it.
 
     Example: moerge expert show law
     """
     with Client(coordinator, secret) as client:
         row = _find(client, domain)
-        trunks = [trunk.digest for trunk in client.trunks() if row.digest in trunk.contains]
+        bodies = [body.digest for body in client.bodies() if row.digest in body.contains]
         family = {row.digest, *(expert.digest for expert in client.experts() if expert.trained == row.digest)}
         versions = [version.number for version in client.versions() if not family.isdisjoint(version.lineage.experts)]
     if as_json:
-        show_json({"expert": row, "trunks": trunks, "versions": versions})
+        show_json({"expert": row, "bodies": bodies, "versions": versions})
         return
     lines = {
         "domain": row.domain,
@@ -117,13 +117,13 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
         "redistribute": _yes(row.redistribute),
         "state": row.state.value + (f": {row.problem.detail}" if row.problem else ""),
         "added": minute(row.created),
-        "trunks that contain it": ", ".join(digest[:12] for digest in trunks) or "none",
+        "bodies that contain it": ", ".join(digest[:12] for digest in bodies) or "none",
         "versions with its MLPs": ", ".join(map(str, versions)) or "none",
     }
     if row.adapter:
         lines["weights"] = f"an adapter's, merged with expert {row.adapter.base[:12]}"
     if row.fitted:
-        lines["fitted"] = f"from expert {row.fitted.expert[:12]} to trunk {row.fitted.trunk[:12]}"
+        lines["fitted"] = f"from expert {row.fitted.expert[:12]} to body {row.fitted.body[:12]}"
     if row.withdrawn:
         purged = ", files purged" if row.purged else ""
         lines["withdrawn"] = minute(row.withdrawn) + purged
@@ -141,7 +141,7 @@ def withdraw(
     ] = True,
     yes: Yes = False,
 ) -> None:
-    """Withdraw an expert, the experts fitted from it, and their contributions. If the trunk contains it, waits for
+    """Withdraw an expert, the experts fitted from it, and their contributions. If the body contains it, waits for
     the remerge without it.
 
     Example: moerge expert withdraw law --withhold
@@ -155,19 +155,19 @@ def withdraw(
             numbers = ", ".join(map(str, done.versions))
             typer.echo(f"Versions that contain it until they are retired: {numbers}{'' if serve else ' (withheld)'}.")
         if done.remerge is not None:
-            typer.echo(f"Trunk without it: {wait(client, done.remerge)}. Every owner contributes again.")
-        elif done.trunks:
-            typer.echo("Trunks that contain it are retired. To merge a new trunk: moerge trunk merge")
+            typer.echo(f"Body without it: {wait(client, done.remerge)}. Every owner contributes again.")
+        elif done.bodies:
+            typer.echo("Bodies that contain it are retired. To merge a new body: moerge body merge")
 
 
 def _follows(client: Client, row: Expert, *, serve: bool) -> str:
     words = f"Expert {row.digest[:12]} of {row.domain} and its contributions are withdrawn."
-    trunks = [trunk for trunk in client.trunks() if row.digest in trunk.contains]
-    names = {trunk.digest for trunk in trunks}
+    bodies = [body for body in client.bodies() if row.digest in body.contains]
+    names = {body.digest for body in bodies}
     versions = [version for version in client.versions() if version.retired is None]
-    inside = [item for item in versions if row.digest in item.lineage.experts or item.lineage.trunk in names]
-    if any(trunk.current for trunk in trunks):
-        words += " The trunk contains it: it is merged again without it, and every owner contributes again."
+    inside = [item for item in versions if row.digest in item.lineage.experts or item.lineage.body in names]
+    if any(body.current for body in bodies):
+        words += " The body contains it: it is merged again without it, and every owner contributes again."
     if inside:
         numbers = ", ".join(str(item.number) for item in inside)
         words += f" Versions that contain it {'are still served' if serve else 'are withheld'}: {numbers}."

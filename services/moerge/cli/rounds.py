@@ -28,7 +28,7 @@ def _reasons(client: Client) -> dict[str, str]:
 
 
 def wait_for_contributions(client: Client, round: str | None) -> None:
-    """Waits for all experts of the current trunk, or for the end of a round; prints the missing domains."""
+    """Waits for all experts of the current body, or for the end of a round; prints the missing domains."""
     shown, pause = "", 0.1
     while missing := _missing(client, round):
         why = _reasons(client)
@@ -75,7 +75,7 @@ def open_round(
     minimum: Annotated[int | None, typer.Option(help="Required contributions at the deadline. Default: all.")] = None,
     kind: Annotated[Kind, typer.Option(help="The kind of contribution.")] = "router",
 ) -> None:
-    """Ask domains for contributions under the current trunk. Then: moerge version solve --round NAME
+    """Ask domains for contributions under the current body. Then: moerge version solve --round NAME
 
     Example: moerge round open spring --domain law --domain art --minimum 1 --hours 48
     """

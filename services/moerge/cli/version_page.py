@@ -23,7 +23,7 @@ def show_files(row: Version) -> None:
     chosen = options.model_dump(exclude_defaults=True, exclude={"top_k", "ridge_lambda"})
     more = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
     output().print(
-        f"Version {row.number}: {', '.join(lineage.domains)}; trunk {lineage.trunk[:12]}, "
+        f"Version {row.number}: {', '.join(lineage.domains)}; body {lineage.body[:12]}, "
         f"lambda {options.ridge_lambda:g}, top-k {options.top_k}{more}, "
         f"{len(lineage.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"
     )
@@ -54,7 +54,7 @@ def _notices(row: Version) -> list[str]:
     lines += [f"Note: {row.note}"] if row.note else []
     if row.contains_withdrawn:
         domains = dict(zip(row.lineage.experts, row.lineage.domains, strict=True))
-        withdrawn = [domains.get(item, f"{item[:12]}, in its trunk") for item in row.contains_withdrawn]
+        withdrawn = [domains.get(item, f"{item[:12]}, in its body") for item in row.contains_withdrawn]
         lines.append(f"Contains withdrawn experts: {'; '.join(withdrawn)}")
     if row.retired or row.withheld:
         lines.append(f"{'Retired' if row.retired else 'Withheld'} {row.retired or row.withheld:%Y-%m-%d %H:%M} UTC")
@@ -119,7 +119,7 @@ def show_routers(report: SolveReport) -> None:
 def show_comparison(comparison: Comparison, domains: Mapping[str, str], scores: Sequence[ScoreChange]) -> None:
     """Prints two versions' differences; `domains` maps experts' digests to domains."""
     lines = [
-        ["trunk", "same" if comparison.same_trunk else "different"],
+        ["body", "same" if comparison.same_body else "different"],
         ["experts added", ", ".join(domains[item] for item in comparison.experts_added)],
         ["experts removed", ", ".join(domains[item] for item in comparison.experts_removed)],
         ["other MLPs", ", ".join(domains[item] for item in comparison.experts_replaced)],

@@ -75,11 +75,11 @@ def solve_version(
     tied: Annotated[bool, typer.Option("--tied", help="Omit the head if it is the embedding.")] = False,
     round: Annotated[str | None, typer.Option(help="Solve from this round's contributions.")] = None,
     wait_: Annotated[bool, typer.Option("--wait", help="Wait for missing experts, or for the round's end.")] = False,
-    partial: Annotated[bool, typer.Option("--partial", help="Solve without the trunk's missing experts.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Solve without the body's missing experts.")] = False,
 ) -> None:
-    """Solve routers from all contributions under the current trunk, publish a version and print its number.
+    """Solve routers from all contributions under the current body, publish a version and print its number.
 
-    Needs contributions of all the trunk's experts, unless --partial is given. Prints the included and missing domains,
+    Needs contributions of all the body's experts, unless --partial is given. Prints the included and missing domains,
     and warnings of owners' unusual influence on the routers.
 
     Example: moerge version solve --wait

@@ -11,7 +11,7 @@ from moerge.terminal import AsJson
 from moerge_proto.workflows import WorkflowEntry
 
 app = typer.Typer(
-    no_args_is_help=True, help="Workflows: checks of experts and contributions, trunk merges, version solves."
+    no_args_is_help=True, help="Workflows: checks of experts and contributions, body merges, version solves."
 )
 
 

@@ -17,10 +17,11 @@ from moerge.client.uploads import upload
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
 from moerge_proto.audit import AuditEntry
+from moerge_proto.bodies import Body, Contributors, NewBody
 from moerge_proto.contributions import Contribution, ContributionSignature, NewContribution, Submission
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
-from moerge_proto.history import TrunkHistory
+from moerge_proto.history import BodyHistory
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Approval, Approved, Identity, NewOwner, NewToken, Owner, RotateToken, Token, TokenEntry
@@ -29,7 +30,6 @@ from moerge_proto.progress import Progress as ProgressMessage
 from moerge_proto.rounds import NewRound, Round, RoundChange
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.statistics_file import Kind
-from moerge_proto.trunks import Contributors, NewTrunk, Trunk
 from moerge_proto.uploads import Stored
 from moerge_proto.versions import (
     Alias,
@@ -139,24 +139,24 @@ class Client(Http):
     def purge_expert(self, digest: str, *, retire: bool = False) -> Purged:
         return self.post(Purged, f"/v1/experts/{digest}/purge", Purge(retire=retire))
 
-    def merge_trunk(self, trunk: NewTrunk) -> Workflow:
-        return self.post(Workflow, "/v1/trunks", trunk)
+    def merge_body(self, body: NewBody) -> Workflow:
+        return self.post(Workflow, "/v1/bodies", body)
 
-    def trunks(self) -> Pages[Trunk]:
-        return Pages(self, Trunk, "/v1/trunks")
+    def bodies(self) -> Pages[Body]:
+        return Pages(self, Body, "/v1/bodies")
 
-    def trunk(self, digest: str) -> Trunk:
-        return self.get(Trunk, f"/v1/trunks/{digest}")
+    def body(self, digest: str) -> Body:
+        return self.get(Body, f"/v1/bodies/{digest}")
 
-    def contributors(self, trunk: str = "current") -> Contributors:
-        return self.get(Contributors, f"/v1/trunks/{trunk}/contributors")
+    def contributors(self, body: str = "current") -> Contributors:
+        return self.get(Contributors, f"/v1/bodies/{body}/contributors")
 
-    def trunk_history(self, digest: str) -> TrunkHistory:
-        return self.get(TrunkHistory, f"/v1/trunks/{digest}/history")
+    def body_history(self, digest: str) -> BodyHistory:
+        return self.get(BodyHistory, f"/v1/bodies/{digest}/history")
 
-    def current_trunk(self) -> Trunk | None:
-        """The trunk for new contributions, or None before the first merge."""
-        return optional(self.trunk, "current")
+    def current_body(self) -> Body | None:
+        """The body for new contributions, or None before the first merge."""
+        return optional(self.body, "current")
 
     def contribute(self, new: NewContribution) -> Contribution:
         """The contribution of an uploaded file, after the coordinator's check, which may take minutes.

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moerge.files import atomic_file
-from moerge.models.config import trunk_settings
+from moerge.models.config import body_settings
 from moerge.models.dense import mlp_names
 from moerge.models.dense_files import Dense, DenseFiles
 from moerge.models.expert_folder import TOKENIZER_FILES
@@ -56,12 +56,12 @@ def fitted_bytes(expert: DenseFiles) -> int:
     return sum(spec.bytes for spec in specs.values()) + torch.float32.itemsize * fitted
 
 
-def write_fitted(expert: DenseFiles, trunk: Dense, fitted: FittedLayers, folder: Path) -> Path:
-    """Writes a dense checkpoint: the trunk with fitted MLPs in the expert's dtypes; returns its folder.
+def write_fitted(expert: DenseFiles, body: Dense, fitted: FittedLayers, folder: Path) -> Path:
+    """Writes a dense checkpoint: the body with fitted MLPs in the expert's dtypes; returns its folder.
 
     It is a complete expert: a version uses its MLPs, and it runs alone.
     """
-    specs, merged, layers = expert.checkpoint.specs, trunk.checkpoint, expert.config.num_hidden_layers
+    specs, merged, layers = expert.checkpoint.specs, body.checkpoint, expert.config.num_hidden_layers
 
     def tensor(layer: int, name: str, dtype: torch.dtype) -> Tensor:
         return fitted.tensor(layer, name).to(dtype)
@@ -73,7 +73,7 @@ def write_fitted(expert: DenseFiles, trunk: Dense, fitted: FittedLayers, folder:
             at = specs[name]
             plans.append(TensorPlan(name, at.dtype, at.shape, partial(tensor, layer, name, at.dtype)))
     fields = json.loads(expert.side_file("config.json").read_text(encoding="utf-8"))
-    fields |= trunk_settings({plan.name: plan.shape for plan in plans})
+    fields |= body_settings({plan.name: plan.shape for plan in plans})
     for name in TOKENIZER_FILES:
         if (path := expert.side_file(name)).is_file():
             with atomic_file(folder / name) as out:

@@ -1,9 +1,9 @@
-"""MLPs fitted to a trunk: their owner solves them anew, so that with the trunk they reproduce the expert.
+"""MLPs fitted to a body: their owner solves them anew, so that with the body they reproduce the expert.
 
-A merged trunk changes the inputs of an expert's MLPs and the residual that they add to. Layer by layer, the MLP's first
+A merged body changes the inputs of an expert's MLPs and the residual that they add to. Layer by layer, the MLP's first
 matrices become the least-squares fit from their new inputs to their outputs in the expert. Then the last matrix becomes
 the fit from its new inputs to the difference of the two residuals. In the last layer the target is the residual for
-which the trunk's head gives the logits of the expert's head. Fitting needs the owner's expert, the trunk and the
+which the body's head gives the logits of the expert's head. Fitting needs the owner's expert, the body and the
 owner's text, but no other owner's MLPs.
 
 One layer of each model is in memory, and the residuals of all tokens in both. A fitted layer is written at once.
@@ -63,13 +63,13 @@ class _LeastSquares:
 @torch.inference_mode()
 def fit(
     expert: DenseFiles,
-    trunk: Dense,
+    body: Dense,
     batches: Sequence[Batch],
     folder: Path,
     device: str = "cpu",
     done: Callable[[int], None] = lambda tokens: None,
 ) -> Path:
-    """Writes the expert with MLPs fitted to the trunk into `folder`; returns it. On one thread, for equal bytes.
+    """Writes the expert with MLPs fitted to the body into `folder`; returns it. On one thread, for equal bytes.
 
     An interrupted fit into the same folder goes on. Two residuals per token, of H float32, are in host memory. `done`
     gets numbers of tokens; every token counts once per layer.
@@ -78,13 +78,13 @@ def fit(
         IncompatibleExpertError: its family normalises the outputs of its MLPs.
     """
     require_fittable(expert)
-    fitted = FittedLayers(folder, _work(expert, trunk, batches, device))
+    fitted = FittedLayers(folder, _work(expert, body, batches, device))
     missing = [layer for layer in range(expert.config.num_hidden_layers) if layer not in fitted]
     if missing:
-        fitting = _Fitting(expert, trunk, batches, torch.device(device), done)
+        fitting = _Fitting(expert, body, batches, torch.device(device), done)
         for layer in range(missing[-1] + 1):
             fitting.layer(layer, fitted)
-    return write_fitted(expert, trunk, fitted, folder)
+    return write_fitted(expert, body, fitted, folder)
 
 
 def require_fittable(expert: DenseFiles) -> None:
@@ -94,13 +94,13 @@ def require_fittable(expert: DenseFiles) -> None:
         raise IncompatibleExpertError(problem, where=str(expert.folder), todo="omit `fit`")
 
 
-def _work(expert: DenseFiles, trunk: Dense, batches: Sequence[Batch], device: str) -> str:
+def _work(expert: DenseFiles, body: Dense, batches: Sequence[Batch], device: str) -> str:
     """The digest of a fit's inputs, the models by their files' sizes and times."""
     text = hashlib.sha256()
     for batch in batches:
         for tensor in (torch.tensor(batch.input_ids.shape), batch.input_ids, batch.lengths, batch.counted):
             text.update(tensor.numpy().tobytes())
-    seen = [(path, path.stat()) for path in (trunk.checkpoint.path, *sorted(expert.folder.iterdir()))]
+    seen = [(path, path.stat()) for path in (body.checkpoint.path, *sorted(expert.folder.iterdir()))]
     files = "\n".join(f"{path} {result.st_size} {result.st_mtime_ns}" for path, result in seen)
     return digest_of({"files": files, "text": text.hexdigest(), "device": device, "solver": SOLVER})
 
@@ -115,13 +115,13 @@ class _Fitting:
     def __init__(
         self,
         expert: DenseFiles,
-        trunk: Dense,
+        body: Dense,
         batches: Sequence[Batch],
         device: torch.device,
         done: Callable[[int], None],
     ) -> None:
         self._own = Residuals(expert_weights(expert), batches, device)
-        self._new = Residuals(domain_weights(expert, trunk), batches, device)
+        self._new = Residuals(domain_weights(expert, body), batches, device)
         self._expert, self._device, self._done = expert, device, done
         self._counted = [batch.counted.to(device) for batch in batches]
         self._ids = torch.cat([batch.input_ids[batch.counted] for batch in batches])
@@ -175,7 +175,7 @@ class _Fitting:
         module.weight.copy_(fit.solve(module.weight))
 
     def _through_head(self) -> Callable[[int], Tensor]:
-        """The function that gives a batch's residual for which the trunk's head has nearly the expert's logits."""
+        """The function that gives a batch's residual for which the body's head has nearly the expert's logits."""
         counts = torch.bincount(self._ids, minlength=self._expert.config.vocab_size).double().to(self._device)
         alignment = head_alignment(self._new.head()[: len(counts)], self._own.head(), counts)
         gain = self._new.gain.double()

@@ -62,12 +62,12 @@ def sum_bytes(size: int) -> int:
 # --- on a model, layer by layer; the second of two layers is read ahead
 
 
-def passing(shape: Shape, batch_tokens: int, *, trunk: bool, threads: int = 1, device: str = "cpu") -> Need:
+def passing(shape: Shape, batch_tokens: int, *, body: bool, threads: int = 1, device: str = "cpu") -> Need:
     """A statistics pass of a process that computes `threads` shards at a time; two shards' sums are added up.
 
-    Sums are those of the layer with most grams: of a trunk contribution the last one, with the head's.
+    Sums are those of the layer with most grams: of a body contribution the last one, with the head's.
     """
-    grams = [shape.hidden, shape.attention_size, shape.hidden] if trunk else [shape.hidden]
+    grams = [shape.hidden, shape.attention_size, shape.hidden] if body else [shape.hidden]
     integers = sum(8 * gram_length(gram) for gram in grams)
     batch = shape.number * (3 * shape.intermediate + 4 * shape.hidden) + 4 * max(grams)
     return Need(
@@ -106,7 +106,7 @@ def scoring(config: PretrainedConfig, dtype: torch.dtype, batch_tokens: int, con
 
 
 def fitting(shape: Shape, batch_tokens: int, device: str = "cpu") -> Need:
-    """A fit of MLPs in float32: two layers of the expert, and two of the trunk with its MLPs; two residuals a token.
+    """A fit of MLPs in float32: two layers of the expert, and two of the body with its MLPs; two residuals a token.
 
     The solve of the last matrix, with M inputs, has gram and factor, 16 M^2, and four times its cross product, 32 M H.
     Or, if that is more, both heads and their alignment are in memory: 16 V H + 48 H^2.
@@ -134,7 +134,7 @@ def writing_texts(shape: Shape, domain: str, device: str = "cpu") -> Need:
 
 
 class MergeMethod(Protocol):
-    """The part of a trunk method that decides its memory."""
+    """The part of a body method that decides its memory."""
 
     @property
     def needs(self) -> Collection[str]: ...
@@ -149,13 +149,13 @@ class MergeMethod(Protocol):
 
 
 def merging(shape: Shape, experts: int, method: MergeMethod, cores: int) -> Need:
-    """A merge of a trunk: tensors of each expert and the base, a merged one, and an earlier one that is written."""
+    """A merge of a body: tensors of each expert and the base, a merged one, and an earlier one that is written."""
     if method.solved:
-        return Need("merging the trunk", {"tensors and grams": _solved(shape, experts, method.for_fitted_mlps, cores)})
+        return Need("merging the body", {"tensors and grams": _solved(shape, experts, method.for_fitted_mlps, cores)})
     base = int("base" in method.needs)
     read = 1 if method.base_only else experts + base
     merged = max(shape.number, 8 * method.wide_copies)  # copies are freed before the tensor is merged
-    return Need("merging the trunk", {"tensors": ((read + 1) * shape.number + merged) * shape.largest})
+    return Need("merging the body", {"tensors": ((read + 1) * shape.number + merged) * shape.largest})
 
 
 def _solved(shape: Shape, experts: int, aligned: bool, cores: int) -> int:

@@ -30,8 +30,8 @@ class Shape:
     attention_size: int  # width of the attention's output, A
     layer: int  # parameters of a layer
     mlp: int  # parameters of a layer's MLP
-    trunk: int  # parameters of a trunk: everything but the MLPs, with a head of its own
-    largest: int  # elements of the trunk's largest tensor
+    body: int  # parameters of a body: everything but the MLPs, with a head of its own
+    largest: int  # elements of the body's largest tensor
     tied: bool  # whether the head is the embedding
     number: int  # bytes of a number
 
@@ -54,7 +54,7 @@ class Shape:
             attention_size=attention_size(config),
             layer=sum(size for name, size in sizes.items() if name.startswith(_FIRST)),
             mlp=sum(sizes[name] for name in mlps) // layers,
-            trunk=sum(rest),
+            body=sum(rest),
             largest=max(rest),
             tied=bool(config.tie_word_embeddings),
             number=(dtype if isinstance(dtype, torch.dtype) else torch.float32).itemsize,
@@ -68,13 +68,13 @@ class Shape:
     @property
     def expert(self) -> int:
         """Parameters of an expert; a tied head counts once."""
-        return self.trunk + self.layers * self.mlp - self.tied * self.head
+        return self.body + self.layers * self.mlp - self.tied * self.head
 
     @property
     def widest(self) -> int:
         return max(self.hidden, self.attention_size)
 
-    def triangles(self, *, trunk: bool) -> list[int]:
-        """Integers of each gram of a trunk contribution, or of a router contribution, over all layers."""
+    def triangles(self, *, body: bool) -> list[int]:
+        """Integers of each gram of a body contribution, or of a router contribution, over all layers."""
         hidden, attention = gram_length(self.hidden), gram_length(self.attention_size)
-        return [*[hidden, attention] * self.layers, hidden] if trunk else [hidden] * self.layers
+        return [*[hidden, attention] * self.layers, hidden] if body else [hidden] * self.layers

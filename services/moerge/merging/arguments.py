@@ -16,10 +16,10 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.settings import named_values, single_values, valid
+from moerge_proto.bodies import BodyMethod, BodyOptions
 from moerge_proto.digests import Name
 from moerge_proto.options import VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.trunks import TrunkMethod, TrunkOptions
 
 _APART = {"ridge_lambda", "top_k"}  # options of the solve that are given apart from the recipe
 
@@ -29,7 +29,7 @@ class Choices:
     """The options that determine a version; None and False: not given."""
 
     recipe: RecipeName | None
-    method: TrunkMethod | None
+    method: BodyMethod | None
     base: str | None
     weights: Mapping[str, float]
     ridge_lambda: float | None
@@ -49,8 +49,8 @@ class Choices:
         return named.model_copy(update={"method": chosen, "fit": self.fit or named.fit, "solve": options})
 
     @property
-    def trunk(self) -> TrunkOptions:
-        return valid(TrunkOptions, {"weights": self.weights})
+    def body(self) -> BodyOptions:
+        return valid(BodyOptions, {"weights": self.weights})
 
     @property
     def statistics(self) -> StatisticsSettings:
@@ -78,7 +78,7 @@ class Choices:
             raise MoergeError(f"{version.folder} was made without fitted MLPs", where="`fit`", todo=todo)
         if self.base is not None or self.weights:
             field = "`weights`" if self.base is None else "`base`"
-            raise MoergeError(f"the trunk of {version.folder} stays", where=field, todo=todo)
+            raise MoergeError(f"the body of {version.folder} stays", where=field, todo=todo)
 
 
 @dataclass(frozen=True)

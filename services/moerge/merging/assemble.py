@@ -1,4 +1,4 @@
-"""The assembly of a version on one machine: trunk, experts, router contributions and lineage.
+"""The assembly of a version on one machine: body, experts, router contributions and lineage.
 
 Merges, additions, the laboratory's recipes and its table of joining experts call `assemble`. Only the coordinator has
 steps of its own, because its parts come from other machines. `Assembled.write` links files of an earlier output.
@@ -17,12 +17,12 @@ from moerge.documents.shards import shard_name
 from moerge.experts.fitting import fit
 from moerge.experts.sample import fitting_sample_that_fits
 from moerge.memory.machine import free_for
-from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
+from moerge.merging.local import LocalBody, given, local_body, local_version
 from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
-from moerge.statistics.contribution import router_contribution, trunk_contribution
+from moerge.statistics.contribution import body_contribution, router_contribution
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
@@ -30,8 +30,8 @@ from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.versions import Lineage
 
-TRUNK = "trunk"
-"""The folder of a merged trunk."""
+BODY = "body"
+"""The folder of a merged body."""
 LEAST_DOCUMENTS = 100
 """Least number of documents of a fit, if there are so many."""
 
@@ -47,9 +47,9 @@ class StatisticsText(Protocol):
 
 @dataclass(frozen=True)
 class KeptParts:
-    """The parts of an earlier version that stay: its trunk, and perhaps experts with their contributions."""
+    """The parts of an earlier version that stay: its body, and perhaps experts with their contributions."""
 
-    trunk: LocalTrunk
+    body: LocalBody
     slots: Sequence[Slot] = ()
     contributions: Sequence[Path] = ()
 
@@ -63,7 +63,7 @@ class Assembled:
 
     lineage: Lineage
     inputs: VersionInputs
-    trunk: LocalTrunk
+    body: LocalBody
     experts: Sequence[DenseExpert]
     routers: Sequence[Tensor] | None = None
 
@@ -73,7 +73,7 @@ class Assembled:
         Files of the folder `earlier`, the version with the kept parts, are linked, not copied.
         """
         progress = progress or NoProgress()
-        with progress.track("solving the routers", self.trunk.layers, "layers") as tracker:
+        with progress.track("solving the routers", self.body.layers, "layers") as tracker:
             if self.routers is not None:
                 solution = given(self.routers)(self.lineage, self.inputs)
             else:
@@ -101,42 +101,42 @@ def assemble(
     Args:
         experts: new ones, in slot order, behind those that are kept.
         texts: of each expert's domain.
-        work: existing folder of trunk, fitted experts and contributions.
-        kept: parts of an earlier version; None: a trunk is merged from the experts.
+        work: existing folder of body, fitted experts and contributions.
+        kept: parts of an earlier version; None: a body is merged from the experts.
         routers: given ones, in place of contributions and a solve.
     """
-    kept = kept or KeptParts(merged_trunk(experts, texts, settings, work))
+    kept = kept or KeptParts(merged_body(experts, texts, settings, work))
     members = list(experts)
     if settings.recipe.fit:
         members = [
-            fitted(expert, text, kept.trunk, settings, work, say) for expert, text in zip(experts, texts, strict=True)
+            fitted(expert, text, kept.body, settings, work, say) for expert, text in zip(experts, texts, strict=True)
         ]
-    parts, trunk = list(kept.contributions), kept.trunk
+    parts, body = list(kept.contributions), kept.body
     if routers is None:
         for expert, text in zip(members, texts, strict=True):
-            path = work / f"router-{expert.domain}-{trunk.digest[:16]}.safetensors"
-            parts.append(router_contribution(expert, trunk, text, path, settings.statistics, settings.computing))
-    lineage, inputs = local_version(members, trunk, parts, settings.recipe.solve, kept=kept.slots)
-    return Assembled(lineage, inputs, kept.trunk, members, routers)
+            path = work / f"router-{expert.domain}-{body.digest[:16]}.safetensors"
+            parts.append(router_contribution(expert, body, text, path, settings.statistics, settings.computing))
+    lineage, inputs = local_version(members, body, parts, settings.recipe.solve, kept=kept.slots)
+    return Assembled(lineage, inputs, kept.body, members, routers)
 
 
-def merged_trunk(
+def merged_body(
     experts: Sequence[DenseExpert], texts: Sequence[StatisticsText], settings: VersionSettings, work: Path
-) -> LocalTrunk:
-    """The trunk of the experts, in the folder `trunk` of `work`; a solved one is from contributions by the texts."""
+) -> LocalBody:
+    """The body of the experts, in the folder `body` of `work`; a solved one is from contributions by the texts."""
     parts = list[Path]()
     if METHODS[settings.recipe.method].solved:
         for expert, text in zip(experts, texts, strict=True):
-            path = work / f"trunk-{expert.domain}.safetensors"
+            path = work / f"body-{expert.domain}.safetensors"
             parts.append(
-                trunk_contribution(expert, text, path, settings.statistics, settings.computing, settings.rare_below)
+                body_contribution(expert, text, path, settings.statistics, settings.computing, settings.rare_below)
             )
-    return local_trunk(
+    return local_body(
         experts,
-        work / TRUNK,
+        work / BODY,
         settings.recipe.method,
         parts,
-        settings.trunk,
+        settings.body,
         base=settings.base,
         progress=settings.computing.progress,
     )
@@ -145,7 +145,7 @@ def merged_trunk(
 def fitted(
     expert: DenseExpert,
     text: StatisticsText,
-    trunk: LocalTrunk,
+    body: LocalBody,
     settings: VersionSettings,
     work: Path,
     say: Callable[[str], None] = silent,
@@ -157,12 +157,12 @@ def fitted(
 
     documents, batches = fitting_sample_that_fits(expert, statistics, sample, device, free_for(device), say)
     rows = [row for document in documents for row in document]
-    name = digest_of({"expert": expert.digest, "trunk": trunk.digest, "rows": shard_name(b"", rows)})
+    name = digest_of({"expert": expert.digest, "body": body.digest, "rows": shard_name(b"", rows)})
     folder = work / f"fitted-{expert.domain}-{name[:16]}"
     if not folder.is_dir():
         part = work / f".{folder.name}.part"
         total = sum(row.count for row in rows) * int(expert.config.num_hidden_layers)
         with computing.progress.track(f"fitting MLPs of {expert.domain}", total, "tokens") as tracker:
-            fit(expert, trunk, batches, part, device, tracker.advance)
+            fit(expert, body, batches, part, device, tracker.advance)
         os.replace(part, folder)
     return replace(expert, folder=folder, trained=expert)

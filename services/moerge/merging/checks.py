@@ -33,7 +33,7 @@ def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version
         for expert in experts:
             require_fittable(expert)
     every = experts if settings.base is None else [*experts, settings.base]
-    _check_experts(every, settings.computing.progress, None if version is None else version.trunk.expert)
+    _check_experts(every, settings.computing.progress, None if version is None else version.body.expert)
     return _check_disk(sources, out, settings)
 
 
@@ -46,7 +46,7 @@ def _check_out(out: Path) -> None:
 
 def _check_options(settings: MergeSettings, domains: Sequence[str]) -> None:
     recipe, experts = settings.recipe, len(domains)
-    if unknown := sorted(settings.trunk.weights.keys() - set(domains)):
+    if unknown := sorted(settings.body.weights.keys() - set(domains)):
         raise MoergeError(f"no expert of {', '.join(unknown)}", where="`weights`", todo=f"use {', '.join(domains)}")
     if experts < 2:
         raise MoergeError("a merge needs two experts or more", where="`expert`", todo="name each: NAME=DIR")
@@ -56,7 +56,7 @@ def _check_options(settings: MergeSettings, domains: Sequence[str]) -> None:
     if recipe.solve.lambda_scale == "auto":
         todo = "give a number with `ridge_lambda`, in the scale absolute or relative"
         raise MoergeError("a merge on one machine has no tuning split", where="`lambda_scale` auto", todo=todo)
-    require_options(METHODS[recipe.method], with_base(settings.trunk, settings.base))
+    require_options(METHODS[recipe.method], with_base(settings.body, settings.base))
 
 
 def _check_new(experts: Sequence[DenseExpert], old: Sequence[KeptExpert]) -> None:
@@ -86,7 +86,7 @@ def _check_experts(experts: Sequence[DenseExpert], progress: Progress, reference
 def _check_disk(sources: Sequence[Source], out: Path, settings: MergeSettings) -> int:
     """Requires, and returns, the missing bytes of output and work.
 
-    The output has the trunk and all MLPs; the work folder a trunk and the sums, fitted experts, and token ids of 4
+    The output has the body and all MLPs; the work folder a body and the sums, fitted experts, and token ids of 4
     bytes, which are about as large as the texts.
     """
     work, total = work_folder(out), 0

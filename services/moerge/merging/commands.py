@@ -10,9 +10,9 @@ from rich.console import Console
 from moerge.merging.report import SCORED_TOKENS
 from moerge.settings import byte_count, named_numbers
 from moerge.terminal import AsJson, output, show_json
+from moerge_proto.bodies import BodyMethod
 from moerge_proto.options import RECOMMENDED, RecipeName
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.trunks import TrunkMethod
 
 app = typer.Typer(subcommand_metavar="")
 _DEFAULTS = StatisticsSettings()
@@ -51,8 +51,8 @@ def merge(
     ] = None,
     recipe: Annotated[RecipeName | None, typer.Option(help="recommended: the default. dume: the paper's.")] = None,
     method: Annotated[
-        TrunkMethod | None,
-        typer.Option(help=f"Trunk method. Default: the recipe's ({RECOMMENDED.method} for recommended)."),
+        BodyMethod | None,
+        typer.Option(help=f"Body method. Default: the recipe's ({RECOMMENDED.method} for recommended)."),
     ] = None,
     base: Annotated[
         str | None,
@@ -66,7 +66,7 @@ def merge(
         float | None, typer.Option("--lambda", help="Ridge regulariser, in the recipe's scale. Default: the recipe's.")
     ] = None,
     top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Experts per token. Default: 1.")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Fit every expert's MLPs to the trunk.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Fit every expert's MLPs to the body.")] = False,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     chat: Annotated[
         str | None, typer.Option(help="Field or column with messages, read through the expert's chat template.")
@@ -104,7 +104,7 @@ def merge(
     Statistics and unfinished work are in OUT.work, so an interrupted run continues there. A tenth of each domain's
     documents is held out. The final table has the merged model's scores on it.
 
-    --add needs neither the other experts nor their texts. The trunk stays, and doesn't contain the new expert.
+    --add needs neither the other experts nor their texts. The body stays, and doesn't contain the new expert.
 
     --dry-run reads experts and texts, and measures a layer of each pass. Experts don't write texts by prompts.
 
@@ -139,7 +139,7 @@ def merge(
     version = arguments.version(from_, add or (), expert or (), chosen)
     settings = MergeSettings(
         recipe=chosen.followed,
-        trunk=chosen.trunk,
+        body=chosen.body,
         base=None if base is None else DenseExpert("base", checkpoint_folder(base), hub_id=hub_id(base)),
         statistics=chosen.statistics,
         scored_tokens=scored_tokens,

@@ -19,7 +19,7 @@ from moerge.memory.needs import Need, merging, solving
 from moerge.memory.shapes import Shape
 from moerge.merging.checks import check
 from moerge.merging.kept import KeptVersion
-from moerge.merging.local import LocalTrunk
+from moerge.merging.local import LocalBody
 from moerge.merging.merge import settings_of
 from moerge.merging.prompts import Prompts, checked, require_memory
 from moerge.merging.settings import MergeSettings, Source
@@ -28,7 +28,7 @@ from moerge.models.bounds import feature_exponents, input_exponents
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import room_of
 from moerge.statistics.estimate import Estimate, duration, estimate, largest
-from moerge.statistics.passes import Pass, RouterPass, TrunkPass
+from moerge.statistics.passes import BodyPass, Pass, RouterPass
 from moerge.statistics.streamed import Streamed
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import Kind
@@ -109,31 +109,31 @@ def merge(
 ) -> Costs:
     """Checks a merge or an addition, and tells its costs; arguments and errors are those of `moerge.merging.merge`."""
     settings = settings_of(out, settings or MergeSettings(), version)
-    disk, trunk = check(sources, out, settings, version), None if version is None else version.trunk
+    disk, body = check(sources, out, settings, version), None if version is None else version.body
     texts, passes = [_Text.of(settings, source, say) for source in sources], _Passes(settings)
-    experts, solved = [item.expert for item in texts], METHODS[settings.recipe.method].solved and trunk is None
+    experts, solved = [item.expert for item in texts], METHODS[settings.recipe.method].solved and body is None
     precision, device = settings.statistics.precision, settings.computing.device
     costs = list[PassCost]()
     for text in texts if solved else ():
-        costs.append(passes.cost(TrunkPass(text.expert, input_exponents(text.expert), precision, device), text))
-    for text in texts:  # under the trunk, or the expert's own, which has the same shapes
-        exponents = feature_exponents(text.expert) if trunk is None else trunk.exponents
-        work = RouterPass(text.expert, trunk or text.expert, exponents, precision, device)
+        costs.append(passes.cost(BodyPass(text.expert, input_exponents(text.expert), precision, device), text))
+    for text in texts:  # under the body, or the expert's own, which has the same shapes
+        exponents = feature_exponents(text.expert) if body is None else body.exponents
+        work = RouterPass(text.expert, body or text.expert, exponents, precision, device)
         costs.append(passes.cost(work, text))
     memory = {item.writing.work: item.writing.total() for item in texts if item.writing is not None}
-    memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(settings, experts, trunk)}
+    memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(settings, experts, body)}
     return Costs(str(out), costs, memory, disk, [*_unknown(out, texts)])
 
 
 def _other_steps(
-    settings: MergeSettings, experts: Sequence[DenseExpert], trunk: LocalTrunk | None
+    settings: MergeSettings, experts: Sequence[DenseExpert], body: LocalBody | None
 ) -> Iterator[tuple[Need, int]]:
     """The memory of the steps that read no text for sums, each with a number of tokens."""
     recipe = settings.recipe
     dtypes = {spec.dtype for expert in experts for spec in expert.checkpoint.specs.values()}
     widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     shape, cores = Shape.of(experts[0].config, widest), torch.get_num_threads()
-    if trunk is None:
+    if body is None:
         yield merging(shape, len(experts), METHODS[recipe.method], cores), 0
     if recipe.fit:
         needs = [fitting_need(expert, settings.statistics, settings.computing.device) for expert in experts]

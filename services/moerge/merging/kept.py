@@ -10,22 +10,22 @@ from pydantic import ValidationError
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, linked, work_folder
-from moerge.merging.assemble import TRUNK, KeptParts
-from moerge.merging.local import TRUNK_RECORD, LocalTrunk, kept_trunk
+from moerge.merging.assemble import BODY, KeptParts
+from moerge.merging.local import BODY_RECORD, LocalBody, kept_body
 from moerge.merging.settings import MergeSettings
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import small_files
 from moerge.models.reader import Checkpoint
-from moerge.trunk.merge import MergedTrunk
+from moerge.trunk.merge import MergedBody
 from moerge.versions.card import ExpertRecord
 from moerge.versions.file_plans import expert_name
 from moerge.versions.plan import Slot
+from moerge_proto.bodies import BodyOptions
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import Message
 from moerge_proto.options import VersionRecipe
 from moerge_proto.records import read_record
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.trunks import TrunkOptions
 from moerge_proto.versions import Lineage
 
 RECORD, EXPERTS = "kept.json", "experts"
@@ -56,7 +56,7 @@ class KeptExpert(Message):
 
 
 class Record(Message):
-    """The choices of a merge, its experts in slot order, and those in its trunk."""
+    """The choices of a merge, its experts in slot order, and those in its body."""
 
     format: Literal[1] = 1
     recipe: VersionRecipe
@@ -74,7 +74,7 @@ class KeptVersion:
     folder: Path
     record: Record
     lineage: Lineage
-    trunk: LocalTrunk
+    body: LocalBody
     contributions: dict[str, Path]
 
     @property
@@ -89,12 +89,12 @@ class KeptVersion:
     @property
     def parts(self) -> KeptParts:
         """The parts that stay when experts are added."""
-        return KeptParts(self.trunk, self.slots, list(self.contributions.values()))
+        return KeptParts(self.body, self.slots, list(self.contributions.values()))
 
     def settings(self, settings: MergeSettings) -> MergeSettings:
         """These settings, with the version's own where they determine a version."""
         chosen = {name: getattr(self.record, name) for name in CHOICES}
-        return replace(settings, trunk=TrunkOptions(), base=None, **chosen)
+        return replace(settings, body=BodyOptions(), base=None, **chosen)
 
 
 def kept(folder: Path) -> KeptVersion:
@@ -105,7 +105,7 @@ def kept(folder: Path) -> KeptVersion:
         raise MoergeError("expected a folder of moerge merge", where=where, todo=todo)
     try:
         record = Record.model_validate_json((work / RECORD).read_bytes())
-        merged = MergedTrunk.model_validate_json((work / TRUNK / TRUNK_RECORD).read_bytes())
+        merged = MergedBody.model_validate_json((work / BODY / BODY_RECORD).read_bytes())
         files = {file_sha256(path): path for path in sorted(work.glob("router-*.safetensors"))}
     except FileNotFoundError as error:
         problem = f"its statistics were not kept: there is no {error.filename}"
@@ -113,15 +113,15 @@ def kept(folder: Path) -> KeptVersion:
     except ValidationError as error:
         raise MoergeError("the statistics beside it can't be read", where=where, todo=_REMEDY) from error
     names = [expert.digest for expert in record.experts], merged.digest
-    if names != (lineage.experts, lineage.trunk) or not files.keys() >= set(lineage.contributions):
+    if names != (lineage.experts, lineage.body) or not files.keys() >= set(lineage.contributions):
         raise MoergeError("the statistics beside it are of another merge", where=where, todo=_REMEDY)
     first = DenseFiles(work / EXPERTS / record.experts[0].domain)
-    trunk = kept_trunk(merged, work / TRUNK, first, [item.record for item in record.merged])
-    return KeptVersion(folder, record, lineage, trunk, {digest: files[digest] for digest in lineage.contributions})
+    body = kept_body(merged, work / BODY, first, [item.record for item in record.merged])
+    return KeptVersion(folder, record, lineage, body, {digest: files[digest] for digest in lineage.contributions})
 
 
 def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
-    """Completes a work folder with trunk and contributions, so that experts can be added to its version."""
+    """Completes a work folder with body and contributions, so that experts can be added to its version."""
     for slot in slots:
         for name, data in small_files(slot.side_files).items():
             with atomic_file(work / EXPERTS / slot.record.domain / name) as out:
@@ -131,10 +131,10 @@ def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
 
 
 def share(version: KeptVersion, work: Path) -> None:
-    """Links a version's trunk and contributions into another work folder; copies them if it is on another disk."""
+    """Links a version's body and contributions into another work folder; copies them if it is on another disk."""
     source = work_folder(version.folder)
-    (work / TRUNK).mkdir(exist_ok=True)
-    for file in (*(source / TRUNK).iterdir(), *version.contributions.values()):
+    (work / BODY).mkdir(exist_ok=True)
+    for file in (*(source / BODY).iterdir(), *version.contributions.values()):
         path = work / file.relative_to(source)
         path.unlink(missing_ok=True)
         if not linked(file, path):

@@ -8,26 +8,26 @@ from torch import Tensor
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
-from moerge.trunk.merge import DENSE_TRUNK_FILE, FolderFiles, MergedTrunk, TrunkInputs, merge_trunk
+from moerge.trunk.merge import DENSE_BODY_FILE, BodyInputs, FolderFiles, MergedBody, merge_body
 from moerge.trunk.methods.registry import METHODS, require_options
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, Solution, Solve, VersionInputs
+from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions
 from moerge_proto.options import RECOMMENDED, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.trunks import TrunkLineage, TrunkMethod, TrunkOptions
 from moerge_proto.versions import Lineage, SolveReport
 
-TRUNK_RECORD = "merged.json"
-"""The file with a merged trunk's properties, in its folder."""
+BODY_RECORD = "merged.json"
+"""The file with a merged body's properties, in its folder."""
 
 
 @dataclass(frozen=True)
-class LocalTrunk(DenseTrunk):
-    """A merged trunk on this machine.
+class LocalBody(DenseBody):
+    """A merged body on this machine.
 
     Attributes:
         path: its safetensors file, in the dense family's tensor names.
@@ -45,7 +45,7 @@ class LocalTrunk(DenseTrunk):
     exponents: Sequence[int]
 
     @property
-    def source(self) -> Path:  # type: ignore[override]  # see `DenseTrunk`
+    def source(self) -> Path:  # type: ignore[override]  # see `DenseBody`
         return self.path
 
     @property
@@ -57,69 +57,69 @@ class LocalTrunk(DenseTrunk):
         return int(self.expert.config.num_hidden_layers)
 
 
-def local_trunk(
+def local_body(
     experts: Sequence[DenseExpert],
     folder: Path,
-    method: TrunkMethod = RECOMMENDED.method,
+    method: BodyMethod = RECOMMENDED.method,
     contributions: Sequence[Path] = (),
-    options: TrunkOptions | None = None,
+    options: BodyOptions | None = None,
     *,
     base: DenseExpert | None = None,
     progress: Progress | None = None,
-) -> LocalTrunk:
-    """Merges a trunk into `folder`, unless it exists.
+) -> LocalBody:
+    """Merges a body into `folder`, unless it exists.
 
     Args:
         experts: in order; a method that uses only the base merges none.
-        contributions: the experts' trunk contributions, for a solved method.
+        contributions: the experts' body contributions, for a solved method.
         options: without `base`.
         base: the base model, for a method that takes one.
 
     Raises:
         MoergeError: an option is missing or not allowed.
         IncompatibleExpertError: the method doesn't fit the experts' family.
-        SolveError: the trunk contributions have too little text.
+        SolveError: the body contributions have too little text.
     """
-    chosen = with_base(options or TrunkOptions(), base)
+    chosen = with_base(options or BodyOptions(), base)
     require_options(METHODS[method], chosen)
     if base is not None and METHODS[method].base_only:
         experts = [base]
     statistics = {file_sha256(path): path for path in contributions}
     inputs = [*([base] if base is not None else []), *experts]
-    lineage = TrunkLineage(
+    lineage = BodyLineage(
         method=method,
         options=chosen,
         experts=[item.digest for item in experts],
         contributions=list(statistics),
         revision=METHODS[method].revision,
     )
-    record = folder / TRUNK_RECORD
-    merged = MergedTrunk.model_validate_json(record.read_bytes()) if record.is_file() else None
+    record = folder / BODY_RECORD
+    merged = MergedBody.model_validate_json(record.read_bytes()) if record.is_file() else None
     if merged is None or merged.lineage != lineage:
         record.unlink(missing_ok=True)
         files, domains = {item.digest: item for item in inputs}, {item.digest: item.domain for item in inputs}
-        trunk_inputs = TrunkInputs(files, domains, statistics)
-        merged = merge_trunk(lineage, trunk_inputs, FolderFiles(folder), progress or NoProgress())
+        body_inputs = BodyInputs(files, domains, statistics)
+        merged = merge_body(lineage, body_inputs, FolderFiles(folder), progress or NoProgress())
         with atomic_file(record) as out:
             out.write(merged.model_dump_json().encode())
     contains = experts if base is None or base.digest in lineage.experts else inputs
-    return kept_trunk(merged, folder, experts[0], [record_of(item) for item in contains])
+    return kept_body(merged, folder, experts[0], [record_of(item) for item in contains])
 
 
-def with_base(options: TrunkOptions, base: DenseExpert | None) -> TrunkOptions:
+def with_base(options: BodyOptions, base: DenseExpert | None) -> BodyOptions:
     return options if base is None else options.model_copy(update={"base": base.digest})
 
 
-def kept_trunk(merged: MergedTrunk, folder: Path, expert: DenseFiles, contains: Sequence[ExpertRecord]) -> LocalTrunk:
-    """A trunk that was merged into `folder`."""
-    [weights] = [file for file in merged.files if file.name == DENSE_TRUNK_FILE]
+def kept_body(merged: MergedBody, folder: Path, expert: DenseFiles, contains: Sequence[ExpertRecord]) -> LocalBody:
+    """A body that was merged into `folder`."""
+    [weights] = [file for file in merged.files if file.name == DENSE_BODY_FILE]
     path = folder / weights.name
-    return LocalTrunk(path, weights.sha256, merged.digest, merged.method, expert, contains, merged.exponents)
+    return LocalBody(path, weights.sha256, merged.digest, merged.method, expert, contains, merged.exponents)
 
 
 def local_version(
     experts: Sequence[DenseExpert],
-    trunk: LocalTrunk,
+    body: LocalBody,
     contributions: Sequence[Path],
     options: SolveOptions = RECOMMENDED.solve,
     *,
@@ -130,7 +130,7 @@ def local_version(
 
     Args:
         experts: in slot order, behind the slots of an earlier version that are `kept`.
-        contributions: files of router contributions under the trunk; none if the routers come from elsewhere.
+        contributions: files of router contributions under the body; none if the routers come from elsewhere.
         tied: leave the head out if it equals the embedding.
 
     Raises:
@@ -143,7 +143,7 @@ def local_version(
         raise MoergeError(problem, where="`top_k`", todo=f"give a whole number between 1 and {len(slots)}")
     parts = dict(sorted((file_sha256(path), path) for path in contributions))
     lineage = Lineage(
-        trunk=trunk.digest,
+        body=body.digest,
         experts=[slot.record.digest for slot in slots],
         domains=[slot.record.domain for slot in slots],
         contributions=list(parts),
@@ -153,10 +153,10 @@ def local_version(
     )
     return lineage, VersionInputs(
         slots=slots,
-        trunk=trunk,
-        trunk_sha256=trunk.sha256,
-        method=trunk.method,
-        merged=trunk.contains,
+        body=body,
+        body_sha256=body.sha256,
+        method=body.method,
+        merged=body.contains,
         contributed=[_contributed(digest, path) for digest, path in parts.items()],
         statistics=lambda: list(parts.values()),
     )

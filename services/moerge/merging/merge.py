@@ -91,7 +91,7 @@ def _keep_or_clear(
     if settings.keep_statistics:
         if version is not None:
             share(version, work)
-        merged = [KeptExpert(**record._asdict()) for record in new.trunk.contains]
+        merged = [KeptExpert(**record._asdict()) for record in new.body.contains]
         chosen = {name: getattr(settings, name) for name in CHOICES}
         keep(work, Record(experts=members, merged=merged, **chosen), new.inputs.slots)
         return
@@ -104,7 +104,7 @@ def _report(
     out: Path, new: Assembled, members: list[KeptExpert], scored: list[DomainScore | None], version: KeptVersion | None
 ) -> Report:
     counts = {part.domain: DomainCounts(part.documents, part.tokens) for part in new.inputs.contributed}
-    merged = {record.digest for record in new.trunk.contains}
+    merged = {record.digest for record in new.body.contains}
     newcomers = [] if version is None else [member.domain for member in members if member.original not in merged]
     solved = SolveReport.model_validate_json((out / REPORT_FILE).read_text(encoding="utf-8"))
     conditions = [layer.condition for layer in solved.layers]

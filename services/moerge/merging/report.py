@@ -18,7 +18,7 @@ FLOAT32_LIMIT = 2.0**24
 OWN_WORDS = "give texts to measure their loss"
 """The cost of generated text."""
 NEWCOMERS = "that cost the demo's newcomers 17 to 26 points; to include it, merge all experts anew"
-"""The cost of a trunk without the expert, measured in docs/quality.md."""
+"""The cost of a body without the expert, measured in docs/quality.md."""
 
 _SHOWN = 2  # experts shown per domain
 
@@ -52,7 +52,7 @@ class Report:
     Attributes:
         conditions: least and largest condition of A + lambda I over the layers.
         generated: domains with statistics of text that their expert has written.
-        newcomers: domains whose expert isn't in the trunk.
+        newcomers: domains whose expert isn't in the body.
     """
 
     folder: str
@@ -92,7 +92,7 @@ class Report:
             names = ", ".join(self.generated)
             result.append(f"not scored, because their experts wrote their text: {names}; {OWN_WORDS}")
         if self.newcomers:
-            result.append(f"not in the trunk: {', '.join(self.newcomers)}; {NEWCOMERS}")
+            result.append(f"not in the body: {', '.join(self.newcomers)}; {NEWCOMERS}")
         return result
 
     def _routed(self, score: DomainScore) -> str:

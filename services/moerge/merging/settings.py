@@ -8,9 +8,9 @@ from moerge.merging.prompts import Prompts
 from moerge.merging.report import SCORED_TOKENS
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
+from moerge_proto.bodies import BodyOptions
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.trunks import TrunkOptions
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Source:
 class VersionSettings:
     """The choices that determine a version, and the machine's resources.
 
-    `trunk` has the options of the method, without its `base`. Token counts below `rare_below` are withheld from trunk
+    `body` has the options of the method, without its `base`. Token counts below `rare_below` are withheld from body
     contributions, as in workers.
     """
 
     recipe: VersionRecipe = RECOMMENDED
-    trunk: TrunkOptions = field(default_factory=TrunkOptions)
+    body: BodyOptions = field(default_factory=BodyOptions)
     base: DenseExpert | None = None
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     rare_below: int = RARE_BELOW

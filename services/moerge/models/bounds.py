@@ -13,43 +13,43 @@ from transformers import PretrainedConfig
 from moerge.models.dense_files import Dense
 from moerge.models.families import EMBEDDING, FINAL_NORM, head_dim
 from moerge.models.reader import Checkpoint
-from moerge_proto.statistics_file import MAX_TRUNK_TOKENS, exponent
+from moerge_proto.statistics_file import MAX_BODY_TOKENS, exponent
 
 _ROWS = 4096
 
 
-def feature_gains(trunk: Dense) -> Tensor:
+def feature_gains(body: Dense) -> Tensor:
     """[L, H] float32: the divisor of each layer's feature; ones without a norm."""
-    if trunk.family.gain is None:
-        return torch.ones(trunk.config.num_hidden_layers, trunk.config.hidden_size)
-    names = [trunk.family.gain.format(layer=layer) for layer in range(trunk.config.num_hidden_layers)]
-    return torch.stack([trunk.checkpoint.tensor(name).float() for name in names])
+    if body.family.gain is None:
+        return torch.ones(body.config.num_hidden_layers, body.config.hidden_size)
+    names = [body.family.gain.format(layer=layer) for layer in range(body.config.num_hidden_layers)]
+    return torch.stack([body.checkpoint.tensor(name).float() for name in names])
 
 
-def feature_bounds(trunk: Dense) -> list[float]:
+def feature_bounds(body: Dense) -> list[float]:
     """Per layer, the largest squared norm that a feature divided by its gain can have."""
-    if trunk.family.gain is None:
-        return [mlp**2 for _, mlp in _residuals(trunk)]
-    return [float((gains != 0).sum()) for gains in feature_gains(trunk)]
+    if body.family.gain is None:
+        return [mlp**2 for _, mlp in _residuals(body)]
+    return [float((gains != 0).sum()) for gains in feature_gains(body)]
 
 
-def feature_exponents(trunk: Dense) -> list[int]:
+def feature_exponents(body: Dense) -> list[int]:
     """Fractional bits of each layer's gram and cross."""
-    hidden = trunk.config.hidden_size
-    if trunk.family.gain is not None:
-        return [exponent(hidden)] * trunk.config.num_hidden_layers
-    return [exponent(hidden, bound) for bound in feature_bounds(trunk)]
+    hidden = body.config.hidden_size
+    if body.family.gain is not None:
+        return [exponent(hidden)] * body.config.num_hidden_layers
+    return [exponent(hidden, bound) for bound in feature_bounds(body)]
 
 
 def input_gain_names(model: Dense) -> list[str | None]:
-    """The divisor of each gram of a trunk contribution, in the file's order: names of norms, or None."""
+    """The divisor of each gram of a body contribution, in the file's order: names of norms, or None."""
     gain = model.family.attention.gain
     per_layer = [(gain and gain.format(layer=layer), None) for layer in range(model.config.num_hidden_layers)]
     return [*(name for pair in per_layer for name in pair), FINAL_NORM]
 
 
 def input_bounds(expert: Dense) -> list[float]:
-    """Per gram of a trunk contribution, in the file's order, the largest squared norm of its vectors."""
+    """Per gram of a body contribution, in the file's order, the largest squared norm of its vectors."""
     hidden, gain = float(expert.config.hidden_size), expert.family.attention.gain
     residuals = [] if gain else _residuals(expert)
     bounds = []
@@ -60,11 +60,11 @@ def input_bounds(expert: Dense) -> list[float]:
 
 
 def input_exponents(expert: Dense) -> list[int]:
-    """Fractional bits of each gram of a trunk contribution, in the file's order."""
+    """Fractional bits of each gram of a body contribution, in the file's order."""
     config = expert.config
     sizes = [*[config.hidden_size, attention_size(config)] * config.num_hidden_layers, config.hidden_size]
     sized = zip(sizes, input_bounds(expert), strict=True)
-    return [exponent(size, bound, MAX_TRUNK_TOKENS) for size, bound in sized]
+    return [exponent(size, bound, MAX_BODY_TOKENS) for size, bound in sized]
 
 
 def attention_size(config: PretrainedConfig) -> int:

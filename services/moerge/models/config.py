@@ -1,4 +1,4 @@
-"""Configs: reading, equality of experts, the trunk's config and the published MoE's."""
+"""Configs: reading, equality of experts, the body's config and the published MoE's."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -127,15 +127,15 @@ def _differs(who: str, fields: Mapping[str, tuple[object, object]]) -> Incompati
     )
 
 
-def trunk_settings(shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
-    """The fields of a trunk's config.json that differ from its experts': vocabulary and tied head."""
+def body_settings(shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
+    """The fields of a body's config.json that differ from its experts': vocabulary and tied head."""
     return {"vocab_size": shapes[EMBEDDING][0], "tie_word_embeddings": HEAD not in shapes}
 
 
-def trunk_config(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> PretrainedConfig:
-    """The dense config of a trunk with tensors of these shapes, merged from experts with `config`."""
+def body_config(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> PretrainedConfig:
+    """The dense config of a body with tensors of these shapes, merged from experts with `config`."""
     result = copy(config)
-    result.update(trunk_settings(shapes))
+    result.update(body_settings(shapes))
     return result
 
 

@@ -1,4 +1,4 @@
-"""Dense models in files and in memory: an expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
+"""Dense models in files and in memory: an expert, or the body with its MLPs (DUME figure 1, step 2)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from moerge.errors import CheckpointError
 from moerge.models.bounds import feature_gains
-from moerge.models.config import trunk_config
+from moerge.models.config import body_config
 from moerge.models.dense_files import Dense
 from moerge.models.reader import Checkpoint
 
@@ -20,7 +20,7 @@ def mlp_names(expert: Dense) -> list[str]:
     return expert.family.dense_mlp_names(expert.config.num_hidden_layers)
 
 
-def trunk_names(expert: Dense) -> list[str]:
+def body_names(expert: Dense) -> list[str]:
     """The non-MLP tensors of a dense model, sorted."""
     return sorted(expert.checkpoint.specs.keys() - set(mlp_names(expert)))
 
@@ -52,25 +52,25 @@ class DenseWeights:
         return _filled(self.config, self.places, self.tensor, dtype)
 
 
-def domain_weights(expert: Dense, trunk: Dense) -> DenseWeights:
-    """The trunk with the expert's MLPs."""
-    shared = dict.fromkeys(trunk.checkpoint.specs, trunk.checkpoint)
+def domain_weights(expert: Dense, body: Dense) -> DenseWeights:
+    """The body with the expert's MLPs."""
+    shared = dict.fromkeys(body.checkpoint.specs, body.checkpoint)
     return _weights(expert.config, shared | dict.fromkeys(mlp_names(expert), expert.checkpoint))
 
 
 def expert_weights(expert: Dense) -> DenseWeights:
     """The dense expert."""
-    return _weights(expert.config, dict.fromkeys([*trunk_names(expert), *mlp_names(expert)], expert.checkpoint))
+    return _weights(expert.config, dict.fromkeys([*body_names(expert), *mlp_names(expert)], expert.checkpoint))
 
 
 def _weights(config: PretrainedConfig, places: Mapping[str, Checkpoint]) -> DenseWeights:
     shapes = {name: place.specs[name].shape for name, place in places.items()}
-    return DenseWeights(trunk_config(config, shapes), places)
+    return DenseWeights(body_config(config, shapes), places)
 
 
-def domain_model(expert: Dense, trunk: Dense, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
-    """The trunk with the expert's MLPs, in evaluation mode, and the gains [L, H] float32 before the MLPs."""
-    return domain_weights(expert, trunk).model(dtype), feature_gains(trunk)
+def domain_model(expert: Dense, body: Dense, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
+    """The body with the expert's MLPs, in evaluation mode, and the gains [L, H] float32 before the MLPs."""
+    return domain_weights(expert, body).model(dtype), feature_gains(body)
 
 
 def expert_model(expert: Dense, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -81,7 +81,7 @@ def expert_model(expert: Dense, dtype: torch.dtype = torch.float32) -> PreTraine
 def dense_model(config: PretrainedConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -> PreTrainedModel:
     """The dense model with copies of these tensors, in evaluation mode; without a head tensor, its head is tied."""
     shapes = {name: tensor.shape for name, tensor in state.items()}
-    return _filled(trunk_config(config, shapes), state, state.__getitem__, dtype)
+    return _filled(body_config(config, shapes), state, state.__getitem__, dtype)
 
 
 def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -8,14 +8,14 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBas
 
 from moerge.errors import MoergeError
 from moerge.models.adapters import file_of, is_adapter, tokenizer_folder
-from moerge.models.config import read_config, trunk_config
+from moerge.models.config import body_config, read_config
 from moerge.models.families import Family, family_of
 from moerge.models.reader import Checkpoint
 from moerge_proto.ranges import Source
 
 
 class Dense(Protocol):
-    """A dense model or a trunk in files."""
+    """A dense model or a body in files."""
 
     @property
     def checkpoint(self) -> Checkpoint: ...
@@ -74,8 +74,8 @@ class DenseFiles(_Opened):
         return file_of(self.folder, name)
 
 
-class DenseTrunk(_Opened):
-    """A trunk: a safetensors file in the dense family's names, and a dense model of its architecture."""
+class DenseBody(_Opened):
+    """A body: a safetensors file in the dense family's names, and a dense model of its architecture."""
 
     def __init__(self, source: Source, expert: Dense) -> None:
         self.source, self.expert = source, expert
@@ -86,7 +86,7 @@ class DenseTrunk(_Opened):
 
     @cached_property
     def config(self) -> PretrainedConfig:
-        return trunk_config(self.expert.config, self.checkpoint.shapes)
+        return body_config(self.expert.config, self.checkpoint.shapes)
 
     @property
     def family(self) -> Family:

@@ -52,8 +52,8 @@ class Family:
 
     Attributes:
         mlp: a dense MLP tensor's name -> the names of its equal blocks of rows, as one expert of the published model.
-        heads: a dense trunk tensor's name -> its blocks of rows, each a published name and the config field that
-            counts its attention heads. Every other trunk tensor keeps its name.
+        heads: a dense body tensor's name -> its blocks of rows, each a published name and the config field that
+            counts its attention heads. Every other body tensor keeps its name.
         zeros: published tensors that must be zero: name -> shape, in numbers and config fields.
         router: name of the published router, [D, H].
         router_module: transformers' module of that router; it returns (logits, weights [n, k], experts [n, k]).
@@ -95,7 +95,7 @@ class Family:
                 yield dense.format(layer=layer), names
 
     def head_blocks(self, config: PretrainedConfig) -> dict[str, list[tuple[str, int]]]:
-        """Dense name of every trunk tensor that is published in blocks -> each block's name and number of rows."""
+        """Dense name of every body tensor that is published in blocks -> each block's name and number of rows."""
         return {
             dense.format(layer=layer): [
                 (name.format(layer=layer), getattr(config, count) * head_dim(config)) for name, count in blocks

@@ -39,7 +39,7 @@ def ridge_system(
     Integers of equal weight are added, so the order of `files` and the grouping of shards change no bit.
 
     Args:
-        files: contributions under one trunk and of one split, at least one for every domain.
+        files: contributions under one body and of one split, at least one for every domain.
         domains: the columns, in order.
         gain: [H], the divisors of the features.
         weights: of each domain's statistics; default: 1.

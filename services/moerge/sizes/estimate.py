@@ -1,4 +1,4 @@
-"""The estimate of one trunk and one version: memory, disk and network of a coordinator and of each worker."""
+"""The estimate of one body and one version: memory, disk and network of a coordinator and of each worker."""
 
 from dataclasses import asdict, dataclass
 
@@ -26,7 +26,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Sizes of one trunk and one version, and of their files in bytes."""
+    """Sizes of one body and one version, and of their files in bytes."""
 
     parameters: int
     files: dict[str, int]
@@ -47,8 +47,8 @@ def estimate(shape: Shape, experts: int, tokens: int, cores: int, host_memory: i
     """
     sizes = {
         "an expert": files.expert_bytes(shape),
-        "a trunk contribution": files.trunk_contribution_bytes(shape),
-        "the trunk": files.trunk_bytes(shape),
+        "a body contribution": files.body_contribution_bytes(shape),
+        "the body": files.body_bytes(shape),
         "a router contribution": files.router_contribution_bytes(shape),
         "an expert's MLPs in a version": files.mlp_bytes(shape),
         "a version": files.version_bytes(shape, experts),
@@ -57,7 +57,7 @@ def estimate(shape: Shape, experts: int, tokens: int, cores: int, host_memory: i
 
 
 def _coordinator(shape: Shape, experts: int, cores: int) -> Size:
-    """With the first version, which shares the trunk's file; a further one of the same experts adds its routers.
+    """With the first version, which shares the body's file; a further one of the same experts adds its routers.
 
     The local disk has the largest file beside the blobs, also with S3: it is written before it is a blob.
     """
@@ -70,19 +70,19 @@ def _coordinator(shape: Shape, experts: int, cores: int) -> Size:
         needs.influence(shape, cores),
         needs.publishing(shape),
     )
-    written = (files.trunk_bytes, files.mlp_bytes, files.trunk_contribution_bytes, files.router_contribution_bytes)
+    written = (files.body_bytes, files.mlp_bytes, files.body_contribution_bytes, files.router_contribution_bytes)
     disk = {"disk or S3": received + files.version_bytes(shape, experts), "disk": max(size(shape) for size in written)}
-    return Size({need.work: need.total() for need in memory}, disk, received, experts * files.trunk_bytes(shape))
+    return Size({need.work: need.total() for need in memory}, disk, received, experts * files.body_bytes(shape))
 
 
 def _worker(shape: Shape, tokens: int, host_memory: int) -> Size:
     """Of one streamed pass for each contribution. Its home has each twice, because a journal is replaced whole."""
-    need, sums, trunk = (
-        needs.passing(shape, _BATCH_TOKENS, trunk=True),
+    need, sums, body = (
+        needs.passing(shape, _BATCH_TOKENS, body=True),
         files.contribution_bytes(shape),
-        files.trunk_bytes(shape),
+        files.body_bytes(shape),
     )
     states, weights = tokens * need.token, files.expert_bytes(shape)
     windows = -(-states // host_memory)
     memory = {"hidden states": min(host_memory, states), "device": need.on_device}
-    return Size(memory, {"disk": trunk + 2 * sums}, trunk, weights + sums, _PASSES * windows * weights, windows)
+    return Size(memory, {"disk": body + 2 * sums}, body, weights + sums, _PASSES * windows * weights, windows)

@@ -8,9 +8,9 @@ def expert_bytes(shape: Shape) -> int:
     return shape.number * shape.expert
 
 
-def trunk_bytes(shape: Shape) -> int:
-    """A trunk: an expert without MLPs, and with a head of its own."""
-    return shape.number * shape.trunk
+def body_bytes(shape: Shape) -> int:
+    """A body: an expert without MLPs, and with a head of its own."""
+    return shape.number * shape.body
 
 
 def mlp_bytes(shape: Shape) -> int:
@@ -24,20 +24,20 @@ def router_bytes(shape: Shape, experts: int) -> int:
 
 
 def version_bytes(shape: Shape, experts: int) -> int:
-    """A version's weights: trunk, MLPs of each expert, routers. The trunk is the merged file itself."""
-    return trunk_bytes(shape) + experts * mlp_bytes(shape) + router_bytes(shape, experts)
+    """A version's weights: body, MLPs of each expert, routers. The body is the merged file itself."""
+    return body_bytes(shape) + experts * mlp_bytes(shape) + router_bytes(shape, experts)
 
 
 def router_contribution_bytes(shape: Shape) -> int:
     """A router contribution: per layer the int64 triangle of a gram and a sum, 8 L (H (H + 1) / 2 + H)."""
-    return 8 * (sum(shape.triangles(trunk=False)) + shape.layers * shape.hidden)
+    return 8 * (sum(shape.triangles(body=False)) + shape.layers * shape.hidden)
 
 
-def trunk_contribution_bytes(shape: Shape) -> int:
-    """A trunk contribution: triangles of two grams per layer and of the head's, and a count per token."""
-    return 8 * (sum(shape.triangles(trunk=True)) + shape.vocabulary)
+def body_contribution_bytes(shape: Shape) -> int:
+    """A body contribution: triangles of two grams per layer and of the head's, and a count per token."""
+    return 8 * (sum(shape.triangles(body=True)) + shape.vocabulary)
 
 
 def contribution_bytes(shape: Shape) -> int:
     """A contribution of each kind."""
-    return router_contribution_bytes(shape) + trunk_contribution_bytes(shape)
+    return router_contribution_bytes(shape) + body_contribution_bytes(shape)

@@ -20,16 +20,16 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.journal import Journal, clear
-from moerge.statistics.passes import Pass, RouterPass, TrunkPass, need_of
+from moerge.statistics.passes import BodyPass, Pass, RouterPass, need_of
 from moerge.statistics.windows import Layered, WindowSize, computed, windows
 from moerge_proto.statistics_file import (
+    BodyManifest,
     Int64,
     Manifest,
     RouterManifest,
     StatisticsFile,
     StatisticsFileError,
     StatisticsSettings,
-    TrunkManifest,
     write,
 )
 
@@ -37,8 +37,8 @@ _NO_COUNTS: Mapping[str, Any] = {"tokens": 1, "documents": 1, "shards": ["0" * 6
 _SECONDS = 60.0  # between two savings of hidden states
 
 
-class TrunkFacts(Protocol):
-    """Facts about the trunk of a router contribution."""
+class BodyFacts(Protocol):
+    """Facts about the body of a router contribution."""
 
     @property
     def digest(self) -> str: ...
@@ -50,8 +50,8 @@ class TrunkFacts(Protocol):
     def exponents(self) -> Sequence[int]: ...
 
 
-class Trunk(Dense, TrunkFacts, Protocol):
-    """A trunk on this machine, with its facts."""
+class Body(Dense, BodyFacts, Protocol):
+    """A body on this machine, with its facts."""
 
 
 @dataclass(frozen=True)
@@ -72,29 +72,29 @@ class Computing:
 
 
 def router_manifest(
-    owner: str, expert: str, domain: str, trunk: TrunkFacts, settings: StatisticsSettings, split: str = "statistics"
+    owner: str, expert: str, domain: str, body: BodyFacts, settings: StatisticsSettings, split: str = "statistics"
 ) -> RouterManifest:
-    """The manifest of a router contribution under a trunk, without sums; `expert` is a digest."""
+    """The manifest of a router contribution under a body, without sums; `expert` is a digest."""
     return RouterManifest.model_validate(
         {
             "owner": owner,
             "expert": expert,
             "domain": domain,
-            "trunk": trunk.digest,
+            "body": body.digest,
             "split": split,
             "settings": settings,
-            "hidden_size": trunk.hidden_size,
-            "layers": trunk.layers,
-            "exponents": list(trunk.exponents),
+            "hidden_size": body.hidden_size,
+            "layers": body.layers,
+            "exponents": list(body.exponents),
             **_NO_COUNTS,
         }
     )
 
 
-def trunk_manifest(owner: str, expert: DenseExpert, digest: str, settings: StatisticsSettings) -> TrunkManifest:
-    """The manifest of an expert's trunk contribution, without sums; no count is withheld yet."""
+def body_manifest(owner: str, expert: DenseExpert, digest: str, settings: StatisticsSettings) -> BodyManifest:
+    """The manifest of an expert's body contribution, without sums; no count is withheld yet."""
     config = expert.config
-    return TrunkManifest(
+    return BodyManifest(
         owner=owner,
         expert=digest,
         domain=expert.domain,
@@ -111,13 +111,13 @@ def trunk_manifest(owner: str, expert: DenseExpert, digest: str, settings: Stati
 
 def router_contribution(
     expert: DenseExpert,
-    trunk: Trunk,
+    body: Body,
     documents: Iterable[Tokens],
     path: Path,
     settings: StatisticsSettings | None = None,
     computing: Computing | None = None,
 ) -> Path:
-    """Writes gram and cross of every layer's features (DUME eq. 5), from a trunk with the expert's MLPs.
+    """Writes gram and cross of every layer's features (DUME eq. 5), from a body with the expert's MLPs.
 
     An interrupted run continues from its journal beside `path`. `documents` are read several times.
 
@@ -126,15 +126,15 @@ def router_contribution(
         ContributionError: a sum is not finite.
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
-    blank = router_manifest(expert.owner, expert.digest, expert.domain, trunk, settings)
-    work = RouterPass(expert, trunk, trunk.exponents, settings.precision, computing.device)
+    blank = router_manifest(expert.owner, expert.digest, expert.domain, body, settings)
+    work = RouterPass(expert, body, body.exponents, settings.precision, computing.device)
     journal = _summed(blank, work, documents, path, computing)
     if journal is not None:
         os.replace(journal, path)
     return path
 
 
-def trunk_contribution(
+def body_contribution(
     expert: DenseExpert,
     documents: Iterable[Tokens],
     path: Path,
@@ -147,8 +147,8 @@ def trunk_contribution(
     Arguments and errors are those of `router_contribution`; counts below `rare_below` are withheld.
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
-    blank = trunk_manifest(expert.owner, expert, expert.digest, settings)
-    work = TrunkPass(expert, blank.exponents, settings.precision, computing.device)
+    blank = body_manifest(expert.owner, expert, expert.digest, settings)
+    work = BodyPass(expert, blank.exponents, settings.precision, computing.device)
     journal = _summed(blank, work, documents, path, computing, rare_below=rare_below)
     if journal is not None:
         withhold_rare(journal, path, rare_below)
@@ -157,7 +157,7 @@ def trunk_contribution(
 
 
 def withhold_rare(whole: Path, path: Path, rare_below: int) -> None:
-    """Writes a trunk contribution without the counts below `rare_below`, from one with all counts."""
+    """Writes a body contribution without the counts below `rare_below`, from one with all counts."""
 
     def arrays(file: StatisticsFile) -> Iterator[Int64]:
         for name, _ in file.manifest.layout():

@@ -25,7 +25,7 @@ def to_integers(values: Float64, exponent: int) -> Int64:
     if not (np.abs(scaled) < LIMIT).all():  # also false for NaN
         raise ContributionError(
             f"a sum times 2**{exponent} is not a finite number below 2**62",
-            todo="check the expert: its features exceed the trunk's bound, or are NaN",
+            todo="check the expert: its features exceed the body's bound, or are NaN",
         )
     integers: Int64 = scaled.astype(np.int64)
     return integers

@@ -112,7 +112,7 @@ class Journal:
         """The windows whose hidden states are saved; removes unusable files of hidden states in the folder."""
         result, files = [], _beside(self.path, "states")
         for path in self.path.parent.glob(f"*.{'[0-9a-f]' * _NAME}.states"):
-            one = saved(path, self.work) if path in files else None  # of an earlier trunk, for example
+            one = saved(path, self.work) if path in files else None  # of an earlier body, for example
             if one is not None and all(one.shards <= self.shards[layer] for layer in range(one.layer)):
                 result.append(one)
             else:

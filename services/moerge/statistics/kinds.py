@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile, TrunkManifest
+from moerge_proto.statistics_file import BodyManifest, Kind, RouterManifest, StatisticsFile
 
-M = TypeVar("M", RouterManifest, TrunkManifest)
+M = TypeVar("M", RouterManifest, BodyManifest)
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ContributionKind(Generic[M]):
         about: the sums and their use.
         origin: when workers send it.
         withdrawal: the effect of a withdrawal.
-        under_trunk: whether it counts under one trunk only, with a split and shards.
+        under_body: whether it counts under one body only, with a split and shards.
         sums: the tensors of a manifest in words.
         reveals: sentences on what only this kind reveals.
     """
@@ -29,7 +29,7 @@ class ContributionKind(Generic[M]):
     about: str
     origin: str
     withdrawal: str
-    under_trunk: bool
+    under_body: bool
     sums: Callable[[M], str]
     reveals: Callable[[M, StatisticsFile], Iterator[str]]
 
@@ -39,13 +39,13 @@ def _router_sums(manifest: RouterManifest) -> str:
     return f"{manifest.layers} x (gram {hidden} x {hidden}, cross {hidden})"
 
 
-def _trunk_sums(manifest: TrunkManifest) -> str:
+def _body_sums(manifest: BodyManifest) -> str:
     hidden, size = manifest.hidden_size, manifest.attention_size
     grams = f"grams {hidden} x {hidden} and {size} x {size}"
     return f"{manifest.layers} x ({grams}), one of the head, counts of tokens"
 
 
-def _token_counts(manifest: TrunkManifest, file: StatisticsFile) -> Iterator[str]:
+def _token_counts(manifest: BodyManifest, file: StatisticsFile) -> Iterator[str]:
     shown = int((file.array("token_counts") > 0).sum())
     yield (
         f"the {shown:,} of the {manifest.vocab_size:,} tokens that occur in the text, and their counts; counts "
@@ -56,21 +56,21 @@ def _token_counts(manifest: TrunkManifest, file: StatisticsFile) -> Iterator[str
 ROUTER = ContributionKind(
     name="router",
     purpose="for routers",
-    about="Sums under a trunk. The routers of versions are solved from them.",
-    origin="Workers contribute once there is a trunk.",
+    about="Sums under a body. The routers of versions are solved from them.",
+    origin="Workers contribute once there is a body.",
     withdrawal="Later versions don't contain it. Versions that were solved with it stay as they are.",
-    under_trunk=True,
+    under_body=True,
     sums=_router_sums,
     reveals=lambda manifest, file: iter(()),
 )
-TRUNK = ContributionKind(
-    name="trunk",
-    purpose="for trunks",
-    about="Sums over the experts' own inputs. Trunks are solved from them.",
-    origin="Workers send them if trunk_contribution is set and their owner's policy allows it.",
-    withdrawal="Trunks that were solved with it are retired. Merge a new one afterwards.",
-    under_trunk=False,
-    sums=_trunk_sums,
+BODY = ContributionKind(
+    name="body",
+    purpose="for bodies",
+    about="Sums over the experts' own inputs. Bodies are solved from them.",
+    origin="Workers send them if body_contribution is set and their owner's policy allows it.",
+    withdrawal="Bodies that were solved with it are retired. Merge a new one afterwards.",
+    under_body=False,
+    sums=_body_sums,
     reveals=_token_counts,
 )
-CONTRIBUTIONS: Mapping[str, ContributionKind[Any]] = {ROUTER.name: ROUTER, TRUNK.name: TRUNK}
+CONTRIBUTIONS: Mapping[str, ContributionKind[Any]] = {ROUTER.name: ROUTER, BODY.name: BODY}

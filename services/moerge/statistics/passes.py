@@ -12,7 +12,7 @@ from moerge.memory.shapes import Shape
 from moerge.models.bounds import feature_gains, input_gain_names
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
-from moerge_proto.statistics_file import Kind, StatisticsSettings, trunk_gram_names
+from moerge_proto.statistics_file import Kind, StatisticsSettings, body_gram_names
 
 
 @dataclass(frozen=True)
@@ -36,30 +36,30 @@ class Input:
 
 @dataclass(frozen=True)
 class RouterPass:
-    """Features' grams and sums under a trunk, with the domain's own MLPs; `precision` is the model's dtype."""
+    """Features' grams and sums under a body, with the domain's own MLPs; `precision` is the model's dtype."""
 
     kind: ClassVar[Kind] = "router"
     expert: DenseFiles
-    trunk: Dense
+    body: Dense
     exponents: Sequence[int]
     precision: str = "float32"
     device: str = "cpu"
 
     def weights(self) -> DenseWeights:
-        return domain_weights(self.expert, self.trunk)
+        return domain_weights(self.expert, self.body)
 
     def inputs(self) -> list[list[Input]]:
         """Per layer, in the order of computation and of the file."""
-        gains = feature_gains(self.trunk)
+        gains = feature_gains(self.body)
         parts = ((f"layers.{layer}", bits, gains[layer]) for layer, bits in enumerate(self.exponents))
         return [[Input(f"model.{at}.mlp", f"{at}.gram", bits, own, f"{at}.cross")] for at, bits, own in parts]
 
 
 @dataclass(frozen=True)
-class TrunkPass:
+class BodyPass:
     """Grams of the inputs of the expert's attention and head, and counts of tokens."""
 
-    kind: ClassVar[Kind] = "trunk"
+    kind: ClassVar[Kind] = "body"
     expert: DenseFiles
     exponents: Sequence[int]
     precision: str = "float32"
@@ -74,14 +74,14 @@ class TrunkPass:
         patterns = attention.inputs[0], attention.output
         modules = [pattern.format(layer=layer) for layer in range(layers) for pattern in patterns]
         gains = [None if name is None else expert.checkpoint.tensor(name) for name in input_gain_names(expert)]
-        every = list(map(Input, [*modules, None], trunk_gram_names(layers), self.exponents, gains))
+        every = list(map(Input, [*modules, None], body_gram_names(layers), self.exponents, gains))
         return [every[2 * layer : None if layer == layers - 1 else 2 * layer + 2] for layer in range(layers)]
 
 
-Pass = RouterPass | TrunkPass
+Pass = RouterPass | BodyPass
 
 
 def need_of(work: Pass, settings: StatisticsSettings, threads: int = 1) -> Need:
     shape = Shape.of(work.expert.config, getattr(torch, settings.precision))
-    tokens, is_trunk = max(settings.batch_tokens, settings.context), isinstance(work, TrunkPass)
-    return passing(shape, tokens, trunk=is_trunk, threads=threads, device=work.device)
+    tokens, is_body = max(settings.batch_tokens, settings.context), isinstance(work, BodyPass)
+    return passing(shape, tokens, body=is_body, threads=threads, device=work.device)

@@ -25,7 +25,7 @@ from moerge.models.families import EMBEDDING
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.statistics.accumulate import ShardSums, Sum
 from moerge.statistics.decoder import Decoder, LayerFiles
-from moerge.statistics.passes import Input, Pass, TrunkPass
+from moerge.statistics.passes import BodyPass, Input, Pass
 from moerge.threads import one_thread
 from moerge_proto.statistics_file import Int64
 
@@ -39,7 +39,7 @@ class Streamed:
     def __init__(self, work: Pass, batch_tokens: int, threads: int = 1) -> None:
         self._device, dtype = torch.device(work.device), getattr(torch, work.precision)
         self._weights, self._inputs, self._batch_tokens = work.weights(), work.inputs(), batch_tokens
-        self._counts = isinstance(work, TrunkPass)
+        self._counts = isinstance(work, BodyPass)
         self._files = LayerFiles(self._weights, dtype, self._device)
         self._decoders = [Decoder(self._weights, dtype, self._device) for _ in range(threads)]
         self._threads = ThreadPoolExecutor(threads)

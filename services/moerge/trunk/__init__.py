@@ -1,1 +1,1 @@
-"""Trunks: all parameters outside the MLPs, merged from an ordered list of experts."""
+"""Bodies: all parameters outside the MLPs, merged from an ordered list of experts."""

@@ -43,24 +43,24 @@ class Grams(Protocol):
         """[in, in] float64 of the inputs of the module with that weight, scaled to a mean diagonal of 1."""
 
 
-def head_alignment(trunk: Tensor, own: Tensor, counts: Tensor) -> Tensor:
-    """[H, H] float64: the matrix M for which trunk (M x) is nearest to own x.
+def head_alignment(body: Tensor, own: Tensor, counts: Tensor) -> Tensor:
+    """[H, H] float64: the matrix M for which body (M x) is nearest to own x.
 
     The distance is the logits' variance under the tokens' frequencies: the cost of small errors to a softmax.
-    `trunk` and `own`, the expert's, are heads [V, H]; `counts`, [V] float64: each token's in the domain's text.
+    `body` and `own`, the expert's, are heads [V, H]; `counts`, [V] float64: each token's in the domain's text.
     """
     probabilities = (counts + 1) / (counts + 1).sum()
-    hidden = trunk.shape[1]
-    square, cross = (torch.zeros(hidden, hidden, dtype=torch.float64, device=trunk.device) for _ in range(2))
-    for start in range(0, len(trunk), _ROWS):
+    hidden = body.shape[1]
+    square, cross = (torch.zeros(hidden, hidden, dtype=torch.float64, device=body.device) for _ in range(2))
+    for start in range(0, len(body), _ROWS):
         rows = slice(start, start + _ROWS)
-        weighted = trunk[rows].double() * probabilities[rows, None]
-        square += weighted.T @ trunk[rows].double()
+        weighted = body[rows].double() * probabilities[rows, None]
+        square += weighted.T @ body[rows].double()
         cross += weighted.T @ own[rows].double()
-    mean, other = (probabilities @ head.double() for head in (trunk, own))
+    mean, other = (probabilities @ head.double() for head in (body, own))
     square -= torch.outer(mean, mean)
     cross -= torch.outer(mean, other)
-    ridge = _ALIGNMENT_RIDGE * square.diagonal().mean() * torch.eye(hidden, dtype=torch.float64, device=trunk.device)
+    ridge = _ALIGNMENT_RIDGE * square.diagonal().mean() * torch.eye(hidden, dtype=torch.float64, device=body.device)
     solution: Tensor = torch.linalg.solve(square + ridge, cross + ridge)
     return solution
 
@@ -94,7 +94,7 @@ def least_squares(
     try:
         factor = Ridge.of(total, shrinkage).factor
     except SolveError as error:
-        todo = "ask the owners for trunk contributions of more text"
+        todo = "ask the owners for body contributions of more text"
         raise SolveError(error.what, where=piece.name, todo=todo) from error
     right += mean.mul_(shrinkage)
     del wide, mean, total, square, cross

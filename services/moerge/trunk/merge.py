@@ -1,4 +1,4 @@
-"""The merge of a trunk, from expert folders and trunk contributions to named files."""
+"""The merge of a body, from expert folders and body contributions to named files."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,21 +10,21 @@ from typing import BinaryIO, Protocol
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.models.bounds import feature_bounds, feature_exponents
-from moerge.models.config import trunk_settings
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.config import body_settings
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.progress import Progress
 from moerge.threads import at_once
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
+from moerge_proto.bodies import BodyLineage
 from moerge_proto.digests import Digest, digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.trunks import TrunkLineage
 
-DENSE_TRUNK_FILE, CONFIG_FILE = "trunk.safetensors", "config.json"
+DENSE_BODY_FILE, CONFIG_FILE = "body.safetensors", "config.json"
 
 
 class Files(Protocol):
@@ -55,16 +55,16 @@ class FolderFiles:
 
 
 @dataclass(frozen=True)
-class TrunkInputs:
-    """Files behind the digests of a lineage: experts, including the base, and trunk contributions."""
+class BodyInputs:
+    """Files behind the digests of a lineage: experts, including the base, and body contributions."""
 
     experts: Mapping[str, DenseFiles]
     domains: Mapping[str, str]
     statistics: Mapping[str, Source] = field(default_factory=dict)
 
 
-class MergedTrunk(TrunkLineage):
-    """A merged trunk: its lineage, files and properties.
+class MergedBody(BodyLineage):
+    """A merged body: its lineage, files and properties.
 
     `exponents` and `bounds` are per layer: the fractional bits of router contributions, and the largest squared norm of
     a feature divided by its gain.
@@ -80,24 +80,24 @@ class MergedTrunk(TrunkLineage):
     files: list[FileEntry]
 
     @property
-    def lineage(self) -> TrunkLineage:
-        return TrunkLineage.model_validate(self.model_dump(include=set(TrunkLineage.model_fields)))
+    def lineage(self) -> BodyLineage:
+        return BodyLineage.model_validate(self.model_dump(include=set(BodyLineage.model_fields)))
 
 
-def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progress: Progress) -> MergedTrunk:
-    """Merges the trunk of a lineage; equal inputs give equal bytes.
+def merge_body(lineage: BodyLineage, inputs: BodyInputs, files: Files, progress: Progress) -> MergedBody:
+    """Merges the body of a lineage; equal inputs give equal bytes.
 
     At most the largest tensor of each expert and two merged ones are in memory at a time, or smaller ones.
 
     Raises:
         MoergeError: the lineage has another revision of its method.
         IncompatibleExpertError: the method doesn't fit the experts' family.
-        SolveError: the trunk contributions have too little text.
+        SolveError: the body contributions have too little text.
     """
     method = METHODS[lineage.method]
     if lineage.revision != method.revision:
         problem = f"expected revision {method.revision} of {method.name!r}, found {lineage.revision}"
-        raise MoergeError(problem, where="method", todo="merge the trunk again")
+        raise MoergeError(problem, where="method", todo="merge the body again")
     experts = [inputs.experts[digest] for digest in lineage.experts]
     first, base = experts[0], lineage.options.base
     with ExitStack() as stack:
@@ -110,32 +110,32 @@ def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progre
             statistics=[stack.enter_context(StatisticsFile(source)) for source in sources],
         )
         plans = method.plan(opened)
-        title = f"merging a trunk of {len(experts)} by {method.name}"
+        title = f"merging a body of {len(experts)} by {method.name}"
         tracker = stack.enter_context(progress.track(title, sum(plan.bytes for plan in plans), "B"))
         count = at_once() if method.solved else 1
-        weights = files.put(DENSE_TRUNK_FILE, lambda out: write_safetensors(out, plans, tracker.advance, at_once=count))
-    trunk = DenseTrunk(files.source(weights.sha256), first)
-    written = [weights, files.put(CONFIG_FILE, _config_writer(first, trunk.checkpoint))]
-    exponents = feature_exponents(trunk)
+        weights = files.put(DENSE_BODY_FILE, lambda out: write_safetensors(out, plans, tracker.advance, at_once=count))
+    body = DenseBody(files.source(weights.sha256), first)
+    written = [weights, files.put(CONFIG_FILE, _config_writer(first, body.checkpoint))]
+    exponents = feature_exponents(body)
     digests = {file.name: file.sha256 for file in written}
-    return MergedTrunk(
+    return MergedBody(
         **dict(lineage),
-        digest=trunk_digest(lineage.model_dump(mode="json"), digests, exponents),
+        digest=body_digest(lineage.model_dump(mode="json"), digests, exponents),
         family=first.family.model_type,
         hidden_size=first.config.hidden_size,
         layers=first.config.num_hidden_layers,
         exponents=exponents,
-        bounds=feature_bounds(trunk),
-        tensors=len(trunk.checkpoint.specs),
+        bounds=feature_bounds(body),
+        tensors=len(body.checkpoint.specs),
         files=written,
     )
 
 
-def _config_writer(expert: DenseFiles, trunk: Checkpoint) -> Callable[[BinaryIO], str]:
-    """Writes the expert's config.json with the trunk's vocabulary and head, without references to code."""
+def _config_writer(expert: DenseFiles, body: Checkpoint) -> Callable[[BinaryIO], str]:
+    """Writes the expert's config.json with the body's vocabulary and head, without references to code."""
     fields = json.loads(expert.side_file("config.json").read_text(encoding="utf-8"))
     fields.pop("auto_map", None)
-    fields |= trunk_settings(trunk.shapes)
+    fields |= body_settings(body.shapes)
     data = (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
 
     def write(out: BinaryIO) -> str:
@@ -145,6 +145,6 @@ def _config_writer(expert: DenseFiles, trunk: Checkpoint) -> Callable[[BinaryIO]
     return write
 
 
-def trunk_digest(lineage: Mapping[str, object], files: Mapping[str, str], exponents: Sequence[int]) -> str:
-    """The trunk's name: a digest of its lineage as JSON, of every file's digest, and of the exponents."""
+def body_digest(lineage: Mapping[str, object], files: Mapping[str, str], exponents: Sequence[int]) -> str:
+    """The body's name: a digest of its lineage as JSON, of every file's digest, and of the exponents."""
     return digest_of({**lineage, "files": dict(files), "exponents": list(exponents)})  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""A trunk's tensors, merged piece by piece from open checkpoints."""
+"""A body's tensors, merged piece by piece from open checkpoints."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from moerge.models.dense import trunk_names
+from moerge.models.dense import body_names
 from moerge.models.dense_files import Dense
 from moerge.models.families import EMBEDDING, HEAD
 from moerge.models.reader import Checkpoint
@@ -19,7 +19,7 @@ from moerge.models.writer import TensorPlan
 class Piece:
     """The unit of merging: a tensor, or its rows that the same experts have.
 
-    `start` is the first row, `experts` are the numbers of the experts with these rows, and `dtype` is the trunk's.
+    `start` is the first row, `experts` are the numbers of the experts with these rows, and `dtype` is the body's.
     """
 
     name: str
@@ -34,13 +34,13 @@ Rule = Callable[[Piece], Tensor]
 
 
 def merge_plan(experts: Sequence[Dense], rule: Rule, *, own_head: bool = False) -> list[TensorPlan]:
-    """The trunk's tensors in the dense family's names: at most len(experts) + 2 tensors in memory at a time.
+    """The body's tensors in the dense family's names: at most len(experts) + 2 tensors in memory at a time.
 
     A tensor has the widest of its experts' dtypes. With vocabularies of unequal length, a row is merged from the
     experts that have it. If another expert's head is untied, or `own_head` is set, a tied expert's embedding counts as
     its head.
     """
-    names = {name for expert in experts for name in trunk_names(expert)}
+    names = {name for expert in experts for name in body_names(expert)}
     checkpoints = [expert.checkpoint for expert in experts]
     if own_head:
         names.add(HEAD)
@@ -71,5 +71,5 @@ def _source(checkpoint: Checkpoint, name: str) -> tuple[str, TensorSpec]:
 
 
 def tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
-    """A trunk's tensor in a checkpoint; for a tied head, the embedding."""
+    """A body's tensor in a checkpoint; for a tied head, the embedding."""
     return checkpoint.tensor(_source(checkpoint, name)[0])

@@ -17,8 +17,8 @@ def estimate(members: float, newcomers: float, merged: int, joining: int, domain
     """The estimate that `moerge_proto.history.Remerge` explains.
 
     Args:
-        members, newcomers: mean normalised oracle under the current trunk, in points.
-        merged, joining, domains: numbers of experts in the trunk, of newcomers, and of all the version's domains.
+        members, newcomers: mean normalised oracle under the current body, in points.
+        merged, joining, domains: numbers of experts in the body, of newcomers, and of all the version's domains.
     """
     won = joining / domains * (members - newcomers)
     if merged == 1:

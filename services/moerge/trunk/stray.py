@@ -1,4 +1,4 @@
-"""Stray: a trunk's distance from an owner's own expert, measured before any computation under the trunk."""
+"""Stray: a body's distance from an owner's own expert, measured before any computation under the body."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.dense import trunk_names
+from moerge.models.dense import body_names
 from moerge.models.dense_files import Dense
 from moerge.models.distance import Powers
 from moerge.models.families import EMBEDDING, HEAD, head_dim
@@ -22,9 +22,9 @@ ROWS = 3.0
 SIZES = 0.4
 """Bound of the change of a tensor's size, in units of the limit."""
 _TODO = (
-    "ask the operator which experts the trunk was merged from, and how; the next trunk is checked anew. Honest trunks"
+    "ask the operator which experts the body was merged from, and how; the next body is checked anew. Honest bodies"
     " measured 0.43 at most, in units of max_stray, and 1 by ties or dare at scale 1; raise max_stray in worker.toml's"
-    " [policy] for such a trunk only"
+    " [policy] for such a body only"
 )  # the figures are docs/worker.md's
 _LEAST, _LEAST_EMBEDDING = 0.01, 0.25
 """Least power of a row in a relative distance, as a share of a typical row's. Embeddings of untrained tokens, such as
@@ -51,26 +51,26 @@ class Stray:
 
     def __str__(self) -> str:
         tensor, size, row = (f"{item.value:.3f} ({item.name})" for item in (self.tensor, self.size, self.row))
-        return f"the trunk strays by {tensor}, in size by {size}, in a single row by {row}"
+        return f"the body strays by {tensor}, in size by {size}, in a single row by {row}"
 
 
-def require_near(expert: Dense, trunk: Dense, limit: float, grams: Path) -> Stray:
-    """Requires a trunk with nearly the expert's outputs on the owner's own text.
+def require_near(expert: Dense, body: Dense, limit: float, grams: Path) -> Stray:
+    """Requires a body with nearly the expert's outputs on the owner's own text.
 
     Attention heads are compared one by one by their outputs, ||(W - W_d) x||, so that no single head can be replaced.
     So is the language model's head. The embedding is compared by its rows, weighted by frequency, and norms by their
     gains. A distance is relative to the smaller norm, so a tensor near zero is as far as a large one. The limit is the
-    same whether the trunk contains the expert or not, because only the coordinator knows that. Rows of other experts'
+    same whether the body contains the expert or not, because only the coordinator knows that. Rows of other experts'
     longer vocabularies are not compared: this expert has no such tokens.
 
     Args:
         limit: of a tensor's stray. The limits of sizes and rows are `SIZES` and `ROWS` times as much.
-        grams: a trunk contribution of this expert.
+        grams: a body contribution of this expert.
 
     Raises:
         IncompatibleExpertError: names the tensor that is missing, unknown, of another shape, not finite or too far.
     """
-    config, own, merged, names = expert.config, expert.checkpoint, trunk.checkpoint, trunk_names(expert)
+    config, own, merged, names = expert.config, expert.checkpoint, body.checkpoint, body_names(expert)
     _require_shapes({name: own.specs[name].shape for name in names}, merged)
     with StatisticsFile(grams) as file:
         comparison = _Comparison(own, merged, ModuleGrams(expert, file), limit)
@@ -92,13 +92,13 @@ def _require_shapes(shapes: Mapping[str, tuple[int, ...]], merged: Checkpoint) -
     for name, shape in shapes.items():
         longer = name in (EMBEDDING, HEAD) and rows >= shape[:1]
         if merged.shapes.get(name) != ((*rows, *shape[1:]) if longer else shape):
-            todo = "ask the operator to merge a trunk with your expert"
-            raise IncompatibleExpertError("the trunk lacks it, or has another shape", where=name, todo=todo)
+            todo = "ask the operator to merge a body with your expert"
+            raise IncompatibleExpertError("the body lacks it, or has another shape", where=name, todo=todo)
     unknown = sorted(merged.specs.keys() - shapes.keys())
     if HEAD in unknown and merged.shapes[HEAD] == merged.shapes[EMBEDDING]:  # this expert's head is tied
         unknown.remove(HEAD)
     if unknown:
-        todo = "ask the operator how the trunk was merged"
+        todo = "ask the operator how the body was merged"
         raise IncompatibleExpertError("your expert has no such tensor", where=unknown[0], todo=todo)
 
 
@@ -178,6 +178,6 @@ class _Comparison:
 
     def _within(self, before: Furthest, now: Furthest, limit: float, how: str) -> Furthest:
         if not now.value <= limit:
-            problem = f"the trunk strays {how}by {now.value:.3g}; max_stray = {self._limit:g} allows {limit:g}"
+            problem = f"the body strays {how}by {now.value:.3g}; max_stray = {self._limit:g} allows {limit:g}"
             raise IncompatibleExpertError(problem, where=now.name, todo=_TODO)
         return max(before, now, key=lambda item: item.value)

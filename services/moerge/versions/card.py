@@ -76,8 +76,8 @@ def card_file(
 
     Args:
         experts: the version's, in slot order.
-        method: the trunk's merge method.
-        merged: the experts whose parameters the trunk contains.
+        method: the body's merge method.
+        merged: the experts whose parameters the body contains.
         contributed: the router contributions, in the lineage's order.
     """
     options, domains = lineage.options, ", ".join(lineage.domains)
@@ -96,7 +96,7 @@ moerge made this model from dense experts, in closed form and without training. 
 | architecture | `{model.architecture}`, {model.dtype} |
 | parameters | {model.parameters:,} in total, {model.active:,} active per token |
 | experts per token | {options.top_k} of {len(experts)} |
-| trunk (all but the MLPs) | merged from {len(merged)} experts by the method `{method}` |
+| body (all but the MLPs) | merged from {len(merged)} experts by the method `{method}` |
 | MLPs | {_mlps(experts)} |
 | routers | {_routers(lineage)} |
 
@@ -120,9 +120,9 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 |---|---|---|---|---|
 {markdown_rows((str(i), e.domain, e.owner, e.license, _digest(e)) for i, e in enumerate(experts))}
 
-## Trunk
+## Body
 
-`{lineage.trunk}`, which contains parameters of:
+`{lineage.body}`, which contains parameters of:
 
 | domain | owner | licence | digest |
 |---|---|---|---|
@@ -161,7 +161,7 @@ def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
     lines = []
     if lineage.withdrawn:
         names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in lineage.withdrawn)
-        lines.append(f"> The trunk still contains parameters of experts that were withdrawn: {names}.\n")
+        lines.append(f"> The body still contains parameters of experts that were withdrawn: {names}.\n")
     if lineage.left_out:
         names = ", ".join(lineage.left_out)
         lines.append(f"> Left out, because they had not contributed: {names}.\n")
@@ -196,11 +196,11 @@ def _mlps(experts: Sequence[ExpertRecord]) -> str:
     if not fitted:
         return "the experts' own, unchanged"
     others = "; all others unchanged" if len(fitted) < len(experts) else ""
-    return f"fitted to the trunk: {', '.join(fitted)}{others}"
+    return f"fitted to the body: {', '.join(fitted)}{others}"
 
 
 def _digest(expert: ExpertRecord) -> str:
-    fitted = "" if expert.fitted_from is None else f", its MLPs fitted to the trunk from `{expert.fitted_from}`"
+    fitted = "" if expert.fitted_from is None else f", its MLPs fitted to the body from `{expert.fitted_from}`"
     return f"`{expert.digest}`{fitted}"
 
 

@@ -123,7 +123,7 @@ def compare(before: Version, after: Version) -> Comparison:
     return Comparison(
         before=before.number,
         after=after.number,
-        same_trunk=old.trunk == new.trunk,
+        same_body=old.body == new.body,
         experts_added=_experts(new, changes.added),
         experts_removed=_experts(old, changes.removed),
         experts_replaced=_experts(new, changes.replaced),

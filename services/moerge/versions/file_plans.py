@@ -24,7 +24,7 @@ from moerge_proto.digests import canonical_json, digest_of, sha256_hex
 from moerge_proto.records import RECORD_FILE, Record
 from moerge_proto.versions import SolveReport
 
-TRUNK_FILE, ADDED_FILE = "model-trunk.safetensors", "model-trunk-added.safetensors"
+BODY_FILE, ADDED_FILE = "model-body.safetensors", "model-body-added.safetensors"
 ROUTER_FILE, INDEX_FILE = "model-router.safetensors", "model.safetensors.index.json"
 CONFIG_FILE, REPORT_FILE = "config.json", "moerge-report.json"
 _PIECE = 2**22
@@ -57,35 +57,35 @@ def _weights(name: str, plans: Sequence[TensorPlan], **inputs: object) -> FilePl
     return FilePlan(name, key, lambda out: write_safetensors(out, plans), sizes, parameters=parameters)
 
 
-def trunk_files(dense: Dense, digest: str, sha256: str, *, tied: bool = False) -> list[FilePlan]:
-    """The trunk under its published names: its own file where names match, and a file of additions.
+def body_files(dense: Dense, digest: str, sha256: str, *, tied: bool = False) -> list[FilePlan]:
+    """The body under its published names: its own file where names match, and a file of additions.
 
     Args:
-        digest: the trunk's name.
+        digest: the body's name.
         sha256: the digest of its file.
         tied: omit the head if it is the embedding. By default it is written, for engines that don't tie.
 
     Raises:
-        IncompatibleExpertError: `tied`, but the trunk has a separate head.
+        IncompatibleExpertError: `tied`, but the body has a separate head.
     """
-    trunk, family, config = dense.checkpoint, dense.family, dense.config
-    if tied and HEAD in trunk.specs:
+    body, family, config = dense.checkpoint, dense.family, dense.config
+    if tied and HEAD in body.specs:
         raise IncompatibleExpertError(
-            "the trunk has a head that isn't its embedding", where=HEAD, todo="publish it without `tied`"
+            "the body has a head that isn't its embedding", where=HEAD, todo="publish it without `tied`"
         )
-    added = [_zeros(name, shape, trunk) for name, shape in family.zero_shapes(config).items()]
-    if HEAD not in trunk.specs and not tied:
-        added.append(_copy(trunk, EMBEDDING, HEAD))
+    added = [_zeros(name, shape, body) for name, shape in family.zero_shapes(config).items()]
+    if HEAD not in body.specs and not tied:
+        added.append(_copy(body, EMBEDDING, HEAD))
     blocks = family.head_blocks(config)
     if blocks:
         plans = []
-        for name in sorted(trunk.specs):
-            plans += _in_blocks(trunk, name, blocks.get(name, [(name, trunk.specs[name].shape[0])]))
-        return [_weights(TRUNK_FILE, plans + added, trunk=digest, tied=tied)]
-    size = {name: spec.bytes for name, spec in trunk.specs.items()}
-    count, key = sum(math.prod(spec.shape) for spec in trunk.specs.values()), digest_of({"sha256": sha256})
-    whole = FilePlan(TRUNK_FILE, key, lambda out: copied_bytes(trunk.path, out), size, sha256, count)
-    return [whole, _weights(ADDED_FILE, added, trunk=digest, tied=tied)] if added else [whole]
+        for name in sorted(body.specs):
+            plans += _in_blocks(body, name, blocks.get(name, [(name, body.specs[name].shape[0])]))
+        return [_weights(BODY_FILE, plans + added, body=digest, tied=tied)]
+    size = {name: spec.bytes for name, spec in body.specs.items()}
+    count, key = sum(math.prod(spec.shape) for spec in body.specs.values()), digest_of({"sha256": sha256})
+    whole = FilePlan(BODY_FILE, key, lambda out: copied_bytes(body.path, out), size, sha256, count)
+    return [whole, _weights(ADDED_FILE, added, body=digest, tied=tied)] if added else [whole]
 
 
 def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, digest: str) -> FilePlan:
@@ -118,8 +118,8 @@ def _copy(source: Checkpoint, name: str, target: str) -> TensorPlan:
     return _in_blocks(source, name, [(target, source.specs[name].shape[0])])[0]
 
 
-def _zeros(name: str, shape: tuple[int, ...], trunk: Checkpoint) -> TensorPlan:
-    dtype = trunk.specs[EMBEDDING].dtype
+def _zeros(name: str, shape: tuple[int, ...], body: Checkpoint) -> TensorPlan:
+    dtype = body.specs[EMBEDDING].dtype
     return TensorPlan(name, dtype, shape, lambda: torch.zeros(shape, dtype=dtype))
 
 
@@ -179,10 +179,10 @@ def index_file(weights: Sequence[FilePlan]) -> FilePlan:
     return text_file(INDEX_FILE, json.dumps(index, indent=1) + "\n")
 
 
-def version_config(trunk: Dense, experts: int, top_k: int, *, tied: bool) -> dict[str, Any]:
-    embedding = trunk.checkpoint.specs[EMBEDDING]
+def version_config(body: Dense, experts: int, top_k: int, *, tied: bool) -> dict[str, Any]:
+    embedding = body.checkpoint.specs[EMBEDDING]
     dtype = str(embedding.dtype).removeprefix("torch.")
-    return published_config(trunk.family, trunk.config, experts, top_k, dtype, embedding.shape[0], tied)
+    return published_config(body.family, body.config, experts, top_k, dtype, embedding.shape[0], tied)
 
 
 def config_files(side_files: DenseFiles, published: Mapping[str, Any]) -> list[FilePlan]:

@@ -8,7 +8,7 @@ from functools import cache
 from torch import Tensor
 
 from moerge.models.bounds import feature_gains
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_template
@@ -18,13 +18,13 @@ from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model
 from moerge.versions.engines import engine_limits
 from moerge.versions.file_plans import (
     FilePlan,
+    body_files,
     config_files,
     expert_file,
     index_file,
     record_file,
     report_file,
     router_file,
-    trunk_files,
     version_config,
 )
 from moerge_proto.digests import digest_of
@@ -52,16 +52,16 @@ class VersionInputs:
 
     Attributes:
         slots: the version's experts, in order.
-        trunk_sha256: the digest of the trunk's file.
-        method: the trunk's merge method.
-        merged: the experts in the trunk.
+        body_sha256: the digest of the body's file.
+        method: the body's merge method.
+        merged: the experts in the body.
         contributed: facts of the router contributions, in the lineage's order.
         statistics: gives their files in that order.
     """
 
     slots: Sequence[Slot]
-    trunk: DenseTrunk
-    trunk_sha256: str
+    body: DenseBody
+    body_sha256: str
     method: str
     merged: Sequence[ExpertRecord]
     contributed: Sequence[Contributed]
@@ -76,7 +76,7 @@ class VersionPlan:
     """The planned files of a version.
 
     Attributes:
-        shared: trunk and experts; other versions may have them too.
+        shared: body and experts; other versions may have them too.
         solved: routers and report; writing either solves, once.
         texts: index, configs, tokenizer, lineage and card.
     """
@@ -100,7 +100,7 @@ def solve_lineage(
     """
     with ExitStack() as stack:
         files = [stack.enter_context(StatisticsFile(source)) for source in inputs.statistics()]
-        return solve_layers(files, lineage.domains, feature_gains(inputs.trunk), lineage.options, solved)
+        return solve_layers(files, lineage.domains, feature_gains(inputs.body), lineage.options, solved)
 
 
 def measure_influence(
@@ -111,7 +111,7 @@ def measure_influence(
     Raises:
         ContributionError, SolveError: a layer can't be solved, with all owners or without one.
     """
-    gains = feature_gains(inputs.trunk)
+    gains = feature_gains(inputs.body)
     start = int(digest_of(lineage.model_dump(mode="json"))[:8], 16)
     with ExitStack() as stack:
         files = [stack.enter_context(StatisticsFile(source)) for source in inputs.statistics()]
@@ -122,14 +122,14 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     """The files of a version; a pure function of its arguments (law 3). Nothing is computed until a file is written.
 
     Raises:
-        IncompatibleExpertError: `tied`, but the trunk has a separate head.
+        IncompatibleExpertError: `tied`, but the body has a separate head.
         MoergeError: a checkpoint can't be read.
     """
-    trunk, config, family = inputs.trunk, inputs.trunk.config, inputs.trunk.family
+    body, config, family = inputs.body, inputs.body.config, inputs.body.family
     layers, count = config.num_hidden_layers, len(inputs.slots)
     content = lineage.model_dump(mode="json")
     name = digest_of(content)
-    shared = trunk_files(trunk, lineage.trunk, inputs.trunk_sha256, tied=lineage.tied)
+    shared = body_files(body, lineage.body, inputs.body_sha256, tied=lineage.tied)
     slots = enumerate(inputs.slots)
     mlps = [expert_file(slot.weights, family, layers, number, slot.record.digest) for number, slot in slots]
     shared += mlps
@@ -138,7 +138,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     def solution() -> Solution:
         return solve(lineage, inputs)
 
-    dtype = trunk.checkpoint.specs[EMBEDDING].dtype
+    dtype = body.checkpoint.specs[EMBEDDING].dtype
     routers = router_file(lambda: solution()[0], layers, (count, config.hidden_size), family, dtype, name)
     taken = max(inputs.slots, key=lambda slot: int(slot.side_files.config.vocab_size))
     chats = {slot.record.domain: chat_template(slot.side_files) for slot in inputs.slots}
@@ -147,7 +147,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     total = sum(file.parameters for file in (*shared, routers))
     idle = (count - lineage.options.top_k) * mlps[0].parameters
     model = Model(family.published_class, str(dtype).removeprefix("torch."), total, total - idle)
-    published = version_config(trunk, count, lineage.options.top_k, tied=lineage.tied)
+    published = version_config(body, count, lineage.options.top_k, tied=lineage.tied)
     limits = engine_limits(published)
     texts = [
         index_file([*shared, routers]),

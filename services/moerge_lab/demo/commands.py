@@ -18,7 +18,7 @@ app = typer.Typer()
 def demo(
     home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
     recipe: Annotated[
-        RecipeName, typer.Option(help="recommended: regmean trunk and discriminants. dume: the paper's.")
+        RecipeName, typer.Option(help="recommended: regmean body and discriminants. dume: the paper's.")
     ] = "recommended",
     serve: Annotated[bool, typer.Option("--serve", help="Keep coordinator and dashboard open at the end.")] = False,
 ) -> None:

@@ -16,10 +16,10 @@ from moerge.files import atomic_file
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.demo.processes import Processes, address_in, output_of
 from moerge_lab.demo.stages import Stages
+from moerge_proto.bodies import NewBody
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import VERSION_RECIPES, RecipeName
 from moerge_proto.signatures import JoinRequest
-from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import CHAMPION, NewVersion
 
 TABLE_TOKENS, STATISTICS_TOKENS = 5_000, 10_000
@@ -70,14 +70,14 @@ class Demo:
             workers = {domain.name: self._start_worker(processes, client, domain) for domain in early}
             experts = self._ready_experts(client, workers)
             stages.begin(3)
-            trunk = self._merge(client, experts, workers)
-            first = self._publish(processes, client, trunk, experts, workers)
+            body = self._merge(client, experts, workers)
+            first = self._publish(processes, client, body, experts, workers)
             stages.begin(4)
-            stages.tell(f"Each owner evaluates version {first}, and {late.name} joins under the same trunk.")
+            stages.tell(f"Each owner evaluates version {first}, and {late.name} joins under the same body.")
             workers[late.name] = self._start_worker(processes, client, late)
             self._promote_evaluated(processes, client, first, workers)
             experts = self._ready_experts(client, workers)
-            last = self._publish(processes, client, trunk, experts, workers)
+            last = self._publish(processes, client, body, experts, workers)
             stages.tell(f"Each owner evaluates version {last}. Only {late.name} had to contribute for it.")
             self._promote_evaluated(processes, client, last, workers)
             processes.stop(*workers.values())
@@ -126,7 +126,7 @@ class Demo:
         arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home]
         arguments += ["--license", "Apache-2.0", "--context", 256]
         if METHODS[VERSION_RECIPES[self._recipe].method].solved:
-            arguments.append("--trunk-contribution")
+            arguments.append("--body-contribution")
         self._stages.command(*arguments)
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
         return processes.start(arguments, environment, label=domain.name)
@@ -162,21 +162,21 @@ class Demo:
     def _merge(self, client: Client, experts: list[str], workers: Workers) -> str:
         method = VERSION_RECIPES[self._recipe].method
         if METHODS[method].solved:
-            self._wait_for_domains(workers, lambda: {row.domain for row in client.contributions("trunk") if row.active})
+            self._wait_for_domains(workers, lambda: {row.domain for row in client.contributions("body") if row.active})
         named = [word for name in workers for word in ("--expert", name)]
-        self._stages.command("trunk", "merge", "--method", method, *named)
-        trunk = client.wait(client.merge_trunk(NewTrunk(method=method, experts=experts)))
-        self._stages.tell("Each owner now contributes statistics under this trunk.")
-        return trunk
+        self._stages.command("body", "merge", "--method", method, *named)
+        body = client.wait(client.merge_body(NewBody(method=method, experts=experts)))
+        self._stages.tell("Each owner now contributes statistics under this body.")
+        return body
 
-    def _publish(self, processes: Processes, client: Client, trunk: str, experts: list[str], workers: Workers) -> int:
+    def _publish(self, processes: Processes, client: Client, body: str, experts: list[str], workers: Workers) -> int:
         def contributed() -> set[str]:
-            return {row.domain for row in client.contributions() if row.active and row.trunk == trunk}
+            return {row.domain for row in client.contributions() if row.active and row.body == body}
 
         self._wait_for_domains(workers, contributed)
         recipe = () if self._recipe == "recommended" else ("--recipe", self._recipe)
         self._stages.command("version", "solve", *recipe)
-        contributed_experts = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
+        contributed_experts = {row.expert for row in client.contributions() if row.active and row.body == body}
         chosen = {row.trained: row.digest for row in client.experts() if row.digest in contributed_experts}
         new = NewVersion(experts=[chosen[expert] for expert in experts], options=VERSION_RECIPES[self._recipe].solve)
         number = int(client.wait(client.solve_version(new)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import MoergeError
-from moerge.merging.local import LocalTrunk
+from moerge.merging.local import LocalBody
 from moerge.progress import NoProgress, Progress
 from moerge.scoring.perplexity import Rows, Window
 from moerge_lab.training.job import Trained
@@ -37,11 +37,11 @@ class Shared:
     """Results that several recipes need, computed once for a table, by all of their inputs.
 
     Attributes:
-        folder: of trunks; None: every recipe merges its own.
+        folder: of bodies; None: every recipe merges its own.
     """
 
     folder: Path | None = None
-    trunks: dict[tuple[object, ...], LocalTrunk] = field(default_factory=dict)
+    bodies: dict[tuple[object, ...], LocalBody] = field(default_factory=dict)
     likelihoods: Likelihoods = field(default_factory=dict)
     made: dict[tuple[object, ...], Any] = field(default_factory=dict)
 

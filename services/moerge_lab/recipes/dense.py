@@ -21,7 +21,7 @@ from moerge_lab.recipes.base import Fleet, Model, Options, Recipe, number
 from moerge_lab.recipes.likelihoods import Dense
 from moerge_lab.recipes.models import Loaded
 from moerge_lab.recipes.tuning import CHOOSE, choose_scale
-from moerge_proto.trunks import TrunkMethod, TrunkOptions
+from moerge_proto.bodies import BodyMethod, BodyOptions
 
 Checked = TypeVar("Checked", bound=BaseModel)
 EXPERTS = "experts"
@@ -34,14 +34,14 @@ def expert_row(domain: str) -> str:
     return f"{domain} expert"
 
 
-def trunk_options(method: TrunkMethod, fleet: Fleet, options: Options) -> TrunkOptions:
-    """The options of a trunk method, without the base. Weights are the domains' tokens of statistics."""
+def body_options(method: BodyMethod, fleet: Fleet, options: Options) -> BodyOptions:
+    """The options of a body method, without the base. Weights are the domains' tokens of statistics."""
     tokens = {f"d{slot}": sum(map(len, domain.statistics)) for slot, domain in enumerate(fleet.domains)}
     given = {**options, "seed": fleet.seed, "weights": tokens}
-    return checked(TrunkOptions, {name: value for name, value in given.items() if name in METHODS[method].takes})
+    return checked(BodyOptions, {name: value for name, value in given.items() if name in METHODS[method].takes})
 
 
-def base_of(method: TrunkMethod, fleet: Fleet) -> Path | None:
+def base_of(method: BodyMethod, fleet: Fleet) -> Path | None:
     """The base model's folder, if the method takes one."""
     return fleet.base if "base" in METHODS[method].takes else None
 
@@ -55,7 +55,7 @@ def checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:
         raise MoergeError(f"{first['loc'][0]} is {first['input']}: {first['msg']}", where="`recipe`") from error
 
 
-def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrainedModel:
+def merged_model(fleet: Fleet, method: BodyMethod, options: Options) -> PreTrainedModel:
     """The dense model whose every parameter is merged by an elementwise method."""
     if (rule := METHODS[method].rule) is None:
         raise TypeError(f"{method} doesn't merge MLPs")
@@ -63,7 +63,7 @@ def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrai
     inputs = MethodInputs(
         experts=experts,
         domains=[f"d{slot}" for slot in range(len(experts))],
-        options=trunk_options(method, fleet, options),
+        options=body_options(method, fleet, options),
         base=None if base is None else Checkpoint(base),
     )
     state = {plan.name: plan.compute().float() for plan in METHODS[method].plan(inputs)}
@@ -81,11 +81,11 @@ def _experts(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         yield expert_row(domain.name), Dense(domain.expert, fleet.device, fleet.shared.likelihoods)
 
 
-def _merged(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+def _merged(row: str, method: BodyMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     yield row, Loaded(merged_model(fleet, method, options))
 
 
-def _scaled(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+def _scaled(row: str, method: BodyMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     def build(scale: float) -> Loaded:
         return Loaded(merged_model(fleet, method, {**options, "scale": scale}))
 

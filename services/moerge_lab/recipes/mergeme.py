@@ -102,7 +102,7 @@ class Upcycled(FromLogits):
     """The averaged model with every expert's MLPs, and attention, mixed by the same weights in all layers and places.
 
     Args:
-        trunk: the averaged model; its modules are replaced.
+        body: the averaged model; its modules are replaced.
         routing: parameters that a token is multiplied by for the scores.
         k: experts per row.
         separate: whether every expert keeps its own attention.
@@ -110,7 +110,7 @@ class Upcycled(FromLogits):
 
     def __init__(
         self,
-        trunk: PreTrainedModel,
+        body: PreTrainedModel,
         models: Sequence[PreTrainedModel],
         scores: Scores,
         routing: float,
@@ -118,14 +118,14 @@ class Upcycled(FromLogits):
         *,
         separate: bool,
     ) -> None:
-        self._trunk, self._scores, self._k, self._gate = trunk, scores, k, Gate()
-        further = min(k, len(models)) - 1  # experts, besides the trunk's one
-        self.active_parameters = active_parameters(trunk) + routing
+        self._body, self._scores, self._k, self._gate = body, scores, k, Gate()
+        further = min(k, len(models)) - 1  # experts, besides the body's one
+        self.active_parameters = active_parameters(body) + routing
         for name in ("mlp", "self_attn") if separate else ("mlp",):
-            one = nn.ModuleList(submodules(trunk, name))
+            one = nn.ModuleList(submodules(body, name))
             self.active_parameters += further * sum(parameter.numel() for parameter in one.parameters())
             for layer, modules in enumerate(zip(*(submodules(model, name) for model in models), strict=True)):
-                setattr(trunk.get_submodule(f"model.layers.{layer}"), name, Mixed(modules, self._gate))
+                setattr(body.get_submodule(f"model.layers.{layer}"), name, Mixed(modules, self._gate))
 
     @torch.inference_mode()
     def logits(self, rows: Rows) -> Tensor:
@@ -138,21 +138,21 @@ class Upcycled(FromLogits):
     def _mixed(self, weights: Tensor, rows: Rows) -> Tensor:
         self._gate.chosen = weights[0].nonzero()[:, 0].tolist()
         self._gate.weights = weights[:, self._gate.chosen]
-        return logits(self._trunk, rows)
+        return logits(self._body, rows)
 
 
 def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     members = with_seed(fleet, options)
-    models, trunk, k = experts(members), merged_model(members, "average", {}), whole(options, "k", 1)
+    models, body, k = experts(members), merged_model(members, "average", {}), whole(options, "k", 1)
     routing = sum(model.active_parameters for model in models)
-    yield name, Upcycled(trunk, [model.model for model in models], confidence(models), routing, k, separate=separate)
+    yield name, Upcycled(body, [model.model for model in models], confidence(models), routing, k, separate=separate)
 
 
 def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    models, trunk = [expert.model for expert in experts(fleet)], merged_model(fleet, "average", {})
+    models, body = [expert.model for expert in experts(fleet)], merged_model(fleet, "average", {})
     base = load(fleet.seed_model, fleet.device)
     routing = 3 * active_parameters(base)  # a backward pass costs two forward ones
-    yield name, Upcycled(trunk, models, alignment(base, models), routing, whole(options, "k", 1), separate=separate)
+    yield name, Upcycled(body, models, alignment(base, models), routing, whole(options, "k", 1), separate=separate)
 
 
 def _recipe(name: str, *, task_vector: bool, separate: bool) -> Recipe:

@@ -1,4 +1,4 @@
-"""MoErged models: a trunk with every expert's MLPs and routers, assembled by `moerge.merging.assemble`."""
+"""MoErged models: a body with every expert's MLPs and routers, assembled by `moerge.merging.assemble`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moerge.merging.assemble import Assembled, KeptParts, assemble, merged_trunk
-from moerge.merging.local import LocalTrunk
+from moerge.merging.assemble import Assembled, KeptParts, assemble, merged_body
+from moerge.merging.local import LocalBody
 from moerge.merging.settings import VersionSettings
 from moerge.models.dense import domain_model, place
 from moerge.models.dense_files import DenseFiles
@@ -34,12 +34,12 @@ from moerge_lab.recipes.base import (
     statistics_text,
     whole,
 )
-from moerge_lab.recipes.dense import TASK_VECTORS, base_of, checked, trunk_options
+from moerge_lab.recipes.dense import TASK_VECTORS, base_of, body_options, checked
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
 from moerge_lab.recipes.tuning import choose_scale
+from moerge_proto.bodies import BodyMethod
 from moerge_proto.options import PAPER, RARE_BELOW, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.trunks import TrunkMethod
 
 RIDGE: Options = {"k": 1, "lambda": 0.01, "tokens": 0}
 """Experts per token, the ridge regulariser, and counted tokens per document; 0: all (DUME section 3.1)."""
@@ -70,27 +70,27 @@ def settings_of(fleet: Fleet, recipe: VersionRecipe, options: Options) -> Versio
     base = base_of(recipe.method, fleet)
     return VersionSettings(
         recipe=recipe,
-        trunk=trunk_options(recipe.method, fleet, options),
+        body=body_options(recipe.method, fleet, options),
         base=None if base is None else DenseExpert("base", base),
         rare_below=whole(options, "rare_below", 0) if "rare_below" in options else RARE_BELOW,
         computing=Computing(fleet.device),
     )
 
 
-def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
-    """The trunk, merged by a method; a solved one is of the domains' statistics, and kept for equal inputs."""
+def body_of(fleet: Fleet, method: BodyMethod, options: Options) -> LocalBody:
+    """The body, merged by a method; a solved one is of the domains' statistics, and kept for equal inputs."""
     shared, recipe = fleet.shared, PAPER.model_copy(update={"method": method})
     settings, experts = settings_of(fleet, recipe, options), experts_of(fleet)
     texts = [Documents.of(domain.statistics, options) for domain in fleet.domains]
     if shared.folder is None or not METHODS[method].solved:
-        return merged_trunk(experts, texts, settings, fleet.work)
+        return merged_body(experts, texts, settings, fleet.work)
     folders, text = (domain.expert for domain in fleet.domains), (options.get("tokens", 0), options["rare_below"])
-    key = (method, settings.trunk.model_dump_json(), fleet.base, fleet.seed, *folders, *text)
-    if key not in shared.trunks:
-        folder = shared.folder / f"trunk-{len(shared.trunks)}"
+    key = (method, settings.body.model_dump_json(), fleet.base, fleet.seed, *folders, *text)
+    if key not in shared.bodies:
+        folder = shared.folder / f"body-{len(shared.bodies)}"
         folder.mkdir()
-        shared.trunks[key] = merged_trunk(experts, texts, settings, folder)
-    return shared.trunks[key]
+        shared.bodies[key] = merged_body(experts, texts, settings, folder)
+    return shared.bodies[key]
 
 
 def random_routers(fleet: Fleet) -> list[Tensor]:
@@ -100,8 +100,8 @@ def random_routers(fleet: Fleet) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for _ in range(config.num_hidden_layers)]
 
 
-def trunk_in(parts: Parts, fleet: Fleet, options: Options) -> LocalTrunk:
-    return trunk_of(fleet, parts.recipe(options).method, options)
+def body_in(parts: Parts, fleet: Fleet, options: Options) -> LocalBody:
+    return body_of(fleet, parts.recipe(options).method, options)
 
 
 def experts_of(fleet: Fleet) -> list[DenseExpert]:
@@ -114,18 +114,18 @@ def assembled(
     fleet: Fleet,
     options: Options,
     *,
-    trunk: LocalTrunk | None = None,
+    body: LocalBody | None = None,
     routers: Sequence[Tensor] | None = None,
 ) -> Assembled:
     """A version of these choices with k experts per token, by default one.
 
     Args:
-        trunk: an existing one; None: merged from the fleet's experts.
+        body: an existing one; None: merged from the fleet's experts.
         routers: given ones, [D, H] per layer; None: solved.
     """
     recipe, k = parts.recipe(options), whole(options, "k", 1, len(fleet.domains)) if "k" in options else 1
     recipe = recipe.model_copy(update={"solve": recipe.solve.model_copy(update={"top_k": k})})
-    kept = KeptParts(trunk or trunk_in(parts, fleet, options))
+    kept = KeptParts(body or body_in(parts, fleet, options))
     texts = [Documents.of(parts.texts(domain), options) for domain in fleet.domains]
     settings = settings_of(fleet, recipe, options)
     return assemble(experts_of(fleet), texts, settings, fleet.work, kept, routers=routers)
@@ -157,15 +157,15 @@ def oracle(row: str, parts: Parts, fleet: Fleet, options: Options) -> Iterator[t
     yield row, Oracle(model, [domain.name for domain in fleet.domains])
 
 
-def scale_of(method: TrunkMethod, fleet: Fleet, options: Options) -> Numbers:
-    """The scale of the trunk's task vectors with the least loss of the domains' own MLPs, without routers."""
+def scale_of(method: BodyMethod, fleet: Fleet, options: Options) -> Numbers:
+    """The scale of the body's task vectors with the least loss of the domains' own MLPs, without routers."""
     experts = {domain.name: DenseFiles(domain.expert) for domain in fleet.domains}
 
     def build(scale: float) -> Losses:
-        trunk = trunk_of(fleet, method, {**options, "scale": scale})
+        body = body_of(fleet, method, {**options, "scale": scale})
 
         def losses(rows: Rows) -> Tensor:
-            model, _ = domain_model(experts[rows.domain], trunk)
+            model, _ = domain_model(experts[rows.domain], body)
             place(model, fleet.device)
             return losses_by(partial(logits, model))(rows)
 
@@ -174,8 +174,8 @@ def scale_of(method: TrunkMethod, fleet: Fleet, options: Options) -> Numbers:
     return choose_scale(fleet, options, build)
 
 
-def ridge(method: TrunkMethod, texts: TextOf = statistics_text, chosen: Chosen = nothing_chosen) -> Parts:
-    """DUME's routers under the trunk of a method, from the domains' texts."""
+def ridge(method: BodyMethod, texts: TextOf = statistics_text, chosen: Chosen = nothing_chosen) -> Parts:
+    """DUME's routers under the body of a method, from the domains' texts."""
 
     def recipe(options: Options) -> VersionRecipe:
         given = {"ridge_lambda": number(options, "lambda")} if "lambda" in options else {}
@@ -184,9 +184,9 @@ def ridge(method: TrunkMethod, texts: TextOf = statistics_text, chosen: Chosen =
     return Parts(recipe, texts, chosen)
 
 
-def _on_task_vectors(name: str, method: TrunkMethod) -> Recipe:
+def _on_task_vectors(name: str, method: BodyMethod) -> Recipe:
     parts, options = ridge(method, chosen=partial(scale_of, method)), {**RIDGE, **TASK_VECTORS}
-    return replace(published_recipe(name, "DUME under MergeME's trunk, MergeME 3.1", parts, options), needs_base=True)
+    return replace(published_recipe(name, "DUME under MergeME's body, MergeME 3.1", parts, options), needs_base=True)
 
 
 VERSION = "version"
@@ -213,8 +213,8 @@ RECIPES = (
     replace(published_recipe("dume-ood", "DUME section 3.3", ridge("average", other_text), RIDGE), needs_other=True),
     _on_task_vectors("dume-ties", "ties"),
     replace(_on_task_vectors("dume-dare", "dare"), drawn=True),
-    published_recipe("regmean", "regmean trunk, DUME's routers", ridge("regmean"), {**RIDGE, **COUNTS}),
+    published_recipe("regmean", "regmean body, DUME's routers", ridge("regmean"), {**RIDGE, **COUNTS}),
     Recipe(
-        "regmean-oracle", "regmean trunk, DUME section 3.2", partial(oracle, "regmean-oracle", ridge("regmean")), COUNTS
+        "regmean-oracle", "regmean body, DUME section 3.2", partial(oracle, "regmean-oracle", ridge("regmean")), COUNTS
     ),
 )

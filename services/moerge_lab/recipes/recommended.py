@@ -9,10 +9,10 @@ from moerge_lab.recipes.dense import checked
 from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
 from moerge_proto.options import RECOMMENDED, SolveOptions, VersionRecipe
 
-_TRUNK: Options = {"tokens": 0, **COUNTS, "fit": int(RECOMMENDED.fit)}
-"""`fit=1`: MLPs are fitted to the trunk, by the method `regmean-fitted`."""
+_BODY: Options = {"tokens": 0, **COUNTS, "fit": int(RECOMMENDED.fit)}
+"""`fit=1`: MLPs are fitted to the body, by the method `regmean-fitted`."""
 _SOLVE: Options = {"k": 1, "lambda": RECOMMENDED.solve.ridge_lambda, "routers": RECOMMENDED.solve.routers}
-OPTIONS: Options = {**_SOLVE, **_TRUNK}
+OPTIONS: Options = {**_SOLVE, **_BODY}
 """lambda is in the recommended scale; `routers=ridge`: the paper's."""
 
 
@@ -28,13 +28,13 @@ def _recipe(options: Options) -> VersionRecipe:
 PARTS = Parts(_recipe)
 RECIPES = (
     replace(
-        published_recipe("recommended", "regmean trunk, discriminants as routers", PARTS, OPTIONS),
+        published_recipe("recommended", "regmean body, discriminants as routers", PARTS, OPTIONS),
         words={"routers": tuple(ROUTERS)},
     ),
     Recipe(
         "recommended-oracle",
-        "the same trunk and MLPs, DUME section 3.2",
+        "the same body and MLPs, DUME section 3.2",
         partial(oracle, "recommended-oracle", PARTS),
-        _TRUNK,
+        _BODY,
     ),
 )

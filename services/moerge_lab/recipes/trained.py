@@ -22,15 +22,15 @@ from moerge_lab.training.job import Job, Trained
 from moerge_lab.training.loop import Run
 from moerge_lab.training.losses import ROUTINGS, Loss, RoutedLoss, Routing, experts_per_token, language_loss
 from moerge_lab.training.parameters import Which
-from moerge_proto.trunks import TrunkMethod
+from moerge_proto.bodies import BodyMethod
 
 STARTS = ("random", "ridge", "recommended", "fitted")
 """Routers before training: random; DUME's; or the whole model of `recommended`, or of `recommended:fit=1`."""
-TRUNKS: tuple[TrunkMethod, ...] = ("average", "ties", "dare")
+BODIES: tuple[BodyMethod, ...] = ("average", "ties", "dare")
 TRAINING: Options = {"train": 250_000, "rate": 3e-4, "batch": 8}
 """Tokens of the training, its highest learning rate, and rows of a batch. Rates were chosen on the demo's tuning text
 (docs/quality.md)."""
-_WORDS = {"routing": ROUTINGS, "start": STARTS, "trunk": TRUNKS}
+_WORDS = {"routing": ROUTINGS, "start": STARTS, "body": BODIES}
 
 
 def training_rows(fleet: Fleet) -> list[Tensor]:
@@ -78,13 +78,13 @@ def routing_of(options: Options) -> Routing:
 def untrained(fleet: Fleet, options: Options) -> Path:
     """The folder of the version before training; an error if the options contradict each other."""
     members, begin = with_seed(fleet, options), word(options, "start")
-    [method] = [item for item in TRUNKS if item == word(options, "trunk")]
+    [method] = [item for item in BODIES if item == word(options, "body")]
     k = {"k": experts_per_token(routing_of(options), len(members.domains))}
     if begin != "random" and len(members.domains) > len(fleet.domains):
         raise MoergeError("the seed model has no statistics", where=f"start={begin}", todo=f"omit {SEED} or start")
     if begin in ("recommended", "fitted"):
         if method != "average":
-            raise MoergeError("the start has a trunk of its own", where=f"trunk={method}", todo="omit trunk or start")
+            raise MoergeError("the start has a body of its own", where=f"body={method}", todo="omit body or start")
         return publish(PARTS, fleet, {**OPTIONS, **k, "fit": int(begin == "fitted")})
     if method != "average":
         options = {**options, **scale_of(method, fleet, options)}
@@ -101,7 +101,7 @@ def _published(name: str, which: Which, fleet: Fleet, options: Options) -> Itera
 def _upcycling(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     seed = fleet.seed_model
     copies = replace(fleet, domains=[replace(domain, expert=seed) for domain in fleet.domains])
-    return _published("upcycling", "all", copies, {**options, "start": "random", "trunk": "average", SEED: 0})
+    return _published("upcycling", "all", copies, {**options, "start": "random", "body": "average", SEED: 0})
 
 
 def _seed_continued(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
@@ -109,7 +109,7 @@ def _seed_continued(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model
 
 
 def _recipe(name: str, source: str, which: Which, routing: Routing, start: str, rate: float) -> Recipe:
-    words = {"routing": routing, "start": start, "trunk": "average"}
+    words = {"routing": routing, "start": start, "body": "average"}
     options: Options = {**words, **TASK_VECTORS, SEED: 0, "balance": 0, **TRAINING, "rate": rate}
     build = partial(_published, name, which)
     return Recipe(name, source, build, options, _WORDS, drawn=True, asked_only=True, trains=which)
@@ -120,7 +120,7 @@ RECIPES = (
     _recipe("dume-plus-gate", "DUME+ as in DUME's code: routers and gate_proj", "gates", "top1", "ridge", 3e-3),
     _recipe("btx-gate", "BTX as in DUME's code: routers and gate_proj", "gates", "top2", "random", 3e-3),
     _recipe("btx-router", "BTX's routers alone", "routers", "top2", "random", 1e-2),
-    _recipe("btx", "Sukhbaatar et al. 2024; other trunks: MergeME 3.1", "all", "top2", "random", 3e-4),
+    _recipe("btx", "Sukhbaatar et al. 2024; other bodies: MergeME 3.1", "all", "top2", "random", 3e-4),
     *(
         replace(recipe, drawn=True, needs_base=True, asked_only=True, trains="all", any_architecture=True)
         for recipe in (

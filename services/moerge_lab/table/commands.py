@@ -120,9 +120,9 @@ def joined(
     device: options.Device = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Add experts one at a time, in the order of --expert, with the trunk kept and remerged.
+    """Add experts one at a time, in the order of --expert, with the body kept and remerged.
 
-    The first version has two experts. Recipes: those with a trunk and solved routers; default dume and recommended.
+    The first version has two experts. Recipes: those with a body and solved routers; default dume and recommended.
 
     Example: moerge table joined --preset demo
     """

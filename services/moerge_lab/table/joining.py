@@ -1,4 +1,4 @@
-"""Versions as experts join a kept trunk one at a time, compared with versions under remerged trunks."""
+"""Versions as experts join a kept body one at a time, compared with versions under remerged bodies."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from moerge.trunk.remerge_estimate import WORTH, estimate
 from moerge_lab.peaks import quick_collections
 from moerge_lab.recipes.base import Model
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
-from moerge_lab.recipes.published import assembled, trunk_in
+from moerge_lab.recipes.published import assembled, body_in
 from moerge_lab.table.figure import Figure, mean
 from moerge_lab.table.measure import Settings, Texts, fleet_of
 from moerge_lab.table.table import Run
@@ -30,10 +30,10 @@ class Version:
     """A version's normalised scores by domain, in slot order, with its routers and with an oracle.
 
     Attributes:
-        trunk: the domains of its trunk's experts.
+        body: the domains of its body's experts.
     """
 
-    trunk: Names
+    body: Names
     scores: Mapping[str, Figure]
     oracles: Mapping[str, Figure]
 
@@ -54,26 +54,26 @@ class Version:
             {name: _record(figure) for name, figure in item.items()} for item in (self.scores, self.oracles)
         )
         averages = {"average": _record(self.average), "oracle": _record(self.oracle)}
-        return {"trunk": self.trunk, "domains": self.domains, "scores": scores, "oracles": oracles, **averages}
+        return {"body": self.body, "domains": self.domains, "scores": scores, "oracles": oracles, **averages}
 
 
 @dataclass(frozen=True)
 class Remerge:
-    """A version with newcomers, and the version of the same domains under a trunk of all their experts."""
+    """A version with newcomers, and the version of the same domains under a body of all their experts."""
 
     kept: Version
     merged: Version
 
     @property
     def newcomers(self) -> Names:
-        return self.kept.domains[len(self.kept.trunk) :]
+        return self.kept.domains[len(self.kept.body) :]
 
     @property
     def expected(self) -> Figure:
-        """The coordinator's estimate of the gain, from the oracles of the kept trunk."""
-        members = mean(self.kept.oracles[name] for name in self.kept.trunk)
+        """The coordinator's estimate of the gain, from the oracles of the kept body."""
+        members = mean(self.kept.oracles[name] for name in self.kept.body)
         late = mean(self.kept.oracles[name] for name in self.newcomers)
-        sizes = len(self.kept.trunk), len(self.newcomers), len(self.kept.domains)
+        sizes = len(self.kept.body), len(self.newcomers), len(self.kept.domains)
         return Figure([estimate(*means, *sizes).gain for means in zip(members.values, late.values, strict=True)])
 
     def gains(self) -> dict[str, Figure]:
@@ -82,13 +82,13 @@ class Remerge:
         return {"gained": gained, "oracle_gained": oracle_gained, "expected": self.expected}
 
     def to_json(self) -> dict[str, object]:
-        names = {"trunk": self.kept.trunk, "domains": self.kept.domains, "newcomers": self.newcomers}
+        names = {"body": self.kept.body, "domains": self.kept.domains, "newcomers": self.newcomers}
         return names | {name: _record(figure) for name, figure in self.gains().items()}
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A recipe's versions 1, 2, … under the first one's trunk; and 2, 3, … under remerged trunks."""
+    """A recipe's versions 1, 2, … under the first one's body; and 2, 3, … under remerged bodies."""
 
     run: Run
     kept: Sequence[Version]
@@ -100,7 +100,7 @@ class Joined:
 
     def render(self) -> Iterator[RichTable | str]:
         title = f"{self.run.label} as experts join: normalised perplexity, 100 = the domain's own dense expert"
-        table = RichTable("version", "trunk", title=title)
+        table = RichTable("version", "body", title=title)
         for name in (*self.kept[-1].domains, "average", "oracle", "expected"):
             table.add_column(name, justify="right")
         first = self.kept[0]
@@ -154,7 +154,7 @@ class Growth:
 def join(runs: Sequence[Run], domains: Mapping[str, Texts], settings: Settings, progress: Progress) -> Growth:
     """Builds and scores the versions of each recipe with every seed, in the domains' order.
 
-    Under one trunk each owner contributes once, even if others join later.
+    Under one body each owner contributes once, even if others join later.
 
     Args:
         runs: of recipes with parts.
@@ -162,7 +162,7 @@ def join(runs: Sequence[Run], domains: Mapping[str, Texts], settings: Settings, 
     names = tuple(domains)
     grown = [names[:size] for size in range(FIRST, len(names) + 1)]
     tokens = {name: sum(window.scored for window in domain.held_out) for name, domain in domains.items()}
-    versions = [*grown, *grown[1:], names, *grown[1:]]  # kept, remerged, and the oracle of each trunk
+    versions = [*grown, *grown[1:], names, *grown[1:]]  # kept, remerged, and the oracle of each body
     units = settings.seeds * sum(tokens[name] for version in versions for name in version)
     with progress.track("experts", sum(tokens.values()), "tokens") as tracker:
         dense = {
@@ -185,7 +185,7 @@ def _score(model: Model, name: str, texts: Texts, tracker: Tracker) -> Score:
 def _versions(
     run: Run, domains: Mapping[str, Texts], grown: Sequence[Names], settings: Settings, dense: _Scores, tracker: Tracker
 ) -> list[Version]:
-    """The versions under the trunk of the first one's experts."""
+    """The versions under the body of the first one's experts."""
 
     def figures(names: Names, seeds: Sequence[_Scores]) -> dict[str, Figure]:
         return {name: Figure([normalised(dense[name], scores[name]) for scores in seeds]) for name in names}
@@ -211,9 +211,9 @@ def _measured(
         fleet = fleet_of(domains, settings, seed, Path(work))
         within = replace(fleet, domains=fleet.domains[: len(grown[0])])
         options = {**run.options, **parts.chosen(within, run.options)}
-        trunk = trunk_in(parts, within, options)
+        body = body_in(parts, within, options)
         for names in grown:
-            version = assembled(parts, replace(fleet, domains=fleet.domains[: len(names)]), options, trunk=trunk)
+            version = assembled(parts, replace(fleet, domains=fleet.domains[: len(names)]), options, body=body)
             with tempfile.TemporaryDirectory(dir=work) as folder:
                 routed = Routed.of(version.write(Path(folder)), fleet.device)
                 oracle = Oracle(routed.model, names)

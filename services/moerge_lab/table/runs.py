@@ -66,7 +66,7 @@ def joinable(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | 
     for run in runs:
         if run.recipe.parts is None:
             known = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.parts is not None)
-            what = "makes no version with a trunk and solved routers"
+            what = "makes no version with a body and solved routers"
             raise MoergeError(what, where=f"`recipe` {run.label}", todo=f"use one of: {known}")
     return runs
 

@@ -13,14 +13,14 @@ import typer
 from numpy.typing import NDArray
 
 from moerge.files import atomic_file
-from moerge.merging.local import given, local_trunk, local_version
+from moerge.merging.local import given, local_body, local_version
 from moerge.models.bounds import feature_gains
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress
 from moerge.routers.influence import measure
 from moerge.scoring.perplexity import document_scores, normalised, total
 from moerge.scoring.routers import RoutingCounter
-from moerge.statistics.contribution import router_contribution, trunk_contribution
+from moerge.statistics.contribution import body_contribution, router_contribution
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version, solve_lineage
 from moerge_lab.recipes.models import Loaded, Routed
@@ -35,17 +35,17 @@ Directions = Sequence[NDArray[np.float64]]
 
 
 class Fleet:
-    """The demo's owners: experts and texts, their trunk, and the honest router contributions."""
+    """The demo's owners: experts and texts, their body, and the honest router contributions."""
 
     def __init__(self, tokens: int, home: Path) -> None:
         inputs, self.home = inputs_of("demo"), home
         self.texts = list(inputs.texts().values())
         self.experts = [DenseExpert(name, source.expert, name) for name, source in inputs.sources.items()]
         grams = [
-            trunk_contribution(expert, first(texts.statistics, tokens), home / f"{expert.domain}.grams")
+            body_contribution(expert, first(texts.statistics, tokens), home / f"{expert.domain}.grams")
             for expert, texts in zip(self.experts, self.texts, strict=True)
         ]
-        self.trunk = local_trunk(self.experts, home / "trunk", contributions=grams)
+        self.body = local_body(self.experts, home / "body", contributions=grams)
         self.honest = [self.sums(slot, {slot: tokens}) for slot in range(len(self.experts))]
         self.dense = [
             total(document_scores(Loaded.of(expert.folder).losses, texts.held_out, NoProgress()))
@@ -55,15 +55,15 @@ class Fleet:
     def sums(self, slot: int, tokens: Mapping[int, int]) -> Path:
         """A router contribution of one owner over given numbers of tokens of these domains' texts."""
         rows = [row for domain, most in tokens.items() for row in first(self.texts[domain].statistics, most)]
-        return router_contribution(self.experts[slot], self.trunk, rows, self.home / f"{slot}-{[*tokens.items()]}")
+        return router_contribution(self.experts[slot], self.body, rows, self.home / f"{slot}-{[*tokens.items()]}")
 
     def direction(self, slots: Sequence[int]) -> Directions:
         """The mean of these owners' mean features; without owners random."""
         if not slots:
-            return [*np.random.default_rng(0).standard_normal((self.trunk.layers, self.trunk.hidden_size))]
+            return [*np.random.default_rng(0).standard_normal((self.body.layers, self.body.hidden_size))]
         with ExitStack() as stack:
             files = [stack.enter_context(StatisticsFile(self.honest[slot])) for slot in slots]
-            means = [[file.cross(layer) / file.manifest.tokens for file in files] for layer in range(self.trunk.layers)]
+            means = [[file.cross(layer) / file.manifest.tokens for file in files] for layer in range(self.body.layers)]
             return [np.mean(features, axis=0) for features in means]
 
     def changed(self, times: int, added: Directions = ()) -> Path:
@@ -86,7 +86,7 @@ class Fleet:
         files, domains = [*self.honest[:-1], sent], [expert.domain for expert in self.experts]
         with ExitStack() as stack:
             opened = [stack.enter_context(StatisticsFile(file)) for file in files]
-            result = measure(opened, domains, feature_gains(self.trunk), RECOMMENDED.solve)
+            result = measure(opened, domains, feature_gains(self.body), RECOMMENDED.solve)
         rows, slots = result.domains, range(len(domains))
         ranks, pairs = [row.effective_rank for row in rows], [*permutations(slots, 2)]
         rank = min(ranks[slot] / median_low(ranks[:slot] + ranks[slot + 1 :]) for slot in slots)
@@ -100,8 +100,8 @@ class Fleet:
 
     def scored(self, files: Sequence[Path]) -> tuple[list[float], float]:
         """Each domain's score; the largest share of a domain's tokens that go to another expert."""
-        routers = solve_lineage(*local_version(self.experts, self.trunk, files))[0]
-        plan = plan_version(*local_version(self.experts, self.trunk, []), given(routers))
+        routers = solve_lineage(*local_version(self.experts, self.body, files))[0]
+        plan = plan_version(*local_version(self.experts, self.body, []), given(routers))
         scores, strayed = [], 0.0
         with TemporaryDirectory() as folder:
             model = Routed.of(write_folder(plan.files, Path(folder) / "version"))

@@ -1,4 +1,4 @@
-"""`leaks`: the information about an owner's text that forged trunks of the demo's experts extract."""
+"""`leaks`: the information about an owner's text that forged bodies of the demo's experts extract."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +14,13 @@ from torch.nn.functional import cosine_similarity
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import IncompatibleExpertError
-from moerge.merging.local import LocalTrunk, local_trunk
+from moerge.merging.local import LocalBody, local_body
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING
 from moerge.models.tokens import Tokens
-from moerge.statistics.contribution import router_contribution, trunk_contribution
+from moerge.statistics.contribution import body_contribution, router_contribution
 from moerge.statistics.features import run
 from moerge.statistics.integers import to_floats, unpack
 from moerge.trunk.stray import require_near
@@ -36,14 +36,14 @@ Tensors = dict[str, Tensor]
 
 
 def _faint(honest: Tensors, factor: float) -> Tensors:
-    """A trunk whose first layer attends less, by four factors."""
+    """A body whose first layer attends less, by four factors."""
     changed = {name: honest[name] * factor for name in (GAIN, VALUE, OUTPUT)}
     return {**honest, **changed, EMBEDDING: honest[EMBEDDING] / factor}
 
 
-def _solved_counts(gram: Tensor, trunk: Tensors) -> Tensor:
+def _solved_counts(gram: Tensor, body: Tensors) -> Tensor:
     """[V]: the counts for which the sum of each token's squared feature is nearest to the gram."""
-    embedding = trunk[EMBEDDING].double()
+    embedding = body[EMBEDDING].double()
     features = embedding / embedding.square().mean(dim=1, keepdim=True).sqrt()
     products = (features @ features.T).square()
     products += 1e-9 * products.diagonal().mean() * torch.eye(len(products))
@@ -52,7 +52,7 @@ def _solved_counts(gram: Tensor, trunk: Tensors) -> Tensor:
 
 
 def _marked(honest: Tensors, tokens: Sequence[int], frequency: Tensor) -> tuple[Tensors, Tensor]:
-    """A trunk with a separate direction for each of these tokens, and those directions, [H, k]."""
+    """A body with a separate direction for each of these tokens, and those directions, [H, k]."""
     embedding, output = honest[EMBEDDING].double(), honest[OUTPUT].double()
     used = embedding.T @ (frequency[:, None] * embedding)
     directions = torch.linalg.eigh(used).eigenvectors[:, : len(tokens)]
@@ -63,11 +63,11 @@ def _marked(honest: Tensors, tokens: Sequence[int], frequency: Tensor) -> tuple[
     return {**honest, EMBEDDING: cleared.float(), OUTPUT: output.float()}, directions
 
 
-def _rank_of_the_token_before(read: Tensor, token: int, before: int, trunk: Tensors) -> int:
+def _rank_of_the_token_before(read: Tensor, token: int, before: int, body: Tensors) -> int:
     """The rank of the true preceding token, by the cosine of attention's addition from it alone."""
-    embedding = trunk[EMBEDDING].double()
-    normed = embedding / embedding.pow(2).mean(dim=1, keepdim=True).sqrt() * trunk[GAIN].double()
-    added = normed @ trunk[VALUE].double().T @ trunk[OUTPUT].double().T
+    embedding = body[EMBEDDING].double()
+    normed = embedding / embedding.pow(2).mean(dim=1, keepdim=True).sqrt() * body[GAIN].double()
+    added = normed @ body[VALUE].double().T @ body[OUTPUT].double().T
     own = embedding[token]
     left = read - own * (read @ own) / (own @ own)
     scores = cosine_similarity(added - torch.outer(added @ own, own) / (own @ own), left, dim=1)
@@ -75,7 +75,7 @@ def _rank_of_the_token_before(read: Tensor, token: int, before: int, trunk: Tens
 
 
 class Attacked:
-    """An owner of the demo, its text, and the honest trunk."""
+    """An owner of the demo, its text, and the honest body."""
 
     def __init__(self, domain: str, documents: int, max_stray: float, home: Path) -> None:
         _, sources, _ = inputs_of("demo")
@@ -86,21 +86,21 @@ class Attacked:
         self.rows = [Tokens(corpus.encode(text).ids[:256]) for text in texts]
         self.ids = [token for row in self.rows for token in row.ids]
         self.counts = torch.bincount(torch.tensor(self.ids), minlength=self.expert.config.vocab_size)
-        self.grams = trunk_contribution(self.expert, self.rows, home / "grams")
-        self.trunk: LocalTrunk = local_trunk(list(experts.values()), home / "trunk", "average")
-        self.honest = load_file(self.trunk.path)
+        self.grams = body_contribution(self.expert, self.rows, home / "grams")
+        self.body: LocalBody = local_body(list(experts.values()), home / "body", "average")
+        self.honest = load_file(self.body.path)
 
     def under(self, tensors: Tensors) -> tuple[str, Tensor, Tensor]:
-        """The owner's verdict on a trunk; the first layer's gram as sent; every token's feature by token order."""
-        trunk, sums = replace(self.trunk, path=self.home / "forged"), self.home / "sums"
-        sums.unlink(missing_ok=True)  # of another trunk
-        save_file(tensors, trunk.path, metadata={"format": "pt"})
+        """The owner's verdict on a body; the first layer's gram as sent; every token's feature by token order."""
+        body, sums = replace(self.body, path=self.home / "forged"), self.home / "sums"
+        sums.unlink(missing_ok=True)  # of another body
+        save_file(tensors, body.path, metadata={"format": "pt"})
         try:
-            verdict = str(require_near(self.expert, trunk, self.max_stray, self.grams))
+            verdict = str(require_near(self.expert, body, self.max_stray, self.grams))
         except IncompatibleExpertError as error:
             verdict = f"refused: {error}".splitlines()[0]
-        (model, gains), seen = domain_model(self.expert, trunk), list[Tensor]()
-        with StatisticsFile(router_contribution(self.expert, trunk, self.rows, sums)) as file:
+        (model, gains), seen = domain_model(self.expert, body), list[Tensor]()
+        with StatisticsFile(router_contribution(self.expert, body, self.rows, sums)) as file:
             gram = torch.from_numpy(unpack(to_floats(file.gram(0), file.manifest.exponents[0]), gains.shape[1]))
         for batch in batches(self.rows, 4096):
             mlp = model.model.layers[0].mlp
@@ -140,7 +140,7 @@ def leaks(
     documents: Annotated[int, typer.Option(min=1, help="Documents of that text.")] = 130,
     max_stray: Annotated[float, typer.Option(help="Of the owner's policy.")] = Policy().max_stray,
 ) -> None:
-    """Measure the information about an owner's text that forged trunks extract.
+    """Measure the information about an owner's text that forged bodies extract.
 
     Counts: factors reduce attention's inputs, computation and outputs, and enlarge embeddings. Then a feature depends
     nearly on its token alone, and the first layer's gram is solved for the counts of all tokens.

@@ -27,7 +27,7 @@ CONSTANTS = {
     **{f"shrinkage {value:g}": ("SHRINKAGE_TO_AVERAGE", value) for value in (0.001, 0.01, 1.0, 10.0)},
     **{f"evenness {value:g}": ("EVENNESS", value) for value in (0.0, 0.1, 2.0)},
 }
-"""A row -> a constant of the trunk's least squares, and its value."""
+"""A row -> a constant of the body's least squares, and its value."""
 CONTEXT, PROMPT_TOKENS = 512, 16
 MostTokens = Annotated[int, typer.Option(min=1, help="Scored tokens of each domain.")]
 

@@ -1,4 +1,4 @@
-"""`strays`: distances of experts; stray and loss of each method's trunks, as measured by owners."""
+"""`strays`: distances of experts; stray and loss of each method's bodies, as measured by owners."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from moerge.errors import MoergeError
-from moerge.merging.local import local_trunk
-from moerge.models.dense import domain_model, expert_model, trunk_names
-from moerge.models.dense_files import DenseTrunk
+from moerge.merging.local import local_body
+from moerge.models.dense import body_names, domain_model, expert_model
+from moerge.models.dense_files import DenseBody
 from moerge.models.distance import distance
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING, HEAD
@@ -22,21 +22,21 @@ from moerge.progress import NoProgress
 from moerge.scoring.draw import Cut
 from moerge.scoring.perplexity import Score, Window, score, windows
 from moerge.settings import named_values, single_values
-from moerge.statistics.contribution import trunk_contribution
+from moerge.statistics.contribution import body_contribution
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.stray import require_near
 from moerge_lab.table.texts import Sources, read_texts
 from moerge_lab.trials.inputs import first, inputs_of, print_head
-from moerge_proto.trunks import TrunkMethod, TrunkOptions
-from moerge_workers.contributing.trunk_check import TOKENS
+from moerge_proto.bodies import BodyMethod, BodyOptions
+from moerge_workers.contributing.body_check import TOKENS
 
 Change = Callable[[Tensor], Tensor]
-METHODS_AS_THEY_ARE: tuple[TrunkMethod, ...] = ("average", "base", "ties", "dare", "regmean", "regmean-fitted")
-TRUNKS: dict[str, tuple[TrunkMethod, TrunkOptions]] = {
-    **{method: (method, TrunkOptions()) for method in METHODS_AS_THEY_ARE},
-    "weighted, one expert 3 times": ("weighted", TrunkOptions()),
-    "ties, scale 1": ("ties", TrunkOptions(scale=1.0)),
-    "dare, scale 1, retain 0.2": ("dare", TrunkOptions(scale=1.0, retain=0.2)),
+METHODS_AS_THEY_ARE: tuple[BodyMethod, ...] = ("average", "base", "ties", "dare", "regmean", "regmean-fitted")
+BODIES: dict[str, tuple[BodyMethod, BodyOptions]] = {
+    **{method: (method, BodyOptions()) for method in METHODS_AS_THEY_ARE},
+    "weighted, one expert 3 times": ("weighted", BodyOptions()),
+    "ties, scale 1": ("ties", BodyOptions(scale=1.0)),
+    "dare, scale 1, retain 0.2": ("dare", BodyOptions(scale=1.0, retain=0.2)),
 }
 KINDS = {"self_attn": "attention", "mlp": "MLPs", "embed_tokens": "embedding", "lm_head": "head", "norm": "norms"}
 """A part of tensors' names -> their label."""
@@ -58,11 +58,11 @@ CRAFTED: tuple[tuple[str, str, Change], ...] = (
     ("attention output negated", "self_attn.o_proj.weight", lambda tensor: -tensor),
     *((f"noise of {size}", "", _noise(size)) for size in (0.2, 0.5, 1.0)),
 )
-"""Label, ending of the changed tensors' names, and change of an owner's trunk."""
+"""Label, ending of the changed tensors' names, and change of an owner's body."""
 
 
 class Owner(NamedTuple):
-    """An expert, its trunk contribution for comparing trunks, and the text to score, with the expert's score."""
+    """An expert, its body contribution for comparing bodies, and the text to score, with the expert's score."""
 
     expert: DenseExpert
     grams: Path
@@ -72,34 +72,34 @@ class Owner(NamedTuple):
     @classmethod
     def of(cls, expert: DenseExpert, rows: Sequence[Sequence[int]], tokens: int, home: Path) -> "Owner":
         sample = windows(first(rows, TOKENS), 2**20, 2**20 - 1)
-        grams = trunk_contribution(expert, first(rows, tokens), home / f"{expert.domain}.grams")
+        grams = body_contribution(expert, first(rows, tokens), home / f"{expert.domain}.grams")
         with NoProgress().track("", 0, "") as tracker:
             return cls(expert, grams, sample, score(expert_model(expert), sample, tracker))
 
     def judge(self, path: Path) -> tuple[float, float, float, float]:
-        """Tensor, size and row of a trunk's stray; the loss."""
-        trunk = DenseTrunk(path, self.expert)
-        stray = require_near(self.expert, trunk, float("inf"), self.grams)
+        """Tensor, size and row of a body's stray; the loss."""
+        body = DenseBody(path, self.expert)
+        stray = require_near(self.expert, body, float("inf"), self.grams)
         with NoProgress().track("", 0, "") as tracker:
-            under = score(domain_model(self.expert, trunk)[0], self.sample, tracker)
+            under = score(domain_model(self.expert, body)[0], self.sample, tracker)
         return stray.tensor.value, stray.size.value, stray.row.value, under.perplexity / self.own.perplexity
 
     def crafted(self, part: str, change: Change, path: Path) -> Path:
-        """The expert's trunk, changed."""
-        tensors = {name: self.expert.checkpoint.tensor(name) for name in trunk_names(self.expert)}
+        """The expert's body, changed."""
+        tensors = {name: self.expert.checkpoint.tensor(name) for name in body_names(self.expert)}
         save_file({name: change(item) if name.endswith(part) else item for name, item in tensors.items()}, path)
         return path
 
 
-def _trunk(owners: Sequence[Owner], seed: Owner, name: str, folder: Path) -> Path:
-    """A trunk of these owners' experts; of one, with the seed model."""
-    method, options = TRUNKS[name]
+def _body(owners: Sequence[Owner], seed: Owner, name: str, folder: Path) -> Path:
+    """A body of these owners' experts; of one, with the seed model."""
+    method, options = BODIES[name]
     kind, merged = METHODS[method], owners if len(owners) > 1 else [*owners, seed]
     if "weights" in kind.needs:
         options = options.model_copy(update={"weights": {owners[0].expert.domain: 3.0}})
     contributions = [owner.grams for owner in merged] if kind.solved else []
     base = seed.expert if "base" in kind.needs else None
-    return local_trunk([owner.expert for owner in merged], folder, method, contributions, options, base=base).path
+    return local_body([owner.expert for owner in merged], folder, method, contributions, options, base=base).path
 
 
 def _largest(figures: Sequence[tuple[float, ...]]) -> str:
@@ -125,11 +125,11 @@ def strays(
     seed: Annotated[Path | None, typer.Option(help="Folder of your experts' seed model.")] = None,
     tokens: Annotated[int, typer.Option(help="Of each owner's text; the default is 64 H of the demo's.")] = 12_288,
 ) -> None:
-    """Measure distances of experts, and stray and loss of each method's trunks, as owners do.
+    """Measure distances of experts, and stray and loss of each method's bodies, as owners do.
 
-    Each trunk is merged from all experts, and for each owner from all others; if that is one, from it and the seed
-    model. A crafted trunk is the owner's with a change. Figures are the largest of all owners. The loss is the
-    perplexity of text under trunk and own MLPs, divided by the expert's.
+    Each body is merged from all experts, and for each owner from all others; if that is one, from it and the seed
+    model. A crafted body is the owner's with a change. Figures are the largest of all owners. The loss is the
+    perplexity of text under body and own MLPs, divided by the expert's.
     """
     texts, folders = named_values("text", text or []), single_values("expert", expert or [])
     sources: Mapping[str, Sources] = {name: Sources(Path(folder), texts[name]) for name, folder in folders.items()}
@@ -145,13 +145,13 @@ def strays(
         owners = [Owner.of(item, rows[item.domain], tokens, home) for item in experts]
         mixed = [row for several in zip(*rows.values(), strict=False) for row in several]
         base = Owner.of(DenseExpert("seed", seed), mixed, tokens, home)
-        print_head("trunk", "tensor", "size", "row", "loss", "tensor, newcomer", "size", "row", "loss")
-        for name in TRUNKS:
-            whole = _trunk(owners, base, name, home / "whole")
+        print_head("body", "tensor", "size", "row", "loss", "tensor, newcomer", "size", "row", "loss")
+        for name in BODIES:
+            whole = _body(owners, base, name, home / "whole")
             members, newcomers = [owner.judge(whole) for owner in owners], list[tuple[float, ...]]()
             for owner in owners:
                 others = [item for item in owners if item is not owner]
-                newcomers.append(owner.judge(_trunk(others, base, name, home / "others")))
+                newcomers.append(owner.judge(_body(others, base, name, home / "others")))
             print(f"| {name} | {_largest(members)} | {_largest(newcomers)} |", flush=True)
         for name, part, change in CRAFTED:
             figures = [owner.judge(owner.crafted(part, change, home / "crafted")) for owner in owners]

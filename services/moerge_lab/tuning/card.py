@@ -46,7 +46,7 @@ def _version(record: TunedModel, version: Path) -> tuple[str, str]:
     path, domains = version / CARD_FILE, ", ".join(record.domains)
     metadata = re.match(r"---\n.*?\n---\n\n?", path.read_text(encoding="utf-8") if path.is_file() else "", re.DOTALL)
     withdrawn = ", ".join(f"`{digest}`" for digest in record.parent.withdrawn)
-    notice = "" if not withdrawn else f"> The trunk still contains parameters of withdrawn experts: {withdrawn}.\n\n"
+    notice = "" if not withdrawn else f"> The body still contains parameters of withdrawn experts: {withdrawn}.\n\n"
     experts = zip(record.domains, record.parent.experts, strict=True)
     rows = markdown_rows((str(slot), domain, f"`{digest}`") for slot, (domain, digest) in enumerate(experts))
     files = markdown_rows((name, f"`{digest}`") for name, digest in record.parent_files.items())
@@ -59,7 +59,7 @@ coordinator published: those are functions of contributions alone, and nobody po
     parts = f"""\
 ## Parent
 
-Trunk `{record.parent.trunk}`, and the experts:
+Body `{record.parent.body}`, and the experts:
 
 | slot | domain | digest |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""A hostile coordinator asks about one text again and again, by trunk after trunk or by a harmful one."""
+"""A hostile coordinator asks about one text again and again, by body after body or by a harmful one."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -11,22 +11,22 @@ from safetensors.torch import load_file, save_file
 from moerge.errors import IncompatibleExpertError
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
-from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_proto.contributions import Contribution
 from moerge_proto.progress import Obstacle
 from moerge_workers.contributing import router
-from moerge_workers.contributing.trunk_check import HarmfulTrunkError
+from moerge_workers.contributing.body_check import HarmfulBodyError
 from support.models import texts
-from support.stages import NOW, MemoryClient, context_of, own_trunk, trunk
+from support.stages import NOW, MemoryClient, body, context_of, own_body
 
 POLICY = {"min_documents": 5, "min_tokens": 1}
-TRUNKS = [trunk(str(number) * 64) for number in range(1, 6)]
+BODIES = [body(str(number) * 64) for number in range(1, 6)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An owner's expert, and the trunk that is its own."""
-    return own_trunk(tmp_path_factory.mktemp("owner"))
+    """An owner's expert, and the body that is its own."""
+    return own_body(tmp_path_factory.mktemp("owner"))
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(folder: Path) -> MemoryClient:
-    return MemoryClient(folder / DENSE_TRUNK_FILE)
+    return MemoryClient(folder / DENSE_BODY_FILE)
 
 
 def crafted(folder: Path, path: Path, gain: float) -> Path:
-    """The owner's trunk with the last norm's gain multiplied: every tensor is finite, and the answers are wrong."""
-    tensors = load_file(folder / DENSE_TRUNK_FILE)
+    """The owner's body with the last norm's gain multiplied: every tensor is finite, and the answers are wrong."""
+    tensors = load_file(folder / DENSE_BODY_FILE)
     tensors["model.norm.weight"] *= gain
     save_file(tensors, path)
     return path
@@ -53,38 +53,38 @@ def never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
 
 
 @pytest.mark.parametrize("fit", [False, True])
-def test_harmful_trunk_that_passes_as_near_causes_no_work(
+def test_harmful_body_that_passes_as_near_causes_no_work(
     folder: Path, home: Path, client: MemoryClient, fit: bool
 ) -> None:
     client.weights = crafted(folder, home / "crafted.safetensors", 300)
     policy = {**POLICY, "max_stray": 1000}
     for _ in range(2):
         with context_of(folder, home, client, fit=fit, policy=policy) as context:
-            with pytest.raises(HarmfulTrunkError, match=r"perplexity .* with its own MLPs, .* by the expert") as caught:
-                router.run(replace(context, compute=never), trunk(), None)
+            with pytest.raises(HarmfulBodyError, match=r"perplexity .* with its own MLPs, .* by the expert") as caught:
+                router.run(replace(context, compute=never), body(), None)
             assert context.outbox.history.sendings() == []
         (home / "texts.jsonl").write_text('{"text": "the scores are kept"}\n')
     assert "max_perplexity_ratio" in caught.value.todo
     assert client.uploaded == []
-    assert not list(home.glob("trunks/*/fitted-*"))
+    assert not list(home.glob("bodies/*/fitted-*"))
 
 
 def test_a_loss_that_is_not_finite_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:
     client.weights = crafted(folder, home / "crafted.safetensors", 1.5e38)
     policy = {**POLICY, "max_stray": 1e39, "max_perplexity_ratio": 1e300}
-    with context_of(folder, home, client, policy=policy) as context, pytest.raises(HarmfulTrunkError):
-        router.run(replace(context, compute=never), trunk(), None)
+    with context_of(folder, home, client, policy=policy) as context, pytest.raises(HarmfulBodyError):
+        router.run(replace(context, compute=never), body(), None)
 
 
 def contributed(folder: Path, home: Path, client: MemoryClient, number: int, day: int = 0) -> list[Contribution]:
-    """One run of the worker on a day, under a trunk."""
-    client.current = TRUNKS[number]
-    policy = {**POLICY, "trunks_per_month": 3}
+    """One run of the worker on a day, under a body."""
+    client.current = BODIES[number]
+    policy = {**POLICY, "bodies_per_month": 3}
     with context_of(folder, home, client, lambda: NOW + timedelta(days=day), policy=policy) as context:
-        return router.run(context, TRUNKS[number], None)
+        return router.run(context, BODIES[number], None)
 
 
-def test_fourth_trunk_in_thirty_days_requires_owner_approval(folder: Path, home: Path, client: MemoryClient) -> None:
+def test_fourth_body_in_thirty_days_requires_owner_approval(folder: Path, home: Path, client: MemoryClient) -> None:
     for number in range(3):
         assert contributed(folder, home, client, number, number)
     client.rows = {
@@ -94,11 +94,11 @@ def test_fourth_trunk_in_thirty_days_requires_owner_approval(folder: Path, home:
         assert contributed(folder, home, client, 3, day) == []
         with context_of(folder, home, client) as context:
             [asked] = context.outbox.history.asked()
-            assert (asked.kind, asked.trunk) == ("trunk-use", TRUNKS[3].digest)
+            assert (asked.kind, asked.body) == ("body-use", BODIES[3].digest)
     assert len(client.uploaded) == 3
     with context_of(folder, home, client) as context:
         context.outbox.history.note(asked, "refused")
-        assert router.run(context, TRUNKS[3], None) == []
+        assert router.run(context, BODIES[3], None) == []
         assert context.events.status.state.obstacle is Obstacle.OWNER_REFUSED
         context.outbox.history.note(asked, "approved")
     assert contributed(folder, home, client, 3, 29)
@@ -107,15 +107,15 @@ def test_fourth_trunk_in_thirty_days_requires_owner_approval(folder: Path, home:
     assert contributed(folder, home, client, 4, 31)  # two are older than 30 days by now
 
 
-def test_more_data_under_a_counted_trunk_needs_no_approval(
+def test_more_data_under_a_counted_body_needs_no_approval(
     folder: Path, home: Path, client: MemoryClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(3):
         assert contributed(folder, home, client, number)
-    client.current = TRUNKS[3]
+    client.current = BODIES[3]
     with context_of(folder, home, client, dry_run=True, policy=POLICY) as context:
-        assert router.run(context, TRUNKS[3], None) == []
-    assert "a run would first ask you about: law: sums under trunk 4444" in capsys.readouterr().err
+        assert router.run(context, BODIES[3], None) == []
+    assert "a run would first ask you about: law: sums under body 4444" in capsys.readouterr().err
     texts(home / "more.jsonl", 2, 40)
     (home / "texts.jsonl").write_text((home / "texts.jsonl").read_text() + (home / "more.jsonl").read_text())
     assert len(contributed(folder, home, client, 0)) == 2
@@ -126,18 +126,18 @@ def test_owner_in_ask_mode_is_asked_once_and_warned(
 ) -> None:
     for number in range(3):
         assert contributed(folder, home, client, number)
-    assert "What a further trunk could reveal" not in capsys.readouterr().err
+    assert "What a further body could reveal" not in capsys.readouterr().err
     with context_of(folder, home, client, policy={**POLICY, "mode": "ask"}) as context:
-        assert router.run(context, TRUNKS[3], None) == []
+        assert router.run(context, BODIES[3], None) == []
         assert [item.kind for item in context.outbox.history.asked()] == ["router"]
         assert context.events.status.state.obstacle is Obstacle.ASKS_OWNER
-    assert "What a further trunk could reveal" in capsys.readouterr().err
+    assert "What a further body could reveal" in capsys.readouterr().err
 
 
-def test_another_file_under_a_trunk_s_name_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:
+def test_another_file_under_a_body_s_name_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:
     assert contributed(folder, home, client, 0)
     client.weights = crafted(folder, home / "crafted.safetensors", 1.01)
     texts(home / "texts.jsonl", 2, 80)
-    with pytest.raises(IncompatibleExpertError, match="served another file under the name of trunk"):
+    with pytest.raises(IncompatibleExpertError, match="served another file under the name of body"):
         contributed(folder, home, client, 0)
     assert len(client.uploaded) == 1

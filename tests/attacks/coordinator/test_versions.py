@@ -10,24 +10,24 @@ from safetensors.torch import load_file, save_file
 
 from moerge.client.http import Pages
 from moerge.files import file_sha256
-from moerge.merging.local import local_trunk, local_version
+from moerge.merging.local import local_body, local_version
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
 from moerge.progress import Progress
 from moerge.statistics.contribution import router_contribution
-from moerge.versions.file_plans import ROUTER_FILE, TRUNK_FILE
+from moerge.versions.file_plans import BODY_FILE, ROUTER_FILE
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
+from moerge_proto.bodies import Body
 from moerge_proto.evaluations import Evaluation, NewEvaluation
 from moerge_proto.experts import Expert
 from moerge_proto.messages import FileEntry
 from moerge_proto.progress import Obstacle
-from moerge_proto.trunks import Trunk
 from moerge_proto.versions import Lineage, Version, VersionFile
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.leaving.history import Sending
 from support.models import expert, texts
-from support.stages import NOW, Listed, MemoryClient, context_of, trunk
+from support.stages import NOW, Listed, MemoryClient, body, context_of
 from support.versions import ROWS
 
 OWN, OTHER = "model-expert-00000.safetensors", "model-expert-00001.safetensors"
@@ -45,10 +45,10 @@ class Hostile(MemoryClient):
     def __init__(self, weights: Path, folder: Path, lineage: Lineage) -> None:
         super().__init__(weights)
         self.folder, self.lineage = folder, lineage
-        self.current = trunk(lineage.trunk)
+        self.current = body(lineage.body)
         self.came: list[NewEvaluation] = []
 
-    def trunk(self, digest: str) -> Trunk:
+    def body(self, digest: str) -> Body:
         assert self.current is not None
         return self.current
 
@@ -89,10 +89,10 @@ class Hostile(MemoryClient):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The owner's expert, another one, their trunk, and the version of both."""
+    """The owner's expert, another one, their body, and the version of both."""
     folder = tmp_path_factory.mktemp("owner")
     own = [DenseExpert("law", expert(folder / "expert", 1)), DenseExpert("art", expert(folder / "other", 2))]
-    merged = local_trunk(own, folder / "trunk", "average")
+    merged = local_body(own, folder / "body", "average")
     sent = [router_contribution(item, merged, all_counted(ROWS), folder / f"{item.domain}.safetensors") for item in own]
     lineage, inputs = local_version(own, merged, sent)
     write_folder(plan_version(lineage, inputs).files, folder / "version")
@@ -104,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(folder: Path, tmp_path: Path) -> Hostile:
     texts(tmp_path / "texts.jsonl", 1, 60)
     served = shutil.copytree(folder / "version", tmp_path / "served")
-    [weights] = (folder / "trunk").glob("trunk.safetensors")
+    [weights] = (folder / "body").glob("body.safetensors")
     return Hostile(weights, served, Lineage.model_validate_json((folder / "lineage.json").read_bytes()))
 
 
@@ -123,8 +123,8 @@ def scale(path: Path, name: str, by: float) -> None:
     )
 
 
-def trunk_bytes(version: Path) -> None:
-    scale(version / TRUNK_FILE, "layers.1.self_attn.o_proj", 1.001)
+def body_bytes(version: Path) -> None:
+    scale(version / BODY_FILE, "layers.1.self_attn.o_proj", 1.001)
 
 
 def own_mlp(version: Path) -> None:
@@ -137,13 +137,13 @@ def own_slot_is_another_s(version: Path) -> None:
     save_file(swapped, version / OWN, {"format": "pt"})
 
 
-def trunk_tensor_in_the_routers(version: Path) -> None:
+def body_tensor_in_the_routers(version: Path) -> None:
     routers = load_file(version / ROUTER_FILE)
     name = "model.layers.0.self_attn.o_proj.weight"
-    save_file({**routers, name: load_file(version / TRUNK_FILE)[name] * 0}, version / ROUTER_FILE, {"format": "pt"})
+    save_file({**routers, name: load_file(version / BODY_FILE)[name] * 0}, version / ROUTER_FILE, {"format": "pt"})
 
 
-@pytest.mark.parametrize("craft", [trunk_bytes, own_mlp, own_slot_is_another_s, trunk_tensor_in_the_routers])
+@pytest.mark.parametrize("craft", [body_bytes, own_mlp, own_slot_is_another_s, body_tensor_in_the_routers])
 def test_altered_version_is_not_evaluated(
     folder: Path, tmp_path: Path, client: Hostile, craft: Callable[[Path], None]
 ) -> None:
@@ -164,21 +164,21 @@ def test_unverified_files_of_the_coordinator_have_no_effect(folder: Path, tmp_pa
     shutil.copy(tmp_path / "texts.jsonl", home)
     [crafted], _ = evaluated(folder, home, client)
     assert crafted.item.digest == honest.item.digest
-    assert honest.item.trunk == client.lineage.trunk
+    assert honest.item.body == client.lineage.body
     assert len(client.came) == 2
 
 
-def test_version_of_a_refused_trunk_is_not_evaluated(folder: Path, tmp_path: Path, client: Hostile) -> None:
+def test_version_of_a_refused_body_is_not_evaluated(folder: Path, tmp_path: Path, client: Hostile) -> None:
     result = evaluated(folder, tmp_path, client, max_stray=0.001)
-    assert result == ([], Obstacle.TRUNK_STRAYS)
+    assert result == ([], Obstacle.BODY_STRAYS)
     shutil.copy(client.weights, crafted := tmp_path / "crafted.safetensors")
     scale(crafted, "model.norm", 300)
-    client.weights, client.current = crafted, trunk("6" * 64)
+    client.weights, client.current = crafted, body("6" * 64)
     result = evaluated(folder, tmp_path, client, max_stray=1000)
-    assert result == ([], Obstacle.TRUNK_HARMS)
+    assert result == ([], Obstacle.BODY_HARMS)
 
 
-@pytest.mark.parametrize("budget", ["trunks_per_month", "versions_per_month"])
+@pytest.mark.parametrize("budget", ["bodies_per_month", "versions_per_month"])
 def test_a_version_beyond_the_budget_waits_for_the_owner(
     folder: Path, tmp_path: Path, client: Hostile, budget: str
 ) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from moerge.errors import CoordinatorError
 from moerge.statistics.contribution import router_manifest
+from moerge_proto.bodies import Body
 from moerge_proto.digests import sha256_hex
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.trunks import Trunk
 from moerge_proto.versions import Version
 from support.dashboard import act, signed_in
 from support.federation import Federation, federation_of, registered, send
@@ -28,9 +28,9 @@ TOKENS = 2000
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Four owners; law, art and code have contributed features of their own."""
     with federation_of(tmp_path_factory.mktemp("influence"), *DOMAINS, **SIZES) as made:
-        trunk = made.merge()
+        body = made.merge()
         for domain in DOMAINS[:3]:
-            contribute(made, trunk, domain, text_of(domain))
+            contribute(made, body, domain, text_of(domain))
         yield made
 
 
@@ -45,11 +45,11 @@ def normalised(x: Tensor) -> Tensor:
     return x / x.pow(2).mean(dim=1, keepdim=True).sqrt()
 
 
-def contribute(federation: Federation, trunk: Trunk, domain: str, features: Tensor, *supersedes: str) -> str:
+def contribute(federation: Federation, body: Body, domain: str, features: Tensor, *supersedes: str) -> str:
     member = federation.members[domain]
     sums = shard_of(features)
     name = sha256_hex(features.numpy().tobytes())
-    manifest = router_manifest(member.name, registered(member).digest, domain, trunk, StatisticsSettings())
+    manifest = router_manifest(member.name, registered(member).digest, domain, body, StatisticsSettings())
     counts = {"tokens": sums.tokens, "documents": 1, "shards": [name]}
     path = written(federation.folder / name, manifest.model_copy(update=counts), sums)
     return send(member, path, *supersedes).digest
@@ -74,13 +74,13 @@ ATTACKS = {"spike": spiked, "text like others'": victims, "text of one other": o
 
 
 def test_unusual_influence_warning_names_only_its_owner(federation: Federation) -> None:
-    trunk, operator = federation.trunk(), federation.operator
-    sent = contribute(federation, trunk, "eve", text_of("eve"))
+    body, operator = federation.body(), federation.operator
+    sent = contribute(federation, body, "eve", text_of("eve"))
     measured = operator.version_influence(federation.solve().number)
     assert measured.warnings == []
     assert [row.owner for row in measured.domains] == [f"{domain}-owner" for domain in DOMAINS]
     for name, attack in ATTACKS.items():
-        sent = contribute(federation, trunk, "eve", attack(text_of("eve")), sent)
+        sent = contribute(federation, body, "eve", attack(text_of("eve")), sent)
         version = federation.solve()
         warnings = operator.version_influence(version.number).warnings
         assert warnings, name

@@ -11,7 +11,7 @@ from moerge.documents.shards import enough
 from moerge.errors import CoordinatorError
 from moerge.statistics.accumulate import ShardSums
 from moerge_proto.statistics_file import MAX_SHARDS, MAX_TOKENS, RouterManifest
-from support.federation import Federation, Member, federation_of, honest, honest_trunk, send
+from support.federation import Federation, Member, federation_of, honest, honest_body, send
 from support.statistics import written
 
 
@@ -30,8 +30,8 @@ def refused(member: Member, path: Path) -> str:
     return caught.value.where
 
 
-def test_a_trunk_contribution_of_too_little_text_is_refused(federation: Federation, tmp_path: Path) -> None:
-    manifest, sums = honest_trunk(federation.members["law"])
+def test_a_body_contribution_of_too_little_text_is_refused(federation: Federation, tmp_path: Path) -> None:
+    manifest, sums = honest_body(federation.members["law"])
     few = manifest.model_copy(update={"tokens": enough(manifest.hidden_size) - 1})
     assert refused(federation.members["law"], written(tmp_path / "file", few, sums)) == "manifest.tokens"
 
@@ -39,7 +39,7 @@ def test_a_trunk_contribution_of_too_little_text_is_refused(federation: Federati
 @pytest.fixture(scope="module")
 def laws(federation: Federation) -> tuple[RouterManifest, ShardSums]:
     """A contribution as law's worker would send it."""
-    return honest(federation.server, federation.members["law"], federation.trunk(), first=1000)
+    return honest(federation.server, federation.members["law"], federation.body(), first=1000)
 
 
 def test_more_tokens_than_its_documents_can_have_are_refused(
@@ -110,8 +110,8 @@ def test_a_gram_of_more_directions_than_tokens_is_refused(
 def test_honest_contributions_pass(
     federation: Federation, laws: tuple[RouterManifest, ShardSums], tmp_path: Path
 ) -> None:
-    law, trunk = federation.members["law"], federation.trunk()
+    law, body = federation.members["law"], federation.body()
     assert send(law, written(tmp_path / "file", *laws)).warnings == []
-    several = honest(federation.server, law, trunk, shards=3, first=2000)
+    several = honest(federation.server, law, body, shards=3, first=2000)
     assert send(law, written(tmp_path / "more", *several)).warnings == []
-    assert send(law, written(tmp_path / "trunk", *honest_trunk(law))).active
+    assert send(law, written(tmp_path / "body", *honest_body(law))).active

@@ -1,4 +1,4 @@
-"""An owner whose weights, or whose text for trunks, would take over everyone's embedding, head and attention."""
+"""An owner whose weights, or whose text for bodies, would take over everyone's embedding, head and attention."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moerge.documents.shards import enough
-from moerge.merging.local import local_trunk
+from moerge.merging.local import local_body
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING
 from moerge.models.tokens import all_counted
-from moerge.statistics.contribution import trunk_contribution
+from moerge.statistics.contribution import body_contribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState
 from support.federation import Federation, eventually, federation_of
@@ -38,8 +38,8 @@ def shares(folder: Path, text: Sequence[list[int]], own_text: Sequence[list[int]
     experts = [DenseExpert(name, expert(folder / name, seed)) for seed, name in enumerate(("attacker", "law", "art"))]
     rows = [text, own_text, own_text]
     assert sum(map(len, own_text)) >= enough(32)
-    sent = [trunk_contribution(item, all_counted(rows[slot]), folder / f"{slot}") for slot, item in enumerate(experts)]
-    merged = load_file(local_trunk(experts, folder / "trunk", "regmean", sent).path)[EMBEDDING]
+    sent = [body_contribution(item, all_counted(rows[slot]), folder / f"{slot}") for slot, item in enumerate(experts)]
+    merged = load_file(local_body(experts, folder / "body", "regmean", sent).path)[EMBEDDING]
     own = torch.stack([load_file(item.folder / "model.safetensors")[EMBEDDING] for item in experts], dim=-1)
     result = torch.linalg.lstsq(own.double(), merged.double()[:, :, None]).solution[:, 0, 0]
     return result, torch.bincount(torch.tensor(own_text).flatten(), minlength=VOCAB) / sum(map(len, own_text))

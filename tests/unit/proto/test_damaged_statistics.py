@@ -25,7 +25,7 @@ MANIFEST = RouterManifest(
     owner="hospital",
     expert="e" * 64,
     domain="medicine",
-    trunk="7" * 64,
+    body="7" * 64,
     settings=StatisticsSettings(tokens_per_document=64),
     hidden_size=2,
     layers=1,

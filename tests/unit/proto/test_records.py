@@ -13,7 +13,7 @@ from moerge_proto.versions import Lineage
 DIGEST = "a" * 64
 BUILD = Build(moerge="", torch="", transformers="", device="cpu")
 LINEAGE = Lineage(
-    trunk=DIGEST, experts=[DIGEST], domains=["law"], contributions=[], options=RECOMMENDED.solve, solver="1"
+    body=DIGEST, experts=[DIGEST], domains=["law"], contributions=[], options=RECOMMENDED.solve, solver="1"
 )
 TRAINING = {
     **{"recipe": "btx", "options": {}, "tokens": 1, "texts": {}, "weights": {}, "context": 1, "seed": 0},

@@ -16,13 +16,13 @@ from safetensors.numpy import load
 from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import (
     MAX_TOKENS,
+    BodyManifest,
     Int64,
     Manifest,
     RouterManifest,
     StatisticsFile,
     StatisticsFileError,
     StatisticsSettings,
-    TrunkManifest,
     exponent,
     file_size,
     gram_length,
@@ -36,7 +36,7 @@ MANIFEST = RouterManifest(
     owner="hospital",
     expert="e" * 64,
     domain="medicine",
-    trunk="7" * 64,
+    body="7" * 64,
     settings=StatisticsSettings(tokens_per_document=64, context=128, batch_tokens=256),
     hidden_size=3,
     layers=2,
@@ -51,7 +51,7 @@ ARRAYS = [
     np.arange(6, dtype=np.int64) * 7,
     np.array([0, 5, -(2**61)], dtype=np.int64),
 ]
-TRUNK_MANIFEST = TrunkManifest(
+BODY_MANIFEST = BodyManifest(
     owner="hospital",
     expert="e" * 64,
     domain="medicine",
@@ -66,7 +66,7 @@ TRUNK_MANIFEST = TrunkManifest(
     shards=["1" * 64],
     rare_below=10,
 )
-TRUNK_ARRAYS = [np.arange(size, dtype=np.int64) for size in (3, 6, 3, 5)]
+BODY_ARRAYS = [np.arange(size, dtype=np.int64) for size in (3, 6, 3, 5)]
 
 
 def content(manifest: Manifest = MANIFEST, arrays: Sequence[Int64] = ARRAYS) -> bytes:
@@ -98,13 +98,13 @@ def test_golden_bytes_are_read_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(file.cross(1), ARRAYS[3])
 
 
-def test_a_trunk_contribution_is_read_back_by_name(tmp_path: Path) -> None:
+def test_a_body_contribution_is_read_back_by_name(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(content(TRUNK_MANIFEST, TRUNK_ARRAYS))
+    path.write_bytes(content(BODY_MANIFEST, BODY_ARRAYS))
     names = ["layers.0.attention_input", "layers.0.attention_output", "head_input", "token_counts"]
     with StatisticsFile(path) as file:
-        assert file.manifest == TRUNK_MANIFEST
-        for name, expected in zip(names, TRUNK_ARRAYS, strict=True):
+        assert file.manifest == BODY_MANIFEST
+        for name, expected in zip(names, BODY_ARRAYS, strict=True):
             np.testing.assert_array_equal(file.array(name), expected)
     assert sorted(load(path.read_bytes())) == sorted(names)
 
@@ -175,7 +175,7 @@ def test_a_journal_of_some_layers_is_refused(tmp_path: Path, layers: range) -> N
         ("settings", {"context": 10**30}),
         ("further", 1),
         ("domain", "../medicine"),
-        ("trunk", "7" * 63),
+        ("body", "7" * 63),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(field: str, value: object) -> None:

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge.trunk.merge import DENSE_BODY_FILE
 from support.models import texts
-from support.stages import MemoryClient, own_trunk
+from support.stages import MemoryClient, own_body
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an expert, and of the trunk that is its own."""
-    return own_trunk(tmp_path_factory.mktemp("owner"))
+    """Of an expert, and of the body that is its own."""
+    return own_body(tmp_path_factory.mktemp("owner"))
 
 
 @pytest.fixture
@@ -25,4 +25,4 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(folder: Path) -> MemoryClient:
-    return MemoryClient(folder / DENSE_TRUNK_FILE)
+    return MemoryClient(folder / DENSE_BODY_FILE)

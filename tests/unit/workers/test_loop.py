@@ -1,4 +1,4 @@
-"""A run: one stage after another, and again under every later trunk."""
+"""A run: one stage after another, and again under every later body."""
 
 import shutil
 from pathlib import Path
@@ -10,24 +10,24 @@ from safetensors.torch import load_file, save_file
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.models.stored import SINGLE
 from moerge.progress import Progress
-from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge.trunk.merge import DENSE_BODY_FILE
+from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.progress import Obstacle
-from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Stored
 from moerge_workers.leaving.history import History
 from moerge_workers.loop import run_stages
-from support.stages import NOW, MemoryClient, context_of, trunk
+from support.stages import NOW, MemoryClient, body, context_of
 
 
 def test_once_it_registers_contributes_and_ends(folder: Path, home: Path, client: MemoryClient) -> None:
-    with context_of(folder, home, client, trunk_contribution=True) as context:
+    with context_of(folder, home, client, body_contribution=True) as context:
         run_stages(context)
     assert len(client.known) == 1
-    assert [row.kind for row in client.rows.values()] == ["trunk", "router"]
+    assert [row.kind for row in client.rows.values()] == ["body", "router"]
 
 
 def test_law_1_an_expert_that_stays_ends_the_run(folder: Path, home: Path, client: MemoryClient) -> None:
@@ -40,16 +40,16 @@ def test_law_1_an_expert_that_stays_ends_the_run(folder: Path, home: Path, clien
 def test_dry_run_shows_every_stage_and_sends_nothing(
     folder: Path, home: Path, client: MemoryClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with context_of(folder, home, client, dry_run=True, trunk_contribution=True) as context:
+    with context_of(folder, home, client, dry_run=True, body_contribution=True) as context:
         run_stages(context)
         shown = capsys.readouterr().err
-        for kind in ("expert, ", "trunk contribution", "router contribution"):
+        for kind in ("expert, ", "body contribution", "router contribution"):
             assert kind in shown
         client.current = None
         run_stages(context)
         shown = capsys.readouterr().err
         assert "data: 40 documents read" in shown
-        assert "no trunk yet" in shown
+        assert "no body yet" in shown
     assert client.uploaded == []
 
 
@@ -104,12 +104,12 @@ class _Watched(MemoryClient):
 
 
 def test_law_1_a_file_leaves_only_after_it_is_written_down(folder: Path, home: Path) -> None:
-    client = _Watched(folder / DENSE_TRUNK_FILE)
-    with context_of(folder, home, client, trunk_contribution=True, fit=True, tuning_share=0.3) as context:
+    client = _Watched(folder / DENSE_BODY_FILE)
+    with context_of(folder, home, client, body_contribution=True, fit=True, tuning_share=0.3) as context:
         client.history = context.outbox.history
         run_stages(context)
         arrived = [(sending.item.kind, sending.became) for sending in client.history.sendings()]
-    kinds = ["expert", "expert", "trunk", "expert", "router", "router"]  # config and tokenizer first
+    kinds = ["expert", "expert", "body", "expert", "router", "router"]  # config and tokenizer first
     assert arrived == [(kind, "arrived") for kind in kinds]
 
 
@@ -118,35 +118,35 @@ class _EndedError(Exception):
 
 
 class _Harmful(MemoryClient):
-    """A coordinator whose first trunk is harmful, and whose third trunk never comes."""
+    """A coordinator whose first body is harmful, and whose third body never comes."""
 
-    def current_trunk(self) -> Trunk | None:
+    def current_body(self) -> Body | None:
         if self.current is None or self.rows:
             raise _EndedError
         return self.current
 
     def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
         came = super().download(path, files, folder, progress, title=title)
-        if self.current == trunk():
+        if self.current == body():
             tensors = load_file(self.weights)
             tensors["model.norm.weight"] *= 300
-            save_file(tensors, folder / DENSE_TRUNK_FILE)
-            self.current = trunk("8" * 64)
+            save_file(tensors, folder / DENSE_BODY_FILE)
+            self.current = body("8" * 64)
         return came
 
 
-def test_worker_continues_with_next_trunk_after_a_refused_one(folder: Path, home: Path) -> None:
-    client = _Harmful(folder / DENSE_TRUNK_FILE)
+def test_worker_continues_with_next_body_after_a_refused_one(folder: Path, home: Path) -> None:
+    client = _Harmful(folder / DENSE_BODY_FILE)
     policy = {"min_documents": 5, "min_tokens": 1, "max_stray": 1000}
     with context_of(folder, home, client, once=False, policy=policy) as context, pytest.raises(_EndedError):
         run_stages(context)
-    assert [row.trunk for row in client.rows.values()] == ["8" * 64]
+    assert [row.body for row in client.rows.values()] == ["8" * 64]
 
 
-def test_once_ends_at_refused_trunk_and_reports_the_obstacle(folder: Path, home: Path) -> None:
-    client = _Harmful(folder / DENSE_TRUNK_FILE)
-    for most, obstacle in (1000.0, Obstacle.TRUNK_HARMS), (0.6, Obstacle.TRUNK_STRAYS):
-        client.current = trunk()
+def test_once_ends_at_refused_body_and_reports_the_obstacle(folder: Path, home: Path) -> None:
+    client = _Harmful(folder / DENSE_BODY_FILE)
+    for most, obstacle in (1000.0, Obstacle.BODY_HARMS), (0.6, Obstacle.BODY_STRAYS):
+        client.current = body()
         policy = {"min_documents": 5, "min_tokens": 1, "max_stray": most}
         with context_of(folder, home, client, policy=policy) as context:
             with pytest.raises(MoergeError):
@@ -156,11 +156,11 @@ def test_once_ends_at_refused_trunk_and_reports_the_obstacle(folder: Path, home:
 
 
 class _Withdrawing(MemoryClient):
-    """A coordinator whose operator withdraws the expert after its contribution; the next trunk is without it."""
+    """A coordinator whose operator withdraws the expert after its contribution; the next body is without it."""
 
-    def current_trunk(self) -> Trunk | None:
+    def current_body(self) -> Body | None:
         if self.waited:
-            self.current = trunk("8" * 64)
+            self.current = body("8" * 64)
             gone = {"state": ExpertState.WITHDRAWN, "withdrawn": NOW}
             self.known = {digest: row.model_copy(update=gone) for digest, row in self.known.items()}
         self.waited = bool(self.rows)
@@ -172,27 +172,27 @@ class _Withdrawing(MemoryClient):
 def test_waiting_worker_ends_when_its_expert_is_withdrawn(
     folder: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = _Withdrawing(folder / DENSE_TRUNK_FILE)
+    client = _Withdrawing(folder / DENSE_BODY_FILE)
     with (
         context_of(folder, home, client, once=False) as context,
         pytest.raises(MoergeError, match=r"the expert was withdrawn 2026-01-01\n  what to do: to let it join again"),
     ):
         run_stages(context)
     shown = capsys.readouterr().err
-    assert "waiting for the next trunk" in shown
+    assert "waiting for the next body" in shown
     assert "strays" not in shown.rpartition("waiting for")[2]
 
 
 class _Retraining(MemoryClient):
-    """A coordinator of an owner who trains the expert again in its folder, before the next and last trunk."""
+    """A coordinator of an owner who trains the expert again in its folder, before the next and last body."""
 
-    def current_trunk(self) -> Trunk | None:
+    def current_body(self) -> Body | None:
         if len(self.rows) > 1:
             raise _EndedError
         return self.current
 
     def contribute(self, new: NewContribution) -> Contribution:
-        self.current = trunk("8" * 64)
+        self.current = body("8" * 64)
         tensors = load_file(self.weights.parent / "retrained" / SINGLE)
         tensors["model.layers.0.mlp.up_proj.weight"] *= 2
         save_file(tensors, self.weights.parent / "retrained" / SINGLE)
@@ -201,27 +201,27 @@ class _Retraining(MemoryClient):
 
 def test_retrained_expert_does_not_contribute_as_the_old_one(folder: Path, home: Path) -> None:
     own = shutil.copytree(folder / "expert", folder / "retrained")
-    client = _Retraining(folder / DENSE_TRUNK_FILE)
+    client = _Retraining(folder / DENSE_BODY_FILE)
     with (
         context_of(folder, home, client, once=False, expert=own) as context,
         pytest.raises(MoergeError, match=r"retrained/model.safetensors: the file was replaced or changed"),
     ):
         run_stages(context)
-    assert [row.trunk for row in client.rows.values()] == ["7" * 64]
+    assert [row.body for row in client.rows.values()] == ["7" * 64]
 
 
 class _Replaced(MemoryClient):
-    """A coordinator whose trunk is replaced while the worker computes under it."""
+    """A coordinator whose body is replaced while the worker computes under it."""
 
     def contribute(self, new: NewContribution) -> Contribution:
-        if self.current == trunk():
-            self.current = trunk("8" * 64)
-            raise CoordinatorError(Problem.of(ProblemType.WRONG_TRUNK, "not the current trunk"))
+        if self.current == body():
+            self.current = body("8" * 64)
+            raise CoordinatorError(Problem.of(ProblemType.WRONG_BODY, "not the current body"))
         return super().contribute(new)
 
 
-def test_law_2_replaced_trunk_is_abandoned_for_the_next(folder: Path, home: Path) -> None:
-    client = _Replaced(folder / DENSE_TRUNK_FILE)
+def test_law_2_replaced_body_is_abandoned_for_the_next(folder: Path, home: Path) -> None:
+    client = _Replaced(folder / DENSE_BODY_FILE)
     with context_of(folder, home, client) as context:
         run_stages(context)
-    assert [row.trunk for row in client.rows.values()] == ["8" * 64]
+    assert [row.body for row in client.rows.values()] == ["8" * 64]

@@ -53,7 +53,7 @@ def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
         ("", {"context": 0}, "`context`", "expected at least 1"),
         ("held_out_share = 0.6", {"tuning_share": 0.4}, FILE, "must add up to less than 1"),
         ("[policy]\ndomains = ['art']", {}, FILE, "the policy's domains are art; not law"),
-        ("[policy]\ntrunk_contributions = false", {"trunk_contribution": True}, FILE, "needs trunk_contributions"),
+        ("[policy]\nbody_contributions = false", {"body_contribution": True}, FILE, "needs body_contributions"),
         ("[policy]\nevaluation_sums = true", {}, FILE, "set held_out_share"),
         ("held_out_share = 0.1\n[policy]\nevaluation_sums = true", {"context": 1}, FILE, "a context of 2 or more"),
         ("= 3", {}, FILE, "not TOML"),

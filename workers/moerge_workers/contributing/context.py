@@ -58,14 +58,14 @@ class Context:
     expert: DenseExpert
     compute: ComputeWindows
 
-    def is_replaced(self, trunk: str) -> bool:
-        """Tell whether a trunk is no longer the current one."""
-        current = self.client.current_trunk()
-        return current is None or current.digest != trunk
+    def is_replaced(self, body: str) -> bool:
+        """Tell whether a body is no longer the current one."""
+        current = self.client.current_body()
+        return current is None or current.digest != body
 
     def ledger(self, blank: Manifest) -> Path:
         """The path of a contribution's ledger: one for all contributions that count together, with any settings."""
-        fields = blank.model_dump(include={"kind", "owner", "expert", "domain", "trunk", "split"})
+        fields = blank.model_dump(include={"kind", "owner", "expert", "domain", "body", "split"})
         return self.settings.home / "contributions" / f"{digest_of(fields)}.sqlite"
 
     def pending(self, blank: Manifest, work: Pass, ledger: Ledger) -> PendingStatistics:

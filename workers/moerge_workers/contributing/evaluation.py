@@ -17,7 +17,7 @@ from moerge.memory.machine import free_for, is_out_of_memory
 from moerge.memory.needs import Need
 from moerge.memory.room import states_for
 from moerge.models.dense import expert_weights
-from moerge.models.dense_files import DenseTrunk
+from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.published import expected_config, published_weights
 from moerge.models.weights import Weights
@@ -28,8 +28,8 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import Counted, HeldOut, NotNowError
+from moerge_workers.contributing.body_check import checked_body
 from moerge_workers.contributing.context import SOFTWARE, Context
-from moerge_workers.contributing.trunk_check import checked_trunk
 from moerge_workers.contributing.version_check import AlteredVersionError, require_own, slot_of
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
@@ -42,7 +42,7 @@ _REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
 
 @dataclass
 class Evaluations:
-    """The evaluations of one run: finished versions, times of the next attempts; `own_grams` as in `checked_trunk`."""
+    """The evaluations of one run: finished versions, times of the next attempts; `own_grams` as in `checked_body`."""
 
     context: Context
     own_grams: Path | None
@@ -112,8 +112,8 @@ def _evaluate(context: Context, version: Version, own_grams: Path | None, dense:
         path = folder / f"version-{version.number}-{key[:12]}.json"
         if not path.is_file():
             outdated = _outdated(context, version)
-            use = context.outbox.version_use(version.number, key, version.lineage.trunk, path)
-            weights = _checked_trunk(context, version, own_grams, outdated)
+            use = context.outbox.version_use(version.number, key, version.lineage.body, path)
+            weights = _checked_body(context, version, own_grams, outdated)
             if weights is None or not context.outbox.may_use(use, outdated):
                 raise NotNowError("you haven't approved it")
             sums = _scored(context, version, weights, documents, counted, dense)
@@ -122,25 +122,25 @@ def _evaluate(context: Context, version: Version, own_grams: Path | None, dense:
         return _send(context, version, path, counted, ledger)
 
 
-def _checked_trunk(
+def _checked_body(
     context: Context, version: Version, own_grams: Path | None, outdated: Callable[[], bool]
-) -> DenseTrunk | None:
-    """As `checked_trunk`, for a version's trunk; NotNowError: it is refused."""
+) -> DenseBody | None:
+    """As `checked_body`, for a version's body; NotNowError: it is refused."""
     with _refusals_delayed():
-        trunk = context.client.trunk(version.lineage.trunk)
+        body = context.client.body(version.lineage.body)
         try:
-            return checked_trunk(context, trunk, own_grams, outdated)
+            return checked_body(context, body, own_grams, outdated)
         except IncompatibleExpertError as error:
-            raise NotNowError(f"its trunk is refused: {error}") from error
+            raise NotNowError(f"its body is refused: {error}") from error
 
 
 def _outdated(context: Context, version: Version) -> Callable[[], bool]:
-    """A function: whether a newer version or trunk has appeared since this call."""
-    current = context.client.current_trunk()
+    """A function: whether a newer version or body has appeared since this call."""
+    current = context.client.current_body()
 
     def outdated() -> bool:
         newest = _newest(context)
-        return newest is None or newest.number != version.number or context.client.current_trunk() != current
+        return newest is None or newest.number != version.number or context.client.current_body() != current
 
     return outdated
 
@@ -176,7 +176,7 @@ def _key(context: Context, version: Version, counted: Counted) -> str:
 
 def _send(context: Context, version: Version, path: Path, counted: Counted, ledger: Ledger) -> bool:
     client, outbox = context.client, context.outbox
-    item = outbox.evaluation(path, version.lineage.trunk)
+    item = outbox.evaluation(path, version.lineage.body)
     outbox.outdate(lambda other: other.kind == "evaluation" and other.digest != item.digest)
     if not outbox.may_leave(item, _outdated(context, version)):
         return outbox.history.decision(item) != "outdated"
@@ -193,7 +193,7 @@ def _send(context: Context, version: Version, path: Path, counted: Counted, ledg
 def _scored(
     context: Context,
     version: Version,
-    weights: DenseTrunk,
+    weights: DenseBody,
     documents: HeldOut,
     counted: Counted,
     dense: dict[str, Scored],

@@ -63,28 +63,28 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
         context.events,
         adapter=adapter,
         change=is_original and not context.settings.dry_run,
-        leaving=partial(_leaving, context, expert, adapter, "" if fitted is None else fitted.trunk),
+        leaving=partial(_leaving, context, expert, adapter, "" if fitted is None else fitted.body),
     )
     context.outbox.settle([registered])
 
 
 @contextmanager
 def _leaving(
-    context: Context, expert: DenseExpert, adapter: Path | None, trunk: str, digest: str, paths: Mapping[str, Path]
+    context: Context, expert: DenseExpert, adapter: Path | None, body: str, digest: str, paths: Mapping[str, Path]
 ) -> Iterator[None]:
-    """Context for sending an allowed expert's files; `trunk`: digest of the trunk that it is fitted to.
+    """Context for sending an allowed expert's files; `body`: digest of the body that it is fitted to.
 
     Asks the owner about all files at once, and records each sending separately: config and tokenizer, and then the
     whole expert, or the weights of its `adapter` alone.
     """
-    whole = context.outbox.expert(expert.digest, expert_files(expert), trunk)
+    whole = context.outbox.expert(expert.digest, expert_files(expert), body)
     require_allowed(context.settings)
-    if not context.outbox.may_leave(whole, lambda: bool(trunk) and context.is_replaced(trunk)):
+    if not context.outbox.may_leave(whole, lambda: bool(body) and context.is_replaced(body)):
         raise KeptError(whole)
     item = whole
     if digest != whole.digest:
         part = "adapter" if WEIGHTS in paths else "config and tokenizer"
-        item = context.outbox.expert(digest, paths, trunk, part)
+        item = context.outbox.expert(digest, paths, body, part)
     elif adapter is not None:
         context.events.say(
             "the coordinator has no base of this adapter that you may use, or merges it to other bytes, so the whole "

@@ -1,4 +1,4 @@
-"""The stage of the fitted expert: fits the MLPs to a trunk, on the owner's documents, and registers and sends it."""
+"""The stage of the fitted expert: fits the MLPs to a body, on the owner's documents, and registers and sends it."""
 
 import os
 from pathlib import Path
@@ -10,18 +10,18 @@ from moerge.experts.fitting import fit
 from moerge.experts.sample import WAYS, fitting_sample_that_fits
 from moerge.files import sync_folder
 from moerge.memory.machine import free_for, is_out_of_memory
-from moerge.models.dense_files import DenseTrunk
+from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
+from moerge_proto.bodies import Body
 from moerge_proto.experts import Fitted
 from moerge_proto.progress import Stage
-from moerge_proto.trunks import Trunk
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError, register_expert
 
 
-def run(context: Context, trunk: Trunk, weights: DenseTrunk) -> DenseExpert | None:
-    """The expert fitted to a trunk, once the coordinator has it, or in a dry run would; `weights` are the trunk's.
+def run(context: Context, body: Body, weights: DenseBody) -> DenseExpert | None:
+    """The expert fitted to a body, once the coordinator has it, or in a dry run would; `weights` are the body's.
 
     The original expert, if the owner refused or withdrew the fitted one, or there is too little text. None: the owner
     hasn't answered.
@@ -32,7 +32,7 @@ def run(context: Context, trunk: Trunk, weights: DenseTrunk) -> DenseExpert | No
         return own
     fitted = DenseExpert(own.domain, folder, own.owner, own.license, trained=own)
     try:
-        register_expert(context, fitted, Fitted(expert=own.digest, trunk=trunk.digest))
+        register_expert(context, fitted, Fitted(expert=own.digest, body=body.digest))
     except WithdrawnError:
         context.events.say("the fitted expert was withdrawn; contributing with the original expert")
         return own
@@ -42,8 +42,8 @@ def run(context: Context, trunk: Trunk, weights: DenseTrunk) -> DenseExpert | No
     return fitted
 
 
-def fitted_folder(context: Context, trunk: DenseTrunk) -> Path | None:
-    """The folder of the expert with MLPs fitted to the trunk, beside the trunk's file; made if missing.
+def fitted_folder(context: Context, body: DenseBody) -> Path | None:
+    """The folder of the expert with MLPs fitted to the body, beside the body's file; made if missing.
 
     None, with a message: too little text for the policy.
 
@@ -51,7 +51,7 @@ def fitted_folder(context: Context, trunk: DenseTrunk) -> Path | None:
         MoergeError: not enough memory.
     """
     settings, expert, events = context.settings, context.expert, context.events
-    folder = trunk.checkpoint.path.with_name(f"fitted-{expert.digest[:12]}")
+    folder = body.checkpoint.path.with_name(f"fitted-{expert.digest[:12]}")
     if folder.is_dir():
         return folder
     shard, policy = enough(expert.config.hidden_size), settings.policy
@@ -70,9 +70,9 @@ def fitted_folder(context: Context, trunk: DenseTrunk) -> Path | None:
     total = tokens * expert.config.num_hidden_layers
     part = folder.with_name(f".{folder.name}.tmp")
     events.enter(Stage.COMPUTING)
-    with events.track(f"fitting {settings.domain}'s MLPs to the trunk", total, "tokens") as tracker:
+    with events.track(f"fitting {settings.domain}'s MLPs to the body", total, "tokens") as tracker:
         try:
-            fit(expert, trunk, rows, part, settings.device, tracker.advance)
+            fit(expert, body, rows, part, settings.device, tracker.advance)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

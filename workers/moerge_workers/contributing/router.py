@@ -1,4 +1,4 @@
-"""The stage of the router contributions: sums of the statistics and tuning splits under a trunk."""
+"""The stage of the router contributions: sums of the statistics and tuning splits under a body."""
 
 from contextlib import closing
 from pathlib import Path
@@ -8,36 +8,36 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
 from moerge.trunk.methods.registry import METHODS
+from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest
-from moerge_proto.trunks import Trunk
 from moerge_workers.contributing import fitted
+from moerge_workers.contributing.body_check import checked_body
 from moerge_workers.contributing.context import Context
-from moerge_workers.contributing.trunk_check import checked_trunk
 from moerge_workers.leaving.ledger import Ledger, Sent
 
 
-def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribution]:
-    """Send new statistics under a trunk, and return the active contributions; `own_grams` as in `checked_trunk`.
+def run(context: Context, body: Body, own_grams: Path | None) -> list[Contribution]:
+    """Send new statistics under a body, and return the active contributions; `own_grams` as in `checked_body`.
 
     Raises:
-        MoergeError: the trunk strays too far from the expert, or there is too little to send.
+        MoergeError: the body strays too far from the expert, or there is too little to send.
     """
     settings = context.settings
-    context.outbox.outdate(lambda item: item.trunk not in ("", trunk.digest))
-    if (weights := checked_trunk(context, trunk, own_grams, lambda: context.is_replaced(trunk.digest))) is None:
+    context.outbox.outdate(lambda item: item.body not in ("", body.digest))
+    if (weights := checked_body(context, body, own_grams, lambda: context.is_replaced(body.digest))) is None:
         return []
     expert: DenseExpert | None = context.expert
     if settings.fit:
-        expert = fitted.run(context, trunk, weights)
-    elif (method := METHODS.get(trunk.method)) is not None and method.for_fitted_mlps:
-        context.events.say("the trunk was merged for fitted MLPs; set `fit` for better scores of this domain")
+        expert = fitted.run(context, body, weights)
+    elif (method := METHODS.get(body.method)) is not None and method.for_fitted_mlps:
+        context.events.say("the body was merged for fitted MLPs; set `fit` for better scores of this domain")
     if expert is None:
         return []
-    work = RouterPass(expert, weights, trunk.exponents, settings.statistics.precision, settings.device)
+    work = RouterPass(expert, weights, body.exponents, settings.statistics.precision, settings.device)
     sent: list[Contribution] = []
     for split in ("statistics", "tuning"):
-        blank = router_manifest(expert.owner, expert.digest, expert.domain, trunk, settings.statistics, split)
+        blank = router_manifest(expert.owner, expert.digest, expert.domain, body, settings.statistics, split)
         path = context.ledger(blank)
         if split == "statistics" or settings.tuning_share or path.exists():
             with closing(Ledger(path)) as ledger:
@@ -51,7 +51,7 @@ def _contribute(context: Context, blank: RouterManifest, work: RouterPass, ledge
         return []
     if (whole := context.pending(blank, work, ledger).complete()) is not None:
         item = context.outbox.contribution(ledger.path(whole.file.name), whole.file.digest)
-        if context.outbox.may_leave(item, lambda: context.is_replaced(blank.trunk)):
+        if context.outbox.may_leave(item, lambda: context.is_replaced(blank.body)):
             whole.note()  # the ledger has only files that the owner approved
     return _deliver(context, blank, ledger) or []
 
@@ -61,13 +61,13 @@ def _deliver(context: Context, blank: RouterManifest, ledger: Ledger) -> list[Co
 
     None: the owner hasn't approved an earlier file, or this is a dry run.
     """
-    place = blank.trunk, blank.domain, blank.split
+    place = blank.body, blank.domain, blank.split
     active = context.active("router")
-    counted = {digest: row for digest, row in active.items() if (row.trunk, row.domain, row.split) == place}
+    counted = {digest: row for digest, row in active.items() if (row.body, row.domain, row.split) == place}
     others = [row.digest for row in counted.values() if row.expert != blank.expert]
     if others and blank.expert == context.expert.digest:
         fitted_expert = counted[others[0]].expert
-        problem = f"its fitted expert {fitted_expert} contributes under this trunk"
+        problem = f"its fitted expert {fitted_expert} contributes under this body"
         todo = f"set `fit`, or withdraw it: moerge expert withdraw {fitted_expert}"
         raise MoergeError(problem, where=str(context.expert.folder), todo=todo)
     if any(file.digest not in counted and not ledger.path(file.name).is_file() for file in ledger.files()):
@@ -92,7 +92,7 @@ def _sent(
 ) -> Contribution | None:
     """A file's contribution; None without the owner's approval. A refusal clears the ledger."""
     item = context.outbox.contribution(ledger.path(file.name), file.digest)
-    if context.outbox.may_leave(item, lambda: context.is_replaced(blank.trunk)):
+    if context.outbox.may_leave(item, lambda: context.is_replaced(blank.body)):
         return context.send(item, supersedes)
     if context.outbox.history.decision(item) == "refused":
         ledger.forget()

@@ -1,4 +1,4 @@
-"""The check of a downloaded version: the checked trunk, the owner's own MLPs, and the worker's own config."""
+"""The check of a downloaded version: the checked body, the owner's own MLPs, and the worker's own config."""
 
 import json
 import os
@@ -6,18 +6,18 @@ from pathlib import Path
 
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import file_sha256
-from moerge.models.dense_files import DenseTrunk
+from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
-from moerge.versions.file_plans import ROUTER_FILE, FilePlan, config_files, expert_file, trunk_files, version_config
+from moerge.versions.file_plans import ROUTER_FILE, FilePlan, body_files, config_files, expert_file, version_config
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing.context import Context
 
 
 class AlteredVersionError(NotNowError):
-    """A version's trunk or own MLPs differ from the ones that this worker checked and sent."""
+    """A version's body or own MLPs differ from the ones that this worker checked and sent."""
 
 
 def slot_of(context: Context, version: Version) -> int:
@@ -28,8 +28,8 @@ def slot_of(context: Context, version: Version) -> int:
     return domains.index(context.settings.domain)
 
 
-def require_own(context: Context, version: Version, trunk: DenseTrunk, folder: Path) -> None:
-    """Require that a version's files in `folder` have the bytes of the trunk and of the owner's MLPs.
+def require_own(context: Context, version: Version, body: DenseBody, folder: Path) -> None:
+    """Require that a version's files in `folder` have the bytes of the body and of the owner's MLPs.
 
     Afterwards the folder has only checked weights, and an index and a config made by the worker: no
     other file of the coordinator has an effect.
@@ -38,21 +38,21 @@ def require_own(context: Context, version: Version, trunk: DenseTrunk, folder: P
         AlteredVersionError: names the file that differs.
     """
     try:
-        _require(context, version, trunk, folder)
+        _require(context, version, body, folder)
     except (CheckpointError, IncompatibleExpertError) as error:
         raise AlteredVersionError(str(error)) from error
 
 
-def _require(context: Context, version: Version, trunk: DenseTrunk, folder: Path) -> None:
+def _require(context: Context, version: Version, body: DenseBody, folder: Path) -> None:
     lineage, slot = version.lineage, slot_of(context, version)
-    family, layers, count = trunk.family, trunk.config.num_hidden_layers, len(lineage.experts)
-    path = trunk.checkpoint.path
+    family, layers, count = body.family, body.config.num_hidden_layers, len(lineage.experts)
+    path = body.checkpoint.path
     own = _own_expert(context, lineage.experts[slot], path)
-    known = trunk_files(trunk, lineage.trunk, file_sha256(path), tied=lineage.tied)
+    known = body_files(body, lineage.body, file_sha256(path), tied=lineage.tied)
     known.append(expert_file(own.checkpoint, family, layers, slot, lineage.experts[slot]))
     for plan in known:
         if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != _digest(plan):
-            raise AlteredVersionError(f"{plan.name} differs from the checked trunk or your expert")
+            raise AlteredVersionError(f"{plan.name} differs from the checked body or your expert")
     names = {plan.name: set(plan.tensors) for plan in known}
     names[ROUTER_FILE] = {family.router.format(layer=layer) for layer in range(layers)}
     for other in set(range(count)) - {slot}:
@@ -66,14 +66,14 @@ def _require(context: Context, version: Version, trunk: DenseTrunk, folder: Path
             raise AlteredVersionError(f"{name} is missing, or its tensors differ from a published version's")
     index = {"metadata": {}, "weight_map": {tensor: name for name, tensors in names.items() for tensor in tensors}}
     (folder / INDEX).write_text(json.dumps(index))
-    published = version_config(trunk, count, lineage.options.top_k, tied=lineage.tied)
+    published = version_config(body, count, lineage.options.top_k, tied=lineage.tied)
     plan = config_files(context.expert, published)[0]
     with (folder / plan.name).open("wb") as out:
         plan.write(out)
 
 
 def _own_expert(context: Context, digest: str, weights: Path) -> DenseExpert:
-    """The owner's expert, or its sent fitted expert, whose folder is beside the trunk's file."""
+    """The owner's expert, or its sent fitted expert, whose folder is beside the body's file."""
     if digest == context.expert.digest:
         return context.expert
     folder = weights.with_name(f"fitted-{context.expert.digest[:12]}")

@@ -43,7 +43,7 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
         tokens[split] += sum(row.count for row in rows)
         size += len(document.text.encode())
     least = enough(hidden_size)
-    if settings.policy.router_contributions or settings.trunk_contribution:
+    if settings.policy.router_contributions or settings.body_contribution:
         if not splits["statistics"]:
             todo = "check `text_field` or `chat`, and the shares"
             raise MoergeError("no document has a token that counts", where="`data`", todo=todo)

@@ -1,4 +1,4 @@
-"""The budget: numbers of trunks and versions with outgoing data in the last 30 days."""
+"""The budget: numbers of bodies and versions with outgoing data in the last 30 days."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -7,11 +7,11 @@ from moerge_workers.leaving.history import History, Item, Sending
 from moerge_workers.policy import Policy
 
 PERIOD = timedelta(days=30)
-TRUNK_REVEALS = (
-    "What a further trunk could reveal:\n"
-    "  - each trunk is a new question about the same text; the answers to many can together reveal the text\n"
-    "  - a dishonest coordinator can craft a trunk whose sums count chosen tokens, or hold traces of single ones\n"
-    "  - approve it only if you know why the trunk was merged, such as an added or removed expert"
+BODY_REVEALS = (
+    "What a further body could reveal:\n"
+    "  - each body is a new question about the same text; the answers to many can together reveal the text\n"
+    "  - a dishonest coordinator can craft a body whose sums count chosen tokens, or hold traces of single ones\n"
+    "  - approve it only if you know why the body was merged, such as an added or removed expert"
 )
 VERSION_REVEALS = (
     "What a further version could reveal:\n"
@@ -20,9 +20,9 @@ VERSION_REVEALS = (
 )
 
 
-def trunks(history: History) -> list[str]:
-    """Trunks with their first outgoing data in the last 30 days, withdrawn or not."""
-    return _recent(history, lambda sending: sending.item.trunk)
+def bodies(history: History) -> list[str]:
+    """Bodies with their first outgoing data in the last 30 days, withdrawn or not."""
+    return _recent(history, lambda sending: sending.item.body)
 
 
 def versions(history: History) -> list[str]:
@@ -31,16 +31,16 @@ def versions(history: History) -> list[str]:
 
 
 def summary(history: History) -> str:
-    return f"{len(trunks(history))} trunks, {len(versions(history))} evaluations"
+    return f"{len(bodies(history))} bodies, {len(versions(history))} evaluations"
 
 
 def reveals(history: History, policy: Policy, item: Item) -> str | None:
-    """The risk of an item's trunk or version, if it exceeds the budget; else None."""
+    """The risk of an item's body or version, if it exceeds the budget; else None."""
     if item.kind in ("evaluation", "version-use"):
         first = history.movement(item) is None
         return VERSION_REVEALS if first and len(versions(history)) >= policy.versions_per_month else None
-    first = bool(item.trunk) and all(sending.item.trunk != item.trunk for sending in history.sendings())
-    return TRUNK_REVEALS if first and len(trunks(history)) >= policy.trunks_per_month else None
+    first = bool(item.body) and all(sending.item.body != item.body for sending in history.sendings())
+    return BODY_REVEALS if first and len(bodies(history)) >= policy.bodies_per_month else None
 
 
 def _recent(history: History, name: Callable[[Sending], str]) -> list[str]:

@@ -13,7 +13,7 @@ from moerge.errors import MoergeError
 from moerge_workers.policy import Kind
 
 FILE = "history.sqlite"
-Use = Literal["trunk-use", "version-use"]
+Use = Literal["body-use", "version-use"]
 Decision = Literal["asked", "approved", "refused", "outdated"]
 Movement = Literal["leaves", "arrived", "superseded", "withdrawn"]
 _DECISIONS: tuple[str, ...] = get_args(Decision)
@@ -21,14 +21,14 @@ _MOVEMENTS: tuple[str, ...] = get_args(Movement)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS items (
     digest TEXT NOT NULL, coordinator TEXT NOT NULL, kind TEXT NOT NULL, about TEXT NOT NULL, bytes INTEGER NOT NULL,
-    trunk TEXT NOT NULL, place TEXT NOT NULL, PRIMARY KEY (digest, coordinator)
+    body TEXT NOT NULL, place TEXT NOT NULL, PRIMARY KEY (digest, coordinator)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, event TEXT NOT NULL, digest TEXT NOT NULL, coordinator TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS trunks (digest TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID;
-CREATE TRIGGER IF NOT EXISTS trunks_stay BEFORE UPDATE ON trunks BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
-CREATE TRIGGER IF NOT EXISTS trunks_remain BEFORE DELETE ON trunks BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
+CREATE TABLE IF NOT EXISTS bodies (digest TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS bodies_stay BEFORE UPDATE ON bodies BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
+CREATE TRIGGER IF NOT EXISTS bodies_remain BEFORE DELETE ON bodies BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS events_remain BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 """
@@ -37,13 +37,13 @@ _LAST = "SELECT event FROM events WHERE digest = ? AND coordinator = ? AND event
 
 @dataclass(frozen=True)
 class Item:
-    """Outgoing data for one coordinator, or the use of its trunk or version.
+    """Outgoing data for one coordinator, or the use of its body or version.
 
     Attributes:
-        digest: of the contribution's file, the expert, the trunk or the version.
+        digest: of the contribution's file, the expert, the body or the version.
         about: one-line description.
         bytes: its size, uncompressed.
-        trunk: digest of its trunk, or "".
+        body: digest of its body, or "".
         place: the file, or the expert's folder.
     """
 
@@ -52,12 +52,12 @@ class Item:
     kind: Kind | Use
     about: str
     bytes: int
-    trunk: str
+    body: str
     place: str
 
     @property
     def is_use(self) -> bool:
-        """Tell whether it is a use of a trunk or version, which doesn't leave."""
+        """Tell whether it is a use of a body or version, which doesn't leave."""
         return self.kind in get_args(Use)
 
 
@@ -102,7 +102,7 @@ class History:
         """Add an event, durably, unless it is already the item's last of its sort."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            row = (item.digest, item.coordinator, item.kind, item.about, item.bytes, item.trunk, item.place)
+            row = (item.digest, item.coordinator, item.kind, item.about, item.bytes, item.body, item.place)
             self._db.execute("INSERT OR IGNORE INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             sort = _DECISIONS if event in _DECISIONS else _MOVEMENTS
             if self._last(item, sort) != event:
@@ -137,12 +137,12 @@ class History:
         query = "SELECT items.* FROM events JOIN items USING (digest, coordinator) GROUP BY 1, 2 ORDER BY MIN(number)"
         return [Item(*row) for row in self._db.execute(query).fetchall()]
 
-    def bind(self, trunk: str, sha256: str) -> bool:
-        """Tell whether a trunk's file is the first one of that name in this home."""
+    def bind(self, body: str, sha256: str) -> bool:
+        """Tell whether a body's file is the first one of that name in this home."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT OR IGNORE INTO trunks VALUES (?, ?)", (trunk, sha256))
-            [first] = self._db.execute("SELECT sha256 FROM trunks WHERE digest = ?", (trunk,)).fetchone()
+            self._db.execute("INSERT OR IGNORE INTO bodies VALUES (?, ?)", (body, sha256))
+            [first] = self._db.execute("SELECT sha256 FROM bodies WHERE digest = ?", (body,)).fetchone()
         return bool(first == sha256)
 
     def sendings(self) -> list[Sending]:

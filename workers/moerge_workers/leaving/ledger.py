@@ -39,7 +39,7 @@ class Sent:
 
 
 class Ledger:
-    """The documents and files of one kind of contribution, under one trunk, of one split.
+    """The documents and files of one kind of contribution, under one body, of one split.
 
     One transaction records a file and its documents before the file is sent. So after any failure the same file is
     sent, and no later file has its documents.

@@ -59,7 +59,7 @@ class Outbox:
         return self._asked(item, outdated)
 
     def may_use(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Tell whether to compute under a trunk or version: it is within the budget, or the owner approved it.
+        """Tell whether to compute under a body or version: it is within the budget, or the owner approved it.
 
         In mode `ask` the question about each outgoing item covers it.
         """
@@ -162,34 +162,34 @@ class Outbox:
         size = path.stat().st_size
         return Item(digest, self.settings.coordinator, manifest.kind, about, size, manifest.under or "", str(path))
 
-    def expert(self, digest: str, paths: Mapping[str, Path], trunk: str = "", part: str = "expert") -> Item:
-        """An expert's files, or a `part` of them, as an item; `trunk`: of a fitted expert."""
+    def expert(self, digest: str, paths: Mapping[str, Path], body: str = "", part: str = "expert") -> Item:
+        """An expert's files, or a `part` of them, as an item; `body`: of a fitted expert."""
         size = sum(path.stat().st_size for path in paths.values())
-        fitted = f" fitted to trunk {trunk[:12]}" if trunk else ""
+        fitted = f" fitted to body {body[:12]}" if body else ""
         files = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
         about = f"{self.settings.domain}: {part}{fitted}, {files}"
         folder = next(iter(paths.values())).parent
-        return Item(digest, self.settings.coordinator, "expert", about, size, trunk, str(folder))
+        return Item(digest, self.settings.coordinator, "expert", about, size, body, str(folder))
 
-    def trunk_use(self, trunk: str, path: Path) -> Item:
-        """Computing under a trunk, as an item; `path` is its file."""
-        used = len(budget.trunks(self.history))
-        about = f"{self.settings.domain}: sums under trunk {trunk[:12]}, after {used} other trunks in 30 days"
-        return Item(trunk, self.settings.coordinator, "trunk-use", about, 0, trunk, str(path))
+    def body_use(self, body: str, path: Path) -> Item:
+        """Computing under a body, as an item; `path` is its file."""
+        used = len(budget.bodies(self.history))
+        about = f"{self.settings.domain}: sums under body {body[:12]}, after {used} other bodies in 30 days"
+        return Item(body, self.settings.coordinator, "body-use", about, 0, body, str(path))
 
-    def version_use(self, number: int, digest: str, trunk: str, path: Path) -> Item:
+    def version_use(self, number: int, digest: str, body: str, path: Path) -> Item:
         """Evaluating a version, as an item; `path` and `digest` are the evaluation's."""
         sent = len(budget.versions(self.history))
         about = f"{self.settings.domain}: an evaluation of version {number}, after {sent} others in 30 days"
-        return Item(digest, self.settings.coordinator, "version-use", about, 0, trunk, str(path))
+        return Item(digest, self.settings.coordinator, "version-use", about, 0, body, str(path))
 
-    def evaluation(self, path: Path, trunk: str) -> Item:
+    def evaluation(self, path: Path, body: str) -> Item:
         sums = NewEvaluation.model_validate_json(path.read_bytes())
         about = (
             f"{sums.domain}: evaluation of version {sums.number}, sums over {sums.version.tokens:,} tokens of "
             f"{sums.documents:,} documents"
         )
-        return Item(sums.digest, self.settings.coordinator, "evaluation", about, path.stat().st_size, trunk, str(path))
+        return Item(sums.digest, self.settings.coordinator, "evaluation", about, path.stat().st_size, body, str(path))
 
 
 def require_unchanged(item: Item) -> None:

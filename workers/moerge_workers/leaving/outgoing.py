@@ -14,7 +14,7 @@ from moerge_proto.evaluations import NewEvaluation, Scored
 EXPERT_REVEALS = (
     "What this reveals:\n"
     "  - the same as a published model: anyone who has it can run it, and probe it for its training text\n"
-    "  - every consumer of a version gets its MLPs, and the trunk that it was merged into"
+    "  - every consumer of a version gets its MLPs, and the body that it was merged into"
 )
 
 EVALUATION_REVEALS = (
@@ -50,7 +50,7 @@ def _evaluation(path: Path) -> Iterator[RenderableType]:
 
 OUTGOING: Mapping[str, Callable[[Path], Iterator[RenderableType]]] = {
     "expert": _expert,
-    "trunk": describe,
+    "body": describe,
     "router": describe,
     "evaluation": _evaluation,
 }

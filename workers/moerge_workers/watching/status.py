@@ -31,7 +31,7 @@ class State(BaseModel):
     Attributes:
         at: time of this state.
         said: the last message.
-        trunk: digest of the current trunk.
+        body: digest of the current body.
         shards_done: finished shards of the current or last contribution, of `shards_total`.
         tokens_left: tokens of its unfinished shards.
         tokens: tokens computed since the start.
@@ -48,7 +48,7 @@ class State(BaseModel):
     coordinator: str
     said: str = ""
     stage: Stage = Stage.STARTING
-    trunk: str | None = None
+    body: str | None = None
     shards_done: int = 0
     shards_total: int = 0
     tokens_left: int = 0

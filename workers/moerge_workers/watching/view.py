@@ -57,7 +57,7 @@ class Json:
     def say(self, text: str) -> None:
         state = self._status.state
         figures = state.progress.model_dump(mode="json", exclude_none=True)
-        self._log.info(text, trunk=state.trunk, sent_bytes=state.sent, **figures)
+        self._log.info(text, body=state.body, sent_bytes=state.sent, **figures)
 
     def track(self, title: str, total: int, unit: str) -> AbstractContextManager[Tracker]:
         return LogProgress(self.say).track(title, total, unit)

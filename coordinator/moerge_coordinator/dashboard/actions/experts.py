@@ -11,7 +11,7 @@ def _ask_withdraw(visit: Visit) -> Form:
     expert = visit.rest.expert(visit.path["digest"])
     facts = (
         "Later versions don't contain its MLPs and router column.",
-        "A trunk that contains it is retired and merged again without it. Every owner then contributes again.",
+        "A body that contains it is retired and merged again without it. Every owner then contributes again.",
     )
     options = ("yes", "stay available"), ("no", "are withheld from now on")
     fields = (Field("serve", "Versions that contain it", options=options),)

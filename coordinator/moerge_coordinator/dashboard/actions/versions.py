@@ -8,8 +8,8 @@ from moerge.client.http import optional
 from moerge.routers.registry import ROUTERS
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, choice, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
+from moerge_proto.bodies import Contributors
 from moerge_proto.options import RECOMMENDED
-from moerge_proto.trunks import Contributors
 from moerge_proto.versions import NewVersion, VersionChange
 
 
@@ -56,9 +56,9 @@ def _ask_solve(visit: Visit) -> Form:
 
 
 def solve_form(current: Contributors | None = None) -> Form:
-    """The form for a version on the `current` trunk, with the recommended options as defaults."""
+    """The form for a version on the `current` body, with the recommended options as defaults."""
     best, missing = RECOMMENDED.solve, current.missing if current else []
-    facts = ["On the current trunk, with every ready expert that has contributed under it."]
+    facts = ["On the current body, with every ready expert that has contributed under it."]
     if current:
         facts.append(f"Contributed: {_names(current.contributed)}. Missing: {_names(missing)}.")
     scales = {

@@ -1,4 +1,4 @@
-"""Pages of one list each: experts, owners and rounds, contributions, trunks, workflows, calls, settings, an alias."""
+"""Pages of one list each: experts, owners and rounds, contributions, bodies, workflows, calls, settings, an alias."""
 
 from starlette.responses import Response
 
@@ -33,22 +33,22 @@ def _owners(visit: Visit) -> Response:
 
 def _contributions(visit: Visit) -> Response:
     kind = CONTRIBUTIONS.get(visit.query.get("kind", ""), ROUTER)
-    page, trunk = visit.rest.contributions(kind.name, newest=True).page(visit.after), visit.rest.current_trunk()
+    page, body = visit.rest.contributions(kind.name, newest=True).page(visit.after), visit.rest.current_body()
     return visit.show(
         "contributions.html",
         contributions=page.items,
         further=page.next,
-        trunk=trunk.digest if trunk else None,
+        body=body.digest if body else None,
         kind=kind,
         kinds=CONTRIBUTIONS.values(),
     )
 
 
-def _trunks(visit: Visit) -> Response:
-    page, history = visit.rest.trunks().page(visit.after), optional(visit.rest.trunk_history, "current")
+def _bodies(visit: Visit) -> Response:
+    page, history = visit.rest.bodies().page(visit.after), optional(visit.rest.body_history, "current")
     return visit.show(
-        "trunks.html",
-        trunks=list(reversed(page.items)),
+        "bodies.html",
+        bodies=list(reversed(page.items)),
         further=page.next,
         domains=visit.domains(),
         history=history,
@@ -77,7 +77,7 @@ PAGES = {
     "/experts": Page(_experts, "Experts", (Role.OPERATOR, Role.OWNER)),
     "/owners": Page(_owners, "Owners and rounds", (Role.OPERATOR,)),
     "/contributions": Page(_contributions, "Contributions", (Role.OPERATOR, Role.OWNER)),
-    "/trunks": Page(_trunks, "Trunks", (Role.OPERATOR, Role.OWNER)),
+    "/bodies": Page(_bodies, "Bodies", (Role.OPERATOR, Role.OWNER)),
     "/workflows": Page(_workflows, "Workflows", (Role.OPERATOR,)),
     "/audit": Page(_audit, "Audit log", (Role.OPERATOR,)),
     "/settings": Page(_settings, "Settings", (Role.OPERATOR,)),

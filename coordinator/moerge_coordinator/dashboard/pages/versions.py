@@ -61,20 +61,20 @@ def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[V
     """Needs, running workflows and, without a champion, the first steps. `newest`: the first page, if known."""
     rest = visit.rest
     versions = newest or rest.versions(newest=True).page().items
-    trunk, history = rest.current_trunk(), optional(rest.trunk_history, "current")
+    body, history = rest.current_body(), optional(rest.body_history, "current")
     experts, rounds, workers = list(rest.experts()), list(rest.rounds()), list(rest.progress())
     workflows = [item for kind in get_args(WorkflowKind) for item in rest.workflows(kind).page().items]
     influence, steps = None, list[Step]()
     if versions and versions[0] != champion and versions[0].retired is None:
         influence = rest.version_influence(versions[0].number)
     if champion is None:
-        contributed = rest.contributors().contributed if trunk else []
-        steps = first_steps(list(rest.owners()), experts, trunk, contributed, versions)
+        contributed = rest.contributors().contributed if body else []
+        steps = first_steps(list(rest.owners()), experts, body, contributed, versions)
     remerge = history.remerge if history else None
     return {
-        "needs": needs(champion, versions, trunk, experts, rounds, workflows, remerge, workers, influence),
+        "needs": needs(champion, versions, body, experts, rounds, workflows, remerge, workers, influence),
         "steps": steps,
-        "can_solve": trunk is not None and trunk.retired is None,
+        "can_solve": body is not None and body.retired is None,
         "running": [workflow for workflow in workflows if workflow.state is WorkflowState.RUNNING],
         "open_rounds": [item for item in rounds if item.state == "open"],
     }
@@ -89,8 +89,8 @@ def _changes(version: Version, before: Version | None) -> list[Change]:
     result += [Change(f"- {domain}", "gone") for domain in by_domain.removed]
     if by_domain.replaced:
         result.append(Change(f"other MLPs: {', '.join(by_domain.replaced)}", "note"))
-    if old.trunk != new.trunk:
-        result.append(Change("new trunk", "note"))
+    if old.body != new.body:
+        result.append(Change("new body", "note"))
     options, earlier = new.options.model_dump(), old.options.model_dump()
     result += [
         Change(f"{name.replace('ridge_lambda', 'lambda').replace('_', ' ')} {earlier[name]} → {value}", "note")

@@ -53,9 +53,9 @@ def show_contribution(state: Coordinator, caller: OperatorOrOwner, digest: Diges
 
 @router.post("/contributions/{digest}/withdraw")
 def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Contribution:
-    """Excludes a contribution from later versions and trunks (law 5). Idempotent.
+    """Excludes a contribution from later versions and bodies (law 5). Idempotent.
 
-    Retires trunks solved from a trunk contribution, and starts a remerge if the current one is retired.
+    Retires bodies solved from a body contribution, and starts a remerge if the current one is retired.
     """
     with state.database.transaction("withdraw contribution") as session:
         row = visible_row(session, caller, ContributionRow, digest)

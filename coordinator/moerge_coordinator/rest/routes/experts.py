@@ -29,7 +29,7 @@ def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) -> Exp
     """
     expert = experts.register(state, caller, new)
     if expert.state is ExpertState.RECEIVED:
-        state.workflows.start_expert(expert.digest, new.trunk)
+        state.workflows.start_expert(expert.digest, new.body)
     return expert
 
 
@@ -61,14 +61,14 @@ def show_expert(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> 
 def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: Withdraw) -> Withdrawal:
     """Withdraws an expert, those fitted from it, and all their contributions (law 5). Idempotent.
 
-    Retires trunks that contain it, and starts a remerge if the current one is retired.
+    Retires bodies that contain it, and starts a remerge if the current one is retired.
     """
     with state.database.transaction("withdraw expert") as session:
         row = visible_row(session, caller, ExpertRow, digest)
         retired, served = withdraw_expert(session, row, serve=how.serve)
-        trunks, versions = [item.digest for item in retired], [item.number for item in served]
+        bodies, versions = [item.digest for item in retired], [item.number for item in served]
         expert = message(Expert, row)
-    return Withdrawal(expert=expert, trunks=trunks, versions=versions, remerge=state.workflows.start_remerge())
+    return Withdrawal(expert=expert, bodies=bodies, versions=versions, remerge=state.workflows.start_remerge())
 
 
 @router.post("/{digest}/purge")

@@ -10,7 +10,7 @@ from moerge.versions.card_scores import CARD_FILE
 from moerge.versions.compare import compare
 from moerge.versions.engines import engine_limits
 from moerge.versions.file_plans import CONFIG_FILE, REPORT_FILE
-from moerge_coordinator.domain import cards, owner_keys, trunks, versions
+from moerge_coordinator.domain import bodies, cards, owner_keys, versions
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route
 from moerge_coordinator.rest.content import content
@@ -37,7 +37,7 @@ class Markdown(PlainTextResponse):
 def solve(state: Coordinator, caller: Operator, new: NewVersion) -> Workflow:
     """Starts a workflow that solves and publishes a version; its result is the version's number.
 
-    Needs contributions of all the trunk's experts, unless `partial` or `experts` is given. An already published lineage
+    Needs contributions of all the body's experts, unless `partial` or `experts` is given. An already published lineage
     gives its existing version.
     """
     with state.database.reading() as session:
@@ -127,10 +127,10 @@ def compare_versions(state: Coordinator, caller: Anyone, number: Number, other: 
 
 @router.get("/{number}/signatures")
 def list_signatures(state: Coordinator, caller: Anyone, number: Number) -> list[ContributionSignature]:
-    """The signatures of the contributions to the version and its trunk."""
+    """The signatures of the contributions to the version and its body."""
     with state.database.reading() as session:
         made = versions.find(session, number).lineage
-        merged = trunks.find(session, made.trunk).contributions
+        merged = bodies.find(session, made.body).contributions
         return list(owner_keys.signatures(session, [*made.contributions, *merged]))
 
 

@@ -1,1 +1,1 @@
-"""Trunk methods, one formula and its declarations per module. Importing them doesn't import torch."""
+"""Body methods, one formula and its declarations per module. Importing them doesn't import torch."""

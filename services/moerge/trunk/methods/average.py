@@ -1,4 +1,4 @@
-"""The paper's trunk: the mean over experts (DUME section 2.2, as BTX), with optional weights by domain."""
+"""The paper's body: the mean over experts (DUME section 2.2, as BTX), with optional weights by domain."""
 
 from __future__ import annotations
 

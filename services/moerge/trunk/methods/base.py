@@ -1,4 +1,4 @@
-"""The base model's own trunk, and the rule of methods that start from it."""
+"""The base model's own body, and the rule of methods that start from it."""
 
 from __future__ import annotations
 

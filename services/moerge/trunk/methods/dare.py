@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def dare(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype, retain: float, scale: float, seed: str) -> Tensor:
     """base + scale x the sum of the task vectors. Each of their elements is kept with probability `retain`
-    and then divided by it. Equal seeds give equal trunks.
+    and then divided by it. Equal seeds give equal bodies.
     """
     import torch
 

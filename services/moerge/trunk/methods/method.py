@@ -1,4 +1,4 @@
-"""The declaration of a trunk method."""
+"""The declaration of a body method."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from moerge_proto.trunks import TrunkMethod, TrunkOptions
+from moerge_proto.bodies import BodyMethod, BodyOptions
 
 if TYPE_CHECKING:
     from moerge.models.dense_files import Dense
@@ -26,34 +26,34 @@ class MethodInputs:
         domains: of the experts, in their order.
         options: of the method.
         base: the checkpoint that `options.base` names.
-        statistics: trunk contributions in the experts' order; empty unless the method is solved.
+        statistics: body contributions in the experts' order; empty unless the method is solved.
     """
 
     experts: Sequence[Dense]
     domains: Sequence[str]
-    options: TrunkOptions
+    options: BodyOptions
     base: Checkpoint | None = None
     statistics: Sequence[StatisticsFile] = ()
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to merge a trunk: a pure function of its inputs.
+    """A way to merge a body: a pure function of its inputs.
 
     Attributes:
         name: in requests and lineages.
         about: one phrase for help texts and forms.
-        plan: the trunk's tensors, which can be written while the inputs are open.
-        takes: allowed fields of TrunkOptions; `needs`: the required ones.
-        solved: whether it needs every expert's trunk contribution.
-        for_fitted_mlps: whether its head is solved for MLPs that owners fit to the trunk.
+        plan: the body's tensors, which can be written while the inputs are open.
+        takes: allowed fields of BodyOptions; `needs`: the required ones.
+        solved: whether it needs every expert's body contribution.
+        for_fitted_mlps: whether its head is solved for MLPs that owners fit to the body.
         base_only: whether it uses only the base's tensors.
         wide_copies: float64 copies of a tensor at a time, before it is merged.
-        revision: raise it with a changed formula, so that no earlier trunk is reused.
+        revision: raise it with a changed formula, so that no earlier body is reused.
         rule: of elementwise methods, the rule for one tensor; it merges MLPs too.
     """
 
-    name: TrunkMethod
+    name: BodyMethod
     about: str
     plan: Callable[[MethodInputs], list[TensorPlan]]
     takes: frozenset[str] = frozenset()
@@ -67,7 +67,7 @@ class Method:
 
 
 def elementwise(
-    name: TrunkMethod,
+    name: BodyMethod,
     about: str,
     rule: Callable[[MethodInputs], Rule],
     *,

@@ -1,9 +1,9 @@
-"""Every trunk method by name, and the check of a request's options."""
+"""Every body method by name, and the check of a request's options."""
 
 from moerge.errors import MoergeError
 from moerge.trunk.methods import average, base, dare, regmean, ties
 from moerge.trunk.methods.method import Method
-from moerge_proto.trunks import TrunkOptions
+from moerge_proto.bodies import BodyOptions
 
 METHODS: dict[str, Method] = {
     method.name: method for module in (average, base, ties, dare, regmean) for method in module.METHODS
@@ -11,7 +11,7 @@ METHODS: dict[str, Method] = {
 
 
 SOLVED = ", ".join(method.name for method in METHODS.values() if method.solved)
-"""The methods that need every owner's trunk contribution."""
+"""The methods that need every owner's body contribution."""
 
 
 def takers(option: str) -> str:
@@ -19,7 +19,7 @@ def takers(option: str) -> str:
     return ", ".join(method.name for method in METHODS.values() if option in method.takes)
 
 
-def require_options(method: Method, options: TrunkOptions) -> None:
+def require_options(method: Method, options: BodyOptions) -> None:
     """Requires the method's required options, and only options that it takes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""RegMean trunks, solved from the owners' trunk contributions; for fitted MLPs with a head of their own.
+"""RegMean bodies, solved from the owners' body contributions; for fitted MLPs with a head of their own.
 
 Every linear module outside the MLPs is the least-squares fit to the experts' own outputs on their own inputs,
 W = (sum_d W_d G_d) (sum_d G_d)^-1 (Jin et al., 2023). G_d [in, in] is the gram of a module's inputs in domain d.
@@ -28,16 +28,16 @@ ALIGNMENTS = 1
 
 
 class ModuleGrams:
-    """The grams of one owner's trunk contribution, by weight of the module; read from the file one at a time."""
+    """The grams of one owner's body contribution, by weight of the module; read from the file one at a time."""
 
     def __init__(self, expert: Dense, file: StatisticsFile) -> None:
         from moerge.models.bounds import input_gain_names
         from moerge.models.families import HEAD
-        from moerge_proto.statistics_file import trunk_gram_names
+        from moerge_proto.statistics_file import body_gram_names
 
         self.expert, self.file = expert.checkpoint, file
         layers, attention = expert.config.num_hidden_layers, expert.family.attention
-        self._places = dict(zip(trunk_gram_names(layers), enumerate(input_gain_names(expert)), strict=True))
+        self._places = dict(zip(body_gram_names(layers), enumerate(input_gain_names(expert)), strict=True))
         self._sums = {HEAD: "head_input"}
         for layer in range(layers):
             for module in attention.inputs:
@@ -69,10 +69,10 @@ class ModuleGrams:
 
 
 def plan(inputs: MethodInputs, *, for_fitted_mlps: bool = False) -> list[TensorPlan]:
-    """The trunk's tensors from each ordered expert's trunk contribution.
+    """The body's tensors from each ordered expert's body contribution.
 
     Args:
-        for_fitted_mlps: solves the head for MLPs that owners fit to the trunk, see `regmean`.
+        for_fitted_mlps: solves the head for MLPs that owners fit to the body, see `regmean`.
 
     Raises:
         IncompatibleExpertError: with `for_fitted_mlps`, if the family's MLPs can't be fitted.
@@ -88,12 +88,12 @@ def plan(inputs: MethodInputs, *, for_fitted_mlps: bool = False) -> list[TensorP
 
 
 def regmean(owners: Sequence[Grams], *, for_fitted_mlps: bool = False) -> Rule:
-    """The rule over each ordered expert's trunk contribution.
+    """The rule over each ordered expert's body contribution.
 
     Each domain's grams have a mean diagonal of 1, so that domains have equal weight. `row_shares` weight embedding rows
     and the domains in the least squares of each row of the head. Norms and biases are averaged.
 
-    A fitted MLP is fitted to the output vectors that suit the trunk's head best: the expert's own times its
+    A fitted MLP is fitted to the output vectors that suit the body's head best: the expert's own times its
     `head_alignment`. So with `for_fitted_mlps` the head is solved once more, for the aligned vectors. A vocabulary's
     pieces must come in order.
     """

@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from moerge_coordinator.dashboard.attention import needs
+from moerge_proto.bodies import Body, BodyOptions
 from moerge_proto.options import SolveOptions
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round
-from moerge_proto.trunks import Trunk, TrunkOptions
 from moerge_proto.versions import Lineage, Version
 from moerge_proto.workflows import WorkflowEntry
 
@@ -24,7 +24,7 @@ def workflow(id_: str, state: str, why: ProblemType = ProblemType.CONFLICT) -> W
 
 
 def version(number: int, *withdrawn: str) -> Version:
-    lineage = Lineage(trunk="0" * 64, experts=[], domains=[], contributions=[], options=SolveOptions(), solver="solver")
+    lineage = Lineage(body="0" * 64, experts=[], domains=[], contributions=[], options=SolveOptions(), solver="solver")
     gone = [item * 64 for item in withdrawn]
     return Version(
         number=number, lineage=lineage, files=[], bytes_total=0, bytes_written=0, note="", tags=[], aliases=[],
@@ -43,15 +43,15 @@ def test_a_failed_workflow_needs_attention_until_it_is_retried() -> None:
 def test_a_refused_solve_is_forgotten_once_a_later_one_succeeds() -> None:
     later = workflow("version-b-1", "done").model_copy(update={"created": NOW + timedelta(minutes=1)})
     assert needs(None, [], None, [], [], [later, workflow("version-a-1", "failed")]) == []
-    trunk = later.model_copy(update={"id": "trunk-b-1", "kind": "trunk"})
-    assert len(needs(None, [], None, [], [], [trunk, workflow("version-a-1", "failed")])) == 1
+    body = later.model_copy(update={"id": "body-b-1", "kind": "body"})
+    assert len(needs(None, [], None, [], [], [body, workflow("version-a-1", "failed")])) == 1
 
 
 def test_champion_with_withdrawn_expert_needs_a_clean_version() -> None:
     champion, same, clean = version(1, "a"), version(2, "a"), version(3)
     assert [item.todo for item in needs(champion, [clean, same, champion], None, [], [], [])] == ["promote version 3"]
     result = [item.todo for item in needs(champion, [same, champion], None, [], [], [])]
-    assert result == ["merge a trunk without them, then solve a version"]
+    assert result == ["merge a body without them, then solve a version"]
 
 
 @pytest.mark.parametrize("kind", ["expert", "contribution"])
@@ -61,9 +61,9 @@ def test_operator_sees_internal_failures_but_not_refused_files(kind: str) -> Non
     assert [item.place for item in needs(None, [], None, [], [], [broken])] == ["/workflows"]
 
 
-def test_a_retired_trunk_and_a_short_round_need_attention() -> None:
-    trunk = Trunk(
-        digest="0" * 64, method="average", options=TrunkOptions(), experts=[], contributions=[], revision=1,
+def test_a_retired_body_and_a_short_round_need_attention() -> None:
+    body = Body(
+        digest="0" * 64, method="average", options=BodyOptions(), experts=[], contributions=[], revision=1,
         family="llama", hidden_size=8, layers=1, exponents=[1], tensors=1, files=[], current=True,
         created=NOW, retired=NOW,
     )  # fmt: skip
@@ -72,7 +72,7 @@ def test_a_retired_trunk_and_a_short_round_need_attention() -> None:
             "number": 1,
             "name": "spring",
             "kind": "router",
-            "trunk": None,
+            "body": None,
             "minimum": 2,
             "deadline": NOW,
             "state": "short",
@@ -82,10 +82,10 @@ def test_a_retired_trunk_and_a_short_round_need_attention() -> None:
         }
     )
     figures = {"shards_done": 0, "shards_total": 0, "tokens_per_second": 0, "seconds_left": None}
-    about = {"domain": "art", "owner": "art", "number": 1, "heard": NOW, "stage": "waiting", "obstacle": "trunk-harms"}
+    about = {"domain": "art", "owner": "art", "number": 1, "heard": NOW, "stage": "waiting", "obstacle": "body-harms"}
     progress = DomainProgress.model_validate({**about, **figures})
-    result = [item.what for item in needs(None, [], trunk, [], [round_], [], None, [progress])]
+    result = [item.what for item in needs(None, [], body, [], [round_], [], None, [progress])]
     assert result == [
-        "The current trunk is retired", "Round spring ended without enough contributions; missing: art",
-        "Worker of art: refuses the trunk: its perplexity on the owner's text is too high",
+        "The current body is retired", "Round spring ended without enough contributions; missing: art",
+        "Worker of art: refuses the body: its perplexity on the owner's text is too high",
     ]  # fmt: skip

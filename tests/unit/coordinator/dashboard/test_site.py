@@ -12,8 +12,8 @@ from moerge_proto.owners import Role
 from moerge_proto.problems import Problem, ProblemType
 
 MENUS = {
-    Role.OPERATOR: "versions experts owners contributions trunks workflows audit settings",
-    Role.OWNER: "versions experts contributions trunks",
+    Role.OPERATOR: "versions experts owners contributions bodies workflows audit settings",
+    Role.OWNER: "versions experts contributions bodies",
     Role.READER: "versions",
 }
 

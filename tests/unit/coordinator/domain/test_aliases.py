@@ -10,16 +10,16 @@ from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import AliasMoveRow, ExpertRow, VersionRow, now
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.versions import CHAMPION, Move, Rollback
-from support.rows import add_contribution, add_expert, add_trunk, add_version
+from support.rows import add_body, add_contribution, add_expert, add_version
 
 
 @pytest.fixture
 def versions(session: Session) -> list[VersionRow]:
     """Versions 1 to 3 of law and art, which differ by lambda."""
     experts = [add_expert(session, domain) for domain in ("law", "art")]
-    trunk = add_trunk(session, experts)
+    body = add_body(session, experts)
     for expert in experts:
-        add_contribution(session, expert, trunk)
+        add_contribution(session, expert, body)
     return [add_version(session, options={"ridge_lambda": value}) for value in (1.0, 2.0, 3.0)]
 
 

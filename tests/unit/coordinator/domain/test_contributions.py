@@ -14,13 +14,13 @@ from moerge.statistics.kinds import CONTRIBUTIONS
 from moerge_coordinator.domain import contribution_rules, contributions, owner_keys, owners, withdrawal
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
+from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, ShardRow
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import MAX_TOKENS, Kind, RouterManifest, StatisticsSettings, TrunkManifest, exponent
-from support.rows import add_expert, add_trunk
+from moerge_proto.statistics_file import MAX_TOKENS, BodyManifest, Kind, RouterManifest, StatisticsSettings, exponent
+from support.rows import add_body, add_expert
 from support.statistics import LAYERS, honest_sums, manifest_of, written
 
 HIDDEN, TOKENS = 8, 512
@@ -30,25 +30,25 @@ CHECKED = contributions.Checked()
 
 @dataclass
 class Law:
-    """The owner of law, its expert, and the current trunk, which it is merged into."""
+    """The owner of law, its expert, and the current body, which it is merged into."""
 
     ports: Ports
     expert: ExpertRow
-    trunk: TrunkRow
+    body: BodyRow
     folder: Path
 
     def file(self, first: int = 0, shards: int = 1, **change: object) -> str:
         """The digest of a statistics file that is kept, with these shards."""
         sums = honest_sums(HIDDEN, TOKENS, shards, HIDDEN, seed=first)
         manifest = manifest_of(sums, shards, first_shard=first).model_dump()
-        fields = {"owner": "law-owner", "expert": self.expert.digest, "trunk": self.trunk.digest}
+        fields = {"owner": "law-owner", "expert": self.expert.digest, "body": self.body.digest}
         return self.kept(
             written(self.folder / "file", RouterManifest.model_validate({**manifest, **fields, **change}), sums)
         )
 
-    def trunk_file(self, tokens: int = 1) -> str:
-        """The digest of a file for trunks that is kept; its sums are zeros."""
-        manifest = TrunkManifest(
+    def body_file(self, tokens: int = 1) -> str:
+        """The digest of a file for bodies that is kept; its sums are zeros."""
+        manifest = BodyManifest(
             owner="law-owner", expert=self.expert.digest, domain="law", settings=StatisticsSettings(),
             hidden_size=HIDDEN, layers=LAYERS, exponents=[1] * (2 * LAYERS + 1), tokens=tokens, documents=1,
             shards=["1" * 64], attention_size=HIDDEN, vocab_size=9, rare_below=0,
@@ -91,13 +91,13 @@ def law(ports: Ports, tmp_path: Path) -> Law:
     with ports.database.transaction("test") as session:
         expert = add_expert(session, "law")
         bits = [exponent(HIDDEN)] * LAYERS
-        trunk = add_trunk(
+        body = add_body(
             session, [expert], hidden_size=HIDDEN, layers=LAYERS, exponents=bits, bounds=[float(HIDDEN)] * LAYERS
         )
-    return Law(ports, expert, trunk, tmp_path)
+    return Law(ports, expert, body, tmp_path)
 
 
-def test_law_4_a_shard_counts_once_under_a_trunk(law: Law) -> None:
+def test_law_4_a_shard_counts_once_under_a_body(law: Law) -> None:
     first = law.send(law.file(0, shards=2))
     assert law.send(first.digest) == first, "the same again changes nothing"
     with pytest.raises(RefusedError, match="is already in contribution") as caught:
@@ -124,7 +124,7 @@ def test_law_4_superseding_is_one_swap(law: Law) -> None:
 def test_contribution_of_the_other_expert_must_be_superseded(law: Law) -> None:
     plain = law.send(law.file(0))
     with law.ports.database.transaction("test") as session:
-        law.expert = add_expert(session, "law", fitted=(law.expert.digest, law.trunk.digest))
+        law.expert = add_expert(session, "law", fitted=(law.expert.digest, law.body.digest))
     with pytest.raises(RefusedError, match="of the domain's expert"):
         law.send(law.file(1))
     fitted = law.send(law.file(1), plain.digest)
@@ -143,10 +143,10 @@ def test_counts_that_no_worker_sends_are_refused(law: Law) -> None:
             law.check(sent)
         assert caught.value.where == where
     with pytest.raises(MoergeError, match="511 tokens; expected at least 512"):
-        law.check(law.trunk_file(511))
+        law.check(law.body_file(511))
 
 
-def test_all_tokens_under_a_trunk_have_room_in_the_integers(law: Law) -> None:
+def test_all_tokens_under_a_body_have_room_in_the_integers(law: Law) -> None:
     first = law.send(law.file(0))
     most = law.file(1, tokens=MAX_TOKENS - TOKENS)
     too_many = law.file(2, tokens=MAX_TOKENS - TOKENS + 1)
@@ -159,26 +159,26 @@ def test_all_tokens_under_a_trunk_have_room_in_the_integers(law: Law) -> None:
     assert law.send(law.file(3, split="tuning")).active, "splits are not added"
 
 
-def test_an_expert_has_one_active_trunk_contribution(law: Law) -> None:
-    first, second = law.trunk_file(1), law.trunk_file(2)
+def test_an_expert_has_one_active_body_contribution(law: Law) -> None:
+    first, second = law.body_file(1), law.body_file(2)
     contributions.accept(law.ports, NewContribution(sha256=first), CHECKED)
     for supersedes in ([], ["0" * 64], [first, first]):
-        with pytest.raises(RefusedError, match=f"active trunk contribution is {first}"):
+        with pytest.raises(RefusedError, match=f"active body contribution is {first}"):
             contributions.accept(law.ports, NewContribution(sha256=second, supersedes=supersedes), CHECKED)
     contributions.accept(law.ports, NewContribution(sha256=second, supersedes=[first]), CHECKED)
     assert law.active() == [second]
     assert law.claimed() == {}
 
 
-def test_a_fitted_expert_contributes_under_its_own_trunk_only(law: Law) -> None:
+def test_a_fitted_expert_contributes_under_its_own_body_only(law: Law) -> None:
     trained = law.expert.digest
     with law.ports.database.transaction("test") as session:
         law.expert = add_expert(session, "law", fitted=(trained, "0" * 64))
-    with pytest.raises(MoergeError, match=f"is fitted to a different trunk, {'0' * 64}") as caught:
+    with pytest.raises(MoergeError, match=f"is fitted to a different body, {'0' * 64}") as caught:
         law.check(law.file())
     assert caught.value.where == "manifest.expert"
     with pytest.raises(MoergeError, match="so it can't be merged") as caught:
-        law.check(law.trunk_file(512))
+        law.check(law.body_file(512))
     assert caught.value.todo == f"send it for {trained}"
 
 
@@ -196,10 +196,10 @@ def test_a_contribution_withdrawn_may_come_again(law: Law) -> None:
         ({"owner": "art-owner"}, "made for owner 'art-owner'", "manifest.owner"),
         ({"domain": "art"}, "does not belong to owner 'law-owner'", "domain"),
         ({"expert": "0" * 64}, "is not the ready expert", "manifest.expert"),
-        ({"trunk": "0" * 64}, "; the current one is", "manifest.trunk"),
+        ({"body": "0" * 64}, "; the current one is", "manifest.body"),
     ],
 )
-def test_sums_of_others_and_of_other_trunks_are_refused(
+def test_sums_of_others_and_of_other_bodies_are_refused(
     law: Law, change: dict[str, Any], reason: str, where: str
 ) -> None:
     with pytest.raises(MoergeError, match=reason) as caught:
@@ -208,26 +208,26 @@ def test_sums_of_others_and_of_other_trunks_are_refused(
 
 
 @pytest.mark.parametrize(("field", "value"), [("hidden_size", 16), ("layers", 1), ("exponents", [1] * LAYERS)])
-def test_sums_of_other_sizes_than_the_trunk_s_are_refused(law: Law, field: str, value: object) -> None:
+def test_sums_of_other_sizes_than_the_body_s_are_refused(law: Law, field: str, value: object) -> None:
     sent = law.file()
     with law.ports.database.transaction("test") as session:
-        setattr(session.merge(law.trunk), field, value)
+        setattr(session.merge(law.body), field, value)
     with pytest.raises(MoergeError) as caught:
         law.check(sent)
     assert caught.value.where == f"manifest.{field}"
 
 
-def test_acceptance_rechecks_the_trunk_and_the_signature(law: Law) -> None:
+def test_acceptance_rechecks_the_body_and_the_signature(law: Law) -> None:
     """Between the check, which may take minutes, and the acceptance anything may have happened."""
     new = NewContribution(sha256=law.file(0))
     assert law.check(new.sha256).warnings == []
     with law.ports.database.transaction("test") as session:
-        other = add_trunk(session, [add_expert(session, "art")])
+        other = add_body(session, [add_expert(session, "art")])
     with pytest.raises(RefusedError, match="; the current one is"):
         contributions.accept(law.ports, new, CHECKED)
     with law.ports.database.transaction("test") as session:
         session.merge(other).current = False
-        session.merge(law.trunk).current = True
+        session.merge(law.body).current = True
         owner_keys.add_key(session, "law-owner", "00" * 32, "public_key")
     with pytest.raises(RefusedError) as caught:
         contributions.accept(law.ports, new, CHECKED)

@@ -13,7 +13,7 @@ from moerge_coordinator.storage.messages import version_table
 from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, VersionRow, now
 from moerge_proto.evaluations import Evaluation, NewEvaluation
 from moerge_proto.problems import ProblemType
-from support.rows import add_contribution, add_expert, add_trunk, add_version
+from support.rows import add_body, add_contribution, add_expert, add_version
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def law(session: Session) -> ExpertRow:
 
 @pytest.fixture
 def version(session: Session, law: ExpertRow) -> VersionRow:
-    """Version 1 of art and of law, whose MLPs are fitted; its trunk has two layers."""
+    """Version 1 of art and of law, whose MLPs are fitted; its body has two layers."""
     art = add_expert(session, "art")
-    trunk = add_trunk(session, [law, art])
-    for expert in (add_expert(session, "law", fitted=(law.digest, trunk.digest)), art):
-        add_contribution(session, expert, trunk)
+    body = add_body(session, [law, art])
+    for expert in (add_expert(session, "law", fitted=(law.digest, body.digest)), art):
+        add_contribution(session, expert, body)
     return add_version(session)
 
 

@@ -25,7 +25,7 @@ from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Role
 from moerge_proto.problems import Problem, ProblemType
 from support.models import expert
-from support.rows import add_expert, add_trunk, file_of
+from support.rows import add_body, add_expert, file_of
 
 SOURCE = "https://models.example.org/law"
 FOUND = Problem(type="urn:moerge:problem:invalid-checkpoint", title="x", status=409, detail="contains NaN")
@@ -164,8 +164,8 @@ def test_refused_expert_can_be_registered_again_after_upload(joining: Joining) -
 def test_fitted_expert_follows_redistribution_of_its_expert(joining: Joining) -> None:
     law = joining.join("law", 1)
     with joining.ports.database.transaction("test") as session:
-        trunk = add_trunk(session, [experts.find(session, law.digest)])
-    fitted = joining.join("law", 2, fitted=Fitted(expert=law.digest, trunk=trunk.digest), redistribute=True)
+        body = add_body(session, [experts.find(session, law.digest)])
+    fitted = joining.join("law", 2, fitted=Fitted(expert=law.digest, body=body.digest), redistribute=True)
     assert not fitted.redistribute, "its expert's word counts"
     files = {file.name: file.sha256 for file in law.files}
     for permitted in (True, False, True):
@@ -187,18 +187,18 @@ def test_an_operator_has_experts_fetched_for_their_owners(joining: Joining) -> N
     assert joining.refusal("law", files, Role.OPERATOR)[0] is ProblemType.FORBIDDEN, "it uploads nothing"
 
 
-def test_fitted_expert_requires_ready_expert_and_active_trunk(joining: Joining) -> None:
+def test_fitted_expert_requires_ready_expert_and_active_body(joining: Joining) -> None:
     law, art = joining.join("law", 1), joining.join("art", 2)
     files = joining.uploaded("law-owner", joining.models(3))
     with joining.ports.database.transaction("test") as session:
-        trunk = add_trunk(session, [experts.find(session, item.digest) for item in (law, art)])
-        old = add_trunk(session, [experts.find(session, art.digest)], retired=now(session))
-    of = Fitted(expert=law.digest, trunk=trunk.digest)
+        body = add_body(session, [experts.find(session, item.digest) for item in (law, art)])
+        old = add_body(session, [experts.find(session, art.digest)], retired=now(session))
+    of = Fitted(expert=law.digest, body=body.digest)
     for change, kind, where in (
         ({"expert": art.digest}, ProblemType.NOT_READY, "fitted.expert"),
         ({"expert": "0" * 64}, ProblemType.NOT_READY, "fitted.expert"),
-        ({"trunk": "0" * 64}, ProblemType.WRONG_TRUNK, "fitted.trunk"),
-        ({"trunk": old.digest}, ProblemType.WRONG_TRUNK, "fitted.trunk"),
+        ({"body": "0" * 64}, ProblemType.WRONG_BODY, "fitted.body"),
+        ({"body": old.digest}, ProblemType.WRONG_BODY, "fitted.body"),
     ):
         assert joining.refusal("law", files, fitted=of.model_copy(update=change)) == (kind, where)
         files = joining.uploaded("law-owner", joining.models(3))  # what is refused is forgotten
@@ -213,7 +213,7 @@ def test_fitted_expert_requires_ready_expert_and_active_trunk(joining: Joining) 
     assert joining.refusal("law", plain, fitted=of) == (ProblemType.CONFLICT, "fitted")
     with joining.ports.database.transaction("test") as session:
         experts.find(session, law.digest).state = ExpertState.RECEIVED
-    late = of.model_copy(update={"trunk": old.digest})
+    late = of.model_copy(update={"body": old.digest})
     other = joining.uploaded("law-owner", joining.models(4))
     assert joining.refusal("law", other, fitted=late) == (ProblemType.NOT_READY, "fitted.expert"), "not ready yet"
 
@@ -305,7 +305,7 @@ def test_expert_withdrawn_during_validation_stays_withdrawn(session: Session) ->
 def test_weights_are_compared_with_oldest_of_three_owners(session: Session) -> None:
     owners.add(session, "many", ["a", "b", "c"])
     rows = {domain: add_expert(session, domain) for domain in ("a", "b", "x", "y", "z", "w")}
-    trunk = add_trunk(session, [rows["x"]])
+    body = add_body(session, [rows["x"]])
 
     def compared(digest: str) -> list[str]:
         return [row.domain for row in experts.references(session, digest)]
@@ -313,7 +313,7 @@ def test_weights_are_compared_with_oldest_of_three_owners(session: Session) -> N
     new = add_expert(session, "new", state=ExpertState.RECEIVED)
     assert compared(new.digest) == ["a", "x", "y"]
     assert compared(add_expert(session, "c").digest) == ["x", "y", "z"], "its owner's are not among them"
-    fitted = add_expert(session, "y", fitted=(rows["y"].digest, trunk.digest))
+    fitted = add_expert(session, "y", fitted=(rows["y"].digest, body.digest))
     assert compared(fitted.digest) == [], "only its MLPs are used"
     assert not experts.accept(session, new.digest, ["a"]), "another came meanwhile"
     assert new.state is ExpertState.RECEIVED

@@ -9,7 +9,7 @@ from moerge_coordinator.problems import RefusedError
 from moerge_proto.contributions import NewContribution
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import Rotation, fingerprint, public_key_of, sign_contribution
-from support.rows import Clock, add_contribution, add_expert, add_trunk
+from support.rows import Clock, add_body, add_contribution, add_expert
 
 DIGEST = "1" * 64
 
@@ -95,8 +95,8 @@ def test_rotation_requires_both_signatures_and_the_active_key(session: Session, 
 def test_signatures_are_listed_in_contribution_order(session: Session, key: Ed25519PrivateKey) -> None:
     """The signature stays checkable after its key was revoked; what nobody signed says so."""
     law, art = add_expert(session, "law"), add_expert(session, "art")
-    trunk, name = add_trunk(session, [law, art]), fingerprint(public_key_of(key))
-    parts = [add_contribution(session, item, trunk) for item in (law, art)]
+    body, name = add_body(session, [law, art]), fingerprint(public_key_of(key))
+    parts = [add_contribution(session, item, body) for item in (law, art)]
     parts[0].signature, parts[0].fingerprint = sign_contribution(key, "firm", parts[0].digest), name
     session.flush()
     owner_keys.revoke_keys(session, "firm")

@@ -6,10 +6,10 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.domain import aliases, cards, contributors, versions
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.tables import ExpertRow, TrunkRow, now
+from moerge_coordinator.storage.tables import BodyRow, ExpertRow, now
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import Lineage, Move, NewVersion
-from support.rows import add_contribution, add_expert, add_trunk, add_version
+from support.rows import add_body, add_contribution, add_expert, add_version
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def art(session: Session) -> ExpertRow:
 
 
 @pytest.fixture
-def trunk(session: Session, law: ExpertRow, art: ExpertRow) -> TrunkRow:
-    return add_trunk(session, [law, art])
+def body(session: Session, law: ExpertRow, art: ExpertRow) -> BodyRow:
+    return add_body(session, [law, art])
 
 
 def lineage_of(session: Session, **new: object) -> Lineage:
@@ -32,33 +32,33 @@ def lineage_of(session: Session, **new: object) -> Lineage:
 
 
 def test_version_lists_contributors_in_registration_order(
-    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
     with pytest.raises(RefusedError, match="no expert has contributed yet"):
         lineage_of(session, partial=True)
-    late = add_contribution(session, art, trunk)
-    add_contribution(session, law, trunk, split="tuning")
+    late = add_contribution(session, art, body)
+    add_contribution(session, law, body, split="tuning")
     assert lineage_of(session, partial=True).domains == ["art"], "a tuning split alone is no contribution"
-    early = add_contribution(session, law, trunk)
-    add_contribution(session, law, trunk, active=False)
+    early = add_contribution(session, law, body)
+    add_contribution(session, law, body, active=False)
     lineage = lineage_of(session)
     assert (lineage.domains, lineage.contributions) == (["law", "art"], sorted([early.digest, late.digest]))
     tuned = lineage_of(session, options={"lambda_scale": "auto"})
     assert len(tuned.contributions) == 3
 
 
-def test_version_without_a_trunk_expert_requires_partial(
-    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+def test_version_without_a_body_expert_requires_partial(
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
     code, _ = (add_expert(session, domain) for domain in ("code", "film"))  # newcomers; film isn't missing
     for expert in (law, code):
-        add_contribution(session, expert, trunk)
+        add_contribution(session, expert, body)
     with pytest.raises(RefusedError, match="have not contributed under it: art\n") as caught:
         lineage_of(session)
     assert (caught.value.kind, caught.value.where) == (ProblemType.NOT_READY, "partial")
     assert "--wait" in caught.value.todo
     assert "`partial`" in caught.value.todo
-    result = contributors.of_trunk(session, trunk)
+    result = contributors.of_body(session, body)
     assert (result.contributed, result.missing) == (["law", "code"], ["art"])
     partial = lineage_of(session, partial=True)
     assert (partial.domains, partial.left_out) == (["law", "code"], ["art"])
@@ -70,34 +70,34 @@ def test_version_without_a_trunk_expert_requires_partial(
     assert (without.domains, without.left_out) == (["law", "code"], []), "a withdrawn expert is not waited for"
 
 
-def test_an_older_trunk_waits_for_its_own_experts(
-    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+def test_an_older_body_waits_for_its_own_experts(
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
     for expert in (law, art):
-        add_contribution(session, expert, trunk)
-    add_trunk(session, [law])
+        add_contribution(session, expert, body)
+    add_body(session, [law])
     with pytest.raises(RefusedError, match="under it: law\n"):
         lineage_of(session)
-    assert lineage_of(session, trunk=trunk.digest).domains == ["law", "art"]
+    assert lineage_of(session, body=body.digest).domains == ["law", "art"]
 
 
 def test_contributed_fitted_expert_replaces_the_trained_one(
-    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
-    add_contribution(session, art, trunk)
-    fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
-    add_contribution(session, fitted, trunk)
+    add_contribution(session, art, body)
+    fitted = add_expert(session, "law", fitted=(law.digest, body.digest))
+    add_contribution(session, fitted, body)
     assert lineage_of(session).experts == [fitted.digest, art.digest]
     with pytest.raises(RefusedError) as caught:
         lineage_of(session, experts=[law.digest])
     assert caught.value.todo == f"name the domain's contributed expert: {fitted.digest}"
 
 
-def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow) -> None:
-    add_contribution(session, law, trunk)
+def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow) -> None:
+    add_contribution(session, law, body)
     partial = {"partial": True}
     for new, reason, where in (
-        ({"experts": [art.digest]}, "has no contribution under trunk", "experts"),
+        ({"experts": [art.digest]}, "has no contribution under body", "experts"),
         ({"experts": [law.digest, law.digest]}, "named twice", "experts"),
         (partial | {"options": {"top_k": 2}}, "2 of 1 experts", "options.top_k"),
         (
@@ -105,24 +105,22 @@ def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: 
             "art; the version's domains are law",
             "options.domain_weights",
         ),
-        ({"trunk": "0" * 64}, "no trunk 000", "trunk"),
-        ({"round": "first", "experts": [law.digest]}, "a round already sets the trunk", "round"),
-        ({"round": "first", "partial": True}, "a round already sets the trunk", "round"),
+        ({"body": "0" * 64}, "no body 000", "body"),
+        ({"round": "first", "experts": [law.digest]}, "a round already sets the body", "round"),
+        ({"round": "first", "partial": True}, "a round already sets the body", "round"),
     ):
         with pytest.raises(RefusedError, match=reason) as caught:
             lineage_of(session, **new)
         assert caught.value.where == where
-    trunk.retired = now(session)
-    assert lineage_of(session, partial=True).trunk == trunk.digest, "a retired trunk serves until its successor"
-    add_trunk(session, [art])
+    body.retired = now(session)
+    assert lineage_of(session, partial=True).body == body.digest, "a retired body serves until its successor"
+    add_body(session, [art])
     with pytest.raises(RefusedError, match="was retired"):
-        lineage_of(session, trunk=trunk.digest)
+        lineage_of(session, body=body.digest)
 
 
-def test_lineage_has_one_number_and_retired_one_is_not_reused(
-    session: Session, law: ExpertRow, trunk: TrunkRow
-) -> None:
-    add_contribution(session, law, trunk)
+def test_lineage_has_one_number_and_retired_one_is_not_reused(session: Session, law: ExpertRow, body: BodyRow) -> None:
+    add_contribution(session, law, body)
     row = add_version(session)
     assert versions.number_of(session, row.lineage) == (1, True)
     aliases.promote(session, "champion", Move(version=1), "operator", 2.0)
@@ -136,10 +134,10 @@ def test_lineage_has_one_number_and_retired_one_is_not_reused(
 
 
 def test_owner_gets_version_files_if_all_others_allow_it(
-    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
     for expert in (law, art):
-        add_contribution(session, expert, trunk)
+        add_contribution(session, expert, body)
     row = add_version(session)
     versions.require_shared(session, "law-owner", row)
     with pytest.raises(RefusedError, match="don't allow redistribution: law"):
@@ -155,11 +153,11 @@ def test_owner_gets_version_files_if_all_others_allow_it(
 
 
 def test_owner_of_a_fitted_expert_gets_the_version_files(
-    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
-    fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
+    fitted = add_expert(session, "law", fitted=(law.digest, body.digest))
     for expert in (fitted, art):
-        add_contribution(session, expert, trunk)
+        add_contribution(session, expert, body)
     row = add_version(session)
     assert fitted.digest in row.lineage.experts
     versions.require_shared(session, "law-owner", row)
@@ -168,10 +166,10 @@ def test_owner_of_a_fitted_expert_gets_the_version_files(
 
 
 def test_the_card_says_which_experts_were_withdrawn_since(
-    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
-    add_contribution(session, art, trunk)
+    add_contribution(session, art, body)
     row = add_version(session)
     assert cards.withdrawal_note(session, row) == ""
     withdraw_expert(session, law, serve=True)
-    assert f"law (`{law.digest}`)" in cards.withdrawal_note(session, row), "its trunk contains law"
+    assert f"law (`{law.digest}`)" in cards.withdrawal_note(session, row), "its body contains law"

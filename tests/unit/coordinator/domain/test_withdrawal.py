@@ -4,14 +4,14 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge_coordinator.domain import experts, trunks, versions, withdrawal
+from moerge_coordinator.domain import bodies, experts, versions, withdrawal
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage import messages
 from moerge_coordinator.storage.references import needed
-from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, HoldingRow, ShardRow, TrunkRow
+from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, HoldingRow, ShardRow
 from moerge_proto.experts import ExpertState
 from moerge_proto.versions import NewVersion
-from support.rows import add_contribution, add_expert, add_trunk, add_version, file_of
+from support.rows import add_body, add_contribution, add_expert, add_version, file_of
 
 
 @pytest.fixture
@@ -25,22 +25,22 @@ def art(session: Session) -> ExpertRow:
 
 
 @pytest.fixture
-def trunk(session: Session, law: ExpertRow, art: ExpertRow) -> TrunkRow:
-    trunk = add_trunk(session, [law, art])
+def body(session: Session, law: ExpertRow, art: ExpertRow) -> BodyRow:
+    body = add_body(session, [law, art])
     for expert in (law, art):
-        part = add_contribution(session, expert, trunk)
-        session.add(ShardRow(trunk=trunk.digest, domain=expert.domain, shard="1" * 64, contribution=part.digest))
+        part = add_contribution(session, expert, body)
+        session.add(ShardRow(body=body.digest, domain=expert.domain, shard="1" * 64, contribution=part.digest))
     session.flush()
-    return trunk
+    return body
 
 
 def test_law_5_a_withdrawn_expert_is_in_no_later_version(
-    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
     row = add_version(session)
     retired, served = withdrawal.withdraw_expert(session, law, serve=True)
-    assert ([item.digest for item in retired], [item.number for item in served]) == ([trunk.digest], [1])
-    assert (law.state, trunk.retired is not None, row.withheld) == (ExpertState.WITHDRAWN, True, None)
+    assert ([item.digest for item in retired], [item.number for item in served]) == ([body.digest], [1])
+    assert (law.state, body.retired is not None, row.withheld) == (ExpertState.WITHDRAWN, True, None)
     lineage = versions.lineage_of(session, NewVersion())
     assert (lineage.domains, lineage.withdrawn) == (["art"], [law.digest])
     assert session.scalars(select(ShardRow.domain)).all() == ["art"], "its shards are free"
@@ -52,49 +52,49 @@ def test_law_5_a_withdrawn_expert_is_in_no_later_version(
         withdrawal.require_listed(session, row.lineage)
 
 
-def test_fitted_expert_is_withdrawn_with_its_source_expert(session: Session, law: ExpertRow, trunk: TrunkRow) -> None:
-    fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
-    part = add_contribution(session, fitted, trunk)
+def test_fitted_expert_is_withdrawn_with_its_source_expert(session: Session, law: ExpertRow, body: BodyRow) -> None:
+    fitted = add_expert(session, "law", fitted=(law.digest, body.digest))
+    part = add_contribution(session, fitted, body)
     withdrawal.withdraw_expert(session, law, serve=True)
     assert (fitted.state, part.active) == (ExpertState.WITHDRAWN, False)
 
 
 def test_purge_covers_fitted_experts_that_hold_the_parameters(
-    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
-    """Art's is fitted to the trunk with law in it."""
-    laws, arts = (add_expert(session, item.domain, fitted=(item.digest, trunk.digest)) for item in (law, art))
+    """Art's is fitted to the body with law in it."""
+    laws, arts = (add_expert(session, item.domain, fitted=(item.digest, body.digest)) for item in (law, art))
     for plain in session.scalars(select(ContributionRow)):
         plain.active = False  # superseded
     for fitted in (laws, arts):
-        add_contribution(session, fitted, trunk)
+        add_contribution(session, fitted, body)
     row = add_version(session)
     withdrawal.withdraw_expert(session, law, serve=False)
     assert (laws.state, arts.state) == (ExpertState.WITHDRAWN, ExpertState.READY)
     assert row.withheld is not None
     assert messages.versions(session)(row).contains_withdrawn == [laws.digest, law.digest]
-    remerge = trunks.remerge(session)
+    remerge = bodies.remerge(session)
     assert remerge is not None
     assert remerge.experts == [art.digest]
-    kept = add_expert(session, "art", fitted=(art.digest, add_trunk(session, [art]).digest))
+    kept = add_expert(session, "art", fitted=(art.digest, add_body(session, [art]).digest))
     experts.purge(session, law, retire=True)
     assert [item.purged is not None for item in (law, laws, arts, art, kept)] == [True, True, True, False, False]
     assert needed(session).isdisjoint(file.sha256 for item in (law, laws, arts) for file in item.files)
 
 
-def test_withdrawn_fitted_expert_allows_trained_contribution(session: Session, law: ExpertRow, trunk: TrunkRow) -> None:
+def test_withdrawn_fitted_expert_allows_trained_contribution(session: Session, law: ExpertRow, body: BodyRow) -> None:
     [plain] = session.scalars(select(ContributionRow).where(ContributionRow.expert == law.digest))
     plain.active = False  # superseded
-    fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
-    assert withdrawal.withdraw_expert(session, fitted, serve=True) == ([], []), "no trunk contains it"
-    assert trunks.remerge(session) is None
+    fitted = add_expert(session, "law", fitted=(law.digest, body.digest))
+    assert withdrawal.withdraw_expert(session, fitted, serve=True) == ([], []), "no body contains it"
+    assert bodies.remerge(session) is None
     assert plain.withdrawn is not None, "so the same statistics may be sent again"
-    assert (law.state, trunk.retired) == (ExpertState.READY, None)
+    assert (law.state, body.retired) == (ExpertState.READY, None)
 
 
-def test_trunk_with_a_withdrawn_contribution_is_retired(session: Session, law: ExpertRow, art: ExpertRow) -> None:
+def test_body_with_a_withdrawn_contribution_is_retired(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     sent = [add_contribution(session, item, None) for item in (law, art)]
-    solved = add_trunk(session, [law, art], method="regmean", contributions=[item.digest for item in sent])
+    solved = add_body(session, [law, art], method="regmean", contributions=[item.digest for item in sent])
     withdrawal.withdraw_contribution(session, sent[0])
     assert (sent[0].active, solved.retired is not None) == (False, True)
 
@@ -106,7 +106,7 @@ def test_a_refused_expert_is_nowhere_to_be_withdrawn_from(session: Session, law:
 
 
 def test_purge_requires_a_remerge_and_keeps_shared_files(
-    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
     shared, private = file_of("config", "config.json"), file_of("only law's")
     law.files, art.files = [shared, private], [shared]
@@ -118,7 +118,7 @@ def test_purge_requires_a_remerge_and_keeps_shared_files(
     withdrawal.withdraw_expert(session, law, serve=True)
     with pytest.raises(RefusedError, match="wait for the remerge"):
         experts.purge(session, law, retire=False)
-    add_trunk(session, [art])
+    add_body(session, [art])
     assert experts.purge(session, law, retire=True) == ([law.digest], [1])
     assert row.retired is not None
     left = needed(session)

@@ -11,7 +11,7 @@ from moerge_coordinator.storage.tables import ArtifactRow, HoldingRow, now
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState
 from moerge_proto.versions import VersionFile
-from support.rows import add_contribution, add_expert, add_trunk, add_version, file_of
+from support.rows import add_body, add_contribution, add_expert, add_version, file_of
 
 
 def kept(blobs: Blobs, content: str) -> str:
@@ -24,7 +24,7 @@ def kept(blobs: Blobs, content: str) -> str:
 
 def names(session: Session, **how: bool) -> set[str]:
     """The contents of needed blobs whose contents are one word."""
-    words = ["expert", "refused", "purged", "trunk", "retired", "current", "version", "gone", "held", "artifact"]
+    words = ["expert", "refused", "purged", "body", "retired", "current", "version", "gone", "held", "artifact"]
     result = needed(session, **how)
     return {word for word in words if sha256_hex(word.encode()) in result}
 
@@ -34,13 +34,13 @@ def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -
         word: add_expert(session, f"{word}-domain", files=[file_of(word)]) for word in ("expert", "refused", "purged")
     }
     rows["refused"].state, rows["purged"].purged = ExpertState.REFUSED, now(session)
-    trunks = [
-        add_trunk(session, [rows["expert"]], files=[file_of(word)], method=word)
-        for word in ("trunk", "retired", "current")
+    bodies = [
+        add_body(session, [rows["expert"]], files=[file_of(word)], method=word)
+        for word in ("body", "retired", "current")
     ]
-    for trunk in trunks[1:]:
-        trunk.retired = now(session)
-    parts = [add_contribution(session, rows["expert"], trunks[2], tokens=n) for n in (1, 2)]
+    for body in bodies[1:]:
+        body.retired = now(session)
+    parts = [add_contribution(session, rows["expert"], bodies[2], tokens=n) for n in (1, 2)]
     parts[1].purged = now(session)
     for number, word in enumerate(("version", "gone"), 1):
         row = add_version(session, options={"ridge_lambda": float(number)})
@@ -49,24 +49,24 @@ def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -
     session.add(HoldingRow(owner="expert-domain-owner", sha256=file_of("held").sha256, size=4))
     session.add(ArtifactRow(key="0" * 64, sha256=file_of("artifact").sha256, size=1, maker="0" * 64))
     session.flush()
-    assert names(session) == {"expert", "trunk", "current", "version", "held", "artifact"}
-    assert names(session, holdings=False) == {"expert", "trunk", "current", "version", "artifact"}
+    assert names(session) == {"expert", "body", "current", "version", "held", "artifact"}
+    assert names(session, holdings=False) == {"expert", "body", "current", "version", "artifact"}
     assert needed(session) & {part.digest for part in parts} == {parts[0].digest}
 
 
 def test_derived_files_are_dropped_with_their_last_version(session: Session) -> None:
     law = add_expert(session, "law")
-    add_contribution(session, law, add_trunk(session, [law]))
-    for number, words in enumerate((("trunk", "one"), ("trunk", "two")), 1):
+    add_contribution(session, law, add_body(session, [law]))
+    for number, words in enumerate((("body", "one"), ("body", "two")), 1):
         row = add_version(session, options={"ridge_lambda": float(number)})
         row.files = [VersionFile(name=word, sha256=file_of(word).sha256, size=1, new=True) for word in words]
-    for word in ("trunk", "one", "two", "half"):
+    for word in ("body", "one", "two", "half"):
         session.add(ArtifactRow(key=file_of(word).sha256, sha256=file_of(word).sha256, size=1, maker="0" * 64))
     row.retired = now(session)
     session.flush()
     drop_artifacts(session)
     left = set(session.scalars(select(ArtifactRow.sha256)))
-    assert left == {file_of("trunk").sha256, file_of("one").sha256}
+    assert left == {file_of("body").sha256, file_of("one").sha256}
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])

@@ -8,13 +8,13 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.tables import Base, ExpertRow, KeyRow, ShardRow, TrunkRow, VersionRow
+from moerge_coordinator.storage.tables import Base, BodyRow, ExpertRow, KeyRow, ShardRow, VersionRow
+from moerge_proto.bodies import BodyOptions
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import Problem
-from moerge_proto.trunks import TrunkOptions
 from moerge_proto.versions import Lineage, VersionFile
-from support.rows import START, Clock, add_contribution, add_expert, add_trunk, add_version
+from support.rows import START, Clock, add_body, add_contribution, add_expert, add_version
 
 PROBLEM = Problem(type="urn:moerge:problem:conflict", title="Conflict", status=409, detail="why")
 
@@ -23,11 +23,11 @@ def test_values_come_back_as_what_they_were(database: Database) -> None:
     east = timezone(timedelta(hours=3))
     with database.transaction("test") as session:
         law = add_expert(session, "law", problem=PROBLEM, withdrawn=datetime(2030, 1, 1, 5, tzinfo=east))
-        trunk = add_trunk(session, [law], method="weighted", options=TrunkOptions(weights={"law": 2.0}))
-        add_contribution(session, law, trunk)
+        body = add_body(session, [law], method="weighted", options=BodyOptions(weights={"law": 2.0}))
+        add_contribution(session, law, body)
         lineage, files = add_version(session).lineage, [file.model_copy() for file in law.files]
     with database.reading() as session:
-        expert, merged, version = session.get(ExpertRow, 1), session.get(TrunkRow, 1), session.get(VersionRow, 1)
+        expert, merged, version = session.get(ExpertRow, 1), session.get(BodyRow, 1), session.get(VersionRow, 1)
         stored = session.execute(text("SELECT state, withdrawn, files FROM experts")).one()
     assert expert is not None
     assert merged is not None
@@ -38,7 +38,7 @@ def test_values_come_back_as_what_they_were(database: Database) -> None:
     assert expert.withdrawn == datetime(2030, 1, 1, 5, tzinfo=east)
     assert expert.withdrawn.utcoffset() == timedelta(0)
     assert (stored.state, stored.withdrawn[:19]) == ("ready", "2030-01-01 02:00:00")
-    assert merged.options == TrunkOptions(weights={"law": 2.0})
+    assert merged.options == BodyOptions(weights={"law": 2.0})
     assert (version.lineage, type(version.lineage), type(version.files[0])) == (lineage, Lineage, VersionFile)
 
 
@@ -61,22 +61,22 @@ def test_row_creation_time_defaults_to_the_clock(session: Session, clock: Clock)
 
 def test_what_laws_forbid_the_tables_refuse(session: Session) -> None:
     law = add_expert(session, "law")
-    trunk = add_trunk(session, [law])
-    part = add_contribution(session, law, trunk)
+    body = add_body(session, [law])
+    part = add_contribution(session, law, body)
     add_contribution(session, law, None)
-    add_expert(session, "law", fitted=(law.digest, trunk.digest))
-    session.add(ShardRow(trunk=trunk.digest, domain="law", shard="1" * 64, contribution=part.digest))
+    add_expert(session, "law", fitted=(law.digest, body.digest))
+    session.add(ShardRow(body=body.digest, domain="law", shard="1" * 64, contribution=part.digest))
     session.add(KeyRow(owner="law-owner", public_key="0" * 64, fingerprint="0" * 64))
     session.flush()
-    session.expunge(session.get_one(ShardRow, (trunk.digest, "law", "1" * 64)))
+    session.expunge(session.get_one(ShardRow, (body.digest, "law", "1" * 64)))
 
     def forbidden(row: Base) -> None:
         with pytest.raises(IntegrityError), session.begin_nested():
             session.add_all([row])
 
-    forbidden(ShardRow(trunk=trunk.digest, domain="law", shard="1" * 64, contribution=part.digest))
+    forbidden(ShardRow(body=body.digest, domain="law", shard="1" * 64, contribution=part.digest))
     forbidden(KeyRow(owner="law-owner", public_key="1" * 64, fingerprint="1" * 64))
-    for fitted in (None, (law.digest, trunk.digest)):
+    for fitted in (None, (law.digest, body.digest)):
         with pytest.raises(IntegrityError), session.begin_nested():
             add_expert(session, "law", fitted, files=[])
     with pytest.raises(IntegrityError), session.begin_nested():

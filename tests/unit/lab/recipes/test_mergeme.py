@@ -89,11 +89,11 @@ def test_alignment_with_own_gradient_step_has_cosine_one(folders: list[Path]) ->
     assert abs(cosine) < 0.9
 
 
-def written_out(trunk: PreTrainedModel, models: list[PreTrainedModel], weights: list[float], ids: list[int]) -> Tensor:
-    """[T, V]: one layer, its attention by `models` if the trunk has none of its own, and its MLP."""
-    layer = trunk.model.layers[0]
-    states = trunk.model.embed_tokens(torch.tensor([ids]))
-    rope = trunk.model.rotary_emb(states, torch.arange(len(ids))[None])
+def written_out(body: PreTrainedModel, models: list[PreTrainedModel], weights: list[float], ids: list[int]) -> Tensor:
+    """[T, V]: one layer, its attention by `models` if the body has none of its own, and its MLP."""
+    layer = body.model.layers[0]
+    states = body.model.embed_tokens(torch.tensor([ids]))
+    rope = body.model.rotary_emb(states, torch.arange(len(ids))[None])
     inner = layer.input_layernorm(states)
     attended = [
         model.model.layers[0].self_attn(inner, position_embeddings=rope, attention_mask=None) for model in models
@@ -101,7 +101,7 @@ def written_out(trunk: PreTrainedModel, models: list[PreTrainedModel], weights: 
     states = states + sum(weight * output for weight, (output, _) in zip(weights, attended, strict=True))
     inner = layer.post_attention_layernorm(states)
     states = states + sum(w * model.model.layers[0].mlp(inner) for w, model in zip(weights, models, strict=True))
-    logits: Tensor = trunk.lm_head(trunk.model.norm(states))[0]
+    logits: Tensor = body.lm_head(body.model.norm(states))[0]
     return logits
 
 

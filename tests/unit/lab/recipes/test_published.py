@@ -17,12 +17,12 @@ from moerge.trunk.least_squares import SHRINKAGE_TO_AVERAGE
 from moerge.versions.plan import solve_lineage
 from moerge_lab.recipes.base import Fleet, Shared
 from moerge_lab.recipes.models import Loaded
-from moerge_lab.recipes.published import assembled, trunk_in
+from moerge_lab.recipes.published import assembled, body_in
 from moerge_lab.recipes.registry import parse
 from moerge_proto.statistics_file import StatisticsFile
-from support.models import SMALL, VOCAB, on_trunk
+from support.models import SMALL, VOCAB, on_body
 from support.recipes import built, fleet, logits, only
-from support.versions import trunk_file
+from support.versions import body_file
 
 HELD = torch.tensor([[3 * column % 250 for column in range(30)]])
 
@@ -46,9 +46,9 @@ def inputs(model: torch.nn.Module, module: str, documents: Sequence[list[int]]) 
 def textbook(
     on: Fleet, layer: int, texts: Sequence[Sequence[list[int]]], ridge_lambda: float, merged: int | None = None
 ) -> Tensor:
-    """DUME eq. 7 for one layer, with unit columns: [D, H] float64. By default all experts are in the trunk."""
-    trunk = trunk_file([domain.expert for domain in on.domains[:merged]], on.work / "expected-trunk")
-    models = [domain_model(*on_trunk(domain.expert, trunk))[0] for domain in on.domains]
+    """DUME eq. 7 for one layer, with unit columns: [D, H] float64. By default all experts are in the body."""
+    body = body_file([domain.expert for domain in on.domains[:merged]], on.work / "expected-body")
+    models = [domain_model(*on_body(domain.expert, body))[0] for domain in on.domains]
     item = [inputs(m, f"model.layers.{layer}.mlp", text) for m, text in zip(models, texts, strict=True)]
     x = torch.cat(item)
     y = torch.cat([torch.eye(len(item), dtype=torch.float64)[[d] * len(part)] for d, part in enumerate(item)])
@@ -71,12 +71,12 @@ def test_dume_solves_the_paper_s_ridge_regression(
         torch.testing.assert_close(result[layer], expected, atol=2e-3, rtol=0)
 
 
-def test_expert_joining_a_kept_trunk_is_solved_like_all_others(tmp_path: Path) -> None:
+def test_expert_joining_a_kept_body_is_solved_like_all_others(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     recipe, options, _ = parse("dume")
     assert recipe.parts is not None
-    trunk = trunk_in(recipe.parts, replace(on, domains=on.domains[:2]), options)
-    made = assembled(recipe.parts, on, options, trunk=trunk)
+    body = body_in(recipe.parts, replace(on, domains=on.domains[:2]), options)
+    made = assembled(recipe.parts, on, options, body=body)
     result = solve_lineage(made.lineage, made.inputs)[0]
     for layer in range(3):
         expected = textbook(on, layer, [domain.statistics for domain in on.domains], 0.01, merged=2)
@@ -107,13 +107,13 @@ def test_out_of_distribution_statistics_use_the_other_text(tmp_path: Path) -> No
     torch.testing.assert_close(result[1], expected, atol=2e-3, rtol=0)
 
 
-def test_an_oracle_is_the_trunk_with_the_text_s_own_mlps(tmp_path: Path) -> None:
+def test_an_oracle_is_the_body_with_the_text_s_own_mlps(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     oracle = only("oracle", on)
-    trunk = trunk_file([domain.expert for domain in on.domains], tmp_path / "trunk")
+    body = body_file([domain.expert for domain in on.domains], tmp_path / "body")
     for domain in on.domains:
         with torch.inference_mode():
-            expected = domain_model(*on_trunk(domain.expert, trunk))[0](HELD).logits
+            expected = domain_model(*on_body(domain.expert, body))[0](HELD).logits
             result = logits(oracle, Rows(HELD, [30], domain.name))
         torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
@@ -140,7 +140,7 @@ def test_dume_with_full_averaged_task_vectors_equals_dume(tmp_path: Path) -> Non
     assert not torch.allclose(ties, expected, atol=1e-2)
 
 
-def test_regmean_trunk_is_least_squares_fit_on_expert_inputs(tmp_path: Path) -> None:
+def test_regmean_body_is_least_squares_fit_on_expert_inputs(tmp_path: Path) -> None:
     on, module = fleet(tmp_path), "model.layers.1.self_attn.q_proj"
     model = only("regmean", on)
     assert isinstance(model, Loaded)
@@ -158,21 +158,21 @@ def test_regmean_trunk_is_least_squares_fit_on_expert_inputs(tmp_path: Path) -> 
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
 
-def test_a_table_s_recipes_share_equal_trunks_and_only_these(tmp_path: Path) -> None:
+def test_a_table_s_recipes_share_equal_bodies_and_only_these(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     alone = fleet(tmp_path)
     on, rows = replace(alone, shared=Shared(tmp_path / "shared")), Rows(HELD, [HELD.shape[1]], "d1")
     for spec in ("regmean", "recommended", "regmean-oracle", "regmean:rare_below=0", "regmean:tokens=5", "dume"):
         result = logits(only(spec, on), rows)
         torch.testing.assert_close(result, logits(only(spec, alone), rows), msg=spec)
-    assert len(on.shared.trunks) == 3
+    assert len(on.shared.bodies) == 3
 
 
 def test_counts_of_rare_tokens_are_withheld_unless_asked_for(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     for spec, whole in (("regmean-oracle", False), ("regmean-oracle:rare_below=0", True)):
         built(spec, on)
-        with StatisticsFile(on.work / "trunk-d0.safetensors") as file:
+        with StatisticsFile(on.work / "body-d0.safetensors") as file:
             counts = file.array("token_counts")
         assert bool(((counts > 0) & (counts < 10)).any()) is whole, spec
 

@@ -1,4 +1,4 @@
-"""The recommended recipe: discriminants of every expert's features behind a regmean trunk; on request more."""
+"""The recommended recipe: discriminants of every expert's features behind a regmean body; on request more."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
 from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.models import Loaded
-from support.models import on_trunk
+from support.models import on_body
 from support.recipes import fleet, logits, only
 
 
@@ -22,7 +22,7 @@ def features(on: Fleet, layer: int, *, fitted: bool) -> list[Tensor]:
     item = []
     for slot, domain in enumerate(on.domains):
         folder = next(on.work.glob(f"fitted-d{slot}-*")) if fitted else domain.expert
-        model, _ = domain_model(*on_trunk(folder, on.work / "trunk" / "trunk.safetensors"))
+        model, _ = domain_model(*on_body(folder, on.work / "body" / "body.safetensors"))
         model.get_submodule(f"model.layers.{layer}.mlp").register_forward_pre_hook(
             lambda _, given: seen.append(given[0][0].double())
         )
@@ -59,7 +59,7 @@ def test_its_oracle_runs_each_domain_s_fitted_expert(tmp_path: Path) -> None:
     model = only("recommended-oracle:fit=1", on)
     for slot, domain in enumerate(on.domains):
         alone, _ = domain_model(
-            *on_trunk(next(on.work.glob(f"fitted-d{slot}-*")), on.work / "trunk" / "trunk.safetensors"),
+            *on_body(next(on.work.glob(f"fitted-d{slot}-*")), on.work / "body" / "body.safetensors"),
         )
         result = logits(model, Rows(ids, [30], domain.name))
         torch.testing.assert_close(result, alone(ids).logits, rtol=0, atol=1e-4)

@@ -36,7 +36,7 @@ def told(model: Model) -> Tensor:
         (f"dume-plus-gate:{STILL}", "dume"),
         (f"btx:start=ridge,{STILL}", "dume:k=2"),
         (f"btx:start=ridge,routing=soft,{STILL}", "dume:k=3"),
-        (f"btx:start=ridge,trunk=ties,scale=0.3,{STILL}", "dume-ties:k=2,scale=0.3"),
+        (f"btx:start=ridge,body=ties,scale=0.3,{STILL}", "dume-ties:k=2,scale=0.3"),
         (f"btx:start=recommended,{STILL}", "recommended:k=2"),
         (f"btx:start=fitted,routing=gumbel,{STILL}", "recommended:fit=1"),
     ],
@@ -125,7 +125,7 @@ def test_a_trained_model_is_saved_loaded_and_generates_the_same(tmp_path: Path, 
     ("spec", "said"),
     [
         ("btx:start=ridge,seed=1", "the seed model has no statistics"),
-        ("btx:start=recommended,trunk=ties", "trunk of its own"),
+        ("btx:start=recommended,body=ties", "body of its own"),
         ("btx:routing=top3", "no routing 'top3'.*top1, top2, soft"),
     ],
 )

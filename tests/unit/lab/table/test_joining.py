@@ -22,10 +22,10 @@ from moerge_lab.table.figure import Figure
 from moerge_lab.table.joining import Joined, Version, join
 from moerge_lab.table.measure import Settings, Texts, measure
 from moerge_lab.table.table import Run
-from support.models import expert, on_trunk, texts
+from support.models import expert, on_body, texts
 from support.progress import Silent
 from support.recipes import fleet
-from support.versions import trunk_file
+from support.versions import body_file
 from unit.lab.table.test_table import table
 
 
@@ -47,24 +47,24 @@ def test_remerge_with_all_experts_equals_the_recipe(tmp_path: Path) -> None:
     runs = [Run(*parse(name)) for name in ("experts", "dume:k=2", "oracle")]
     whole = measure(runs, measured(on), Settings(), LogProgress())
     last = joined(on, "dume:k=2").remerges[-1].merged
-    assert last.domains == last.trunk == ("d0", "d1", "d2")
+    assert last.domains == last.body == ("d0", "d1", "d2")
     for domain in last.domains:
         assert last.scores[domain].mean == pytest.approx(whole.normalised(whole.row("dume:k=2"), domain).mean, rel=1e-5)
         assert last.oracles[domain].mean == pytest.approx(whole.normalised(whole.row("oracle"), domain).mean, rel=1e-5)
 
 
-def test_a_newcomer_speaks_through_the_trunk_that_it_is_not_in(tmp_path: Path) -> None:
+def test_a_newcomer_speaks_through_the_body_that_it_is_not_in(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     first, second = joined(on, "dume").kept
     assert (first.domains, second.domains) == (("d0", "d1"), ("d0", "d1", "d2"))
-    assert (first.trunk, second.trunk) == (("d0", "d1"), ("d0", "d1"))
+    assert (first.body, second.body) == (("d0", "d1"), ("d0", "d1"))
     assert second.oracles["d0"] == first.oracles["d0"]  # routers don't touch it
-    trunk = trunk_file([domain.expert for domain in on.domains[:2]], tmp_path / "trunk")
+    body = body_file([domain.expert for domain in on.domains[:2]], tmp_path / "body")
     domain, held = on.domains[2], measured(on)["d2"].held_out
-    behind = score(domain_model(*on_trunk(domain.expert, trunk))[0], held, Silent()).perplexity
+    behind = score(domain_model(*on_body(domain.expert, body))[0], held, Silent()).perplexity
     alone = score(
         domain_model(
-            *on_trunk(domain.expert, trunk_file([domain.expert], tmp_path / "own")),
+            *on_body(domain.expert, body_file([domain.expert], tmp_path / "own")),
         )[0],
         held,
         Silent(),
@@ -72,17 +72,17 @@ def test_a_newcomer_speaks_through_the_trunk_that_it_is_not_in(tmp_path: Path) -
     assert second.oracles["d2"].mean == pytest.approx(100 * alone.perplexity / behind, rel=1e-4)
 
 
-def test_under_a_kept_trunk_the_newcomer_alone_contributes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_a_kept_body_the_newcomer_alone_contributes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on, computed = fleet(tmp_path), list[tuple[str, Path]]()
 
     def counting(work: RouterPass, *given: Any) -> Any:
-        computed.append((work.expert.folder.name, work.trunk.checkpoint.path))
+        computed.append((work.expert.folder.name, work.body.checkpoint.path))
         return windowed(work, *given)
 
     monkeypatch.setattr(contribution, "computed", counting)
     joined(on, "dume")
     kept = computed[0][1]
-    assert [expert for expert, trunk in computed if trunk == kept] == ["expert-0", "expert-1", "expert-2"]
+    assert [expert for expert, body in computed if body == kept] == ["expert-0", "expert-1", "expert-2"]
     assert len(computed) == 3 + 3
 
 
@@ -110,10 +110,8 @@ def test_a_user_gets_a_table_and_its_json(tmp_path: Path, capsys: pytest.Capture
     assert result["domains"] == ["d0", "d1", "d2"]
     assert [item["row"] for item in result["recipes"]] == ["dume", "dume:tokens=8"]
     for item in result["recipes"]:
-        assert [remerge["trunk"] for remerge in item["remerges"]] == [["d0", "d1"]]
-        by = {
-            (*version["trunk"], "|", *version["domains"]): version["average"]["score"] for version in item["versions"]
-        }
+        assert [remerge["body"] for remerge in item["remerges"]] == [["d0", "d1"]]
+        by = {(*version["body"], "|", *version["domains"]): version["average"]["score"] for version in item["versions"]}
         gained = by["d0", "d1", "d2", "|", "d0", "d1", "d2"] - by["d0", "d1", "|", "d0", "d1", "d2"]
         assert item["remerges"][0]["gained"]["score"] == pytest.approx(gained)
     said = " ".join(capsys.readouterr().out.split())
@@ -125,7 +123,7 @@ def test_a_user_gets_a_table_and_its_json(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"recipe": ["averaging"]}, "--recipe averaging: makes no version with a trunk"),
+        ({"recipe": ["averaging"]}, "--recipe averaging: makes no version with a body"),
         ({"recipe": ["random"]}, "dume, dume-ood, dume-ties, dume-dare, regmean, recommended"),
         ({"recipe": ["dume-ties"]}, "needs --base"),
         ({"expert": ["d0=.", "d1=."], "text": ["d0=x", "d1=x"]}, "--expert: 2 of 2 experts leave none to join"),
@@ -141,10 +139,10 @@ def test_experts_that_can_t_join_are_refused_before_the_work(tmp_path: Path, cha
 Scores = Mapping[str, tuple[float, ...]]
 
 
-def version(trunk: str, scores: Scores, oracles: Scores) -> Version:
+def version(body: str, scores: Scores, oracles: Scores) -> Version:
     """Of domains that are letters."""
     figures = [{name: Figure(values) for name, values in item.items()} for item in (scores, oracles)]
-    return Version(tuple(trunk), *figures)
+    return Version(tuple(body), *figures)
 
 
 JOINED = Joined(
@@ -166,7 +164,7 @@ JOINED = Joined(
 """The averages: 85 and 87; 230 / 3 and 78; 79 and 80. Merged anew: 86 for three, 79.5 and 80.5 for four."""
 
 
-def test_kept_trunk_versions_are_compared_with_remerged_ones() -> None:
+def test_kept_body_versions_are_compared_with_remerged_ones() -> None:
     assert [item.domains for item in JOINED.kept] == [("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")]
     assert [item.average.mean for item in JOINED.kept] == pytest.approx([86, (230 / 3 + 78) / 2, 79.5])
     one, two = JOINED.remerges
@@ -190,7 +188,7 @@ def test_the_table_has_a_dash_for_domains_that_are_not_in_yet() -> None:
     assert isinstance(table, RichTable)
     columns = {str(column.header): list(column.cells) for column in table.columns}
     assert columns["version"] == ["1 a, b", "2 + c", "", "", "3 + d", "", ""]
-    assert columns["trunk"] == ["merged", "kept", "remerged", "gain", "kept", "remerged", "gain"]
+    assert columns["body"] == ["merged", "kept", "remerged", "gain", "kept", "remerged", "gain"]
     assert columns["c"] == ["-", "60.0", "88.0", "+28.0", "60.0", "80.0", "+20.0"]
     assert columns["d"] == ["-", "-", "-", "-", "86.0", "80.0", "-6.0"]
     assert columns["average"][:4] == ["86.0 ± 1.4", "77.3 ± 0.9", "86.0 ± 0.0", "+8.7"]

@@ -50,7 +50,7 @@ def version_of(experts: list[Path], folder: Path) -> Path:
     """A published version with its lineage, which names the domains d0, d1, … in slot order."""
     version = published(experts, folder)
     lineage = Lineage(
-        trunk="0" * 64,
+        body="0" * 64,
         experts=["1" * 64] * len(experts),
         domains=[f"d{slot}" for slot in range(len(experts))],
         contributions=["2" * 64],

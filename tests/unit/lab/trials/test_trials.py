@@ -67,7 +67,7 @@ def test_sentences_have_a_share_for_each_length(cache: Path, monkeypatch: pytest
     assert cells(lines, "counts of all tokens so far, held-out")[-1] == "100 %", "names of domains begin each text"
 
 
-def test_crafted_trunks_stray_and_the_average_does_not(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crafted_bodies_stray_and_the_average_does_not(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ran(cache, monkeypatch, "strays", "--tokens=500")
     assert cells(lines, "crafted: attention output negated")[0] == "2.00"
     assert float(cells(lines, "average")[0]) < 1

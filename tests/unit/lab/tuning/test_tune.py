@@ -152,7 +152,7 @@ def test_only_the_recipe_s_parameters_differ_from_the_parent_s(
     assert made == asked.record
     assert made.parent == Lineage.model_validate_json((folder / "version" / "moerge.json").read_text())
     card = (out / "README.md").read_text()
-    assert all(digest in card for digest in [*made.texts.values(), made.parent.trunk])
+    assert all(digest in card for digest in [*made.texts.values(), made.parent.body])
     assert "pooled text" in card
     assert card.startswith("---\nlibrary_name: transformers\nlicense: ")
     assert len(losses(out / LOG)) == 4

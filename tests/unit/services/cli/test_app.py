@@ -45,7 +45,7 @@ def test_every_command_that_shows_a_table_has_json_as_a_flag() -> None:
             root = component.load() if isinstance(component, Component) else get_command(app).commands[name]  # type: ignore[attr-defined]
             commands = getattr(root, "commands", {name: root})
             for word, command in commands.items():
-                if word in shows and (name, word) != ("trunk", "merge"):
+                if word in shows and (name, word) != ("body", "merge"):
                     seen += 1
                     flags = [param for param in command.params if "--json" in param.opts]
                     lacking += [] if flags and flags[0].is_flag else [f"{name} {word}"]
@@ -54,7 +54,7 @@ def test_every_command_that_shows_a_table_has_json_as_a_flag() -> None:
 
 @pytest.mark.parametrize("given", ["version-52", "version-5220…", "version-52204-1"])
 def test_id_may_be_given_by_its_first_characters(given: str) -> None:
-    known = ["version-52204-1", "version-61111-1", "trunk-52204-1"]
+    known = ["version-52204-1", "version-61111-1", "body-52204-1"]
     assert the_one("workflow", given, known) == "version-52204-1"
     for wrong in ("version", "…", "expert-1"):
         with pytest.raises(MoergeError, match="begin") as caught:

@@ -305,7 +305,7 @@ class Cut(BaseHTTPRequestHandler):
 
 DIGEST = "1" * 64
 SENT = Contribution(
-    number=1, digest=DIGEST, kind="router", split="statistics", owner="firm", domain="law", expert=DIGEST, trunk=DIGEST,
+    number=1, digest=DIGEST, kind="router", split="statistics", owner="firm", domain="law", expert=DIGEST, body=DIGEST,
     tokens=1, documents=1, shards=1, effective_rank=1.0, size=1, active=True, warnings=[], software={},
     signature=None, fingerprint=None, created=datetime(2030, 1, 1, tzinfo=UTC), withdrawn=None,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from moerge_proto.options import SolveOptions
 from moerge_proto.records import TunedModel
 from moerge_proto.versions import Lineage, Version
 
-LINEAGE = Lineage(trunk="f" * 64, experts=[], domains=[], contributions=[], options=SolveOptions(), solver="s")
+LINEAGE = Lineage(body="f" * 64, experts=[], domains=[], contributions=[], options=SolveOptions(), solver="s")
 
 
 def refusal(folder: Path) -> str:

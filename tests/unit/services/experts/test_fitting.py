@@ -1,4 +1,4 @@
-"""An owner's MLPs, fitted to a trunk: behind it they do what they did in the expert."""
+"""An owner's MLPs, fitted to a body: behind it they do what they did in the expert."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,24 +17,22 @@ from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import Tokens, all_counted
 from support.fitting import whole_fit
-from support.models import expert, on_trunk
-from support.versions import trunk_file
+from support.models import expert, on_body
+from support.versions import body_file
 
 DOCUMENTS = [[(5 * row + 3 * column * (1 + row % 3)) % 256 for column in range(20 + row)] for row in range(40)]
 GATE, UP, DOWN = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
 
 
-def fitted(folder: Path, trunk: Path) -> Checkpoint:
-    return Checkpoint(
-        fit(*on_trunk(folder, trunk), list(batches(all_counted(DOCUMENTS), 200)), trunk.parent / "fitted")
-    )
+def fitted(folder: Path, body: Path) -> Checkpoint:
+    return Checkpoint(fit(*on_body(folder, body), list(batches(all_counted(DOCUMENTS), 200)), body.parent / "fitted"))
 
 
 def two(folder: Path, family: str = "llama", **settings: object) -> tuple[Path, Path]:
-    """An expert, and the average trunk of it and another."""
+    """An expert, and the average body of it and another."""
     given = {"tie_word_embeddings": False, **settings}
     experts = [expert(folder / str(seed), seed=seed, family=family, **given) for seed in (1, 2)]
-    return experts[0], trunk_file(experts, folder / "trunk")
+    return experts[0], body_file(experts, folder / "body")
 
 
 @torch.inference_mode()
@@ -76,11 +74,11 @@ def some_counted() -> list[Tokens]:
 def test_it_is_byte_for_byte_the_fit_with_both_models_in_memory(
     tmp_path: Path, family: str, settings: dict[str, object]
 ) -> None:
-    folder, trunk = two(tmp_path, family, **settings)
+    folder, body = two(tmp_path, family, **settings)
     cut = list(batches(some_counted(), 200))
     result, expected = (
-        Checkpoint(fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted")),
-        whole_fit(folder, trunk, cut),
+        Checkpoint(fit(*on_body(folder, body), cut, tmp_path / "fitted")),
+        whole_fit(folder, body, cut),
     )
     assert len(expected) == 3 * len(FAMILIES[family].mlp)
     for name, tensor in expected.items():
@@ -88,9 +86,9 @@ def test_it_is_byte_for_byte_the_fit_with_both_models_in_memory(
 
 
 def test_interrupted_fit_resumes_at_the_interrupted_layer(tmp_path: Path) -> None:
-    folder, trunk = two(tmp_path)
+    folder, body = two(tmp_path)
     cut, solved = list(batches(all_counted(DOCUMENTS), 200)), list[int]()
-    whole = fit(*on_trunk(folder, trunk), cut, tmp_path / "whole") / "model.safetensors"
+    whole = fit(*on_body(folder, body), cut, tmp_path / "whole") / "model.safetensors"
     tokens = sum(map(len, DOCUMENTS))
 
     def until(most: int) -> Callable[[int], None]:
@@ -105,28 +103,28 @@ def test_interrupted_fit_resumes_at_the_interrupted_layer(tmp_path: Path) -> Non
         return sorted(path.name for path in (tmp_path / "fitted").iterdir())
 
     with pytest.raises(KeyboardInterrupt):
-        fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted", done=until(2 * tokens))
+        fit(*on_body(folder, body), cut, tmp_path / "fitted", done=until(2 * tokens))
     assert begun() == ["fitted-0.part", "fitted-1.part"]
     first = (tmp_path / "fitted" / "fitted-1.part").stat().st_mtime_ns
     solved.clear()
     with pytest.raises(KeyboardInterrupt):
-        fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted", done=until(2 * tokens))
+        fit(*on_body(folder, body), cut, tmp_path / "fitted", done=until(2 * tokens))
     assert solved[:2] == [tokens, tokens]  # two layers are only passed
     assert (tmp_path / "fitted" / "fitted-1.part").stat().st_mtime_ns == first
     with pytest.raises(KeyboardInterrupt):  # of other text, nothing is used
-        fit(*on_trunk(folder, trunk), cut[1:], tmp_path / "fitted", done=until(0))
-    result = fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted") / "model.safetensors"
+        fit(*on_body(folder, body), cut[1:], tmp_path / "fitted", done=until(0))
+    result = fit(*on_body(folder, body), cut, tmp_path / "fitted") / "model.safetensors"
     assert result.read_bytes() == whole.read_bytes()
     assert begun() == kept(folder)
 
 
 def test_it_runs_on_one_thread_and_leaves_as_many_as_there_were(tmp_path: Path) -> None:
-    folder, trunk = two(tmp_path)
+    folder, body = two(tmp_path)
     threads, cut = list[int](), list(batches(all_counted(DOCUMENTS[:3]), 200))
     torch.set_num_threads(2)
     try:
         fit(
-            *on_trunk(folder, trunk),
+            *on_body(folder, body),
             cut,
             tmp_path / "fitted",
             done=lambda tokens: threads.append(torch.get_num_threads()),
@@ -138,12 +136,12 @@ def test_it_runs_on_one_thread_and_leaves_as_many_as_there_were(tmp_path: Path) 
 
 
 def test_the_first_layer_is_the_textbook_s_fit(tmp_path: Path) -> None:
-    folder, trunk = two(tmp_path)
+    folder, body = two(tmp_path)
     own, behind = (
         expert_model(DenseFiles(folder)),
-        domain_model(*on_trunk(folder, trunk))[0],
+        domain_model(*on_body(folder, body))[0],
     )
-    result = fitted(folder, trunk)
+    result = fitted(folder, body)
     mlp, norm = "model.layers.0.mlp", "model.layers.0.post_attention_layernorm"
     old, new = reads(own, mlp), reads(behind, mlp)
     for name in (GATE, UP):
@@ -172,27 +170,27 @@ PRE_NORM = sorted(name for name, family in FAMILIES.items() if family.gain)
 
 @pytest.mark.parametrize("family", PRE_NORM)
 def test_fitted_mlps_reduce_divergence_from_the_expert(tmp_path: Path, family: str) -> None:
-    folder, trunk = two(tmp_path, family)
-    target = fit(*on_trunk(folder, trunk), list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
+    folder, body = two(tmp_path, family)
+    target = fit(*on_body(folder, body), list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
     after = AutoModelForCausalLM.from_pretrained(target)
     own, before = (
         expert_model(DenseFiles(folder)),
-        domain_model(*on_trunk(folder, trunk))[0],
+        domain_model(*on_body(folder, body))[0],
     )
     assert divergence(own, after) < 0.9 * divergence(own, before)
 
 
 @pytest.mark.parametrize("family", PRE_NORM)
-def test_behind_the_expert_s_own_trunk_nothing_changes(tmp_path: Path, family: str) -> None:
+def test_behind_the_expert_s_own_body_nothing_changes(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=family)
-    trunk = trunk_file([folder], tmp_path / "trunk")
-    fit(*on_trunk(folder, trunk), list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
+    body = body_file([folder], tmp_path / "body")
+    fit(*on_body(folder, body), list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
     assert divergence(expert_model(DenseFiles(folder)), expert_model(DenseFiles(tmp_path / "fitted"))) < 1e-6
 
 
-def test_a_fitted_expert_is_the_trunk_with_the_fitted_mlps(tmp_path: Path) -> None:
-    folder, trunk = two(tmp_path)
-    result, merged = fitted(folder, trunk), Checkpoint(trunk)
+def test_a_fitted_expert_is_the_body_with_the_fitted_mlps(tmp_path: Path) -> None:
+    folder, body = two(tmp_path)
+    result, merged = fitted(folder, body), Checkpoint(body)
     assert result.specs.keys() == merged.specs.keys() | set(FAMILIES["llama"].dense_mlp_names(3))
     assert all(torch.equal(result.tensor(name), merged.tensor(name)) for name in merged.specs)
     assert sorted(path.name for path in result.path.iterdir()) == kept(folder)
@@ -204,6 +202,6 @@ def kept(folder: Path) -> Sequence[str]:
 
 
 def test_a_family_that_normalises_its_mlps_outputs_is_refused(tmp_path: Path) -> None:
-    folder, trunk = two(tmp_path, "olmo2")
+    folder, body = two(tmp_path, "olmo2")
     with pytest.raises(IncompatibleExpertError, match="olmo2 normalises the outputs of its MLPs"):
-        fitted(folder, trunk)
+        fitted(folder, body)

@@ -68,7 +68,7 @@ def test_converter_folder_has_equal_tensors_with_mixtral_names(version: Path, tm
 
 def test_a_shared_expert_that_is_not_zero_is_not_dropped(version: Path, tmp_path: Path) -> None:
     other = shutil.copytree(version, tmp_path / "other")
-    name, file = "model.layers.1.mlp.shared_expert.down_proj.weight", other / "model-trunk-added.safetensors"
+    name, file = "model.layers.1.mlp.shared_expert.down_proj.weight", other / "model-body-added.safetensors"
     tensors = load_file(file)
     tensors[name][0, 0] = 1
     save_file(tensors, file)

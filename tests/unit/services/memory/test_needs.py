@@ -21,7 +21,7 @@ from support.models import expert
 from support.versions import published
 
 PAGE = Path(__file__).parents[4] / "docs" / "performance.md"
-ROWS = re.findall(r"^\| (8B|70B) \| (trunk|router) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+ROWS = re.findall(r"^\| (8B|70B) \| (body|router) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 H, INNER, VOCAB = 32, 48, 300
 LAYER = 2 * H * H + 2 * 16 * H + 3 * H * INNER + 2 * H
 
@@ -33,19 +33,19 @@ def small(dtype: torch.dtype = torch.float32) -> Shape:
 
 @pytest.mark.parametrize(("name", "kind", "row"), ROWS)
 def test_the_page_has_the_memory_of_a_pass(name: str, kind: str, row: str) -> None:
-    need = passing(Shape.of(preset(name.lower()), torch.bfloat16), 2048, trunk=kind == "trunk", device="cuda")
+    need = passing(Shape.of(preset(name.lower()), torch.bfloat16), 2048, body=kind == "body", device="cuda")
     sizes = (*need.device.values(), need.on_device, need.in_host, need.journal, need.token, need.least)
     assert row.split(" | ") == [decimal(size) for size in sizes]
 
 
 def test_the_page_has_both_passes_of_both_models() -> None:
     assert [(name, kind) for name, kind, _ in ROWS] == [
-        (name, kind) for name in ("8B", "70B") for kind in ("trunk", "router")
+        (name, kind) for name in ("8B", "70B") for kind in ("body", "router")
     ]
 
 
 def test_a_pass_needs_sums_and_a_micro_batch_for_each_thread() -> None:
-    one, four = (passing(small(), 2048, trunk=True, threads=threads) for threads in (1, 4))
+    one, four = (passing(small(), 2048, body=True, threads=threads) for threads in (1, 4))
     assert one.device["two layers"] == four.device["two layers"] == 2 * 4 * LAYER
     assert four.device["sums"] == 4 * one.device["sums"]
     assert four.device["a micro-batch"] == 4 * one.device["a micro-batch"]
@@ -54,7 +54,7 @@ def test_a_pass_needs_sums_and_a_micro_batch_for_each_thread() -> None:
 
 
 def test_weights_on_a_gpu_take_no_host_memory() -> None:
-    cpu, gpu = (passing(small(), 2048, trunk=False, device=device) for device in ("cpu", "cuda"))
+    cpu, gpu = (passing(small(), 2048, body=False, device=device) for device in ("cpu", "cuda"))
     assert cpu.in_host == gpu.in_host + gpu.on_device
 
 

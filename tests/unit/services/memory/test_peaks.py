@@ -13,13 +13,13 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.published import published_weights
 from moerge.models.tokens import all_counted
-from moerge.statistics.contribution import trunk_contribution
+from moerge.statistics.contribution import body_contribution
 from moerge.statistics.passes import RouterPass, need_of
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import StatisticsSettings
 from support.models import expert
 from support.peaks import peak_of
-from support.versions import published, trunk_file
+from support.versions import body_file, published
 
 SLACK = 2**24
 SUMMED = """
@@ -70,11 +70,11 @@ FIT = """
 from tempfile import mkdtemp
 from moerge.experts.fitting import fit
 from moerge.models.batches import batches
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseFiles, DenseBody
 from moerge.models.tokens import all_counted
-def call(folder, trunk, place):
+def call(folder, body, place):
     own = DenseFiles(folder)
-    fit(own, DenseTrunk(trunk, own), list(batches(all_counted([range(64)] * 2), 128)), Path(mkdtemp(dir=place)))
+    fit(own, DenseBody(body, own), list(batches(all_counted([range(64)] * 2), 128)), Path(mkdtemp(dir=place)))
 """
 
 
@@ -82,23 +82,23 @@ def test_a_fit_takes_layers_and_not_models(tmp_path: Path) -> None:
     """Two models of 20 layers have 250 MB."""
     sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 20}
     folder = expert(tmp_path / "expert", 1, **sizes)
-    trunk, own = trunk_file([folder], tmp_path / "trunk"), DenseExpert("law", folder)
+    body, own = body_file([folder], tmp_path / "body"), DenseExpert("law", folder)
     need = fitting_need(own, StatisticsSettings(context=64, batch_tokens=128), "cpu")
     whole = 2 * sum(spec.bytes for spec in own.checkpoint.specs.values())
-    assert peak_of(FIT, folder, trunk, tmp_path) < need.total(128) + 2**25 < whole / 3
+    assert peak_of(FIT, folder, body, tmp_path) < need.total(128) + 2**25 < whole / 3
 
 
 MERGE = """
 from tempfile import mkdtemp
-from moerge.merging.local import local_trunk
+from moerge.merging.local import local_body
 from moerge.models.expert_folder import DenseExpert
-from moerge_proto.trunks import TrunkOptions
+from moerge_proto.bodies import BodyOptions
 def call(folder, method):
     name, own = method.name, [DenseExpert(f"d{{n}}", folder / str(n)) for n in range({count})]
     base = own[0] if name in ("base", "ties", "dare") else None
     sums = [folder / f"sums-{{n}}" for n in range({count})] if name in ("regmean", "regmean-fitted") else []
-    options = TrunkOptions(**{options})
-    local_trunk(own, Path(mkdtemp(dir=folder)), name, sums, options, base=base)
+    options = BodyOptions(**{options})
+    local_body(own, Path(mkdtemp(dir=folder)), name, sums, options, base=base)
 """
 OPTIONS = {"ties": {"retain": 0.5}, "dare": {"retain": 0.5}}
 
@@ -117,7 +117,7 @@ def test_a_merge_by(tmp_path: Path, method: str, large: dict[str, Any]) -> None:
     for number in range(2):
         own = DenseExpert(f"d{number}", expert(tmp_path / str(number), number + 1, **sizes))
         if METHODS[method].solved:
-            trunk_contribution(own, all_counted([range(2, 66)] * 4), tmp_path / f"sums-{number}")
+            body_contribution(own, all_counted([range(2, 66)] * 4), tmp_path / f"sums-{number}")
     need = merging(Shape.of(own.config, torch.float32), 2, METHODS[method], 1).total()
     peak = peak_of(MERGE.format(count=2, options=OPTIONS.get(method, {})), tmp_path, Path(method))
     assert peak < need + SLACK

@@ -18,13 +18,13 @@ SHAPE = Shape.of(preset("8b"), torch.float32)
 SETTINGS = StatisticsSettings()
 
 
-def pass_need(*, trunk: bool = False, device: str = "cpu") -> Need:
-    return passing(SHAPE, SETTINGS.batch_tokens, trunk=trunk, device=device)
+def pass_need(*, body: bool = False, device: str = "cpu") -> Need:
+    return passing(SHAPE, SETTINGS.batch_tokens, body=body, device=device)
 
 
-@pytest.mark.parametrize("trunk", [False, True])
-def test_hidden_states_of_a_pass_have_half_of_the_rest(trunk: bool) -> None:
-    need, slots = pass_need(trunk=trunk), Slots(3)
+@pytest.mark.parametrize("body", [False, True])
+def test_hidden_states_of_a_pass_have_half_of_the_rest(body: bool) -> None:
+    need, slots = pass_need(body=body), Slots(3)
     taken = 3 * need.in_host + need.journal
     assert room_for(need, SETTINGS, Free(taken + 24 * need.least, None), slots).states == 4 * need.least
     assert room_for(need, SETTINGS, Free(taken + 6 * need.least, None), slots).states == need.least

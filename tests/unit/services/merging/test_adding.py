@@ -76,10 +76,10 @@ def test_a_version_that_has_grown_twice_is_that_of_both_at_once(folder: Path, tm
     added(folder, tmp_path / "both", "code", "bio", settings=SETTINGS)
     assert weights(tmp_path / "four") == weights(tmp_path / "both")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["both", "four", "three", "three.work"]
-    for name in ("model-trunk.safetensors", "model-expert-00001.safetensors"):
+    for name in ("model-body.safetensors", "model-expert-00001.safetensors"):
         assert (tmp_path / "four" / name).samefile(folder / "merged" / name)
-    mine = work_folder(tmp_path / "three") / "trunk" / "trunk.safetensors"
-    assert mine.samefile(work_folder(folder / "merged") / "trunk" / "trunk.safetensors")
+    mine = work_folder(tmp_path / "three") / "body" / "body.safetensors"
+    assert mine.samefile(work_folder(folder / "merged") / "body" / "body.safetensors")
 
 
 def test_without_links_the_bytes_are_the_same(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_without_links_the_bytes_are_the_same(folder: Path, tmp_path: Path, monk
     added(folder, tmp_path / "copied", "code", settings=KEPT)
     assert files(tmp_path / "copied") == files(tmp_path / "linked")
     assert kept(tmp_path / "copied").lineage.domains == ["law", "art", "code"]
-    assert not (tmp_path / "copied" / "model-trunk.safetensors").samefile(folder / "merged" / "model-trunk.safetensors")
+    assert not (tmp_path / "copied" / "model-body.safetensors").samefile(folder / "merged" / "model-body.safetensors")
 
 
 def test_only_the_new_domain_is_scored_and_the_cost_is_told(folder: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_only_the_new_domain_is_scored_and_the_cost_is_told(folder: Path, tmp_pa
     assert [score is None for score in report.scores] == [True, True, False]
     assert [counts.tokens > 0 for counts in report.counts] == [True, True, True]
     assert any("not law, art; `moerge table version`" in line for line in messages)
-    assert any(line.startswith("not in the trunk: code; ") for line in report.warnings)
+    assert any(line.startswith("not in the body: code; ") for line in report.warnings)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "No scores of: law, art." in card
     assert "merged from 2 experts" in card

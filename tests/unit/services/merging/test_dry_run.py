@@ -23,7 +23,7 @@ from support.processes import run_command
 
 ONE_SHARD = 64 * HIDDEN * 4 * HIDDEN  # bytes of its hidden states
 SETTINGS = MergeSettings(scored_tokens=500)
-BOTH = [("law", "trunk"), ("art", "trunk"), ("law", "router"), ("art", "router")]
+BOTH = [("law", "body"), ("art", "body"), ("law", "router"), ("art", "router")]
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,8 @@ def test_other_steps_are_those_of_the_recipe(folder: Path, tmp_path: Path) -> No
     paper, fit = (
         dry_run.merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=recipe)) for recipe in (PAPER, fitted)
     )
-    assert (of(paper), list(paper.memory)) == (BOTH[2:], ["merging the trunk", "solving the routers"])
-    assert (of(fit), list(fit.memory)) == (BOTH, ["merging the trunk", "fitting MLPs", "solving the routers"])
+    assert (of(paper), list(paper.memory)) == (BOTH[2:], ["merging the body", "solving the routers"])
+    assert (of(fit), list(fit.memory)) == (BOTH, ["merging the body", "fitting MLPs", "solving the routers"])
     assert min([*paper.memory.values(), *fit.memory.values()]) > 0
 
 
@@ -119,7 +119,7 @@ def test_an_unsuitable_input_is_refused_as_in_the_merge(folder: Path, tmp_path: 
     assert not (tmp_path / "out.work").exists()
 
 
-def test_an_addition_has_one_pass_under_the_version_s_trunk(folder: Path, tmp_path: Path, windows: list[int]) -> None:
+def test_an_addition_has_one_pass_under_the_version_s_body(folder: Path, tmp_path: Path, windows: list[int]) -> None:
     merge(sources(folder), tmp_path / "merged", replace(SETTINGS, keep_statistics=True))
     before, version = files(tmp_path), kept(tmp_path / "merged")
     costs = dry_run.merge(sources(folder, "code"), tmp_path / "out", SETTINGS, version=version)

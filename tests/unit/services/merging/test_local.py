@@ -1,8 +1,8 @@
-"""Trunks of local experts."""
+"""Bodies of local experts."""
 
 from pathlib import Path
 
-from moerge.merging.local import local_trunk
+from moerge.merging.local import local_body
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from support.models import expert
@@ -12,9 +12,9 @@ def test_base_method_copies_the_base_tensors_for_any_experts(tmp_path: Path) -> 
     base, law, art = (
         DenseExpert(name, expert(tmp_path / name, seed)) for seed, name in enumerate(("base", "law", "art"))
     )
-    trunk = local_trunk([law, art], tmp_path / "trunk", "base", base=base)
-    merged = Checkpoint(trunk.path)
+    body = local_body([law, art], tmp_path / "body", "base", base=base)
+    merged = Checkpoint(body.path)
     assert merged.specs
     assert all(merged.tensor(name).equal(base.checkpoint.tensor(name)) for name in merged.specs)
-    assert [item.digest for item in trunk.contains] == [base.digest]
-    assert trunk.digest == local_trunk([art], tmp_path / "other", "base", base=base).digest
+    assert [item.digest for item in body.contains] == [base.digest]
+    assert body.digest == local_body([art], tmp_path / "other", "base", base=base).digest

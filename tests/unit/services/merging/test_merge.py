@@ -26,21 +26,21 @@ from moerge.documents.files import DataFile
 from moerge.documents.shards import Shard
 from moerge.documents.splits import SplitRule, text_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.merging.local import local_trunk
+from moerge.merging.local import local_body
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.texts import read_corpus
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens, all_counted
 from moerge.statistics import contribution
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
-from moerge.statistics.passes import RouterPass, TrunkPass, need_of
+from moerge.statistics.contribution import Computing, body_contribution, router_contribution
+from moerge.statistics.passes import BodyPass, RouterPass, need_of
 from moerge.statistics.streamed import Streamed
+from moerge_proto.bodies import BodyOptions
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
-from moerge_proto.trunks import TrunkOptions
 from support.merging import HIDDEN, SMALL, corpus_of, files, source
 from support.models import expert, texts
 from support.processes import run_command
@@ -131,7 +131,7 @@ def stop(*_: object) -> None:
 
 # --- runs that are cut
 @pytest.mark.parametrize(
-    ("title", "after"), [("trunk statistics of art", 3), ("router statistics of law", 3), ("writing", 2)]
+    ("title", "after"), [("body statistics of art", 3), ("router statistics of law", 3), ("writing", 2)]
 )
 def test_interrupted_merge_resumes_without_repeated_layers(
     folder: Path, whole: Path, computed: list[tuple[int, str]], tmp_path: Path, title: str, after: int
@@ -155,7 +155,7 @@ def test_sums_that_were_joined_are_not_computed_again(
         with pytest.raises(_CutError):
             merge(sources(folder), tmp_path / "out", SETTINGS)
     work = whole.with_name("whole.work")
-    assert len(computed) == LAYERS * shards_of(work / "trunk-law.safetensors")
+    assert len(computed) == LAYERS * shards_of(work / "body-law.safetensors")
     merge(sources(folder), tmp_path / "out", SETTINGS)
     assert len(computed) == LAYERS * shards_below(work)
     assert files(tmp_path / "out") == files(whole)
@@ -164,7 +164,7 @@ def test_sums_that_were_joined_are_not_computed_again(
 def test_a_cut_window_goes_on_with_its_saved_hidden_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = DenseExpert("law", expert(tmp_path / "law", 1, **{**SMALL, "num_hidden_layers": 3}))
     documents = all_counted([[(7 * token + number) % 256 for token in range(SHARD)] for number in (0, 1)])
-    trunk_contribution(own, documents, tmp_path / "whole")
+    body_contribution(own, documents, tmp_path / "whole")
     passed, sums = list[tuple[int, int]](), Streamed.sums
 
     def counting(streamed: Streamed, wanted: Collection[str]) -> ShardSums | None:
@@ -174,8 +174,8 @@ def test_a_cut_window_goes_on_with_its_saved_hidden_states(tmp_path: Path, monke
     monkeypatch.setattr(Streamed, "sums", counting)
     monkeypatch.setattr(contribution, "_SECONDS", 0)
     with pytest.raises(_CutError):
-        trunk_contribution(own, documents, tmp_path / "cut", computing=Computing(progress=Watched("trunk", 2)))
-    trunk_contribution(own, documents, tmp_path / "cut")
+        body_contribution(own, documents, tmp_path / "cut", computing=Computing(progress=Watched("body", 2)))
+    body_contribution(own, documents, tmp_path / "cut")
     assert passed == [(0, 2), (1, 2), (1, 0), (2, 2)]  # the states behind layer 0 were saved, then layer 1's sums kept
     assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "law", "whole"]
@@ -193,7 +193,7 @@ def test_a_killed_run_leaves_no_output_and_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("title", ["trunk statistics of art", "writing"])
+@pytest.mark.parametrize("title", ["body statistics of art", "writing"])
 def test_a_changed_text_begins_its_statistics_anew(
     folder: Path, computed: list[tuple[int, str]], tmp_path: Path, title: str
 ) -> None:
@@ -208,7 +208,7 @@ def test_a_changed_text_begins_its_statistics_anew(
     computed.clear()
     merge(given, tmp_path / "fresh", KEPT)
     assert files(tmp_path / "out") == files(tmp_path / "fresh")
-    assert again == len(computed) - LAYERS * shards_of(tmp_path / "fresh.work" / "trunk-law.safetensors")
+    assert again == len(computed) - LAYERS * shards_of(tmp_path / "fresh.work" / "body-law.safetensors")
 
 
 def test_kept_statistics_are_used_again(folder: Path, whole: Path, computed: list[tuple[int, str]]) -> None:
@@ -353,19 +353,19 @@ def test_a_recipe_that_can_t_be_followed_is_refused(
 WEIGHTED = RECOMMENDED.model_copy(update={"method": "weighted"})
 
 
-def test_a_weighted_trunk_has_the_given_weights(folder: Path, tmp_path: Path) -> None:
-    weights = TrunkOptions(weights={"law": 3.0})
-    merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=WEIGHTED, trunk=weights, keep_statistics=True))
+def test_a_weighted_body_has_the_given_weights(folder: Path, tmp_path: Path) -> None:
+    weights = BodyOptions(weights={"law": 3.0})
+    merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=WEIGHTED, body=weights, keep_statistics=True))
     name = "model.layers.0.self_attn.q_proj.weight"
     law, art = (DenseFiles(folder / domain).checkpoint.tensor(name) for domain in ("law", "art"))
-    trunk = load_file(tmp_path / "out.work" / "trunk" / "trunk.safetensors")[name]
-    torch.testing.assert_close(trunk, (3 * law + art) / 4)
+    body = load_file(tmp_path / "out.work" / "body" / "body.safetensors")[name]
+    torch.testing.assert_close(body, (3 * law + art) / 4)
 
 
 def test_a_weight_of_an_unknown_domain_is_refused(folder: Path, tmp_path: Path) -> None:
-    weights = TrunkOptions(weights={"lew": 3.0})
+    weights = BodyOptions(weights={"lew": 3.0})
     with pytest.raises(MoergeError, match="no expert of lew"):
-        merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=WEIGHTED, trunk=weights))
+        merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=WEIGHTED, body=weights))
 
 
 @pytest.mark.parametrize(("name", "value"), [("rms_norm_eps", 1e-3), ("num_hidden_layers", 1)])
@@ -488,19 +488,19 @@ def test_low_scores_and_ill_conditioned_routers_cause_warnings() -> None:
     lengths=st.lists(st.integers(1, 3 * SHARD), min_size=1, max_size=6),
     slots=st.integers(1, 3),
     short=st.booleans(),
-    kind=st.sampled_from(["trunk", "router"]),
+    kind=st.sampled_from(["body", "router"]),
 )
-@example(lengths=[SHARD] * 3, slots=1, short=True, kind="trunk")  # equal shards count once
+@example(lengths=[SHARD] * 3, slots=1, short=True, kind="body")  # equal shards count once
 @examples(max_examples=12, deadline=None)
 def test_contributions_are_equal_for_any_threads_and_windows(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, lengths: list[int], slots: int, short: bool, kind: str
 ) -> None:
     place, own = tmp_path_factory.mktemp("sums"), DenseExpert("law", folder / "law")
     documents = all_counted([[(7 * token + length) % 256 for token in range(length)] for length in lengths])
-    trunk = local_trunk([own], folder / "trunk", "average")
-    work = TrunkPass(own, []) if kind == "trunk" else RouterPass(own, DenseTrunk(trunk.path, own), [])
+    body = local_body([own], folder / "body", "average")
+    work = BodyPass(own, []) if kind == "body" else RouterPass(own, DenseBody(body.path, own), [])
     root: Callable[..., Path] = (
-        partial(trunk_contribution, own) if kind == "trunk" else partial(router_contribution, own, trunk)
+        partial(body_contribution, own) if kind == "body" else partial(router_contribution, own, body)
     )
     one = root(documents, place / "one", computing=Computing(slots=1))
     begun, begin = list[int](), Streamed.begin

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from moerge.errors import MoergeError
-from moerge.merging.local import given, local_trunk, local_version
+from moerge.merging.local import given, local_body, local_version
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert
@@ -81,7 +81,7 @@ def published(experts: list[Path], folder: Path) -> tuple[Tensors, Path]:
     """All tensors of a version of these experts, and its folder."""
     own = [DenseExpert(f"d{slot}", item) for slot, item in enumerate(experts)]
     routers = [torch.randn(2, 32, generator=torch.Generator().manual_seed(layer)) for layer in range(3)]
-    lineage, inputs = local_version(own, local_trunk(own, folder / "trunk", "average"), [], SolveOptions())
+    lineage, inputs = local_version(own, local_body(own, folder / "body", "average"), [], SolveOptions())
     out = write_folder(plan_version(lineage, inputs, given(routers)).files, folder / "version")
     return {name: Checkpoint(out).tensor(name) for name in Checkpoint(out).specs}, out
 

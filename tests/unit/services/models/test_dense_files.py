@@ -9,7 +9,7 @@ import pytest
 from moerge.errors import MoergeError
 from moerge.models.bounds import feature_gains
 from moerge.models.dense import expert_model
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import model_shapes
 from moerge.statistics.passes import RouterPass
@@ -18,9 +18,9 @@ from support.models import expert
 
 def test_a_pass_with_open_files_is_sent_as_paths(tmp_path: Path) -> None:
     own = DenseExpert("law", expert(tmp_path, 1))
-    work = RouterPass(own, DenseTrunk(tmp_path / "model.safetensors", own), [16] * 3)
+    work = RouterPass(own, DenseBody(tmp_path / "model.safetensors", own), [16] * 3)
     closed = len(pickle.dumps(work))
-    feature_gains(work.trunk)
+    feature_gains(work.body)
     work.weights()
     assert own.digest
     assert len(pickle.dumps(work)) == closed < 1000

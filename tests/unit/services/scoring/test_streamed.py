@@ -15,7 +15,7 @@ from moerge.models.weights import Weights
 from moerge.scoring.perplexity import BATCH_TOKENS, Window, load, score, total, windows
 from moerge.scoring.routers import RoutingCounter, forced
 from moerge.scoring.streamed import StreamedModel
-from support.models import adapter, expert, on_trunk
+from support.models import adapter, expert, on_body
 from support.progress import Silent
 from support.versions import published
 
@@ -72,11 +72,11 @@ def test_bfloat16_scores_are_those_of_the_whole_model(tmp_path: Path, family: st
     assert result == score(load(version, coarse), BLOCKS[0], Silent())
 
 
-def test_trunk_and_mlps_and_adapters_are_scored_too(tmp_path: Path) -> None:
+def test_body_and_mlps_and_adapters_are_scored_too(tmp_path: Path) -> None:
     base = expert(tmp_path / "base", 1)
     tuned, weights = (
         adapter(tmp_path / "tuned", base, 2),
-        domain_weights(*on_trunk(base, base / "model.safetensors")),
+        domain_weights(*on_body(base, base / "model.safetensors")),
     )
     for given, whole in ((expert_weights(DenseFiles(tuned)), load(tuned)), (weights, weights.model())):
         assert streamed(given).score(BLOCKS[1], Silent()) == score(whole, BLOCKS[1], Silent())

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from moerge.memory.shapes import Shape
-from moerge.merging.local import LocalTrunk, local_trunk, local_version
+from moerge.merging.local import LocalBody, local_body, local_version
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.sizes import files
 from moerge.sizes.estimate import estimate
-from moerge.statistics.contribution import router_contribution, trunk_contribution
+from moerge.statistics.contribution import body_contribution, router_contribution
 from moerge.versions.file_plans import ROUTER_FILE, expert_name
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version, solve_lineage
@@ -57,8 +57,8 @@ class Made:
 
     shape: Shape
     experts: list[DenseExpert]
-    trunk: LocalTrunk
-    trunk_sums: list[Path]
+    body: LocalBody
+    body_sums: list[Path]
     router_sums: list[Path]
     version: Path
 
@@ -76,24 +76,24 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ]
     shape = Shape.of(own[0].config, torch.float32)
     rows = [all_counted(8 * ROWS) for _ in own]
-    trunk_sums = [
-        trunk_contribution(item, text, folder / f"trunk-{item.domain}") for item, text in zip(own, rows, strict=True)
+    body_sums = [
+        body_contribution(item, text, folder / f"body-{item.domain}") for item, text in zip(own, rows, strict=True)
     ]
-    trunk = local_trunk(own, folder / "trunk", "regmean", trunk_sums)
+    body = local_body(own, folder / "body", "regmean", body_sums)
     router_sums = [
-        router_contribution(item, trunk, all_counted(contributed_rows(slot)), folder / f"router-{item.domain}")
+        router_contribution(item, body, all_counted(contributed_rows(slot)), folder / f"router-{item.domain}")
         for slot, item in enumerate(own)
     ]
-    version = write_folder(plan_version(*local_version(own, trunk, router_sums)).files, folder / "version")
-    return Made(shape, own, trunk, trunk_sums, router_sums, version)
+    version = write_folder(plan_version(*local_version(own, body, router_sums)).files, folder / "version")
+    return Made(shape, own, body, body_sums, router_sums, version)
 
 
 def test_files_have_the_bytes_of_their_formulas(made: Made) -> None:
     shape = made.shape
     for item in made.experts:
         assert body_bytes(item.folder / "model.safetensors") == files.expert_bytes(shape)
-    assert body_bytes(made.trunk.path) == files.trunk_bytes(shape)
-    assert {*map(body_bytes, made.trunk_sums)} == {files.trunk_contribution_bytes(shape)}
+    assert body_bytes(made.body.path) == files.body_bytes(shape)
+    assert {*map(body_bytes, made.body_sums)} == {files.body_contribution_bytes(shape)}
     assert {*map(body_bytes, made.router_sums)} == {files.router_contribution_bytes(shape)}
     assert body_bytes(made.version / ROUTER_FILE) == files.router_bytes(shape, DOMAINS)
     assert {body_bytes(made.version / expert_name(slot)) for slot in range(DOMAINS)} == {files.mlp_bytes(shape)}
@@ -102,14 +102,14 @@ def test_files_have_the_bytes_of_their_formulas(made: Made) -> None:
 
 def test_traffic_and_disk_are_those_of_the_files(made: Made) -> None:
     shape = made.shape
-    sums = [*made.trunk_sums, *made.router_sums]
+    sums = [*made.body_sums, *made.router_sums]
     sent = [item.folder / "model.safetensors" for item in made.experts] + sums
     size = estimate(shape, DOMAINS, 1000, 1, 1000)
     assert sum(map(body_bytes, sent)) == size.coordinator.received == DOMAINS * size.worker.sent
-    assert DOMAINS * body_bytes(made.trunk.path) == size.coordinator.sent == DOMAINS * size.worker.received
+    assert DOMAINS * body_bytes(made.body.path) == size.coordinator.sent == DOMAINS * size.worker.received
     kept = [*sent, *made.version.glob("*.safetensors")]
     assert sum(map(body_bytes, kept)) == size.coordinator.disk["disk or S3"]
-    written = [made.trunk.path, made.version / expert_name(0), *sums]
+    written = [made.body.path, made.version / expert_name(0), *sums]
     assert max(map(body_bytes, written)) == size.coordinator.disk["disk"]
 
 
@@ -122,7 +122,7 @@ def closed(counted: Sequence[Counted]) -> int:
 
 def test_solve_reads_each_contribution_once_one_gram_at_a_time(made: Made) -> None:
     sums = [Counted(path) for path in made.router_sums]
-    lineage, inputs = local_version(made.experts, made.trunk, made.router_sums)
+    lineage, inputs = local_version(made.experts, made.body, made.router_sums)
     solve_lineage(lineage, replace(inputs, statistics=lambda: sums))
     assert closed(sums) == DOMAINS * files.router_contribution_bytes(made.shape)
     assert {item.most for item in sums} == {8 * gram_length(made.shape.hidden)}
@@ -130,7 +130,7 @@ def test_solve_reads_each_contribution_once_one_gram_at_a_time(made: Made) -> No
 
 def test_writing_a_version_reads_each_expert_s_mlps_once(made: Made) -> None:
     weights = made.counted()
-    lineage, inputs = local_version(made.experts, made.trunk, made.router_sums)
+    lineage, inputs = local_version(made.experts, made.body, made.router_sums)
     slots = [
         replace(slot, weights=Checkpoint(slot.side_files.folder, {"model.safetensors": file}))
         for slot, file in zip(inputs.slots, weights, strict=True)

@@ -9,7 +9,7 @@ from moerge.errors import MoergeError
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.stored import SINGLE
 from moerge.models.tokens import Tokens
-from moerge.statistics.contribution import trunk_contribution
+from moerge.statistics.contribution import body_contribution
 from support.models import expert
 
 DOCUMENTS = [Tokens([(7 * row + 3 * place) % 250 for place in range(60)]) for row in range(90)]
@@ -37,10 +37,10 @@ def test_documents_changed_between_readings_are_refused(
 ) -> None:
     path = tmp_path / "sums"
     with pytest.raises(MoergeError, match="not the same when they were read again") as caught:
-        trunk_contribution(own, documents, path)
+        body_contribution(own, documents, path)
     assert caught.value.where == "code"
     assert not path.exists()
-    assert trunk_contribution(own, DOCUMENTS, path).is_file()
+    assert body_contribution(own, DOCUMENTS, path).is_file()
     assert [item.name for item in tmp_path.iterdir()] == ["sums"]
 
 
@@ -59,16 +59,16 @@ def test_expert_replaced_during_the_pass_is_refused(tmp_path: Path) -> None:
 
     begun = list[bool]()
     with pytest.raises(MoergeError, match="replaced or changed during the work") as caught:
-        trunk_contribution(own, Texts(), tmp_path / "sums")
+        body_contribution(own, Texts(), tmp_path / "sums")
     assert caught.value.where == str(own.folder / SINGLE)
 
 
 def test_rerun_after_kill_at_join_removes_partial_files(own: DenseExpert, tmp_path: Path) -> None:
-    path = trunk_contribution(own, DOCUMENTS, tmp_path / "sums")
+    path = body_contribution(own, DOCUMENTS, tmp_path / "sums")
     path.rename(tmp_path / "sums.journal")
     for name in ("sums.2.part", ".sums.2.part.01234567.tmp", ".sums.0123456789abcdef.states.01234567.tmp"):
         (tmp_path / name).write_bytes(b"of a killed run")
-    assert trunk_contribution(own, DOCUMENTS, path) == path
+    assert body_contribution(own, DOCUMENTS, path) == path
     assert [item.name for item in tmp_path.iterdir()] == ["sums"]
 
 
@@ -76,5 +76,5 @@ def test_a_contribution_removes_no_file_of_others(own: DenseExpert, tmp_path: Pa
     others = {"adam.states", "sum.2.part", ".adam.states.tmp"}
     for name in others:
         (tmp_path / name).write_bytes(b"of the user")
-    trunk_contribution(own, DOCUMENTS, tmp_path / "sums")
+    body_contribution(own, DOCUMENTS, tmp_path / "sums")
     assert {item.name for item in tmp_path.iterdir()} == {"sums", *others}

@@ -10,8 +10,8 @@ from moerge.errors import ContributionError
 from moerge.models.bounds import attention_size, input_exponents
 from moerge.models.dense_files import DenseFiles
 from moerge.statistics.describe import describe
-from moerge.statistics.passes import TrunkPass
-from moerge_proto.statistics_file import StatisticsSettings, TrunkManifest
+from moerge.statistics.passes import BodyPass
+from moerge_proto.statistics_file import BodyManifest, StatisticsSettings
 from support.models import expert
 from support.passes import sums_of
 from support.statistics import honest_sums, manifest_of, written
@@ -45,18 +45,18 @@ def test_fewer_tokens_than_dimensions_are_warned_of(tmp_path: Path) -> None:
     assert "fewer tokens than the 64 dimensions" in shown(written(tmp_path / "file", manifest_of(sums, 1), sums))
 
 
-def test_a_trunk_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) -> None:
+def test_a_body_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     own = DenseFiles(folder)
     config, exponents = own.config, input_exponents(own)
-    sums = sums_of(TrunkPass(own, exponents), [[1, 2, 3, 3]] * 9)
-    manifest = TrunkManifest(
+    sums = sums_of(BodyPass(own, exponents), [[1, 2, 3, 3]] * 9)
+    manifest = BodyManifest(
         owner="owner", expert="e" * 64, domain="law", settings=StatisticsSettings(), hidden_size=32, layers=3,
         attention_size=attention_size(config), vocab_size=300, exponents=exponents, tokens=36, documents=9,
         shards=["0" * 64], rare_below=10,
     )  # fmt: skip
     text = shown(written(tmp_path / "file", manifest, sums))
-    for part in ("trunk contribution of 'law'", "head_input", "token_counts", "the 3 of the 300 tokens", "below 10"):
+    for part in ("body contribution of 'law'", "head_input", "token_counts", "the 3 of the 300 tokens", "below 10"):
         assert part in text
 
 

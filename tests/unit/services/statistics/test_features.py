@@ -16,10 +16,10 @@ from moerge.statistics import decoder
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.packed_attention import PACKED
-from moerge.statistics.passes import TrunkPass
+from moerge.statistics.passes import BodyPass
 from moerge_proto.statistics_file import StatisticsSettings
 from support.documents import texts_of
-from support.models import expert, on_trunk, texts, tokenizer
+from support.models import expert, on_body, texts, tokenizer
 from support.passes import own_pass, sums_of
 
 
@@ -66,7 +66,7 @@ def test_statistics_equal_the_textbook(
     tmp_path: Path, family: str, settings: dict[str, object], tokens_per_document: int | None
 ) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=family, **settings)
-    model, gains = domain_model(*on_trunk(folder, folder / "model.safetensors"))
+    model, gains = domain_model(*on_body(folder, folder / "model.safetensors"))
     assert gains.std() > 0.1  # gains of 1 would test nothing
     plan_settings = StatisticsSettings(tokens_per_document=tokens_per_document, context=64, batch_tokens=512)
     rows, documents_seen = rows_of(tmp_path, plan_settings, gains.shape[1])
@@ -84,7 +84,7 @@ def test_what_is_read_but_does_not_count_is_in_no_sum(
 ) -> None:
     """In a conversation of which the assistant's turns count; padded, and end to end as on a GPU."""
     folder = expert(tmp_path / "expert", seed=1)
-    model, gains = domain_model(*on_trunk(folder, folder / "model.safetensors"))
+    model, gains = domain_model(*on_body(folder, folder / "model.safetensors"))
     generator = torch.Generator().manual_seed(3)
     rows = [
         Tokens(
@@ -99,7 +99,7 @@ def test_what_is_read_but_does_not_count_is_in_no_sum(
     sums = sums_of(own_pass(folder, len(gains)), rows, 90)
     assert sums.tokens == sum(sum(row.mask) for row in rows)
     require_equal(sums, *expected)
-    counts = sums_of(TrunkPass(DenseFiles(folder), [16] * 7), rows, 90).arrays["token_counts"]
+    counts = sums_of(BodyPass(DenseFiles(folder), [16] * 7), rows, 90).arrays["token_counts"]
     assert counts.tolist() == [sum(row.signed.count(id_) for row in rows) for id_ in range(len(counts))]
 
 

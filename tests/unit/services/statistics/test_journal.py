@@ -96,7 +96,7 @@ def test_a_journal_of_other_work_and_a_damaged_one_are_refused(tmp_path: Path) -
     path = tmp_path / "journal.safetensors"
     add(Journal(path, BLANK), 0, NAMES[0])
     with pytest.raises(MoergeError, match="other work"):
-        Journal(path, BLANK.model_copy(update={"trunk": "9" * 64}))
+        Journal(path, BLANK.model_copy(update={"body": "9" * 64}))
     [own] = tmp_path.glob("journal.0.part")
     own.write_bytes(own.read_bytes()[:-1])
     with pytest.raises(MoergeError, match="damaged") as caught:

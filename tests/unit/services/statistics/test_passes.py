@@ -16,14 +16,14 @@ from moerge.documents.shards import Shard
 from moerge.models.batches import batches
 from moerge.models.bounds import feature_bounds, feature_exponents, input_exponents
 from moerge.models.dense import expert_model
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.families import FAMILIES
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.features import run
 from moerge.statistics.integers import to_floats
 from moerge.statistics.packed_attention import PACKED
-from moerge.statistics.passes import Pass, RouterPass, TrunkPass
+from moerge.statistics.passes import BodyPass, Pass, RouterPass
 from moerge.statistics.streamed import Streamed, saved
 from moerge.statistics.validate import validate
 from moerge_proto.statistics_file import Int64, StatisticsFile
@@ -70,10 +70,10 @@ def require_alike(result: ShardSums, expected: ShardSums, exponents: list[int], 
 
 def both_passes(folder: Path, precision: str = "float32", device: str = "cpu") -> list[Pass]:
     own = DenseFiles(folder)
-    router, trunk = feature_exponents(own), input_exponents(own)
+    router, body = feature_exponents(own), input_exponents(own)
     return [
-        RouterPass(own, DenseTrunk(folder / "model.safetensors", own), router, precision, device),
-        TrunkPass(own, trunk, precision, device),
+        RouterPass(own, DenseBody(folder / "model.safetensors", own), router, precision, device),
+        BodyPass(own, body, precision, device),
     ]
 
 
@@ -122,7 +122,7 @@ def require_same(result: ShardSums, expected: ShardSums) -> None:
         np.testing.assert_array_equal(result.arrays[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["router", "trunk"])
+@pytest.mark.parametrize("place", [0, 1], ids=["router", "body"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_windows_threads_and_saved_states_keep_the_integers(tmp_path: Path, place: int, threads: int) -> None:
     work = both_passes(expert(tmp_path / "expert", 1, "qwen2"))[place]

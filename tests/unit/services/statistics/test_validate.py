@@ -95,7 +95,7 @@ def test_what_no_features_can_give_is_refused(tmp_path: Path, change: Change, wh
     assert caught.value.todo
 
 
-def test_other_exponents_than_the_trunk_s_are_refused(tmp_path: Path) -> None:
+def test_other_exponents_than_the_body_s_are_refused(tmp_path: Path) -> None:
     sums = honest_sums(8, 50, 1, 8, 0)
     path = written(tmp_path / "file", manifest_of(sums, 1), sums)
     with StatisticsFile(path) as file, pytest.raises(ContributionError) as caught:

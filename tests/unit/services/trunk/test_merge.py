@@ -1,4 +1,4 @@
-"""A trunk is every non-MLP tensor of its experts, in order, and is named by all that made it."""
+"""A body is every non-MLP tensor of its experts, in order, and is named by all that made it."""
 
 import subprocess
 import sys
@@ -13,15 +13,15 @@ from torch import Tensor
 from moerge.errors import MoergeError
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
-from moerge.trunk.merge import FolderFiles, TrunkInputs, merge_trunk, trunk_digest
+from moerge.trunk.merge import BodyInputs, FolderFiles, body_digest, merge_body
 from moerge.trunk.methods.average import average
 from moerge.trunk.methods.dare import dare
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.pieces import Piece
-from moerge_proto.trunks import TrunkLineage, TrunkOptions
+from moerge_proto.bodies import BodyLineage, BodyOptions
 from support.models import expert
-from support.versions import trunk_file
+from support.versions import body_file
 
 
 def test_the_mean_is_summed_wider_than_its_dtype() -> None:
@@ -32,13 +32,13 @@ def test_the_mean_is_summed_wider_than_its_dtype() -> None:
     assert mean.item() == 2.0  # 511 / 256, rounded
 
 
-def test_a_trunk_holds_no_mlp_and_no_buffer_of_an_older_file(tmp_path: Path) -> None:
+def test_a_body_holds_no_mlp_and_no_buffer_of_an_older_file(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     path = folder / "model.safetensors"
     tensors = load_file(path)
     older = {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     save_file(older, path, metadata={"format": "pt"})
-    merged = load_file(trunk_file([folder], tmp_path / "trunk"))
+    merged = load_file(body_file([folder], tmp_path / "body"))
     assert merged.keys() == {name for name in tensors if ".mlp." not in name}
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in merged.items())
 
@@ -48,17 +48,17 @@ def test_a_tied_expert_counts_with_its_embedding_as_head(tmp_path: Path) -> None
     embedding = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
     head = load_file(untied / "model.safetensors")["lm_head.weight"]
     for order in ([tied, untied], [untied, tied]):
-        merged = load_file(trunk_file(order, tmp_path / "trunk"))
+        merged = load_file(body_file(order, tmp_path / "body"))
         torch.testing.assert_close(merged["lm_head.weight"], (embedding + head) / 2)
-    assert "lm_head.weight" not in load_file(trunk_file([tied, tied], tmp_path / "trunk"))
+    assert "lm_head.weight" not in load_file(body_file([tied, tied], tmp_path / "body"))
 
 
-def test_a_trunk_s_name_tells_every_input_and_their_order() -> None:
+def test_a_body_s_name_tells_every_input_and_their_order() -> None:
     def name(
         method: str = "average", experts: Sequence[str] = "ab", seed: int = 0, file: str = "1", bits: int = 16
     ) -> str:
         lineage = {"method": method, "experts": list(experts), "options": {"seed": seed}}
-        return trunk_digest(lineage, {"trunk": file}, [bits])
+        return body_digest(lineage, {"body": file}, [bits])
 
     names = {name(), name("other"), name(experts="ba"), name(seed=1), name(file="2"), name(bits=15)}
     assert len(names) == 6
@@ -66,19 +66,17 @@ def test_a_trunk_s_name_tells_every_input_and_their_order() -> None:
 
 
 def test_revision_1_lineage_omits_the_revision_field() -> None:
-    lineage = TrunkLineage(method="average", options=TrunkOptions(), experts=["0" * 64], contributions=[])
+    lineage = BodyLineage(method="average", options=BodyOptions(), experts=["0" * 64], contributions=[])
     fields = lineage.model_dump(mode="json")
     assert fields.keys() == {"method", "options", "experts", "contributions"}
     assert lineage.model_copy(update={"revision": 2}).model_dump(mode="json") == {**fields, "revision": 2}
 
 
-def test_no_trunk_is_merged_by_another_revision_of_a_method(tmp_path: Path) -> None:
+def test_no_body_is_merged_by_another_revision_of_a_method(tmp_path: Path) -> None:
     """Else it would be named, and found again, as what the other formula makes."""
-    lineage = TrunkLineage(
-        method="regmean-fitted", options=TrunkOptions(), experts=["0" * 64], contributions=["1" * 64]
-    )
+    lineage = BodyLineage(method="regmean-fitted", options=BodyOptions(), experts=["0" * 64], contributions=["1" * 64])
     with pytest.raises(MoergeError, match="expected revision 3 of 'regmean-fitted', found 1"):
-        merge_trunk(lineage, TrunkInputs({}, {}), FolderFiles(tmp_path), NoProgress())
+        merge_body(lineage, BodyInputs({}, {}), FolderFiles(tmp_path), NoProgress())
 
 
 def test_the_registry_is_imported_without_torch() -> None:
@@ -90,7 +88,7 @@ def pieces(method: str, tensors: list[Tensor], options: dict[str, object], folde
     """One tensor merged by a method, against a base model of zeros and ones."""
     save_file({"w": torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])}, folder / "base", metadata={"format": "pt"})
     base = Checkpoint(folder / "base")
-    chosen = TrunkOptions.model_validate(options)
+    chosen = BodyOptions.model_validate(options)
     rule = METHODS[method].rule
     assert rule is not None
     merge = rule(MethodInputs([], ["d0", "d1"], chosen, base))
@@ -133,9 +131,9 @@ def test_retaining_all_at_scale_one_over_d_is_the_average(tmp_path: Path) -> Non
         torch.testing.assert_close(pieces(method, agreeing, options, tmp_path), (agreeing[0] + agreeing[1]) / 2)
 
 
-def test_a_trunk_has_the_widest_of_its_experts_dtypes(tmp_path: Path) -> None:
+def test_a_body_has_the_widest_of_its_experts_dtypes(tmp_path: Path) -> None:
     folders = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     path = folders[0] / "model.safetensors"
     save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
     for order in (folders, folders[::-1]):
-        assert {tensor.dtype for tensor in load_file(trunk_file(order, tmp_path / "trunk")).values()} == {torch.float32}
+        assert {tensor.dtype for tensor in load_file(body_file(order, tmp_path / "body")).values()} == {torch.float32}

@@ -1,4 +1,4 @@
-"""RegMean trunks: each linear module is the least-squares fit to the experts' own, from grams of their own inputs."""
+"""RegMean bodies: each linear module is the least-squares fit to the experts' own, from grams of their own inputs."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -28,10 +28,10 @@ from moerge.models.tokens import all_counted
 from moerge.models.writer import write_safetensors
 from moerge.routers.ridge import Ridge
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.contribution import trunk_contribution
+from moerge.statistics.contribution import body_contribution
 from moerge.statistics.integers import to_floats, unpack
-from moerge.statistics.passes import TrunkPass
-from moerge.statistics.validate import validate_trunk
+from moerge.statistics.passes import BodyPass
+from moerge.statistics.validate import validate_body
 from moerge.threads import at_once
 from moerge.trunk import least_squares
 from moerge.trunk.least_squares import (
@@ -43,8 +43,8 @@ from moerge.trunk.least_squares import (
 )
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.regmean import plan
-from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
-from moerge_proto.trunks import TrunkOptions
+from moerge_proto.bodies import BodyOptions
+from moerge_proto.statistics_file import StatisticsFile, body_gram_names
 from support.models import expert
 from support.passes import sums_of, visit_features
 from support.statistics import written
@@ -56,12 +56,12 @@ NORM = "model.layers.1.input_layernorm.weight"
 
 def sums(folder: Path, rows: list[list[int]]) -> ShardSums:
     own = DenseFiles(folder)
-    return sums_of(TrunkPass(own, input_exponents(own)), rows)
+    return sums_of(BodyPass(own, input_exponents(own)), rows)
 
 
 def sent(folder: Path, rows: list[list[int]], path: Path) -> Path:
-    """An expert's trunk contribution over `rows`."""
-    return trunk_contribution(DenseExpert("law", folder), all_counted(rows), path)
+    """An expert's body contribution over `rows`."""
+    return body_contribution(DenseExpert("law", folder), all_counted(rows), path)
 
 
 def merged(
@@ -71,18 +71,18 @@ def merged(
     *,
     for_fitted_mlps: bool = False,
 ) -> dict[str, Tensor]:
-    """The experts' regmean trunk; the n-th contributes the n-th rows."""
+    """The experts' regmean body; the n-th contributes the n-th rows."""
     with ExitStack() as stack:
         files = []
         for slot, item in enumerate(experts):
             path = sent(item, rows[slot] if rows else contributed_rows(slot), folder / f"sent-{slot}")
             files.append(stack.enter_context(StatisticsFile(path)))
         domains = [folder.name for folder in experts]
-        opened = MethodInputs(list(map(DenseFiles, experts)), domains, TrunkOptions(), statistics=files)
+        opened = MethodInputs(list(map(DenseFiles, experts)), domains, BodyOptions(), statistics=files)
         plans = plan(opened, for_fitted_mlps=for_fitted_mlps)
-        with atomic_file(folder / "trunk") as out:
+        with atomic_file(folder / "body") as out:
             write_safetensors(out, plans, at_once=at_once())
-    return load_file(folder / "trunk")
+    return load_file(folder / "body")
 
 
 @torch.inference_mode()
@@ -107,7 +107,7 @@ def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, f
     for n, (module, norm) in enumerate(zip([*modules, "lm_head"], [*norms, "model.norm.weight"], strict=True)):
         x = inputs(folder, module, rows)
         u = x / own.checkpoint.tensor(norm) if norm else x
-        result = unpack(to_floats(summed.arrays[trunk_gram_names(3)[n]], exponents[n]), x.shape[1])
+        result = unpack(to_floats(summed.arrays[body_gram_names(3)[n]], exponents[n]), x.shape[1])
         np.testing.assert_allclose(result, (u.T @ u).numpy(), atol=2e-5 * float((u**2).sum(dim=0).mean()))
         assert float((u**2).sum(dim=1).max()) <= bounds[n] * (1 + 1e-6)
     assert (
@@ -115,7 +115,7 @@ def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, f
         == np.bincount([id_ for row in rows for id_ in row], minlength=300).tolist()
     )
     with StatisticsFile(sent(folder, rows, tmp_path / "sent")) as file:
-        validate_trunk(file, exponents, bounds)
+        validate_body(file, exponents, bounds)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, f
         ("", 0, "manifest.exponents"),
     ],
 )
-def test_impossible_sums_for_a_trunk_are_refused(tmp_path: Path, name: str, value: int, where: str) -> None:
+def test_impossible_sums_for_a_body_are_refused(tmp_path: Path, name: str, value: int, where: str) -> None:
     folder, rows = expert(tmp_path / "expert", seed=1), contributed_rows(0)
     own, summed = DenseFiles(folder), sums(folder, rows)
     with StatisticsFile(sent(folder, rows, tmp_path / "honest")) as honest:
@@ -139,7 +139,7 @@ def test_impossible_sums_for_a_trunk_are_refused(tmp_path: Path, name: str, valu
         StatisticsFile(written(tmp_path / "file", manifest, summed)) as file,
         pytest.raises(ContributionError) as caught,
     ):
-        validate_trunk(file, input_exponents(own), input_bounds(own))
+        validate_body(file, input_exponents(own), input_bounds(own))
     assert caught.value.where == where
 
 
@@ -198,7 +198,7 @@ def test_head_row_is_weighted_by_token_counts_of_domains(tmp_path: Path) -> None
     assert counts[0][uneven] > 2 * counts[1][uneven]
 
 
-def test_solved_trunk_has_the_same_bits_for_any_thread_count(tmp_path: Path) -> None:
+def test_solved_body_has_the_same_bits_for_any_thread_count(tmp_path: Path) -> None:
     """Law 3. Each module is solved by one thread, however many are solved at a time."""
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
     before, bits, seen = torch.get_num_threads(), set(), set[int]()
@@ -212,7 +212,7 @@ def test_solved_trunk_has_the_same_bits_for_any_thread_count(tmp_path: Path) -> 
             for threads in (1, 2, 4):
                 torch.set_num_threads(threads)
                 merged(experts, tmp_path, for_fitted_mlps=True)
-                bits.add((tmp_path / "trunk").read_bytes())
+                bits.add((tmp_path / "body").read_bytes())
     finally:
         torch.set_num_threads(before)
     assert (len(bits), seen) == (1, {1})
@@ -240,22 +240,22 @@ def test_head_for_fitted_mlps_has_less_error_on_aligned_inputs(tmp_path: Path) -
 
 def test_a_head_alignment_is_the_textbook_s_weighted_fit() -> None:
     generator = torch.Generator().manual_seed(0)
-    trunk, own = (torch.randn(50, 8, generator=generator) for _ in range(2))
+    body, own = (torch.randn(50, 8, generator=generator) for _ in range(2))
     counts = torch.arange(50).double()
     weights = ((counts + 1) / (counts + 1).sum()).sqrt()[:, None]
-    centred = [head.double() - (counts + 1) @ head.double() / (counts + 1).sum() for head in (trunk, own)]
+    centred = [head.double() - (counts + 1) @ head.double() / (counts + 1).sum() for head in (body, own)]
     expected = torch.linalg.lstsq(weights * centred[0], weights * centred[1]).solution
-    torch.testing.assert_close(head_alignment(trunk, own, counts), expected, rtol=0, atol=5e-3)
+    torch.testing.assert_close(head_alignment(body, own, counts), expected, rtol=0, atol=5e-3)
 
 
-def test_of_one_expert_the_trunk_is_its_own(tmp_path: Path) -> None:
+def test_of_one_expert_the_body_is_its_own(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     own = Checkpoint(folder)
     for name, tensor in merged([folder], tmp_path).items():
         torch.testing.assert_close(tensor, own.tensor(name), rtol=0, atol=1e-5)
 
 
-def test_where_no_text_points_the_trunk_is_the_average(tmp_path: Path) -> None:
+def test_where_no_text_points_the_body_is_the_average(tmp_path: Path) -> None:
     """One token: its direction is fitted, all others are averaged."""
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     result = merged(experts, tmp_path, [[[5]], [[5]]])[QUERY].double()
@@ -268,15 +268,15 @@ def test_where_no_text_points_the_trunk_is_the_average(tmp_path: Path) -> None:
 
 def test_embedding_rows_are_weighted_and_norms_averaged(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed, tie_word_embeddings=True) for seed in (1, 2)]
-    trunk = merged(experts, tmp_path, [[[5, 5, 5, 6]], [[5, 7]]])
+    body = merged(experts, tmp_path, [[[5, 5, 5, 6]], [[5, 7]]])
     own = [Checkpoint(item).tensor(EMBEDDING) for item in experts]
     for token, counts in {5: (3, 1), 6: (1, 0), 7: (0, 1), 8: (0, 0)}.items():
         one, other = (count / (tokens + 300) + 1 / 303 for count, tokens in zip(counts, (4, 2), strict=True))
         share = (one / (one + other) + EVENNESS / 2) / (1 + EVENNESS)
-        torch.testing.assert_close(trunk[EMBEDDING][token], share * own[0][token] + (1 - share) * own[1][token])
+        torch.testing.assert_close(body[EMBEDDING][token], share * own[0][token] + (1 - share) * own[1][token])
     gains = [Checkpoint(item).tensor(NORM) for item in experts]
-    torch.testing.assert_close(trunk[NORM], (gains[0] + gains[1]) / 2)
-    assert not torch.allclose(trunk[HEAD], trunk[EMBEDDING], atol=1e-3)  # tied experts get a head of its own
+    torch.testing.assert_close(body[NORM], (gains[0] + gains[1]) / 2)
+    assert not torch.allclose(body[HEAD], body[EMBEDDING], atol=1e-3)  # tied experts get a head of its own
 
 
 def test_row_clustering_has_small_error_for_frequent_tokens() -> None:

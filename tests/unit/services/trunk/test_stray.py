@@ -1,4 +1,4 @@
-"""The check of a trunk by its owners: what is near the expert passes, what is not is refused by tensor."""
+"""The check of a body by its owners: what is near the expert passes, what is not is refused by tensor."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
-from moerge.merging.local import local_trunk
-from moerge.models.dense_files import DenseTrunk
+from moerge.merging.local import local_body
+from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING, FAMILIES, HEAD
 from moerge.models.tokens import Tokens
-from moerge.statistics.contribution import trunk_contribution
+from moerge.statistics.contribution import body_contribution
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.stray import Stray, require_near
-from moerge_proto.trunks import TrunkMethod, TrunkOptions
+from moerge_proto.bodies import BodyMethod, BodyOptions
 from moerge_workers.policy import Policy
-from support.models import expert, on_trunk
-from support.versions import contributed_rows, trunk_file
+from support.models import expert, on_body
+from support.versions import body_file, contributed_rows
 
 LIMIT = Policy().max_stray
 NORM, QUERY, VALUE, OUTPUT = (
@@ -42,25 +42,25 @@ class Own:
     expert: DenseExpert
     grams: Path
 
-    def stray(self, trunk: Path, limit: float = LIMIT) -> Stray:
-        return require_near(self.expert, DenseTrunk(trunk, self.expert), limit, self.grams)
+    def stray(self, body: Path, limit: float = LIMIT) -> Stray:
+        return require_near(self.expert, DenseBody(body, self.expert), limit, self.grams)
 
 
 @cache
 def own(seed: int, family: str = "llama", apart: float = 0.005, vocabulary: int = 300) -> Own:
     home = Path(mkdtemp(prefix="stray-"))
     model = DenseExpert(f"d{seed}", expert(home / "expert", seed, family, apart=apart, vocab_size=vocabulary))
-    return Own(model, trunk_contribution(model, [Tokens(row) for row in contributed_rows(seed)], home / "grams"))
+    return Own(model, body_contribution(model, [Tokens(row) for row in contributed_rows(seed)], home / "grams"))
 
 
 def changed(folder: Path, **changes: Tensor | None) -> Path:
-    """A trunk like the first expert's own, with other tensors under these names, or none."""
+    """A body like the first expert's own, with other tensors under these names, or none."""
     own_tensors = load_file(own(1).expert.folder / "model.safetensors")
     tensors = {
         name: changes.get(name, tensor) for name, tensor in (own_tensors | changes).items() if ".mlp." not in name
     }
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "trunk")
-    return folder / "trunk"
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "body")
+    return folder / "body"
 
 
 def tensor(name: str) -> Tensor:
@@ -71,7 +71,7 @@ def zeroed(tensor: Tensor, rows: slice) -> Tensor:
     return tensor.index_fill(0, torch.arange(len(tensor))[rows], 0.0)
 
 
-def test_an_expert_s_own_trunk_has_no_stray(tmp_path: Path) -> None:
+def test_an_expert_s_own_body_has_no_stray(tmp_path: Path) -> None:
     stray = own(1).stray(changed(tmp_path), 1e-6)
     assert (stray.tensor.value, stray.size.value, stray.row.value) == (0.0, 0.0, 0.0)
 
@@ -118,7 +118,7 @@ def test_the_report_names_the_furthest_tensor_by_each_measure(
         (HEAD, lambda rows: rows * 0, "strays by"),
     ],
 )
-def test_a_trunk_that_is_not_near_is_refused_by_tensor(tmp_path: Path, name: str, change: Change, what: str) -> None:
+def test_a_body_that_is_not_near_is_refused_by_tensor(tmp_path: Path, name: str, change: Change, what: str) -> None:
     with pytest.raises(IncompatibleExpertError, match=what) as caught:
         own(1).stray(changed(tmp_path, **{name: change(tensor(name))}))
     assert caught.value.where == name
@@ -134,19 +134,19 @@ def test_a_tensor_that_the_expert_lacks_is_refused(tmp_path: Path, name: str) ->
 def test_the_embedding_s_longer_vocabulary_is_of_others(tmp_path: Path) -> None:
     """Rows that no token of the expert names are neither compared nor read."""
     short, long = own(1), own(2, vocabulary=304)
-    trunk = trunk_file([short.expert.folder, long.expert.folder], tmp_path)
-    short.stray(trunk, 10.0)  # random models of other shapes have nothing in common
-    long.stray(trunk, 10.0)
+    body = body_file([short.expert.folder, long.expert.folder], tmp_path)
+    short.stray(body, 10.0)  # random models of other shapes have nothing in common
+    long.stray(body, 10.0)
     with pytest.raises(IncompatibleExpertError, match="another shape") as caught:
         long.stray(short.expert.folder / "model.safetensors")
-    assert "merge a trunk with your expert" in caught.value.todo
+    assert "merge a body with your expert" in caught.value.todo
     with pytest.raises(IncompatibleExpertError, match="another shape"):
         short.stray(changed(tmp_path, **{EMBEDDING: torch.cat([tensor(EMBEDDING)] * 2)}))
 
 
 def test_only_answers_on_the_owner_s_own_text_count(tmp_path: Path) -> None:
     """A change in a direction that no text has counts for nothing; one along the text counts."""
-    grams = trunk_contribution(own(1).expert, [Tokens([5])], tmp_path / "grams")
+    grams = body_contribution(own(1).expert, [Tokens([5])], tmp_path / "grams")
     [embedded] = tensor(EMBEDDING)[[5]]
     direction = embedded * tensor(NORM.replace("1", "0"))
     direction = direction / direction.norm()
@@ -154,8 +154,8 @@ def test_only_answers_on_the_owner_s_own_text_count(tmp_path: Path) -> None:
     across -= (across @ direction) * direction
     query, name = tensor(QUERY.replace("1", "0")), QUERY.replace("1", "0")
     for way, low, high in ((across / across.norm(), 0.0, 0.01), (direction, 2.0, 100.0)):
-        trunk = changed(tmp_path, **{name: query + 3 * query.norm() * way / 32**0.5})
-        stray = require_near(*on_trunk(own(1).expert.folder, trunk), 1000.0, grams)
+        body = changed(tmp_path, **{name: query + 3 * query.norm() * way / 32**0.5})
+        stray = require_near(*on_body(own(1).expert.folder, body), 1000.0, grams)
         assert low <= stray.tensor.value <= high
 
 
@@ -170,19 +170,19 @@ HONEST = st.tuples(
 
 @settings(max_examples=20, deadline=None)
 @given(HONEST)
-def test_honest_trunks_pass(drawn: tuple[str, TrunkMethod, list[int], int, float]) -> None:
-    """By every method and of every family, for experts in the trunk and for others."""
+def test_honest_bodies_pass(drawn: tuple[str, BodyMethod, list[int], int, float]) -> None:
+    """By every method and of every family, for experts in the body and for others."""
     family, name, order, size, apart = drawn
     method, owners = METHODS[name], [own(seed, family, apart) for seed in order]
     if method.for_fitted_mlps and family == "olmo2":
         return
-    trunk = local_trunk(
+    body = local_body(
         [owner.expert for owner in owners[:size]],
         Path(mkdtemp(prefix="stray-")),
         name,
         [owner.grams for owner in owners[:size]] if method.solved else [],
-        TrunkOptions(weights={"d1": 3.0} if "weights" in method.takes else {}),
+        BodyOptions(weights={"d1": 3.0} if "weights" in method.takes else {}),
         base=owners[-1].expert if "base" in method.takes else None,
     )
     for owner in owners:
-        owner.stray(trunk.path)
+        owner.stray(body.path)

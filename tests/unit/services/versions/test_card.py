@@ -43,7 +43,7 @@ def card(
     **lineage: Any,
 ) -> str:
     made = Lineage(
-        trunk="3" * 64,
+        body="3" * 64,
         experts=[item.digest for item in experts],
         domains=[item.domain for item in experts],
         options=options,
@@ -99,8 +99,8 @@ def test_the_routers_and_mlps_are_told_as_they_are() -> None:
     assert "| routers | not solved from contributions |" in card(contributions=[])
     assert "| MLPs | the experts' own, unchanged |" in card()
     fitted = LAW._replace(fitted_from="5" * 64)
-    assert "| MLPs | fitted to the trunk: law; all others unchanged |" in card((fitted, ART))
-    assert f"its MLPs fitted to the trunk from `{'5' * 64}`" in card((fitted, ART))
+    assert "| MLPs | fitted to the body: law; all others unchanged |" in card((fitted, ART))
+    assert f"its MLPs fitted to the body from `{'5' * 64}`" in card((fitted, ART))
 
 
 def test_only_limits_of_engines_have_a_section() -> None:

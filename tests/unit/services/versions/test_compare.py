@@ -13,7 +13,7 @@ from moerge_proto.versions import Lineage
 def lineage(**experts: str) -> Lineage:
     digests = [digit * 64 for digit in experts.values()]
     return Lineage(
-        trunk="f" * 64, experts=digests, domains=list(experts), contributions=[], options=SolveOptions(), solver="s"
+        body="f" * 64, experts=digests, domains=list(experts), contributions=[], options=SolveOptions(), solver="s"
     )
 
 

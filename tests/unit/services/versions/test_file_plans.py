@@ -1,4 +1,4 @@
-"""The routers' file is a function of its lineage: contributions, trunk, lambda, temperature, order of the domains."""
+"""The routers' file is a function of its lineage: contributions, body, lambda, temperature, order of the domains."""
 
 import io
 from collections.abc import Callable, Sequence

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from moerge.models.dense import domain_model
 from moerge.scoring.routers import forced, randomised, routers
-from support.models import expert, on_trunk
-from support.versions import ROWS, loaded, logits, published, trunk_file
+from support.models import expert, on_body
+from support.versions import ROWS, body_file, loaded, logits, published
 
 
 def test_the_routers_on_disk_are_those_that_decide(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_an_expert_of_mixed_dtypes_keeps_them(tmp_path: Path) -> None:
     kept = {name: tensor.dtype for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
     assert {dtype for name, dtype in kept.items() if "norm" in name} == {torch.float32}
     assert {dtype for name, dtype in kept.items() if "norm" not in name} == {torch.bfloat16}
-    dense, _ = domain_model(*on_trunk(experts[1], tmp_path / "trunk" / "trunk.safetensors"))
+    dense, _ = domain_model(*on_body(experts[1], tmp_path / "body" / "body.safetensors"))
     version = loaded(folder)
     with forced(version, 1):
         torch.testing.assert_close(logits(version), logits(dense), atol=1e-4, rtol=0)
@@ -59,10 +59,10 @@ def test_names_and_index_are_what_the_engines_read(tmp_path: Path) -> None:
     assert index["metadata"]["total_size"] == sum(_tensor_bytes(path) for path in folder.glob("*.safetensors"))
     assert sorted(set(result.values())) == [
         "model-expert-00000.safetensors", "model-expert-00001.safetensors", "model-router.safetensors",
-        "model-trunk-added.safetensors", "model-trunk.safetensors",
+        "model-body-added.safetensors", "model-body.safetensors",
     ]  # fmt: skip
     assert result["model.layers.2.block_sparse_moe.experts.1.w3.weight"] == "model-expert-00001.safetensors"
-    assert result["lm_head.weight"] == "model-trunk-added.safetensors"
+    assert result["lm_head.weight"] == "model-body-added.safetensors"
     config = json.loads((folder / "config.json").read_text())
     assert (config["tie_word_embeddings"], config["head_dim"], config["rope_theta"]) == (False, 8, 10000.0)
 
@@ -82,15 +82,15 @@ def test_cached_greedy_decoding_equals_that_of_the_dense_model(tmp_path: Path) -
     assert torch.equal(*texts)
 
 
-def test_the_average_trunk_is_the_mean_in_the_experts_dtype(tmp_path: Path) -> None:
+def test_the_average_body_is_the_mean_in_the_experts_dtype(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
     name = "model.layers.0.self_attn.q_proj.weight"
     tensors = []
     for folder in experts:
         with safe_open(folder / "model.safetensors", framework="pt") as file:
             tensors.append(file.get_tensor(name))
-    with safe_open(trunk_file(experts, tmp_path / "trunk"), framework="pt") as file:
+    with safe_open(body_file(experts, tmp_path / "body"), framework="pt") as file:
         names = set(file.keys())
-        trunk = file.get_tensor(name)
-    torch.testing.assert_close(trunk, torch.stack(tensors).double().mean(dim=0).float())
+        body = file.get_tensor(name)
+    torch.testing.assert_close(body, torch.stack(tensors).double().mean(dim=0).float())
     assert not any("mlp" in item for item in names)

@@ -14,19 +14,19 @@ from moerge.errors import MoergeError
 from moerge.memory.machine import free_bytes
 from moerge.models.dense_files import DenseFiles
 from moerge.statistics.passes import RouterPass
-from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.nodes import NodePass, require_same, require_versions, versions
 from moerge_workers.watching.events import ActorEvents
-from support.models import SMALL, on_trunk
-from support.stages import own_trunk
+from support.models import SMALL, on_body
+from support.stages import own_body
 
 SETTINGS = StatisticsSettings()
 
 
 def work_in(folder: Path) -> RouterPass:
-    return RouterPass(*on_trunk(folder / "expert", folder / DENSE_TRUNK_FILE), [16] * SMALL["num_hidden_layers"])
+    return RouterPass(*on_body(folder / "expert", folder / DENSE_BODY_FILE), [16] * SMALL["num_hidden_layers"])
 
 
 def test_a_missing_or_other_file_is_named_with_the_remedy(tmp_path: Path) -> None:
@@ -43,11 +43,11 @@ def test_a_missing_or_other_file_is_named_with_the_remedy(tmp_path: Path) -> Non
         require_same(path, (3, 1))
 
 
-def test_files_of_expert_and_trunk_are_compared(tmp_path: Path) -> None:
-    folder = own_trunk(tmp_path)
+def test_files_of_expert_and_body_are_compared(tmp_path: Path) -> None:
+    folder = own_body(tmp_path)
     expert = folder / "expert"
     files = NodePass.of(work_in(folder), SETTINGS).files
-    assert set(files) == {expert / "config.json", expert / "model.safetensors", folder / DENSE_TRUNK_FILE}
+    assert set(files) == {expert / "config.json", expert / "model.safetensors", folder / DENSE_BODY_FILE}
 
 
 def test_other_versions_and_too_little_memory_are_refused(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_other_versions_and_too_little_memory_are_refused(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an expert and its trunk, and of the first node's processes."""
-    return own_trunk(tmp_path_factory.mktemp("first"))
+    """The folder of an expert and its body, and of the first node's processes."""
+    return own_body(tmp_path_factory.mktemp("first"))
 
 
 @pytest.fixture(scope="module")

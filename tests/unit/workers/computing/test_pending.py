@@ -15,9 +15,9 @@ from moerge.documents.shards import enough
 from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseFiles
 from moerge.statistics import windows
-from moerge.statistics.passes import Pass, RouterPass, TrunkPass
+from moerge.statistics.passes import BodyPass, Pass, RouterPass
 from moerge.statistics.windows import Done, Window, computed
-from moerge_proto.statistics_file import MAX_SHARDS, RouterManifest, StatisticsFile, StatisticsSettings, TrunkManifest
+from moerge_proto.statistics_file import MAX_SHARDS, BodyManifest, RouterManifest, StatisticsFile, StatisticsSettings
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.computing.plan import Plan, Planner, Size
 from moerge_workers.data.documents import Data
@@ -28,7 +28,7 @@ from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import Lines
 from support.models import SMALL, VOCAB, expert, texts
 
-LAYERS, HIDDEN, KINDS = SMALL["num_hidden_layers"], SMALL["hidden_size"], ["router", "trunk"]
+LAYERS, HIDDEN, KINDS = SMALL["num_hidden_layers"], SMALL["hidden_size"], ["router", "body"]
 BLANK: dict[str, Any] = {
     "owner": "owner",
     "expert": "e" * 64,
@@ -40,8 +40,8 @@ BLANK: dict[str, Any] = {
     "documents": 1,
     "shards": ["0" * 64],
 }
-ROUTER = RouterManifest(**BLANK, trunk="7" * 64, exponents=[16] * LAYERS)
-TRUNK = TrunkManifest(**BLANK, exponents=[16] * (2 * LAYERS + 1), attention_size=HIDDEN, vocab_size=VOCAB, rare_below=0)
+ROUTER = RouterManifest(**BLANK, body="7" * 64, exponents=[16] * LAYERS)
+BODY = BodyManifest(**BLANK, exponents=[16] * (2 * LAYERS + 1), attention_size=HIDDEN, vocab_size=VOCAB, rare_below=0)
 
 
 NEVER = [1e9]
@@ -113,11 +113,11 @@ class Owner:
             journal_seconds=0,
             host_memory=None if shards is None else ByteSize(int(1.5 * shards * SHARD_BYTES)),
         )
-        trunk, router = (
-            TrunkPass(DenseFiles(self.expert), TRUNK.exponents),
+        body, router = (
+            BodyPass(DenseFiles(self.expert), BODY.exponents),
             RouterPass(DenseFiles(self.expert), DenseFiles(self.expert), ROUTER.exponents),
         )
-        blank, work = (TRUNK, trunk) if kind == "trunk" else (ROUTER, router)
+        blank, work = (BODY, body) if kind == "body" else (ROUTER, router)
         data = Data(settings, DenseFiles(settings.expert), print)
         events = Seen(Status(home, "law", ""), Lines(), self)
         for self._left in kills:
@@ -180,7 +180,7 @@ def test_law_4_killed_work_resumes_at_its_layer_and_window(
 
 def test_kill_within_a_layer_repeats_only_that_layer(owner: Owner, tmp_path: Path) -> None:
     owner.contribute(tmp_path, "router", None, [1])
-    for name in ("earlier-trunk-1.0123456789abcdef.states", ".earlier-trunk-1.0.part.01234567.tmp"):
+    for name in ("earlier-body-1.0123456789abcdef.states", ".earlier-body-1.0.part.01234567.tmp"):
         (tmp_path / name).write_bytes(b"of a killed run")
     assert journals(tmp_path)[0] == "0.part"
     assert journals(tmp_path)[1].endswith(".states")
@@ -212,18 +212,18 @@ def test_what_is_joined_is_not_joined_or_computed_again(owner: Owner, tmp_path: 
     assert owner.steps == []
 
 
-def test_trunk_bytes_stay_equal_if_data_changes_between_layers(owner: Owner, tmp_path: Path) -> None:
+def test_body_bytes_stay_equal_if_data_changes_between_layers(owner: Owner, tmp_path: Path) -> None:
     before = owner.data.read_text()
     further = texts(tmp_path / "further.jsonl", 5, 240).read_text().splitlines(keepends=True)
     try:
         for home in ("straight", "other"):
-            assert owner.contribute(tmp_path / home, "trunk") == owner.whole["trunk"]
+            assert owner.contribute(tmp_path / home, "body") == owner.whole["body"]
         owner.data.write_text(before + "".join(further))
-        owner.contribute(tmp_path / "other", "trunk", 1, [10])
+        owner.contribute(tmp_path / "other", "body", 1, [10])
         assert {"0.part", "1.part", "2.part"} < set(journals(tmp_path / "other"))
         owner.data.write_text(before + "".join(further[:200]))
-        expected = owner.contribute(tmp_path / "straight", "trunk")
-        assert owner.contribute(tmp_path / "other", "trunk", 2) == expected != owner.whole["trunk"]
+        expected = owner.contribute(tmp_path / "straight", "body")
+        assert owner.contribute(tmp_path / "other", "body", 2) == expected != owner.whole["body"]
         assert any("the data has changed" in text for text in owner.said)
     finally:
         owner.data.write_text(before)
@@ -254,11 +254,11 @@ def test_too_many_shards_are_refused_before_computation(tmp_path: Path) -> None:
     sizes = {f"{number:064x}": Size(1, 2048) for number in range(MAX_SHARDS)}
     events = Events(Status(tmp_path, "law", ""), Lines())
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
-        router, trunk = (
+        router, body = (
             Planner(settings, Data(settings, DenseFiles(settings.expert), print), events, blank, ledger)
-            for blank in (ROUTER, TRUNK)
+            for blank in (ROUTER, BODY)
         )
         plan = Plan(sizes, frozenset(["f" * 64]), replaces=False, differs=None)
         assert router.is_worth_sending(plan), "those that were sent are in another file"
         with pytest.raises(MoergeError, match="100,001 shards; the maximum of a contribution is 100,000"):
-            trunk.is_worth_sending(plan)
+            body.is_worth_sending(plan)

@@ -1,4 +1,4 @@
-"""The expert is registered if its owner lets it leave, and so is the one fitted to a trunk."""
+"""The expert is registered if its owner lets it leave, and so is the one fitted to a body."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +8,15 @@ from rich.filesize import decimal
 
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.models.adapters import WEIGHTS
-from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert, dense_folder
-from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.problems import Problem, ProblemType
 from moerge_workers.contributing import expert, fitted
 from moerge_workers.contributing.context import Context
 from support.models import adapter
-from support.stages import NOW, MemoryClient, context_of, trunk
+from support.stages import NOW, MemoryClient, body, context_of
 
 
 def test_it_is_sent_once_and_redistribution_follows_the_policy(folder: Path, home: Path, client: MemoryClient) -> None:
@@ -55,7 +55,7 @@ class _OtherBits(MemoryClient):
 def test_history_records_bytes_of_adapter_then_whole_expert(
     folder: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = _OtherBits(folder / DENSE_TRUNK_FILE)
+    client = _OtherBits(folder / DENSE_BODY_FILE)
     lora = adapter(home / "lora", folder / "expert", seed=3)
     with context_of(folder, home, client) as given:
         own = replace(given.expert, folder=dense_folder(DenseFiles(lora), home / "expert"), adapter=lora)
@@ -76,7 +76,7 @@ class _NoBase(MemoryClient):
 
 
 def test_without_its_base_the_whole_expert_leaves(folder: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    client = _NoBase(folder / DENSE_TRUNK_FILE)
+    client = _NoBase(folder / DENSE_BODY_FILE)
     lora = adapter(home / "lora", folder / "expert", seed=3)
     with context_of(folder, home, client) as given:
         own = replace(given.expert, folder=dense_folder(DenseFiles(lora), home / "expert"), adapter=lora)
@@ -87,10 +87,10 @@ def test_without_its_base_the_whole_expert_leaves(folder: Path, home: Path, caps
 
 
 def fit(context: Context, client: MemoryClient) -> DenseExpert | None:
-    weights = context.settings.home / "trunks" / "trunk" / DENSE_TRUNK_FILE
+    weights = context.settings.home / "bodies" / "body" / DENSE_BODY_FILE
     if not weights.is_file():
         client.download("", [], weights.parent, context.events, title="")
-    return fitted.run(context, trunk(), DenseTrunk(weights, context.expert))
+    return fitted.run(context, body(), DenseBody(weights, context.expert))
 
 
 def test_fitted_expert_replaces_the_expert_unless_refused(folder: Path, home: Path, client: MemoryClient) -> None:

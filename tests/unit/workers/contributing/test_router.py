@@ -17,15 +17,15 @@ from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge_proto.contributions import Contribution
 from moerge_workers.contributing import router
-from moerge_workers.contributing.trunk_check import sampled_grams
+from moerge_workers.contributing.body_check import sampled_grams
 from support.models import expert, texts
-from support.stages import MemoryClient, context_of, trunk
+from support.stages import MemoryClient, body, context_of
 
 
 def contributed(folder: Path, home: Path, client: MemoryClient, **given: Any) -> list[Contribution]:
     """The outcome of one run."""
     with context_of(folder, home, client, **given) as context:
-        return router.run(context, trunk(), None)
+        return router.run(context, body(), None)
 
 
 def lines(home: Path, keep: slice) -> None:
@@ -108,14 +108,14 @@ def test_contribution_is_refused_beside_that_of_fitted_expert(folder: Path, home
 def test_contribution_refused_by_its_owner_is_not_sent(folder: Path, home: Path, client: MemoryClient) -> None:
     ask = {"mode": "ask", "min_documents": 5, "min_tokens": 1}
     with context_of(folder, home, client, policy=ask) as context:
-        assert router.run(context, trunk(), None) == []
+        assert router.run(context, body(), None) == []
         [item] = context.outbox.history.asked()
         context.outbox.history.note(item, "refused")
     assert contributed(folder, home, client, policy=ask) == []
     assert client.uploaded == []
     with context_of(folder, home, client, policy=ask) as context:
         context.outbox.history.note(item, "approved")
-        [sent] = router.run(context, trunk(), None)
+        [sent] = router.run(context, body(), None)
     assert sent.digest == item.digest
 
 
@@ -123,11 +123,11 @@ def _never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
     raise AssertionError("it computed")
 
 
-def test_law_1_nothing_is_computed_under_a_trunk_that_strays(folder: Path, home: Path, client: MemoryClient) -> None:
+def test_law_1_nothing_is_computed_under_a_body_that_strays(folder: Path, home: Path, client: MemoryClient) -> None:
     client.weights = expert(home / "other", 2) / "model.safetensors"
     policy = {"max_stray": 0.01}
     with context_of(folder, home, client, policy=policy) as context, pytest.raises(IncompatibleExpertError):
-        router.run(replace(context, compute=_never), trunk(), None)
+        router.run(replace(context, compute=_never), body(), None)
 
 
 def test_too_few_documents_are_kept_here(folder: Path, home: Path, client: MemoryClient) -> None:
@@ -149,7 +149,7 @@ def test_what_waits_for_an_answer_follows_the_data(folder: Path, home: Path, cli
     contributed(folder, home, client, policy=ask)
     texts(home / "texts.jsonl", 1, 60)
     with context_of(folder, home, client, policy=ask) as context:
-        assert router.run(context, trunk(), None) == []
+        assert router.run(context, body(), None) == []
         [item] = context.outbox.history.asked()
     assert " 60 documents" in item.about
 

@@ -56,7 +56,7 @@ def upgrade() -> None:
     )
     op.create_table("owners", _key(), *_columns(NAME, "name", unique=True), *_columns(TIME, "created"))
     op.create_table(
-        "trunks",
+        "bodies",
         _key(),
         *_columns(DIGEST, "digest", unique=True),
         *_columns(sa.String(32), "method", "family"),
@@ -105,7 +105,7 @@ def upgrade() -> None:
         *_columns(sa.JSON, "domains"),
         *_columns(sa.Integer, "minimum"),
         *_columns(TIME, "deadline", "created"),
-        _reference("trunk", "trunks.digest", nullable=True),
+        _reference("body", "bodies.digest", nullable=True),
     )
     op.create_table(
         "tokens",
@@ -154,7 +154,7 @@ def upgrade() -> None:
         *_columns(TIME, "created", "withdrawn?", "purged?"),
         *_columns(sa.String(1000), "source?"),
         _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND fitted_to IS NULL"),
-        _unique_where("one_fitted_to_a_trunk", "fitted_from", "fitted_to", where="withdrawn IS NULL"),
+        _unique_where("one_fitted_to_a_body", "fitted_from", "fitted_to", where="withdrawn IS NULL"),
     )
     op.create_table(
         "progress",
@@ -177,16 +177,16 @@ def upgrade() -> None:
         *_columns(sa.Boolean, "active"),
         *_columns(sa.JSON, "warnings", "software"),
         *_columns(TIME, "created", "withdrawn?", "purged?"),
-        _reference("trunk", "trunks.digest", nullable=True),
+        _reference("body", "bodies.digest", nullable=True),
         *_columns(sa.Integer, "shards?"),
         *_columns(sa.Double, "effective_rank?"),
         *_columns(sa.String(128), "signature?"),
         *_columns(DIGEST, "fingerprint?"),
-        _unique_where("one_trunk_contribution_of_an_expert", "expert", where="kind = 'trunk' AND active"),
+        _unique_where("one_body_contribution_of_an_expert", "expert", where="kind = 'body' AND active"),
     )
     op.create_table(
         "shards",
-        _reference("trunk", "trunks.digest", primary_key=True),
+        _reference("body", "bodies.digest", primary_key=True),
         _reference("domain", "domains.name", primary_key=True),
         _key("shard", DIGEST),
         _reference("contribution", "contributions.digest"),

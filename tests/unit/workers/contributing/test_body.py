@@ -1,16 +1,16 @@
-"""The trunk contribution: one counts for each expert, and its file serves even where it is kept."""
+"""The body contribution: one counts for each expert, and its file serves even where it is kept."""
 
 from pathlib import Path
 from typing import Any
 
-from moerge_workers.contributing import trunk
+from moerge_workers.contributing import body
 from support.models import texts
 from support.stages import MemoryClient, context_of
 
 
-def outcome(folder: Path, home: Path, client: MemoryClient, **given: Any) -> trunk.Outcome:
-    with context_of(folder, home, client, trunk_contribution=True, **given) as context:
-        return trunk.run(context)
+def outcome(folder: Path, home: Path, client: MemoryClient, **given: Any) -> body.Outcome:
+    with context_of(folder, home, client, body_contribution=True, **given) as context:
+        return body.run(context)
 
 
 def test_second_run_sends_nothing_and_more_documents_supersede(folder: Path, home: Path, client: MemoryClient) -> None:

@@ -1,4 +1,4 @@
-"""Trunks: which experts and which method, what takes a retired one's place, and which is current."""
+"""Bodies: which experts and which method, what takes a retired one's place, and which is current."""
 
 from pathlib import Path
 from typing import BinaryIO
@@ -9,17 +9,17 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.local import LocalBlobs
 from moerge.errors import MoergeError
-from moerge.trunk.merge import MergedTrunk
-from moerge_coordinator.domain import trunks
+from moerge.trunk.merge import MergedBody
+from moerge_coordinator.domain import bodies
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import ExpertRow, TrunkRow, now
+from moerge_coordinator.storage.tables import BodyRow, ExpertRow, now
+from moerge_proto.bodies import BodyLineage, BodyOptions, NewBody
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import FileEntry
-from moerge_proto.trunks import NewTrunk, TrunkLineage, TrunkOptions
-from support.rows import add_contribution, add_expert, add_trunk
+from support.rows import add_body, add_contribution, add_expert
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ def art(session: Session) -> ExpertRow:
     return add_expert(session, "art")
 
 
-def lineage_of(session: Session, **new: object) -> TrunkLineage:
-    return trunks.lineage_of(session, NewTrunk.model_validate(new))
+def lineage_of(session: Session, **new: object) -> BodyLineage:
+    return bodies.lineage_of(session, NewBody.model_validate(new))
 
 
-def test_without_a_method_the_trunk_contributions_decide(session: Session, law: ExpertRow, art: ExpertRow) -> None:
+def test_without_a_method_the_body_contributions_decide(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     add_contribution(session, law, None)
     assert lineage_of(session).method == "average"
     assert lineage_of(session, experts=[law.digest]).method == "regmean"
@@ -46,17 +46,17 @@ def test_without_a_method_the_trunk_contributions_decide(session: Session, law: 
     assert lineage.contributions[1] == sent.digest
 
 
-def test_a_solved_trunk_names_who_has_not_contributed(session: Session, law: ExpertRow, art: ExpertRow) -> None:
+def test_a_solved_body_names_who_has_not_contributed(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     add_contribution(session, law, None)
     add_contribution(session, art, None, active=False)
-    with pytest.raises(RefusedError, match="no trunk contribution of art") as caught:
+    with pytest.raises(RefusedError, match="no body contribution of art") as caught:
         lineage_of(session, method="regmean")
-    assert "`trunk_contribution`" in caught.value.todo
+    assert "`body_contribution`" in caught.value.todo
 
 
 def test_experts_that_can_not_be_merged_are_refused(session: Session, law: ExpertRow, art: ExpertRow) -> None:
-    trunk = add_trunk(session, [law])
-    fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
+    body = add_body(session, [law])
+    fitted = add_expert(session, "law", fitted=(law.digest, body.digest))
     art.state = ExpertState.RECEIVED
     for experts, reason in (
         ([fitted.digest], f"name its original expert: {law.digest}"),
@@ -72,7 +72,7 @@ def test_experts_that_can_not_be_merged_are_refused(session: Session, law: Exper
 
 def test_options_are_checked_before_anything_is_merged(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     for options, reason in (
-        ({"weights": {"code": 1}}, "code; the trunk's domains are law, art"),
+        ({"weights": {"code": 1}}, "code; the body's domains are law, art"),
         ({"weights": {"law": 0, "art": 0}}, "every weight is zero"),
     ):
         with pytest.raises(RefusedError, match=reason):
@@ -91,30 +91,30 @@ def test_options_are_checked_before_anything_is_merged(session: Session, law: Ex
 
 
 def test_remerge_omits_withdrawn_experts_and_adds_a_new_one(session: Session, law: ExpertRow, art: ExpertRow) -> None:
-    options = TrunkOptions(weights={"law": 2.0, "art": 1.0})
-    add_trunk(session, [law, art], method="weighted", options=options)
-    assert trunks.remerge(session) is None, "nothing is withdrawn, and nobody comes"
+    options = BodyOptions(weights={"law": 2.0, "art": 1.0})
+    add_body(session, [law, art], method="weighted", options=options)
+    assert bodies.remerge(session) is None, "nothing is withdrawn, and nobody comes"
     code = add_expert(session, "code")
-    joined = trunks.remerge(session, code.digest)
+    joined = bodies.remerge(session, code.digest)
     assert joined is not None
     assert (joined.experts, joined.options) == ([law.digest, art.digest, code.digest], options)
     withdraw_expert(session, art, serve=True)
-    left = trunks.remerge(session)
+    left = bodies.remerge(session)
     assert left is not None
     assert (left.experts, left.options.weights) == ([law.digest], {"law": 2.0})
     withdraw_expert(session, law, serve=True)
-    assert trunks.remerge(session) is None, "nothing is left"
+    assert bodies.remerge(session) is None, "nothing is left"
 
 
-def test_solved_trunk_is_remerged_from_contributed_experts(session: Session, law: ExpertRow, art: ExpertRow) -> None:
+def test_solved_body_is_remerged_from_contributed_experts(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     sent = [add_contribution(session, item, None) for item in (law, art)]
-    trunk = add_trunk(session, [law, art], method="regmean", contributions=[item.digest for item in sent])
+    body = add_body(session, [law, art], method="regmean", contributions=[item.digest for item in sent])
     code = add_expert(session, "code")
-    joined = trunks.remerge(session, code.digest)
+    joined = bodies.remerge(session, code.digest)
     assert joined is not None
     assert joined.experts == [law.digest, art.digest], "code has not contributed"
-    sent[1].active, trunk.retired = False, now(session)
-    left = trunks.remerge(session)
+    sent[1].active, body.retired = False, now(session)
+    left = bodies.remerge(session)
     assert left is not None
     assert (left.experts, left.contributions) == ([law.digest], [sent[0].digest])
 
@@ -124,24 +124,24 @@ def kept(blobs: LocalBlobs, content: str) -> FileEntry:
         out.write(content.encode())
         return sha256_hex(content.encode())
 
-    return blobs.put("trunk.safetensors", write)
+    return blobs.put("body.safetensors", write)
 
 
-def merged(row: TrunkRow) -> MergedTrunk:
-    return message(MergedTrunk, row)
+def merged(row: BodyRow) -> MergedBody:
+    return message(MergedBody, row)
 
 
-def test_one_trunk_is_current_and_a_merged_one_is_found(session: Session, tmp_path: Path, law: ExpertRow) -> None:
+def test_one_body_is_current_and_a_merged_one_is_found(session: Session, tmp_path: Path, law: ExpertRow) -> None:
     blobs = LocalBlobs(tmp_path)
-    first, second = add_trunk(session, [law]), add_trunk(session, [law], method="ties")
+    first, second = add_body(session, [law]), add_body(session, [law], method="ties")
     for row in (first, second):
         row.files = [kept(blobs, row.digest)]
-    assert trunks.make_current(session, blobs, merged(first)) == first.digest
-    assert session.scalars(select(TrunkRow.digest).where(TrunkRow.current)).all() == [first.digest]
-    assert trunks.known(session, blobs, merged(second).lineage) == merged(second)
+    assert bodies.make_current(session, blobs, merged(first)) == first.digest
+    assert session.scalars(select(BodyRow.digest).where(BodyRow.current)).all() == [first.digest]
+    assert bodies.known(session, blobs, merged(second).lineage) == merged(second)
     blobs.delete(second.files[0].sha256)
-    assert trunks.known(session, blobs, merged(second).lineage) is None
-    assert trunks.make_current(session, blobs, merged(second)) is None
+    assert bodies.known(session, blobs, merged(second).lineage) is None
+    assert bodies.make_current(session, blobs, merged(second)) is None
     withdraw_expert(session, law, serve=True)
     with pytest.raises(RefusedError, match="was withdrawn meanwhile"):
-        trunks.make_current(session, blobs, merged(first))
+        bodies.make_current(session, blobs, merged(first))

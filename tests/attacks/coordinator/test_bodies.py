@@ -1,4 +1,4 @@
-"""A hostile coordinator forges a trunk under which sums tell an owner's text: the worker contributes nothing."""
+"""A hostile coordinator forges a body under which sums tell an owner's text: the worker contributes nothing."""
 
 import hashlib
 import json
@@ -38,38 +38,38 @@ def worker(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def honest(federation: Federation) -> Tensors:
-    """The honest trunk."""
-    weights = [file for file in federation.trunk().files if file.name == "trunk.safetensors"]
+    """The honest body."""
+    weights = [file for file in federation.body().files if file.name == "body.safetensors"]
     return load_file(federation.server.home / "blobs" / weights[0].sha256[:2] / weights[0].sha256)
 
 
 def forge(federation: Federation, tensors: Tensors) -> None:
-    """Puts other tensors into the place of the current trunk's: in the blobs, and in the database."""
+    """Puts other tensors into the place of the current body's: in the blobs, and in the database."""
     data = save(tensors, metadata={"format": "pt"})
     sha256 = hashlib.sha256(data).hexdigest()
     path = federation.server.home / "blobs" / sha256[:2] / sha256
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
-        [(files,)] = database.execute("SELECT files FROM trunks WHERE current").fetchall()
+        [(files,)] = database.execute("SELECT files FROM bodies WHERE current").fetchall()
         changed = [
-            file if file["name"] != "trunk.safetensors" else {**file, "sha256": sha256, "size": len(data)}
+            file if file["name"] != "body.safetensors" else {**file, "sha256": sha256, "size": len(data)}
             for file in json.loads(files)
         ]
-        database.execute("UPDATE trunks SET digest = ?, files = ? WHERE current", (sha256, json.dumps(changed)))
+        database.execute("UPDATE bodies SET digest = ?, files = ? WHERE current", (sha256, json.dumps(changed)))
 
 
 def refused(federation: Federation, worker: Worker, tensors: Tensors) -> str:
-    """The worker's answer to a forged trunk, under which nothing arrived."""
+    """The worker's answer to a forged body, under which nothing arrived."""
     forge(federation, tensors)
     answer = worker.run()
-    trunk = federation.trunk().digest
-    assert not [row for row in worker.active() if row.trunk == trunk]
+    body = federation.body().digest
+    assert not [row for row in worker.active() if row.body == body]
     return answer
 
 
 def with_heads(tensors: Tensors) -> Tensors:
-    """A trunk with one more group of attention heads, which write nothing."""
+    """A body with one more group of attention heads, which write nothing."""
     more = dict(tensors)
     for layer in LAYERS:
         for module, rows in (("q", 16), ("k", 8), ("v", 8)):
@@ -111,7 +111,7 @@ OUTPUTS = [ATTENTION.format(layer, "o") for layer in LAYERS]
         pytest.param(lambda tensors: tensors | {"model.extra.weight": torch.zeros(3)}, id="an unknown tensor"),
     ],
 )
-def test_sums_under_a_trunk_that_hides_the_context_are_not_made(
+def test_sums_under_a_body_that_hides_the_context_are_not_made(
     federation: Federation, worker: Worker, honest: Tensors, change: Callable[[Tensors], Tensors]
 ) -> None:
     """Features would be functions of the token alone, so that grams give all counts: attack (a)."""
@@ -119,12 +119,12 @@ def test_sums_under_a_trunk_that_hides_the_context_are_not_made(
     assert "strays" in answer or "your expert has no such tensor" in answer
 
 
-def test_a_trunk_has_no_further_heads(federation: Federation, worker: Worker, honest: Tensors) -> None:
+def test_a_body_has_no_further_heads(federation: Federation, worker: Worker, honest: Tensors) -> None:
     """Such a head could read the token before: attack (b)."""
-    assert "the trunk lacks it, or has another shape" in refused(federation, worker, with_heads(honest))
+    assert "the body lacks it, or has another shape" in refused(federation, worker, with_heads(honest))
 
 
-def test_under_the_honest_trunk_the_worker_contributes(federation: Federation, worker: Worker, honest: Tensors) -> None:
+def test_under_the_honest_body_the_worker_contributes(federation: Federation, worker: Worker, honest: Tensors) -> None:
     forge(federation, honest)
     assert worker.run() == "ran"
-    assert [row.trunk for row in worker.active()] == [federation.trunk().digest]
+    assert [row.body for row in worker.active()] == [federation.body().digest]

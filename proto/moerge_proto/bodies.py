@@ -1,4 +1,4 @@
-"""Trunks: all parameters outside the MLPs, merged from an ordered list of experts."""
+"""Bodies: all parameters outside the MLPs, merged from an ordered list of experts."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -8,14 +8,14 @@ from pydantic import Field, model_validator
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
 
-TrunkMethod = Literal["average", "weighted", "base", "ties", "dare", "regmean", "regmean-fitted"]
+BodyMethod = Literal["average", "weighted", "base", "ties", "dare", "regmean", "regmean-fitted"]
 """Names of the methods. `moerge.trunk.methods` declares their options and formulas."""
 
 
-class TrunkOptions(Message):
+class BodyOptions(Message):
     """Options of the methods. Leave out options that the method doesn't take.
 
-    `weights`: domain -> weight, default 1 (weighted). `base`: the digest of a registered expert: the trunk itself
+    `weights`: domain -> weight, default 1 (weighted). `base`: the digest of a registered expert: the body itself
     (base), or the origin of task vectors (ties, dare). `retain`: the share of a task vector's elements that is kept;
     `scale`: the factor of their sum (ties, dare; MergeME appendix). `seed` (dare).
     """
@@ -27,21 +27,21 @@ class TrunkOptions(Message):
     seed: int = Field(default=0, ge=0, lt=2**53)
 
 
-class NewTrunk(Message):
+class NewBody(Message):
     """Asks for a merge of `experts` in this order; None means every ready expert except the base, in order of arrival.
 
-    `round`: for trunk contributions, instead of experts. The merge starts when all have contributed, or at the deadline
+    `round`: for body contributions, instead of experts. The merge starts when all have contributed, or at the deadline
     if enough have, and takes these experts. `method`: None means the recommended one if every expert has an active
-    trunk contribution, or a round is named; otherwise the paper's. Options need a named method.
+    body contribution, or a round is named; otherwise the paper's. Options need a named method.
     """
 
-    method: TrunkMethod | None = None
+    method: BodyMethod | None = None
     experts: list[Digest] | None = Field(default=None, min_length=1)
-    options: TrunkOptions = TrunkOptions()
+    options: BodyOptions = BodyOptions()
     round: Name | None = None
 
     @model_validator(mode="after")
-    def _consistent(self) -> "NewTrunk":
+    def _consistent(self) -> "NewBody":
         if self.method is None and (given := sorted(self.options.model_dump(exclude_defaults=True))):
             raise ValueError(f"options.{given[0]}: expected a method too; name one that takes this option")
         if self.round is not None and self.experts is not None:
@@ -49,29 +49,29 @@ class NewTrunk(Message):
         return self
 
 
-class TrunkLineage(Message):
-    """All inputs of a trunk. `contributions`: for a solved method, one per expert, in order; otherwise none.
+class BodyLineage(Message):
+    """All inputs of a body. `contributions`: for a solved method, one per expert, in order; otherwise none.
 
-    `revision`: of the method's formula. The JSON, whose digest names the trunk, leaves out 1.
+    `revision`: of the method's formula. The JSON, whose digest names the body, leaves out 1.
     """
 
-    method: TrunkMethod
-    options: TrunkOptions
+    method: BodyMethod
+    options: BodyOptions
     experts: list[Digest]
     contributions: list[Digest]
     revision: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
 
 
-class Trunk(Message):
-    """A trunk in the dense family's own tensor names, so that a worker can add its own MLPs to it.
+class Body(Message):
+    """A body in the dense family's own tensor names, so that a worker can add its own MLPs to it.
 
-    `exponents`: fractional bits of gram and cross, per layer. `contributions`: the solved trunk contributions, in the
+    `exponents`: fractional bits of gram and cross, per layer. `contributions`: the solved body contributions, in the
     experts' order. `retired`: since when it contains a withdrawn input; if current, it stays so until the remerge.
     """
 
     digest: Digest
     method: str
-    options: TrunkOptions
+    options: BodyOptions
     experts: list[Digest]
     contributions: list[Digest]
     revision: int
@@ -93,11 +93,11 @@ class Trunk(Message):
 
 
 class Contributors(Message):
-    """Domains that have contributed to the routers under `trunk`, and domains merged into it that are `missing`.
+    """Domains that have contributed to the routers under `body`, and domains merged into it that are `missing`.
 
     One that joined after the merge, or whose expert was withdrawn, is never missing.
     """
 
-    trunk: Digest
+    body: Digest
     contributed: list[Name]
     missing: list[Name]

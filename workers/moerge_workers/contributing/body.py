@@ -1,12 +1,12 @@
-"""The stage of the trunk contribution: grams and token counts of the expert itself."""
+"""The stage of the body contribution: grams and token counts of the expert itself."""
 
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from moerge.files import file_sha256
-from moerge.statistics.contribution import trunk_manifest, withhold_rare
-from moerge.statistics.passes import TrunkPass
+from moerge.statistics.contribution import body_manifest, withhold_rare
+from moerge.statistics.passes import BodyPass
 from moerge_proto.contributions import Contribution
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.ledger import Ledger
@@ -21,10 +21,10 @@ class Outcome:
 
 
 def run(context: Context) -> Outcome:
-    """Send the expert's trunk contribution. Counts of rare tokens stay in the journal."""
+    """Send the expert's body contribution. Counts of rare tokens stay in the journal."""
     settings, expert = context.settings, context.expert
-    blank = trunk_manifest(expert.owner, expert, expert.digest, settings.statistics)
-    work = TrunkPass(expert, blank.exponents, settings.statistics.precision, settings.device)
+    blank = body_manifest(expert.owner, expert, expert.digest, settings.statistics)
+    work = BodyPass(expert, blank.exponents, settings.statistics.precision, settings.device)
     with closing(Ledger(context.ledger(blank))) as ledger:
         whole = context.pending(blank, work, ledger).complete()
         path = ledger.path((ledger.files()[-1] if whole is None else whole.file).name)
@@ -33,7 +33,7 @@ def run(context: Context) -> Outcome:
         grams = path.with_name(f"{path.stem}-sent.safetensors")
         withhold_rare(path, grams, settings.rare_below)
         item = context.outbox.contribution(grams, file_sha256(grams))
-        counted = context.active("trunk")
+        counted = context.active("body")
         if item.digest not in counted and not context.outbox.may_leave(item):
             return Outcome(None, grams)
         if whole is not None:

@@ -1,4 +1,4 @@
-"""Trunks over REST: methods, trunk contributions, options of a solve, vocabularies."""
+"""Bodies over REST: methods, body contributions, options of a solve, vocabularies."""
 
 import json
 import sqlite3
@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from moerge.cli.app import app
 from moerge.errors import CoordinatorError
+from moerge_proto.bodies import Body
 from moerge_proto.options import SolveOptions
-from moerge_proto.trunks import Trunk
 from moerge_proto.workflows import WorkflowState
-from support.federation import Federation, eventually, federation_of, honest_trunk, send, trunk_path
+from support.federation import Federation, body_path, eventually, federation_of, honest_body, send
 from support.statistics import written
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
@@ -27,15 +27,15 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Three tied experts: base, law and art. Only law has sent a trunk contribution."""
-    with federation_of(tmp_path_factory.mktemp("trunks"), "base", "law", "art", **TIED) as federation:
+    """Three tied experts: base, law and art. Only law has sent a body contribution."""
+    with federation_of(tmp_path_factory.mktemp("bodies"), "base", "law", "art", **TIED) as federation:
         law = federation.members["law"]
-        send(law, written(federation.folder / "trunk-contribution", *honest_trunk(law)))
+        send(law, written(federation.folder / "body-contribution", *honest_body(law)))
         yield federation
 
 
-def tensors(federation: Federation, trunk: Trunk) -> dict[str, torch.Tensor]:
-    return load_file(trunk_path(federation.server, trunk))
+def tensors(federation: Federation, body: Body) -> dict[str, torch.Tensor]:
+    return load_file(body_path(federation.server, body))
 
 
 def weights(federation: Federation, domain: str) -> dict[str, torch.Tensor]:
@@ -49,21 +49,21 @@ def weights(federation: Federation, domain: str) -> dict[str, torch.Tensor]:
         ({"method": "regmean"}, 409, "method"),
     ],
 )
-def test_an_impossible_trunk_is_refused_by_its_field(
+def test_an_impossible_body_is_refused_by_its_field(
     federation: Federation, how: object, status: int, field: str
 ) -> None:
-    answer = federation.request("POST", "/trunks", json=how)
+    answer = federation.request("POST", "/bodies", json=how)
     assert (answer.status_code, answer.json()["field"]) == (status, field)
 
 
 def test_the_command_explains_the_default_method(federation: Federation) -> None:
-    command = ["trunk", "merge", "--expert", "law"]
+    command = ["body", "merge", "--expert", "law"]
     first = CliRunner().invoke(app, command, env=federation.server.environment())
     assert "Method: regmean" in first.stderr
     second = CliRunner().invoke(app, [*command, "--expert", "art"], env=federation.server.environment())
-    assert "Method: average, because these domains have no trunk contribution: art." in second.stderr
-    assert "`moerge worker run --trunk-contribution`" in second.stderr
-    assert federation.operator.trunk(second.stdout.strip()).method == "average"
+    assert "Method: average, because these domains have no body contribution: art." in second.stderr
+    assert "`moerge worker run --body-contribution`" in second.stderr
+    assert federation.operator.body(second.stdout.strip()).method == "average"
 
 
 def test_solve_options_change_routers_only(federation: Federation) -> None:
@@ -75,12 +75,12 @@ def test_solve_options_change_routers_only(federation: Federation) -> None:
 
 
 def test_lambda_auto_needs_every_tuning_split(federation: Federation) -> None:
-    trunk, auto = federation.merge(), SolveOptions(lambda_scale="auto")
-    federation.contribute(trunk)
+    body, auto = federation.merge(), SolveOptions(lambda_scale="auto")
+    federation.contribute(body)
     plain = federation.solve()
     with pytest.raises(CoordinatorError, match="needs every domain's tuning split; missing: art, base, law"):
         federation.solve(options=auto)
-    federation.contribute(trunk, split="tuning", first=9)
+    federation.contribute(body, split="tuning", first=9)
     chosen = federation.solve(options=auto)
     assert len(chosen.lineage.contributions) == 6
     assert federation.solve().number == plain.number, "a version without it is the same"
@@ -88,7 +88,7 @@ def test_lambda_auto_needs_every_tuning_split(federation: Federation) -> None:
     assert [layer.ridge_lambda > 0 and layer.condition >= 1 for layer in report.layers] == [True] * 3
 
 
-def test_a_version_is_tied_unless_its_trunk_has_a_head(federation: Federation) -> None:
+def test_a_version_is_tied_unless_its_body_has_a_head(federation: Federation) -> None:
     federation.contribute(federation.merge())
     folder = federation.version(federation.solve(tied=True).number)
     assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is True
@@ -97,15 +97,15 @@ def test_a_version_is_tied_unless_its_trunk_has_a_head(federation: Federation) -
         federation.solve(tied=True)
 
 
-def test_the_commands_show_a_trunk_and_a_version(federation: Federation) -> None:
+def test_the_commands_show_a_body_and_a_version(federation: Federation) -> None:
     digest = federation.moerge(
-        "trunk", "merge", "--expert", "law", "--expert", "art", "--method", "weighted", "--weight", "art=2"
+        "body", "merge", "--expert", "law", "--expert", "art", "--method", "weighted", "--weight", "art=2"
     )
-    shown = federation.moerge("trunk", "show", COLUMNS="200")
+    shown = federation.moerge("body", "show", COLUMNS="200")
     assert digest in shown
     assert "weighted, weights = {'art': 2.0}" in shown
     assert "law, art" in shown
-    federation.contribute(federation.operator.trunk(digest))
+    federation.contribute(federation.operator.body(digest))
     number = federation.moerge("version", "solve", "--domain-weight", "balanced")
     shown = federation.moerge("version", "show", number, COLUMNS="200")
     for text in ("domain weights balanced", "tensors", "condition", "highest", "norm: law"):
@@ -127,32 +127,32 @@ def test_vocabularies_are_padded_if_the_settings_say_so(tmp_path: Path) -> None:
         law = padded.add("law", 2, **LONGER)
         with pytest.raises(CoordinatorError, match="tokenizer"):
             padded.add("code", 3, tokens=["<code>"])
-        trunk = padded.merge()
-        merged = tensors(padded, trunk)
+        body = padded.merge()
+        merged = tensors(padded, body)
         assert merged[EMBEDDING].shape == merged[HEAD].shape == (304, 32)
         assert torch.equal(merged[EMBEDDING][300:], weights(padded, "law")[EMBEDDING][300:])
-        padded.contribute(trunk)
+        padded.contribute(body)
         folder = padded.version(padded.solve().number)
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert model.config.vocab_size == model(torch.tensor([[303]])).logits.shape[-1] == 304
         assert (folder / "tokenizer.json").read_bytes() == (law.folder / "tokenizer.json").read_bytes()
 
 
-def test_a_trunk_of_an_earlier_revision_is_merged_anew(federation: Federation) -> None:
+def test_a_body_of_an_earlier_revision_is_merged_anew(federation: Federation) -> None:
     new = federation.merge("law", method="regmean-fitted")
     federation.server.stop()
     with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
-        change = "UPDATE trunks SET revision = 1, digest = ? WHERE digest = ?"
+        change = "UPDATE bodies SET revision = 1, digest = ? WHERE digest = ?"
         assert database.execute(change, ["1" * 64, new.digest]).rowcount == 1
     federation.server.start()
-    assert federation.trunk().digest == "1" * 64
+    assert federation.body().digest == "1" * 64
     again = federation.merge("law", method="regmean-fitted")
     assert (again.digest, again.current) == (new.digest, True)
 
 
 def test_workflows_of_an_earlier_build_start_anew(federation: Federation) -> None:
-    trunk = federation.merge()
-    ran = next(workflow for workflow in federation.operator.workflows() if workflow.result == trunk.digest)
+    body = federation.merge()
+    ran = next(workflow for workflow in federation.operator.workflows() if workflow.result == body.digest)
     federation.server.stop()
     with closing(sqlite3.connect(federation.server.home / "workflows.sqlite")) as database, database:
         cut = "status = 'PENDING', output = NULL, application_version = '0'"
@@ -161,4 +161,4 @@ def test_workflows_of_an_earlier_build_start_anew(federation: Federation) -> Non
     federation.server.start()
     name, _, number = ran.id.rpartition("-")
     eventually(lambda: federation.operator.workflow(ran.id).state is WorkflowState.FAILED)
-    eventually(lambda: federation.operator.workflow(f"{name}-{int(number) + 1}").result == trunk.digest)
+    eventually(lambda: federation.operator.workflow(f"{name}-{int(number) + 1}").result == body.digest)

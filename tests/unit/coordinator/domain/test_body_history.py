@@ -1,54 +1,54 @@
-"""How domains move on one trunk, and what a remerge is expected to gain, by figures computed by hand."""
+"""How domains move on one body, and what a remerge is expected to gain, by figures computed by hand."""
 
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from moerge_coordinator.domain.trunk_history import Evaluated, history_of
+from moerge_coordinator.domain.body_history import Evaluated, history_of
+from moerge_proto.bodies import Body, BodyOptions
 from moerge_proto.digests import sha256_hex
-from moerge_proto.history import Remerge, TrunkHistory
-from moerge_proto.trunks import Trunk, TrunkOptions
+from moerge_proto.history import BodyHistory, Remerge
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 LATER: dict[str, tuple[float, float]] = {"law": (86, 90), "art": (84, 86), "code": (88, 89)}
-"""On a trunk that code is in: the average is 86."""
+"""On a body that code is in: the average is 86."""
 
 
 def digest(name: str) -> str:
     return sha256_hex(name.encode())
 
 
-def trunk(*domains: str, **change: Any) -> Trunk:
-    """The trunk of the domains' experts, the current one."""
+def body(*domains: str, **change: Any) -> Body:
+    """The body of the domains' experts, the current one."""
     fields = {
-        "digest": digest(" ".join(domains)), "method": "average", "options": TrunkOptions(),
+        "digest": digest(" ".join(domains)), "method": "average", "options": BodyOptions(),
         "experts": [digest(domain) for domain in domains], "contributions": [], "revision": 1, "family": "llama",
         "hidden_size": 8, "layers": 1, "exponents": [1], "tensors": 1, "files": [], "current": True, "created": NOW,
         "retired": None,
     }  # fmt: skip
-    return Trunk.model_validate(fields | change)
+    return Body.model_validate(fields | change)
 
 
-def version(number: int, of: Trunk, *missing: str, **scores: tuple[float, float]) -> Evaluated:
+def version(number: int, of: Body, *missing: str, **scores: tuple[float, float]) -> Evaluated:
     """A version with (normalised, oracle) of its domains, and domains that didn't evaluate it."""
     experts = {domain: digest(domain) for domain in (*scores, *missing)}
     return Evaluated(number, of.digest, experts, scores)
 
 
-def shown(of: Trunk, *versions: Evaluated, kin: list[Trunk] | None = None, gone: str = "") -> TrunkHistory:
+def shown(of: Body, *versions: Evaluated, kin: list[Body] | None = None, gone: str = "") -> BodyHistory:
     ready = {expert for item in versions for expert in item.experts.values()} - {digest(gone)}
     return history_of(of, kin or [of], versions, ready)
 
 
-def advice(of: Trunk, *versions: Evaluated, **more: Any) -> Remerge:
+def advice(of: Body, *versions: Evaluated, **more: Any) -> Remerge:
     result = shown(of, *versions, **more).remerge
     assert result is not None
     return result
 
 
-TWO = trunk("law", "art")
-THREE = trunk("law", "art", "code")
+TWO = body("law", "art")
+THREE = body("law", "art", "code")
 FIRST = version(1, TWO, law=(90, 92), art=(80, 88))
 SECOND = version(2, TWO, law=(89, 92), art=(81.5, 88), code=(60, 63))
 
@@ -83,15 +83,15 @@ def test_newcomers_are_expected_to_reach_the_members_who_fall() -> None:
     assert result.merge.experts == [digest("law"), digest("art"), digest("code")]
 
 
-def test_estimate_for_two_new_experts_and_a_larger_trunk() -> None:
-    """M = 85, N = 55, half of 30 points; four experts in the trunk, so 15 x 2 / (3 x 6)."""
-    four = trunk("law", "art", "music", "film")
+def test_estimate_for_two_new_experts_and_a_larger_body() -> None:
+    """M = 85, N = 55, half of 30 points; four experts in the body, so 15 x 2 / (3 x 6)."""
+    four = body("law", "art", "music", "film")
     given = version(1, four, law=(80, 80), art=(90, 90), code=(50, 50), med=(60, 60))
     assert advice(four, given).expected == pytest.approx(15 - 30 / 18)
 
 
-def test_from_a_trunk_of_one_half_of_it_is_expected() -> None:
-    one = trunk("law")
+def test_from_a_body_of_one_half_of_it_is_expected() -> None:
+    one = body("law")
     result = advice(one, version(1, one, law=(100, 100), art=(58, 60)))
     assert (result.fall, result.expected) == (10, 10)  # half of 40 points, halved
 
@@ -110,7 +110,7 @@ def test_estimated_fall_is_zero_for_members_above_dense_score() -> None:
         (60.0, {"retired": NOW}, False),
     ],
 )
-def test_current_trunk_remerge_is_recommended_from_one_point(
+def test_current_body_remerge_is_recommended_from_one_point(
     code: float, change: dict[str, Any], recommended: bool
 ) -> None:
     two = TWO.model_copy(update=change)
@@ -121,12 +121,12 @@ def test_current_trunk_remerge_is_recommended_from_one_point(
 def test_missing_oracle_gives_no_estimate_and_names_the_domain() -> None:
     result = advice(TWO, version(1, TWO, "art", "code", law=(90, 92)))
     assert (result.expected, result.recommended, result.missing) == (None, False, ["art", "code"])
-    without = trunk("music")
+    without = body("music")
     alone = advice(without, version(1, without, law=(90, 92)))
     assert (alone.expected, alone.missing, alone.newcomers) == (None, [], ["law"])  # no member to compare with
 
 
-def test_an_oracle_counts_from_any_version_of_the_trunk() -> None:
+def test_an_oracle_counts_from_any_version_of_the_body() -> None:
     result = advice(TWO, FIRST, SECOND, version(3, TWO, "law", "art", code=(62, 66)))
     assert (result.version, result.newcomers_oracle) == (2, 66)  # 2 is the one whose average is known
     elsewhere = version(3, THREE, "law", code=(88, 89), art=(84, 86))
@@ -136,7 +136,7 @@ def test_an_oracle_counts_from_any_version_of_the_trunk() -> None:
 def test_no_remerge_is_shown_without_new_experts_or_for_a_base() -> None:
     assert shown(TWO, SECOND, version(3, TWO, law=(90, 92))).remerge is None
     assert shown(TWO, FIRST, SECOND, gone="code").remerge is None
-    base = trunk("law", method="base", options=TrunkOptions(base=digest("law")))
+    base = body("law", method="base", options=BodyOptions(base=digest("law")))
     assert shown(base, version(1, base, law=(100, 100), art=(50, 50))).remerge is None
 
 
@@ -147,7 +147,7 @@ def test_what_came_of_a_remerge_stands_beside_what_was_expected() -> None:
     result = shown(THREE, FIRST, SECOND, after, kin=[old, THREE])
     assert result.remerge is None
     assert result.before is not None
-    assert (result.before.trunk, result.before.version, result.before.after) == (TWO.digest, 2, 3)
+    assert (result.before.body, result.before.version, result.before.after) == (TWO.digest, 2, 3)
     assert result.before.expected == advice(TWO, FIRST, SECOND).expected  # not wise after the event
     assert result.before.real == pytest.approx(86 - 230.5 / 3)
     assert shown(old, FIRST, SECOND, after, kin=[old, THREE]).remerge == result.before
@@ -168,7 +168,7 @@ def test_remerge_is_not_recommended_again_after_rollback() -> None:
     assert not result.recommended
 
 
-def test_unrelated_trunk_replaces_no_previous_trunk() -> None:
-    other = trunk("law", "music")
+def test_unrelated_body_replaces_no_previous_body() -> None:
+    other = body("law", "music")
     assert shown(other, FIRST, SECOND, kin=[TWO, other]).before is None
     assert shown(THREE, FIRST, version(2, THREE, **LATER), kin=[TWO, THREE]).before is None

@@ -1,4 +1,4 @@
-"""The checks of a trunk before work under it: distance from the expert, identity, budget, loss on the text."""
+"""The checks of a body before work under it: distance from the expert, identity, budget, loss on the text."""
 
 import json
 import math
@@ -12,15 +12,15 @@ from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import atomic_file, file_sha256
 from moerge.memory.machine import is_out_of_memory
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
-from moerge.models.dense_files import DenseTrunk
+from moerge.models.dense_files import DenseBody
 from moerge.scoring.perplexity import Score, Window, windows
 from moerge.scoring.streamed import streamed_model
-from moerge.statistics.contribution import Computing, trunk_contribution
-from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge.statistics.contribution import Computing, body_contribution
+from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge.trunk.stray import require_near
+from moerge_proto.bodies import Body
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.trunks import Trunk
 from moerge_workers.contributing.context import Context
 
 TOKENS = 4096
@@ -29,45 +29,45 @@ DOCUMENT_TOKENS = 512
 _MOST_GRAM_TOKENS = 2**16
 
 
-class HarmfulTrunkError(IncompatibleExpertError):
-    """Trunk and own MLPs predict the owner's text far worse than the owner's expert does."""
+class HarmfulBodyError(IncompatibleExpertError):
+    """Body and own MLPs predict the owner's text far worse than the owner's expert does."""
 
 
-def checked_trunk(
-    context: Context, trunk: Trunk, own_grams: Path | None, outdated: Callable[[], bool]
-) -> DenseTrunk | None:
-    """The downloaded tensors of a trunk that is near the expert, harmless, and within the owner's budget.
+def checked_body(
+    context: Context, body: Body, own_grams: Path | None, outdated: Callable[[], bool]
+) -> DenseBody | None:
+    """The downloaded tensors of a body that is near the expert, harmless, and within the owner's budget.
 
-    None: the owner must agree. `own_grams`: file of the expert's own trunk contribution; default: grams of a sample.
+    None: the owner must agree. `own_grams`: file of the expert's own body contribution; default: grams of a sample.
     `outdated`: whether the question to the owner is outdated.
 
     Raises:
-        IncompatibleExpertError: the trunk strays too far, its loss is too high, or another file had its name before.
+        IncompatibleExpertError: the body strays too far, its loss is too high, or another file had its name before.
         MoergeError: not enough memory to score the sample.
     """
     try:
-        weights = _near(context, trunk, own_grams)
+        weights = _near(context, body, own_grams)
         path = weights.checkpoint.path
-        if not context.outbox.history.bind(trunk.digest, file_sha256(path)):
-            problem = f"the coordinator served another file under the name of trunk {trunk.digest[:12]} before"
+        if not context.outbox.history.bind(body.digest, file_sha256(path)):
+            problem = f"the coordinator served another file under the name of body {body.digest[:12]} before"
             raise IncompatibleExpertError(problem, where=path.name, todo="ask the operator why")
-        if not context.outbox.may_use(context.outbox.trunk_use(trunk.digest, path), outdated):
+        if not context.outbox.may_use(context.outbox.body_use(body.digest, path), outdated):
             return None
-        _require_harmless(context, trunk.digest, weights)
+        _require_harmless(context, body.digest, weights)
     except IncompatibleExpertError as error:
-        harms = isinstance(error, HarmfulTrunkError)
-        context.events.hindered(Obstacle.TRUNK_HARMS if harms else Obstacle.TRUNK_STRAYS)
+        harms = isinstance(error, HarmfulBodyError)
+        context.events.hindered(Obstacle.BODY_HARMS if harms else Obstacle.BODY_STRAYS)
         raise
     return weights
 
 
-def _near(context: Context, trunk: Trunk, own_grams: Path | None) -> DenseTrunk:
-    """The trunk's tensors, downloaded and compared with the expert."""
-    folder, most = context.settings.home / "trunks" / trunk.digest, context.settings.policy.max_stray
+def _near(context: Context, body: Body, own_grams: Path | None) -> DenseBody:
+    """The body's tensors, downloaded and compared with the expert."""
+    folder, most = context.settings.home / "bodies" / body.digest, context.settings.policy.max_stray
     context.events.enter(Stage.DOWNLOADING)
-    place = f"/v1/trunks/{trunk.digest}/files"
-    context.client.download(place, trunk.files, folder, context.events, title="downloading the trunk")
-    weights = DenseTrunk(folder / DENSE_TRUNK_FILE, context.expert)
+    place = f"/v1/bodies/{body.digest}/files"
+    context.client.download(place, body.files, folder, context.events, title="downloading the body")
+    weights = DenseBody(folder / DENSE_BODY_FILE, context.expert)
     stray = require_near(context.expert, weights, most, own_grams or sampled_grams(context))
     context.events.say(f"{stray}; max_stray is {most:g}")
     return weights
@@ -84,25 +84,25 @@ def sampled_grams(context: Context) -> Path:
         return path
     path.parent.mkdir(exist_ok=True)
     tokens = min(enough(expert.config.hidden_size), _MOST_GRAM_TOKENS)
-    sample = context.sample(settings.statistics, tokens, 1, "choosing documents to compare trunks with")
+    sample = context.sample(settings.statistics, tokens, 1, "choosing documents to compare bodies with")
     events.enter(Stage.COMPUTING)
     computing = Computing(settings.device, settings.slots, settings.host_memory, progress=events)
     rows = [row for document in sample for row in document]
-    return trunk_contribution(expert, rows, path, settings.statistics, computing, rare_below=0)
+    return body_contribution(expert, rows, path, settings.statistics, computing, rare_below=0)
 
 
-def _require_harmless(context: Context, trunk: str, weights: DenseTrunk) -> None:
-    """Require a perplexity under the trunk within the policy's limit.
+def _require_harmless(context: Context, body: str, weights: DenseBody) -> None:
+    """Require a perplexity under the body within the policy's limit.
 
-    The scores are kept in the home, and computed once per trunk and expert.
+    The scores are kept in the home, and computed once per body and expert.
     """
-    path = context.settings.home / "losses" / f"{trunk}-{context.expert.digest[:12]}.json"
+    path = context.settings.home / "losses" / f"{body}-{context.expert.digest[:12]}.json"
     if path.is_file():
         own, under = (Score(**load) for load in json.loads(path.read_bytes()))
     else:
         sample = _scored_sample(context)
         if not sample:
-            context.events.say("the loss under the trunk can't be measured, because no document has two tokens")
+            context.events.say("the loss under the body can't be measured, because no document has two tokens")
             return
         own, under = _scores(context, weights, sample)
         with atomic_file(path) as out:
@@ -110,12 +110,12 @@ def _require_harmless(context: Context, trunk: str, weights: DenseTrunk) -> None
     limit = context.settings.policy.max_perplexity_ratio
     scores = f"perplexity {_perplexity(under):.4g} with its own MLPs, {_perplexity(own):.4g} by the expert"
     if not (under.nll - own.nll) / own.tokens <= math.log(limit):
-        raise HarmfulTrunkError(
-            f"under trunk {trunk[:12]} a sample of the text has {scores}; the limit is {limit:g} times the expert's",
+        raise HarmfulBodyError(
+            f"under body {body[:12]} a sample of the text has {scores}; the limit is {limit:g} times the expert's",
             where="max_perplexity_ratio",
-            todo="ask the operator how the trunk was merged; or raise max_perplexity_ratio in worker.toml's [policy]",
+            todo="ask the operator how the body was merged; or raise max_perplexity_ratio in worker.toml's [policy]",
         )
-    context.events.say(f"under the trunk a sample of the text has {scores} (limit {limit:g} times)")
+    context.events.say(f"under the body a sample of the text has {scores} (limit {limit:g} times)")
 
 
 def _scored_sample(context: Context) -> list[Window]:
@@ -127,8 +127,8 @@ def _scored_sample(context: Context) -> list[Window]:
     return [window for window in windows(rows, longest, longest - 1) if window.scored]
 
 
-def _scores(context: Context, weights: DenseTrunk, sample: list[Window]) -> tuple[Score, Score]:
-    """The sample's scores by the expert, and by trunk and own MLPs."""
+def _scores(context: Context, weights: DenseBody, sample: list[Window]) -> tuple[Score, Score]:
+    """The sample's scores by the expert, and by body and own MLPs."""
     settings, expert = context.settings, context.expert
     device = settings.device if torch.cuda.is_available() else "cpu"
     longest = max(len(window.tokens) for window in sample)
@@ -147,7 +147,7 @@ def _scores(context: Context, weights: DenseTrunk, sample: list[Window]) -> tupl
     try:
         return (
             scored(expert_weights(expert), "scoring a sample by the expert"),
-            scored(domain_weights(expert, weights), "scoring it by trunk and own MLPs"),
+            scored(domain_weights(expert, weights), "scoring it by body and own MLPs"),
         )
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

@@ -1,4 +1,4 @@
-"""`moerge trunk …`"""
+"""`moerge body …`"""
 
 from itertools import chain
 from typing import Annotated
@@ -12,29 +12,29 @@ from moerge.errors import MoergeError
 from moerge.settings import named_numbers, valid
 from moerge.terminal import AsJson, show_json
 from moerge.trunk.methods.registry import SOLVED, takers
+from moerge_proto.bodies import Body, BodyMethod, NewBody
 from moerge_proto.experts import ExpertState
-from moerge_proto.history import Remerge, TrunkHistory, TrunkVersion
+from moerge_proto.history import BodyHistory, BodyVersion, Remerge
 from moerge_proto.options import PAPER, RECOMMENDED
-from moerge_proto.trunks import NewTrunk, Trunk, TrunkMethod
 
-app = typer.Typer(no_args_is_help=True, help="Trunks (operator).")
+app = typer.Typer(no_args_is_help=True, help="Bodies (operator).")
 _DIGITS = 64
-Digest = Annotated[str, typer.Argument(help="The trunk's digest, or its first digits, or 'current'.")]
+Digest = Annotated[str, typer.Argument(help="The body's digest, or its first digits, or 'current'.")]
 
 
 def _named(client: Client, digest: str) -> str:
     whole = digest == "current" or len(digest) == _DIGITS
-    return digest if whole else the_one("trunk", digest, (row.digest for row in client.trunks()))
+    return digest if whole else the_one("body", digest, (row.digest for row in client.bodies()))
 
 
 @app.command("merge")
-def merge_trunk(
+def merge_body(
     coordinator: Coordinator,
     secret: Secret,
     method: Annotated[
-        TrunkMethod | None,
+        BodyMethod | None,
         typer.Option(
-            help=f"Merge method. These need every owner's trunk contribution: {SOLVED}."
+            help=f"Merge method. These need every owner's body contribution: {SOLVED}."
             f" Default: {RECOMMENDED.method} if all have arrived, otherwise {PAPER.method}."
         ),
     ] = None,
@@ -56,9 +56,9 @@ def merge_trunk(
     ] = None,
     round: Annotated[str | None, typer.Option(help=f"Merge only this round's contributors ({SOLVED}).")] = None,
 ) -> None:
-    """Merge a trunk from all ready experts. It becomes the current trunk, for new contributions.
+    """Merge a body from all ready experts. It becomes the current body, for new contributions.
 
-    Example: moerge trunk merge --method regmean
+    Example: moerge body merge --method regmean
     """
     with Client(coordinator, secret) as client:
         ready = [row for row in client.experts() if row.state is ExpertState.READY and row.fitted is None]
@@ -72,56 +72,56 @@ def merge_trunk(
         }
         options = {name: value for name, value in given.items() if value is not None}
         experts = [digest_of_domain("--expert", domain, digests) for domain in expert] if expert else None
-        new = valid(NewTrunk, {"method": method, "experts": experts, "options": options, "round": round})
-        digest = wait(client, client.merge_trunk(new))
+        new = valid(NewBody, {"method": method, "experts": experts, "options": options, "round": round})
+        digest = wait(client, client.merge_body(new))
         typer.echo(digest)
         if method is None:
-            typer.echo(_chosen(client, client.trunk(digest)), err=True)
+            typer.echo(_chosen(client, client.body(digest)), err=True)
 
 
-def _chosen(client: Client, merged: Trunk) -> str:
+def _chosen(client: Client, merged: Body) -> str:
     if merged.contributions:
-        return f"Method: {merged.method}, because all merged experts have trunk contributions."
-    sent = {contribution.expert for contribution in client.contributions("trunk") if contribution.active}
+        return f"Method: {merged.method}, because all merged experts have body contributions."
+    sent = {contribution.expert for contribution in client.contributions("body") if contribution.active}
     missing = sorted(expert.domain for expert in client.experts() if expert.digest in set(merged.experts) - sent)
     return (
-        f"Method: {merged.method}, because these domains have no trunk contribution: {', '.join(missing)}."
-        " Their owners send it with `moerge worker run --trunk-contribution`."
+        f"Method: {merged.method}, because these domains have no body contribution: {', '.join(missing)}."
+        " Their owners send it with `moerge worker run --body-contribution`."
     )
 
 
 @app.command("list")
-def list_trunks(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """List trunks.
+def list_bodies(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
+    """List bodies.
 
-    Example: moerge trunk list
+    Example: moerge body list
     """
     with Client(coordinator, secret) as client:
-        show_list("Trunks", ["digest", "method", "experts", "current"], client.trunks(), _line, as_json=as_json)
+        show_list("Bodies", ["digest", "method", "experts", "current"], client.bodies(), _line, as_json=as_json)
 
 
-def _line(row: Trunk) -> list[str]:
+def _line(row: Body) -> list[str]:
     return [row.digest, row.method, str(len(row.experts)), "yes" if row.current else ""]
 
 
 @app.command("show")
-def show_trunk(
+def show_body(
     coordinator: Coordinator,
     secret: Secret,
     digest: Digest = "current",
     as_json: AsJson = False,
 ) -> None:
-    """Show a trunk's experts, merge method, files and versions.
+    """Show a body's experts, merge method, files and versions.
 
-    Example: moerge trunk show
+    Example: moerge body show
     """
     with Client(coordinator, secret) as client:
-        row = client.trunk(_named(client, digest))
+        row = client.body(_named(client, digest))
         if as_json:
             show_json(row)
             return
         domains = {expert.digest: expert.domain for expert in client.experts()}
-        versions = [str(version.number) for version in client.versions() if version.lineage.trunk == row.digest]
+        versions = [str(version.number) for version in client.versions() if version.lineage.body == row.digest]
     names = [domains.get(expert, expert[:12]) for expert in row.experts]
     options = row.options.model_dump(exclude_defaults=True)
     if row.options.base:
@@ -130,14 +130,14 @@ def show_trunk(
         "digest": row.digest,
         "method": ", ".join([row.method, *(f"{name} = {value}" for name, value in options.items())]),
         "merged from": ", ".join(names),
-        "trunk contributions": ", ".join(contribution[:12] for contribution in row.contributions) or "none needed",
+        "body contributions": ", ".join(contribution[:12] for contribution in row.contributions) or "none needed",
         "family": f"{row.family}, {row.layers} layers, hidden size {row.hidden_size}",
         "tensors": f"{row.tensors}, {decimal(sum(file.size for file in row.files))}",
         "fractional bits": f"{min(row.exponents)} to {max(row.exponents)}",
         "versions on it": ", ".join(versions) or "none",
         "made": minute(row.created) + (", the current one" if row.current else ""),
     }
-    show("Trunk", ["", ""], [list(line) for line in lines.items()])
+    show("Body", ["", ""], [list(line) for line in lines.items()])
 
 
 @app.command("history")
@@ -147,15 +147,15 @@ def show_history(
     digest: Digest = "current",
     as_json: AsJson = False,
 ) -> None:
-    """Show the domains' scores over the versions of a trunk, and the expected gain of a remerge.
+    """Show the domains' scores over the versions of a body, and the expected gain of a remerge.
 
     Scores are normalised, from the owners' reports, with the change from the version before in parentheses. A newcomer
-    is a domain without an expert in the trunk.
+    is a domain without an expert in the body.
 
-    Example: moerge trunk history
+    Example: moerge body history
     """
     with Client(coordinator, secret) as client:
-        result = client.trunk_history(_named(client, digest))
+        result = client.body_history(_named(client, digest))
     if as_json:
         show_json(result)
         return
@@ -165,12 +165,12 @@ def show_history(
     for row in result.versions:
         cells = [_cell(row, domain) for domain in domains]
         rows.append([str(row.version), *cells, points(row.average), points(row.behind)])
-    show(f"Trunk {result.trunk[:12]}", ["version", *domains, "average of its domains", "newcomers behind by"], rows)
+    show(f"Body {result.body[:12]}", ["version", *domains, "average of its domains", "newcomers behind by"], rows)
     for line in _lines(result):
         typer.echo(line)
 
 
-def _cell(version: TrunkVersion, domain: str) -> str:
+def _cell(version: BodyVersion, domain: str) -> str:
     for score in version.scores:
         if score.domain == domain:
             moved = "" if score.moved is None else f" ({score.moved:+.1f})"
@@ -178,18 +178,18 @@ def _cell(version: TrunkVersion, domain: str) -> str:
     return "not evaluated" if domain in version.missing else ""
 
 
-def _lines(history: TrunkHistory) -> list[str]:
+def _lines(history: BodyHistory) -> list[str]:
     lines = []
     if (before := history.before) is not None:
         gain = "not evaluated yet" if before.real is None else f"{before.real:+.1f}"
         change = f"{_expected(before)}; version {before.version} to {before.after or 'none yet'}: {gain}"
-        lines.append(f"It replaced {before.trunk[:12]} to include {', '.join(before.newcomers)}: {change}.")
+        lines.append(f"It replaced {before.body[:12]} to include {', '.join(before.newcomers)}: {change}.")
     if (new := history.remerge) is not None:
         lines.append(f"A remerge that includes {', '.join(new.newcomers)}: {_expected(new)}.")
         if new.real is not None:
             lines.append(f"Result of an earlier one, version {new.version} to {new.after}: {new.real:+.1f}.")
         elif new.recommended:
-            lines.append("Recommended: moerge trunk remerge")
+            lines.append("Recommended: moerge body remerge")
     return lines
 
 
@@ -203,15 +203,15 @@ def _expected(remerge: Remerge) -> str:
 
 @app.command()
 def remerge(coordinator: Coordinator, secret: Secret) -> None:
-    """Merge the current trunk again, including its versions' newcomers, and print the digest.
+    """Merge the current body again, including its versions' newcomers, and print the digest.
 
     All workers then contribute again. The champion stays until you promote another version.
 
-    Example: moerge trunk remerge
+    Example: moerge body remerge
     """
     with Client(coordinator, secret) as client:
-        result = client.trunk_history("current").remerge
+        result = client.body_history("current").remerge
         if result is None:
             what = "its newest version has no newcomers, or its method is base"
-            raise MoergeError(what, where="the current trunk", todo="to merge other experts: moerge trunk merge")
-        typer.echo(wait(client, client.merge_trunk(result.merge)))
+            raise MoergeError(what, where="the current body", todo="to merge other experts: moerge body merge")
+        typer.echo(wait(client, client.merge_body(result.merge)))
