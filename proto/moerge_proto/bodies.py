@@ -1,4 +1,4 @@
-"""Bodies: all parameters outside the MLPs, merged from an ordered list of experts."""
+"""Bodies: embedding, attention and norms but the last, which routers depend on. Heads: last norm, language model head."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -8,27 +8,30 @@ from pydantic import Field, model_validator
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
 
-BodyMethod = Literal["average", "weighted", "base", "ties", "dare", "regmean", "regmean-fitted"]
-"""Names of the methods. `moerge.trunk.methods` declares their options and formulas."""
+BodyMethod = Literal["seed", "average", "weighted", "ties", "dare", "regmean"]
+"""`seed`: a registered model's own, unchanged; the others merge experts. `moerge.trunk.methods` has their formulas."""
+HeadMethod = Literal["seed", "average", "regmean"]
+"""`seed`: the seed's own head; `average`: the experts' mean; `regmean`: solved from the experts' head contributions."""
 
 
 class BodyOptions(Message):
     """Options of the methods. Leave out options that the method doesn't take.
 
-    `weights`: domain -> weight, default 1 (weighted). `base`: the digest of a registered expert: the body itself
-    (base), or the origin of task vectors (ties, dare). `retain`: the share of a task vector's elements that is kept;
-    `scale`: the factor of their sum (ties, dare; MergeME appendix). `seed` (dare).
+    `weights`: domain -> weight, default 1 (weighted). `base`: the digest of a registered expert, the origin of
+    task vectors (ties, dare). `retain`: the share of a task vector's elements that is kept; `scale`: the factor of
+    their sum (ties, dare; MergeME appendix). `random_seed` (dare).
     """
 
     weights: dict[Name, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
     base: Digest | None = None
     retain: float = Field(default=0.8, gt=0, le=1)
     scale: float = Field(default=1 / 3, allow_inf_nan=False)
-    seed: int = Field(default=0, ge=0, lt=2**53)
+    random_seed: int = Field(default=0, ge=0, lt=2**53)
 
 
 class NewBody(Message):
     """Asks for a merge of `experts` in this order; None means every ready expert except the base, in order of arrival.
+    The method `seed` takes none: it makes the registered seed's body the current one.
 
     `round`: for body contributions, instead of experts. The merge starts when all have contributed, or at the deadline
     if enough have, and takes these experts. `method`: None means the recommended one if every expert has an active
@@ -50,7 +53,8 @@ class NewBody(Message):
 
 
 class BodyLineage(Message):
-    """All inputs of a body. `contributions`: for a solved method, one per expert, in order; otherwise none.
+    """All inputs of a body. `contributions`: for a solved method, one per expert, in order; otherwise none. A seed's
+    body has neither experts nor contributions.
 
     `revision`: of the method's formula. The JSON, whose digest names the body, leaves out 1.
     """
@@ -63,7 +67,8 @@ class BodyLineage(Message):
 
 
 class Body(Message):
-    """A body in the dense family's own tensor names, so that a worker can add its own MLPs to it.
+    """A body in the dense family's own tensor names, so that a worker can add its own MLPs to it. A seed's has the
+    seed's head beside it, in a file of its own. `source`: the seed's name, for people.
 
     `exponents`: fractional bits of gram and cross, per layer. `contributions`: the solved body contributions, in the
     experts' order. `retired`: since when it contains a withdrawn input; if current, it stays so until the remerge.
@@ -81,6 +86,7 @@ class Body(Message):
     exponents: list[int]
     tensors: int
     files: list[FileEntry]
+    source: str | None
     current: bool
     created: datetime
     retired: datetime | None

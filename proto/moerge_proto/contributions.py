@@ -32,8 +32,8 @@ class NewContribution(Submission):
 class Contribution(Message):
     """An accepted contribution. `active` is false after it was superseded or withdrawn.
 
-    A router contribution belongs to one `body`. A body contribution serves every body with its expert, and has no
-    `split`, `body` and `shards`. `effective_rank`: median of its grams' trace^2 / sum of squared entries.
+    A router contribution belongs to one `body`. A body or head contribution serves every body or head with its expert,
+    and has no `split`, `body` and `shards`. `effective_rank`: median of its grams' trace^2 / sum of squared entries.
     `fingerprint`: of the key that made `signature`; both are None if its owner had no key.
     """
 

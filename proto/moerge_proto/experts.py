@@ -24,11 +24,16 @@ class ExpertState(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
-class Fitted(Message):
-    """The origin of a fitted expert: the digests of the original expert and of the body."""
+class Parts(Message):
+    """The origin of an expert's MLPs and head that are registered for versions under one `body`.
+
+    `expert`: the digest of the dense expert; under a merged body a registered one. `fitted`: whether its owner solved
+    the MLPs anew for the body.
+    """
 
     expert: Digest
     body: Digest
+    fitted: bool
 
 
 class NewAdapter(Message):
@@ -49,8 +54,8 @@ class NewExpert(Message):
     `body`: `keep` the current body, so that only the new expert's owner contributes, or `remerge` it with this expert
     by the same method, so that every owner contributes. `redistribute`: whether owners of the other experts in a
     version may download it, with this expert's MLPs, to evaluate it. A new registration changes it; an operator can't.
-    `fitted`: the domain's expert with MLPs that its owner solved anew for a body. It is never merged into a body, and
-    is redistributed if the original expert is.
+    `parts`: the files have only MLPs, last norm and head, for versions under a body. They are never merged into a body.
+    Those of a registered expert are redistributed if that is.
     """
 
     domain: Name
@@ -59,20 +64,20 @@ class NewExpert(Message):
     license: str = Field(default="unknown", pattern=r"^[A-Za-z0-9.+-]{1,64}$")
     body: Literal["keep", "remerge"] = "keep"
     redistribute: bool = False
-    fitted: Fitted | None = None
+    parts: Parts | None = None
     adapter: NewAdapter | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> "NewExpert":
-        if self.fitted is not None and (self.source is not None or self.body == "remerge"):
-            raise ValueError("fitted: expected no source, and body 'keep'")
-        if self.adapter is not None and (self.source is not None or self.fitted is not None):
-            raise ValueError("adapter: expected no source, and not a fitted expert")
+        if self.parts is not None and (self.source is not None or self.body == "remerge"):
+            raise ValueError("parts: expected no source, and body 'keep'")
+        if self.adapter is not None and (self.source is not None or self.parts is not None):
+            raise ValueError("adapter: expected no source, and not parts")
         return self
 
 
 class Expert(Message):
-    """An expert. `digest`: of its files; `number`: order of arrival; `fitted`: None for a trained expert.
+    """An expert. `digest`: of its files; `number`: order of arrival; `parts`: None for a whole expert.
 
     Until its files are fetched from `source` or made from `adapter`, their sizes are 0 and the family is empty.
     """
@@ -89,15 +94,15 @@ class Expert(Message):
     files: list[FileEntry]
     source: str | None
     adapter: NewAdapter | None
-    fitted: Fitted | None
+    parts: Parts | None
     created: datetime
     withdrawn: datetime | None
     purged: datetime | None
 
     @property
-    def trained(self) -> str:
-        """Its digest, or that of the expert that it was fitted from."""
-        return self.digest if self.fitted is None else self.fitted.expert
+    def dense(self) -> str:
+        """Its digest, or that of the dense expert whose parts it has."""
+        return self.digest if self.parts is None else self.parts.expert
 
 
 class Withdraw(Message):
@@ -107,7 +112,7 @@ class Withdraw(Message):
 
 
 class Withdrawal(Message):
-    """The effects of an expert's withdrawal, which includes its fitted experts.
+    """The effects of an expert's withdrawal, which includes its parts.
 
     `bodies`, now retired, and `versions` still contain it. `remerge`: the workflow of the body that replaces the
     current one; None if that doesn't contain the expert, or nothing is left to merge.

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from moerge_proto.bodies import BodyMethod
+from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.digests import Name
 from moerge_proto.messages import Message, Whole
 
@@ -34,15 +34,17 @@ class SolveOptions(Message):
 class VersionRecipe(Message):
     """The options of a version, from experts to routers."""
 
-    method: BodyMethod
+    body: BodyMethod
+    head: HeadMethod
     fit: bool  # whether owners fit their MLPs to the body
     solve: SolveOptions
 
 
-PAPER = VersionRecipe(method="average", fit=False, solve=SolveOptions())
+PAPER = VersionRecipe(body="average", head="average", fit=False, solve=SolveOptions())
 """DUME as published (arXiv 2603.29765)."""
 RECOMMENDED = VersionRecipe(
-    method="regmean",
+    body="regmean",
+    head="regmean",
     fit=False,
     solve=SolveOptions(ridge_lambda=0.001, lambda_scale="relative", domain_weights="balanced", routers="discriminant"),
 )

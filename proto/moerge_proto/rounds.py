@@ -20,7 +20,7 @@ class RoundState(StrEnum):
 
 
 class NewRound(Message):
-    """Asks `domains` for router contributions under the current body, or for body contributions, by `deadline`.
+    """Asks `domains` for router contributions under the current body, or for body or head contributions, by `deadline`.
 
     Then `minimum` of them are enough. The same request again changes nothing.
     """

@@ -9,10 +9,13 @@ u is the feature, divided by the gain of the norm before it, if any. A body cont
 
     layers.{l}.attention_input   int64 [H(H+1)/2]  upper triangle of the gram of the inputs of q, k and v
     layers.{l}.attention_output  int64 [A(A+1)/2]  of the inputs of the attention's output projection
-    head_input                   int64 [H(H+1)/2]  of the head's inputs
     token_counts                 int64 [V]         counts of each token, 0 below the manifest's `rare_below`
 
-Its grams are also divided by the gains of their norms, and times 2**exponents[i], in the order of the tensors.
+A head contribution, of the expert alone:
+
+    head_input                   int64 [H(H+1)/2]  upper triangle of the gram of the head's inputs
+
+Grams of these two are also divided by the gains of their norms, and times 2**exponents[i], in the order of the tensors.
 The only metadata key is `manifest`, canonical JSON. Equal statistics give equal bytes. A file is refused if it differs
 from the canonical layout of its manifest.
 
@@ -39,12 +42,12 @@ MAX_HEADER_BYTES = 8 * 2**20
 """Enough for that many shards and 4096 layers."""
 MAX_TOKENS = 2**36
 """The exponents leave room for this many tokens, in one contribution and in the sum of all (see `exponent`)."""
-MAX_BODY_TOKENS = 2**30
-"""The same, in a body contribution; different owners' are never added as integers."""
+MAX_EXPERT_TOKENS = 2**30
+"""The same, in a body or head contribution; different owners' are never added as integers."""
 
 Int64 = NDArray[np.int64]
-Kind = Literal["router", "body"]
-"""A contribution's purpose: the routers under one body, or every body."""
+Kind = Literal["router", "body", "head"]
+"""A contribution's purpose: the routers under one body, merged bodies, or heads."""
 Split = Literal["statistics", "tuning"]
 """The documents' use: the solve, or the choice of lambda."""
 
@@ -139,18 +142,38 @@ class RouterManifest(_Manifest):
         return [(f"layers.{layer}.{part}", length) for layer in range(self.layers) for part, length in lengths]
 
 
-class BodyManifest(_Manifest):
+class _ExpertManifest(_Manifest):
+    """A manifest of sums over the expert's own inputs."""
+
+    tokens: int = Field(ge=1, le=MAX_EXPERT_TOKENS)
+    split: Literal["statistics"] = "statistics"
+
+
+class HeadManifest(_ExpertManifest):
+    """The manifest of a head contribution."""
+
+    kind: Literal["head"] = "head"
+
+    def grams(self) -> dict[str, int]:
+        return {"head_input": self.hidden_size}
+
+    def layout(self) -> list[tuple[str, int]]:
+        return [("head_input", gram_length(self.hidden_size))]
+
+    def part(self, layers: range | None) -> list[tuple[str, int]]:
+        return self.layout() if layers is None or layers.stop == self.layers else []
+
+
+class BodyManifest(_ExpertManifest):
     """The manifest of a body contribution. Counts of tokens below `rare_below` are withheld."""
 
     kind: Literal["body"] = "body"
-    tokens: int = Field(ge=1, le=MAX_BODY_TOKENS)
-    split: Literal["statistics"] = "statistics"
     attention_size: int = Field(ge=1, le=2**20)
     vocab_size: int = Field(ge=1, le=2**30)
     rare_below: int = Field(ge=0, le=MAX_TOKENS)
 
     def grams(self) -> dict[str, int]:
-        sizes = [*[self.hidden_size, self.attention_size] * self.layers, self.hidden_size]
+        sizes = [self.hidden_size, self.attention_size] * self.layers
         return dict(zip(body_gram_names(self.layers), sizes, strict=True))
 
     def layout(self) -> list[tuple[str, int]]:
@@ -158,7 +181,7 @@ class BodyManifest(_Manifest):
         return [*grams, ("token_counts", self.vocab_size)]
 
 
-Manifest = RouterManifest | BodyManifest
+Manifest = RouterManifest | BodyManifest | HeadManifest
 _MANIFEST: TypeAdapter[Manifest] = TypeAdapter(Annotated[Manifest, Field(discriminator="kind")])
 
 
@@ -176,7 +199,7 @@ def exponent(size: int, squared_norm: float | None = None, tokens: int = MAX_TOK
 
 def body_gram_names(layers: int) -> list[str]:
     parts = ("attention_input", "attention_output")
-    return [*(f"layers.{layer}.{part}" for layer in range(layers) for part in parts), "head_input"]
+    return [f"layers.{layer}.{part}" for layer in range(layers) for part in parts]
 
 
 def gram_length(hidden_size: int) -> int:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, PlainSerializer, WithJsonSchema, WrapValidator
 
+from moerge_proto.bodies import HeadMethod
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message, Whole
 from moerge_proto.options import RECOMMENDED, RecommendedOptions, SolveOptions
@@ -37,14 +38,16 @@ class NewVersion(Message):
 
     `experts=None` means every ready expert that has contributed under the body, in order of arrival; refused while an
     expert of the body is missing, unless `partial` is set. `round`: instead of experts. The solve starts when all have
-    contributed, or at the deadline if enough have, and takes these experts. `options`: the recommended ones are the
-    defaults. `tied` leaves the head out if it equals the embedding.
+    contributed, or at the deadline if enough have, and takes these experts. `head`: None means `regmean` if every
+    expert has an active head contribution, otherwise `average`. `options`: the recommended ones are the defaults.
+    `tied` leaves the head out if it equals the embedding.
     """
 
     body: Digest | None = None
     experts: list[Digest] | None = Field(default=None, min_length=1)
     partial: bool = False
     round: Name | None = None
+    head: HeadMethod | None = None
     options: Completed = Field(default_factory=lambda: _completed({}, SolveOptions.model_validate))
     tied: bool = False
 
@@ -56,13 +59,25 @@ class VersionFile(FileEntry):
     tensors: int = 0
 
 
+class HeadLineage(Message):
+    """All inputs of a version's head beside body and experts. `contributions`: for `regmean`, one per expert, in order.
+
+    `revision`: of the method's formula. The JSON leaves out 1.
+    """
+
+    method: HeadMethod
+    contributions: list[Digest] = Field(default_factory=list)
+    revision: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
+
+
 class Lineage(Message):
-    """All inputs of a version (law 3). `contributions`: sorted. `withdrawn`: experts that the body still contains.
+    """All inputs of a version (law 3). `contributions`: of routers, sorted. `withdrawn`: experts that the body contains.
 
     `left_out`: domains of the round, or of a partial version's body, that had not contributed.
     """
 
     body: Digest
+    head: HeadLineage
     experts: list[Digest]
     domains: list[str]
     contributions: list[Digest]
