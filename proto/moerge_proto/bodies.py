@@ -1,4 +1,4 @@
-"""Bodies: embedding, attention and norms but the last, which routers depend on. Heads: last norm, language model head."""
+"""Bodies: embedding, attention, norms but the last; routers depend on them. Heads: last norm, language model head."""
 
 from datetime import datetime
 from typing import Annotated, Literal

@@ -68,7 +68,7 @@ class BodyHistory(Message):
     """The newest versions of one body, at most 100, oldest first. Owners see neither `remerge` nor `before`.
 
     `remerge`: for the newest version without withdrawn experts, if it has newcomers; `before`: for that of the replaced
-    body. A body of the method `base` has neither.
+    body. A body of the method `seed` has neither.
     """
 
     body: Digest

@@ -71,7 +71,7 @@ class HeadLineage(Message):
 
 
 class Lineage(Message):
-    """All inputs of a version (law 3). `contributions`: of routers, sorted. `withdrawn`: experts that the body contains.
+    """All inputs of a version (law 3). `contributions`: of routers, sorted. `withdrawn`: experts in the body.
 
     `left_out`: domains of the round, or of a partial version's body, that had not contributed.
     """

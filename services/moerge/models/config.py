@@ -127,15 +127,10 @@ def _differs(who: str, fields: Mapping[str, tuple[object, object]]) -> Incompati
     )
 
 
-def body_settings(shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
-    """The fields of a body's config.json that differ from its experts': vocabulary and tied head."""
-    return {"vocab_size": shapes[EMBEDDING][0], "tie_word_embeddings": HEAD not in shapes}
-
-
-def body_config(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> PretrainedConfig:
-    """The dense config of a body with tensors of these shapes, merged from experts with `config`."""
+def dense_config(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> PretrainedConfig:
+    """The config of a dense model with tensors of these shapes, and otherwise that of `config`."""
     result = copy(config)
-    result.update(body_settings(shapes))
+    result.update({"vocab_size": shapes[EMBEDDING][0], "tie_word_embeddings": HEAD not in shapes})
     return result
 
 

@@ -10,9 +10,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from moerge.errors import CheckpointError
 from moerge.models.bounds import feature_gains
-from moerge.models.config import body_config
+from moerge.models.config import dense_config
 from moerge.models.dense_files import Dense
-from moerge.models.reader import Checkpoint
+from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.reader import Checkpoint, require_tensors
+from moerge.models.stored import TensorSpec
 
 
 def mlp_names(expert: Dense) -> list[str]:
@@ -20,29 +22,53 @@ def mlp_names(expert: Dense) -> list[str]:
     return expert.family.dense_mlp_names(expert.config.num_hidden_layers)
 
 
+HEAD_NAMES = FINAL_NORM, HEAD
+
+
 def body_names(expert: Dense) -> list[str]:
-    """The non-MLP tensors of a dense model, sorted."""
-    return sorted(expert.checkpoint.specs.keys() - set(mlp_names(expert)))
+    """The tensors of a dense model's body, sorted: those outside MLPs and head."""
+    return sorted(expert.checkpoint.specs.keys() - {*mlp_names(expert), *HEAD_NAMES})
+
+
+def part_names(expert: Dense) -> list[str]:
+    """The tensors of an expert's parts: its MLPs and its head, which is never tied."""
+    return [*mlp_names(expert), *HEAD_NAMES]
+
+
+def require_parts(expert: Dense) -> None:
+    """Requires exactly the tensors of an expert's parts; CheckpointError names the first other one."""
+    require_tensors(expert.checkpoint, expert.config, part_names(expert))
+
+
+def head_place(checkpoint: Checkpoint) -> tuple[Checkpoint, str]:
+    """The place of a model's head; a tied one is the embedding."""
+    return checkpoint, HEAD if HEAD in checkpoint.specs else EMBEDDING
 
 
 @dataclass(frozen=True)
 class DenseWeights:
-    """The tensors of a dense model: name -> its checkpoint in `places`; without a head, it is tied."""
+    """The tensors of a dense model: name -> checkpoint and name there; without a head, it is tied."""
 
     config: PretrainedConfig
-    places: Mapping[str, Checkpoint]
+    places: Mapping[str, tuple[Checkpoint, str]]
 
     def __contains__(self, name: str) -> bool:
         return name in self.places
 
     def tensor(self, name: str) -> Tensor:
-        return self.places[name].tensor(name)
+        checkpoint, stored = self.places[name]
+        return checkpoint.tensor(stored)
 
     def copy(self, name: str, out: Tensor) -> None:
-        self.places[name].copy(name, out)
+        checkpoint, stored = self.places[name]
+        checkpoint.copy(stored, out)
+
+    def spec(self, name: str) -> TensorSpec:
+        checkpoint, stored = self.places[name]
+        return checkpoint.specs[stored]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.places[name].specs[name].shape
+        return self.spec(name).shape
 
     def layer(self, number: int) -> list[str]:
         return [name for name in self.places if name.startswith(f"model.layers.{number}.")]
@@ -53,23 +79,30 @@ class DenseWeights:
 
 
 def domain_weights(expert: Dense, body: Dense) -> DenseWeights:
-    """The body with the expert's MLPs."""
-    shared = dict.fromkeys(body.checkpoint.specs, body.checkpoint)
-    return _weights(expert.config, shared | dict.fromkeys(mlp_names(expert), expert.checkpoint))
+    """The body with the expert's MLPs and own head."""
+    places = _places(body.checkpoint, body.checkpoint.specs)
+    places |= _places(expert.checkpoint, [*mlp_names(expert), FINAL_NORM])
+    return _weights(expert.config, {**places, HEAD: head_place(expert.checkpoint)})
 
 
 def expert_weights(expert: Dense) -> DenseWeights:
     """The dense expert."""
-    return _weights(expert.config, dict.fromkeys([*body_names(expert), *mlp_names(expert)], expert.checkpoint))
+    mlps = mlp_names(expert)
+    names = [*sorted(expert.checkpoint.specs.keys() - set(mlps)), *mlps]
+    return _weights(expert.config, _places(expert.checkpoint, names))
 
 
-def _weights(config: PretrainedConfig, places: Mapping[str, Checkpoint]) -> DenseWeights:
-    shapes = {name: place.specs[name].shape for name, place in places.items()}
-    return DenseWeights(body_config(config, shapes), places)
+def _places(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, tuple[Checkpoint, str]]:
+    return {name: (checkpoint, name) for name in names}
+
+
+def _weights(config: PretrainedConfig, places: Mapping[str, tuple[Checkpoint, str]]) -> DenseWeights:
+    shapes = {name: checkpoint.specs[stored].shape for name, (checkpoint, stored) in places.items()}
+    return DenseWeights(dense_config(config, shapes), places)
 
 
 def domain_model(expert: Dense, body: Dense, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
-    """The body with the expert's MLPs, in evaluation mode, and the gains [L, H] float32 before the MLPs."""
+    """The body with the expert's MLPs and head, in evaluation mode, and the gains [L, H] float32 before the MLPs."""
     return domain_weights(expert, body).model(dtype), feature_gains(body)
 
 
@@ -81,7 +114,7 @@ def expert_model(expert: Dense, dtype: torch.dtype = torch.float32) -> PreTraine
 def dense_model(config: PretrainedConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -> PreTrainedModel:
     """The dense model with copies of these tensors, in evaluation mode; without a head tensor, its head is tied."""
     shapes = {name: tensor.shape for name, tensor in state.items()}
-    return _filled(body_config(config, shapes), state, state.__getitem__, dtype)
+    return _filled(dense_config(config, shapes), state, state.__getitem__, dtype)
 
 
 def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBas
 
 from moerge.errors import MoergeError
 from moerge.models.adapters import file_of, is_adapter, tokenizer_folder
-from moerge.models.config import body_config, read_config
+from moerge.models.config import dense_config, read_config
 from moerge.models.families import Family, family_of
 from moerge.models.reader import Checkpoint
 from moerge_proto.ranges import Source
@@ -75,10 +75,10 @@ class DenseFiles(_Opened):
 
 
 class DenseBody(_Opened):
-    """A body: a safetensors file in the dense family's names, and a dense model of its architecture."""
+    """A body: a safetensors file in the dense family's names, and the config of a dense model of its architecture."""
 
-    def __init__(self, source: Source, expert: Dense) -> None:
-        self.source, self.expert = source, expert
+    def __init__(self, source: Source, config: PretrainedConfig) -> None:
+        self.source, self._config = source, config
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -86,8 +86,8 @@ class DenseBody(_Opened):
 
     @cached_property
     def config(self) -> PretrainedConfig:
-        return body_config(self.expert.config, self.checkpoint.shapes)
+        return dense_config(self._config, self.checkpoint.shapes)
 
-    @property
+    @cached_property
     def family(self) -> Family:
-        return self.expert.family
+        return family_of(self._config)

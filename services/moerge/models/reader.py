@@ -1,6 +1,6 @@
 """A checkpoint folder read tensor by tensor."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Self
@@ -65,8 +65,10 @@ def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
+def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig, names: Collection[str] | None = None) -> None:
     """Requires exactly the tensors of the config's model; a tied head may have one, which then counts.
+
+    `names`: only these of the model's tensors.
 
     Raises:
         CheckpointError: names the first tensor that is missing, superfluous, in float64 or of another shape.
@@ -75,7 +77,9 @@ def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
         problem = f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(checkpoint.specs)} tensors"
         raise CheckpointError(problem, where="config.json: num_hidden_layers")
     expected = model_shapes(config)
-    if config.tie_word_embeddings and HEAD not in checkpoint.specs:
+    if names is not None:
+        expected = {name: shape for name, shape in expected.items() if name in names}
+    elif config.tie_word_embeddings and HEAD not in checkpoint.specs:
         expected.pop(HEAD, None)
     for name in [*expected, *checkpoint.specs.keys() - expected.keys()]:
         spec, where = checkpoint.specs.get(name), f"{checkpoint.path.name}: {name}"

@@ -1,7 +1,7 @@
-"""The merge of a body, from expert folders and body contributions to named files."""
+"""Bodies as named files: merged from experts and body contributions, or a seed's own."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,21 +10,22 @@ from typing import BinaryIO, Protocol
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.models.bounds import feature_bounds, feature_exponents
-from moerge.models.config import body_settings
+from moerge.models.dense import HEAD_NAMES, body_names
 from moerge.models.dense_files import DenseBody, DenseFiles
+from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
-from moerge.models.writer import write_safetensors
+from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.progress import Progress
 from moerge.threads import at_once
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
-from moerge_proto.bodies import BodyLineage
+from moerge_proto.bodies import BodyLineage, BodyOptions
 from moerge_proto.digests import Digest, digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 
-DENSE_BODY_FILE, CONFIG_FILE = "body.safetensors", "config.json"
+DENSE_BODY_FILE, SEED_HEAD_FILE, CONFIG_FILE = "body.safetensors", "head.safetensors", "config.json"
 
 
 class Files(Protocol):
@@ -64,7 +65,7 @@ class BodyInputs:
 
 
 class MergedBody(BodyLineage):
-    """A merged body: its lineage, files and properties.
+    """A body: its lineage, files and properties. `source`: the name of a seed.
 
     `exponents` and `bounds` are per layer: the fractional bits of router contributions, and the largest squared norm of
     a feature divided by its gain.
@@ -78,6 +79,7 @@ class MergedBody(BodyLineage):
     bounds: list[float]
     tensors: int
     files: list[FileEntry]
+    source: str | None = None
 
     @property
     def lineage(self) -> BodyLineage:
@@ -114,28 +116,54 @@ def merge_body(lineage: BodyLineage, inputs: BodyInputs, files: Files, progress:
         tracker = stack.enter_context(progress.track(title, sum(plan.bytes for plan in plans), "B"))
         count = at_once() if method.solved else 1
         weights = files.put(DENSE_BODY_FILE, lambda out: write_safetensors(out, plans, tracker.advance, at_once=count))
-    body = DenseBody(files.source(weights.sha256), first)
+    body = DenseBody(files.source(weights.sha256), first.config)
     written = [weights, files.put(CONFIG_FILE, _config_writer(first, body.checkpoint))]
-    exponents = feature_exponents(body)
-    digests = {file.name: file.sha256 for file in written}
+    exponents, content = feature_exponents(body), {file.name: file.sha256 for file in written}
+    return _described(lineage, body_digest(lineage.model_dump(mode="json"), content, exponents), body, written)
+
+
+def seed_body(seed: DenseFiles, files: Files, progress: Progress, source: str | None = None) -> MergedBody:
+    """The body of a registered model, its own, with its head in a file beside it; `source`: the model's name."""
+    tensors = seed.checkpoint
+    with progress.track("writing the seed's body", sum(spec.bytes for spec in tensors.specs.values()), "B") as tracker:
+
+        def put(file: str, names: Iterable[str]) -> FileEntry:
+            plans = [_copied(tensors, name) for name in sorted(names)]
+            return files.put(file, lambda out: write_safetensors(out, plans, tracker.advance))
+
+        weights = put(DENSE_BODY_FILE, body_names(seed))
+        head = put(SEED_HEAD_FILE, [name for name in HEAD_NAMES if name in tensors.specs])
+    body = DenseBody(files.source(weights.sha256), seed.config)
+    written = [weights, files.put(CONFIG_FILE, _config_writer(seed, body.checkpoint)), head]
+    lineage = BodyLineage(method="seed", options=BodyOptions(), experts=[], contributions=[])
+    result = _described(lineage, seed_digest(weights.sha256, feature_exponents(body)), body, written)
+    return result.model_copy(update={"source": source})
+
+
+def _copied(tensors: Checkpoint, name: str) -> TensorPlan:
+    spec = tensors.specs[name]
+    return TensorPlan(name, spec.dtype, spec.shape, lambda: tensors.tensor(name))
+
+
+def _described(lineage: BodyLineage, digest: str, body: DenseBody, files: list[FileEntry]) -> MergedBody:
     return MergedBody(
         **dict(lineage),
-        digest=body_digest(lineage.model_dump(mode="json"), digests, exponents),
-        family=first.family.model_type,
-        hidden_size=first.config.hidden_size,
-        layers=first.config.num_hidden_layers,
-        exponents=exponents,
+        digest=digest,
+        family=body.family.model_type,
+        hidden_size=body.config.hidden_size,
+        layers=body.config.num_hidden_layers,
+        exponents=feature_exponents(body),
         bounds=feature_bounds(body),
         tensors=len(body.checkpoint.specs),
-        files=written,
+        files=files,
     )
 
 
 def _config_writer(expert: DenseFiles, body: Checkpoint) -> Callable[[BinaryIO], str]:
-    """Writes the expert's config.json with the body's vocabulary and head, without references to code."""
+    """Writes the expert's config.json with the body's vocabulary, without references to code."""
     fields = json.loads(expert.side_file("config.json").read_text(encoding="utf-8"))
     fields.pop("auto_map", None)
-    fields |= body_settings(body.shapes)
+    fields["vocab_size"] = body.shapes[EMBEDDING][0]
     data = (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
 
     def write(out: BinaryIO) -> str:
@@ -146,5 +174,10 @@ def _config_writer(expert: DenseFiles, body: Checkpoint) -> Callable[[BinaryIO],
 
 
 def body_digest(lineage: Mapping[str, object], files: Mapping[str, str], exponents: Sequence[int]) -> str:
-    """The body's name: a digest of its lineage as JSON, of every file's digest, and of the exponents."""
+    """A merged body's name: a digest of its lineage as JSON, of every file's digest, and of the exponents."""
     return digest_of({**lineage, "files": dict(files), "exponents": list(exponents)})  # type: ignore[dict-item]
+
+
+def seed_digest(sha256: str, exponents: Sequence[int]) -> str:
+    """The name of a seed's body: of its file's SHA-256 and the exponents, so that owners can compute it themselves."""
+    return digest_of({"seed": sha256, "exponents": list(exponents)})

@@ -1,15 +1,15 @@
-"""A body's tensors, merged piece by piece from open checkpoints."""
+"""The tensors of a body or head, merged piece by piece from open checkpoints."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from moerge.models.dense import body_names
+from moerge.models.dense import body_names, head_place
 from moerge.models.dense_files import Dense
-from moerge.models.families import EMBEDDING, HEAD
+from moerge.models.families import HEAD
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import TensorSpec
 from moerge.models.writer import TensorPlan
@@ -19,7 +19,7 @@ from moerge.models.writer import TensorPlan
 class Piece:
     """The unit of merging: a tensor, or its rows that the same experts have.
 
-    `start` is the first row, `experts` are the numbers of the experts with these rows, and `dtype` is the body's.
+    `start` is the first row, `experts` are the numbers of the experts with these rows, and `dtype` is the result's.
     """
 
     name: str
@@ -33,17 +33,12 @@ Rule = Callable[[Piece], Tensor]
 """A pure function from a piece to its merged tensor, in the piece's dtype."""
 
 
-def merge_plan(experts: Sequence[Dense], rule: Rule, *, own_head: bool = False) -> list[TensorPlan]:
-    """The body's tensors in the dense family's names: at most len(experts) + 2 tensors in memory at a time.
+def merge_plan(checkpoints: Sequence[Checkpoint], names: Iterable[str], rule: Rule) -> list[TensorPlan]:
+    """The merged tensors, in the dense family's names: at most len(checkpoints) + 2 tensors in memory at a time.
 
     A tensor has the widest of its experts' dtypes. With vocabularies of unequal length, a row is merged from the
-    experts that have it. If another expert's head is untied, or `own_head` is set, a tied expert's embedding counts as
-    its head.
+    experts that have it. A tied expert's embedding counts as its head.
     """
-    names = {name for expert in experts for name in body_names(expert)}
-    checkpoints = [expert.checkpoint for expert in experts]
-    if own_head:
-        names.add(HEAD)
 
     def plan(name: str) -> TensorPlan:
         specs = [_source(checkpoint, name)[1] for checkpoint in checkpoints]
@@ -54,8 +49,14 @@ def merge_plan(experts: Sequence[Dense], rule: Rule, *, own_head: bool = False) 
     return [plan(name) for name in sorted(names)]
 
 
+def body_plan(experts: Sequence[Dense], rule: Rule) -> list[TensorPlan]:
+    """The tensors of the experts' body, by `merge_plan`."""
+    names = {name for expert in experts for name in body_names(expert)}
+    return merge_plan([expert.checkpoint for expert in experts], names, rule)
+
+
 def _merged(checkpoints: Sequence[Checkpoint], name: str, dtype: torch.dtype, rule: Rule) -> Tensor:
-    tensors = [tensor_of(checkpoint, name) for checkpoint in checkpoints]
+    tensors = [_tensor_of(checkpoint, name) for checkpoint in checkpoints]
     ends = sorted({len(tensor) for tensor in tensors})
     parts = []
     for start, stop in zip([0, *ends], ends, strict=False):
@@ -65,11 +66,10 @@ def _merged(checkpoints: Sequence[Checkpoint], name: str, dtype: torch.dtype, ru
 
 
 def _source(checkpoint: Checkpoint, name: str) -> tuple[str, TensorSpec]:
-    if name == HEAD and name not in checkpoint.specs:
-        name = EMBEDDING
+    if name == HEAD:
+        _, name = head_place(checkpoint)
     return name, checkpoint.specs[name]
 
 
-def tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
-    """A body's tensor in a checkpoint; for a tied head, the embedding."""
+def _tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
     return checkpoint.tensor(_source(checkpoint, name)[0])

@@ -11,10 +11,9 @@ from moerge.errors import IncompatibleExpertError
 from moerge.models.dense import body_names
 from moerge.models.dense_files import Dense
 from moerge.models.distance import Powers
-from moerge.models.families import EMBEDDING, HEAD, head_dim
+from moerge.models.families import EMBEDDING, head_dim
 from moerge.models.reader import Checkpoint
 from moerge.trunk.methods.regmean import ModuleGrams
-from moerge.trunk.pieces import tensor_of
 from moerge_proto.statistics_file import StatisticsFile
 
 ROWS = 3.0
@@ -58,7 +57,7 @@ def require_near(expert: Dense, body: Dense, limit: float, grams: Path) -> Stray
     """Requires a body with nearly the expert's outputs on the owner's own text.
 
     Attention heads are compared one by one by their outputs, ||(W - W_d) x||, so that no single head can be replaced.
-    So is the language model's head. The embedding is compared by its rows, weighted by frequency, and norms by their
+    The embedding is compared by its rows, weighted by frequency, and norms by their
     gains. A distance is relative to the smaller norm, so a tensor near zero is as far as a large one. The limit is the
     same whether the body contains the expert or not, because only the coordinator knows that. Rows of other experts'
     longer vocabularies are not compared: this expert has no such tokens.
@@ -79,25 +78,20 @@ def require_near(expert: Dense, body: Dense, limit: float, grams: Path) -> Stray
                 comparison.reading_heads(module.format(layer=layer), head_dim(config))
             comparison.writing_heads(expert.family.attention.output.format(layer=layer), head_dim(config))
         comparison.embedding()
-        if HEAD in merged.specs:
-            comparison.head()
         for name in names:
             comparison.rest(name)
     return comparison.report()
 
 
 def _require_shapes(shapes: Mapping[str, tuple[int, ...]], merged: Checkpoint) -> None:
-    """Requires exactly the tensors of these shapes; embedding and head may have further rows."""
+    """Requires exactly the tensors of these shapes; the embedding may have further rows."""
     rows = merged.shapes.get(EMBEDDING, ())[:1]
     for name, shape in shapes.items():
-        longer = name in (EMBEDDING, HEAD) and rows >= shape[:1]
+        longer = name == EMBEDDING and rows >= shape[:1]
         if merged.shapes.get(name) != ((*rows, *shape[1:]) if longer else shape):
             todo = "ask the operator to merge a body with your expert"
             raise IncompatibleExpertError("the body lacks it, or has another shape", where=name, todo=todo)
-    unknown = sorted(merged.specs.keys() - shapes.keys())
-    if HEAD in unknown and merged.shapes[HEAD] == merged.shapes[EMBEDDING]:  # this expert's head is tied
-        unknown.remove(HEAD)
-    if unknown:
+    if unknown := sorted(merged.specs.keys() - shapes.keys()):
         todo = "ask the operator how the body was merged"
         raise IncompatibleExpertError("your expert has no such tensor", where=unknown[0], todo=todo)
 
@@ -142,10 +136,6 @@ class _Comparison:
         self._check(name, powers)
         self._check_rows(name, powers, float(powers.one.mean()) * _LEAST)
 
-    def head(self) -> None:
-        """The language model's head, by its outputs. No feature depends on single rows."""
-        self._check(HEAD, self._answers(HEAD))
-
     def embedding(self) -> None:
         """The embedding: its rows, weighted by frequency, and single directions of the residual."""
         before, after = self._pair(EMBEDDING)
@@ -166,7 +156,7 @@ class _Comparison:
 
     def _pair(self, name: str) -> tuple[Tensor, Tensor]:
         self._compared.add(name)
-        before = tensor_of(self._own, name)
+        before = self._own.tensor(name)
         return before, self._merged.tensor(name)[: len(before)]
 
     def _check(self, name: str, powers: Powers) -> None:

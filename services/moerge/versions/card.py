@@ -7,6 +7,7 @@ from typing import NamedTuple
 from huggingface_hub import ModelCardData
 
 from moerge.routers.registry import ROUTERS
+from moerge.trunk.heads import HEADS
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge.versions.file_plans import FilePlan, text_file
 from moerge_proto.digests import sha256_hex
@@ -28,14 +29,36 @@ and `moerge version table` prints them.
 
 
 class ExpertRecord(NamedTuple):
-    """An expert in a card; `fitted_from` is the digest of the trained expert if its MLPs are fitted."""
+    """An expert in a card. `parts_of`: the dense expert whose MLPs and head it has; `fitted`: to the body."""
 
     digest: str
     domain: str
     owner: str
     license: str
-    fitted_from: str | None = None
+    parts_of: str | None = None
+    fitted: bool = False
     hub_id: str | None = None
+
+    @property
+    def dense(self) -> str:
+        """The digest of the dense expert."""
+        return self.parts_of or self.digest
+
+
+class Origin(NamedTuple):
+    """The origin of a version's body and head.
+
+    Attributes:
+        method: the body's.
+        merged: the experts whose parameters the body contains.
+        source: the name of a seed's body.
+        head: parameters of a head that isn't the embedding; 0 of one that is.
+    """
+
+    method: str
+    merged: Sequence[ExpertRecord]
+    source: str | None
+    head: int
 
 
 class Contributed(NamedTuple):
@@ -65,8 +88,7 @@ class Model(NamedTuple):
 def card_file(
     lineage: Lineage,
     experts: Sequence[ExpertRecord],
-    method: str,
-    merged: Sequence[ExpertRecord],
+    origin: Origin,
     contributed: Sequence[Contributed],
     chat: ChatTemplates,
     model: Model,
@@ -76,11 +98,9 @@ def card_file(
 
     Args:
         experts: the version's, in slot order.
-        method: the body's merge method.
-        merged: the experts whose parameters the body contains.
         contributed: the router contributions, in the lineage's order.
     """
-    options, domains = lineage.options, ", ".join(lineage.domains)
+    options, domains, merged = lineage.options, ", ".join(lineage.domains), origin.merged
     text = f"""---
 {_metadata([*experts, *merged]).to_yaml()}
 ---
@@ -96,7 +116,8 @@ moerge made this model from dense experts, in closed form and without training. 
 | architecture | `{model.architecture}`, {model.dtype} |
 | parameters | {model.parameters:,} in total, {model.active:,} active per token |
 | experts per token | {options.top_k} of {len(experts)} |
-| body (all but the MLPs) | merged from {len(merged)} experts by the method `{method}` |
+| body (embedding, attention, norms) | {_body(origin)} |
+| head (last norm, language model head) | {_head(lineage, origin)} |
 | MLPs | {_mlps(experts)} |
 | routers | {_routers(lineage)} |
 
@@ -122,18 +143,37 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 ## Body
 
-`{lineage.body}`, which contains parameters of:
-
-| domain | owner | licence | digest |
-|---|---|---|---|
-{markdown_rows((e.domain, e.owner, e.license, f"`{e.digest}`") for e in merged)}
-
+{_contained(lineage, origin)}
 ## Router contributions
 
 {_contributions(lineage, contributed)}
 The complete lineage is in `moerge.json`.
 """
     return text_file(CARD_FILE, text)
+
+
+def _body(origin: Origin) -> str:
+    if origin.method == "seed":
+        return f"that of {origin.source or 'the seed'}, unchanged"
+    return f"merged from {len(origin.merged)} experts by the method `{origin.method}`"
+
+
+def _head(lineage: Lineage, origin: Origin) -> str:
+    size = f"separate from the embedding, {origin.head:,} parameters" if origin.head else "the embedding"
+    return f"{HEADS[lineage.head.method].about}; {size}"
+
+
+def _contained(lineage: Lineage, origin: Origin) -> str:
+    if origin.method == "seed":
+        return f"`{lineage.body}`, which contains no expert's parameters.\n"
+    rows = markdown_rows((e.domain, e.owner, e.license, f"`{e.digest}`") for e in origin.merged)
+    return f"""\
+`{lineage.body}`, which contains parameters of:
+
+| domain | owner | licence | digest |
+|---|---|---|---|
+{rows}
+"""
 
 
 def _metadata(experts: Sequence[ExpertRecord]) -> ModelCardData:
@@ -192,7 +232,7 @@ def _engines(limits: Sequence[EngineLimit]) -> str:
 
 
 def _mlps(experts: Sequence[ExpertRecord]) -> str:
-    fitted = [expert.domain for expert in experts if expert.fitted_from is not None]
+    fitted = [expert.domain for expert in experts if expert.fitted]
     if not fitted:
         return "the experts' own, unchanged"
     others = "; all others unchanged" if len(fitted) < len(experts) else ""
@@ -200,8 +240,9 @@ def _mlps(experts: Sequence[ExpertRecord]) -> str:
 
 
 def _digest(expert: ExpertRecord) -> str:
-    fitted = "" if expert.fitted_from is None else f", its MLPs fitted to the body from `{expert.fitted_from}`"
-    return f"`{expert.digest}`{fitted}"
+    if expert.parts_of is None:
+        return f"`{expert.digest}`"
+    return f"`{expert.digest}`, {'fitted MLPs' if expert.fitted else 'MLPs'} and head of `{expert.parts_of}`"
 
 
 def _routers(lineage: Lineage) -> str:

@@ -18,7 +18,7 @@ class DomainChanges:
 
 
 def domain_changes(old: Lineage, new: Lineage) -> DomainChanges:
-    """The change of experts, by domain; a domain's expert and its fitted one differ only in MLPs."""
+    """The change of experts, by domain."""
     before, after = (dict(zip(item.domains, item.experts, strict=True)) for item in (old, new))
     return DomainChanges(
         added=[domain for domain in after if domain not in before],
@@ -118,8 +118,9 @@ def compare(before: Version, after: Version) -> Comparison:
     """The change from one version to another, in lineage and files."""
     old, new = before.lineage, after.lineage
     changes, there = domain_changes(old, new), {file.sha256 for file in before.files}
-    options = new.options.model_dump(mode="json") | {"tied": new.tied}
-    earlier = old.options.model_dump(mode="json") | {"tied": old.tied}
+    options, earlier = (
+        item.options.model_dump(mode="json") | {"head": item.head.method, "tied": item.tied} for item in (new, old)
+    )
     return Comparison(
         before=before.number,
         after=after.number,

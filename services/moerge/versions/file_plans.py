@@ -20,11 +20,13 @@ from moerge.models.families import EMBEDDING, HEAD, Family
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
 from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.trunk.heads import HeadInputs, head_plan, is_tied
 from moerge_proto.digests import canonical_json, digest_of, sha256_hex
 from moerge_proto.records import RECORD_FILE, Record
-from moerge_proto.versions import SolveReport
+from moerge_proto.versions import Lineage, SolveReport
 
 BODY_FILE, ADDED_FILE = "model-body.safetensors", "model-body-added.safetensors"
+HEAD_FILE = "model-head.safetensors"
 ROUTER_FILE, INDEX_FILE = "model-router.safetensors", "model.safetensors.index.json"
 CONFIG_FILE, REPORT_FILE = "config.json", "moerge-report.json"
 _PIECE = 2**22
@@ -57,35 +59,42 @@ def _weights(name: str, plans: Sequence[TensorPlan], **inputs: object) -> FilePl
     return FilePlan(name, key, lambda out: write_safetensors(out, plans), sizes, parameters=parameters)
 
 
-def body_files(dense: Dense, digest: str, sha256: str, *, tied: bool = False) -> list[FilePlan]:
-    """The body under its published names: its own file where names match, and a file of additions.
+def body_files(dense: Dense, digest: str, sha256: str) -> list[FilePlan]:
+    """The body under its published names: its own file where names match, and a file of zeros that the family needs.
 
     Args:
         digest: the body's name.
         sha256: the digest of its file.
-        tied: omit the head if it is the embedding. By default it is written, for engines that don't tie.
-
-    Raises:
-        IncompatibleExpertError: `tied`, but the body has a separate head.
     """
     body, family, config = dense.checkpoint, dense.family, dense.config
-    if tied and HEAD in body.specs:
-        raise IncompatibleExpertError(
-            "the body has a head that isn't its embedding", where=HEAD, todo="publish it without `tied`"
-        )
     added = [_zeros(name, shape, body) for name, shape in family.zero_shapes(config).items()]
-    if HEAD not in body.specs and not tied:
-        added.append(_copy(body, EMBEDDING, HEAD))
     blocks = family.head_blocks(config)
     if blocks:
         plans = []
         for name in sorted(body.specs):
             plans += _in_blocks(body, name, blocks.get(name, [(name, body.specs[name].shape[0])]))
-        return [_weights(BODY_FILE, plans + added, body=digest, tied=tied)]
+        return [_weights(BODY_FILE, plans + added, body=digest)]
     size = {name: spec.bytes for name, spec in body.specs.items()}
     count, key = sum(math.prod(spec.shape) for spec in body.specs.values()), digest_of({"sha256": sha256})
     whole = FilePlan(BODY_FILE, key, lambda out: copied_bytes(body.path, out), size, sha256, count)
-    return [whole, _weights(ADDED_FILE, added, body=digest, tied=tied)] if added else [whole]
+    return [whole, _weights(ADDED_FILE, added, body=digest)] if added else [whole]
+
+
+def head_file(lineage: Lineage, inputs: HeadInputs) -> FilePlan:
+    """The head under its published names. A tied one is written as well, for engines that don't tie, unless omitted.
+
+    Raises:
+        IncompatibleExpertError: `tied`, but the head isn't the embedding; or see `head_plan`.
+    """
+    method, plans = lineage.head.method, head_plan(lineage.head.method, inputs)
+    tied = is_tied(method, inputs)
+    if lineage.tied and not tied:
+        problem, todo = "the head isn't the embedding", "publish it without `tied`"
+        raise IncompatibleExpertError(problem, where=HEAD, todo=todo)
+    if tied and not lineage.tied:
+        plans = [_copy(inputs.body, EMBEDDING, HEAD), *plans]
+    made = lineage.head.model_dump(mode="json")
+    return _weights(HEAD_FILE, plans, head=made, body=lineage.body, experts=lineage.experts, tied=lineage.tied)
 
 
 def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, digest: str) -> FilePlan:

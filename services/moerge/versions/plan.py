@@ -14,13 +14,15 @@ from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_template
 from moerge.routers import influence
 from moerge.routers.solve import solve_layers
-from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, card_file
+from moerge.trunk.heads import HeadInputs, is_tied
+from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, Origin, card_file
 from moerge.versions.engines import engine_limits
 from moerge.versions.file_plans import (
     FilePlan,
     body_files,
     config_files,
     expert_file,
+    head_file,
     index_file,
     record_file,
     report_file,
@@ -39,11 +41,18 @@ Solution = tuple[Sequence[Tensor], SolveReport]
 
 @dataclass(frozen=True)
 class Slot:
-    """An expert of a version; `side_files` are the trained expert's, of which `weights` may have fitted MLPs."""
+    """An expert of a version.
+
+    Attributes:
+        weights: its MLPs.
+        side_files: its config and tokenizer.
+        head: its last norm and head; a tied head is the embedding.
+    """
 
     record: ExpertRecord
     weights: Checkpoint
     side_files: DenseFiles
+    head: Checkpoint
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,13 @@ class VersionInputs:
     Attributes:
         slots: the version's experts, in order.
         body_sha256: the digest of the body's file.
-        method: the body's merge method.
+        method: the body's method.
+        source: the name of a seed's body.
         merged: the experts in the body.
         contributed: facts of the router contributions, in the lineage's order.
         statistics: gives their files in that order.
+        head_statistics: gives the files of the lineage's head contributions, in order.
+        seed_head: the head of a seed's body.
     """
 
     slots: Sequence[Slot]
@@ -66,6 +78,17 @@ class VersionInputs:
     merged: Sequence[ExpertRecord]
     contributed: Sequence[Contributed]
     statistics: Callable[[], Sequence[Source]]
+    head_statistics: Callable[[], Sequence[Source]] = tuple
+    seed_head: Checkpoint | None = None
+    source: str | None = None
+
+    @property
+    def head(self) -> HeadInputs:
+        """The inputs of the head. A merged body's embedding is the mean of its own experts' tied heads."""
+        same = {expert.digest for expert in self.merged} == {slot.record.dense for slot in self.slots}
+        as_embedding = same and self.method == "average"
+        heads = [slot.head for slot in self.slots]
+        return HeadInputs(heads, self.head_statistics, self.seed_head, self.body.checkpoint, as_embedding)
 
 
 Solve = Callable[[Lineage, VersionInputs], Solution]
@@ -76,7 +99,7 @@ class VersionPlan:
     """The planned files of a version.
 
     Attributes:
-        shared: body and experts; other versions may have them too.
+        shared: body, head and experts; other versions may have them too.
         solved: routers and report; writing either solves, once.
         texts: index, configs, tokenizer, lineage and card.
     """
@@ -122,14 +145,15 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     """The files of a version; a pure function of its arguments (law 3). Nothing is computed until a file is written.
 
     Raises:
-        IncompatibleExpertError: `tied`, but the body has a separate head.
+        IncompatibleExpertError: the head can't be made of these experts, or is not the embedding, but `tied`.
         MoergeError: a checkpoint can't be read.
     """
     body, config, family = inputs.body, inputs.body.config, inputs.body.family
     layers, count = config.num_hidden_layers, len(inputs.slots)
     content = lineage.model_dump(mode="json")
     name = digest_of(content)
-    shared = body_files(body, lineage.body, inputs.body_sha256, tied=lineage.tied)
+    method, head = lineage.head.method, head_file(lineage, inputs.head)
+    shared = [*body_files(body, lineage.body, inputs.body_sha256), head]
     slots = enumerate(inputs.slots)
     mlps = [expert_file(slot.weights, family, layers, number, slot.record.digest) for number, slot in slots]
     shared += mlps
@@ -147,12 +171,13 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     total = sum(file.parameters for file in (*shared, routers))
     idle = (count - lineage.options.top_k) * mlps[0].parameters
     model = Model(family.published_class, str(dtype).removeprefix("torch."), total, total - idle)
+    origin = Origin(inputs.method, inputs.merged, inputs.source, 0 if is_tied(method, inputs.head) else head.parameters)
     published = version_config(body, count, lineage.options.top_k, tied=lineage.tied)
     limits = engine_limits(published)
     texts = [
         index_file([*shared, routers]),
         *config_files(taken.side_files, published),
         record_file(lineage),
-        card_file(lineage, records, inputs.method, inputs.merged, inputs.contributed, chat, model, limits),
+        card_file(lineage, records, origin, inputs.contributed, chat, model, limits),
     ]
     return VersionPlan(shared, [routers, report_file(lambda: solution()[1], name)], texts)

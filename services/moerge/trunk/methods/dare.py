@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moerge.trunk.methods.average import by_blocks
-from moerge.trunk.methods.base import BASE, from_base
 from moerge.trunk.methods.method import MethodInputs, elementwise
+from moerge.trunk.methods.seed import BASE, from_base
 from moerge_proto.digests import sha256_hex
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _rule(inputs: MethodInputs) -> Rule:
     options = inputs.options
 
     def merge(piece: Piece, base: Tensor) -> Tensor:
-        seed = f"{options.seed} {piece.name} {piece.start}"
+        seed = f"{options.random_seed} {piece.name} {piece.start}"
         return dare(base, piece.tensors, piece.dtype, options.retain, options.scale, seed)
 
     return from_base(inputs.base, merge)
@@ -53,7 +53,7 @@ METHODS = (
         "dare",
         "base plus task vectors with dropped elements",
         _rule,
-        takes=BASE | {"retain", "scale", "seed"},
+        takes=BASE | {"retain", "scale", "random_seed"},
         needs=BASE,
     ),
 )

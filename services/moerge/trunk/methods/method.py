@@ -46,8 +46,7 @@ class Method:
         plan: the body's tensors, which can be written while the inputs are open.
         takes: allowed fields of BodyOptions; `needs`: the required ones.
         solved: whether it needs every expert's body contribution.
-        for_fitted_mlps: whether its head is solved for MLPs that owners fit to the body.
-        base_only: whether it uses only the base's tensors.
+        is_seed: whether it takes one model's tensors and merges no experts.
         wide_copies: float64 copies of a tensor at a time, before it is merged.
         revision: raise it with a changed formula, so that no earlier body is reused.
         rule: of elementwise methods, the rule for one tensor; it merges MLPs too.
@@ -59,8 +58,7 @@ class Method:
     takes: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     solved: bool = False
-    for_fitted_mlps: bool = False
-    base_only: bool = False
+    is_seed: bool = False
     wide_copies: int = 0
     revision: int = 1
     rule: Callable[[MethodInputs], Rule] | None = None
@@ -73,16 +71,16 @@ def elementwise(
     *,
     takes: frozenset[str] = frozenset(),
     needs: frozenset[str] = frozenset(),
-    base_only: bool = False,
+    is_seed: bool = False,
     wide_copies: int = 0,
 ) -> Method:
     """A method whose rule sees the elements of one tensor at a time."""
     return Method(
-        name, about, partial(_planned, rule), takes, needs, base_only=base_only, wide_copies=wide_copies, rule=rule
+        name, about, partial(_planned, rule), takes, needs, is_seed=is_seed, wide_copies=wide_copies, rule=rule
     )
 
 
 def _planned(rule: Callable[[MethodInputs], Rule], inputs: MethodInputs) -> list[TensorPlan]:
-    from moerge.trunk.pieces import merge_plan
+    from moerge.trunk.pieces import body_plan
 
-    return merge_plan(inputs.experts, rule(inputs))
+    return body_plan(inputs.experts, rule(inputs))

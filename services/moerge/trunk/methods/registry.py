@@ -1,12 +1,12 @@
 """Every body method by name, and the check of a request's options."""
 
 from moerge.errors import MoergeError
-from moerge.trunk.methods import average, base, dare, regmean, ties
+from moerge.trunk.methods import average, dare, regmean, seed, ties
 from moerge.trunk.methods.method import Method
 from moerge_proto.bodies import BodyOptions
 
 METHODS: dict[str, Method] = {
-    method.name: method for module in (average, base, ties, dare, regmean) for method in module.METHODS
+    method.name: method for module in (seed, average, ties, dare, regmean) for method in module.METHODS
 }
 
 

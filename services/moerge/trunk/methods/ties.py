@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moerge.trunk.methods.average import by_blocks
-from moerge.trunk.methods.base import BASE, from_base
 from moerge.trunk.methods.method import MethodInputs, elementwise
+from moerge.trunk.methods.seed import BASE, from_base
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,126 @@
+"""Heads: last norm and language model head of a version, from its ordered experts. No feature depends on them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moerge.errors import IncompatibleExpertError
+from moerge.models.dense import HEAD_NAMES
+from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import TensorPlan
+from moerge.threads import one_thread
+from moerge.trunk.least_squares import least_squares
+from moerge.trunk.methods.average import average
+from moerge.trunk.methods.regmean import scaled, square
+from moerge.trunk.pieces import Piece, merge_plan
+from moerge_proto.bodies import HeadMethod
+from moerge_proto.ranges import Source
+from moerge_proto.statistics_file import StatisticsFile
+
+_ROWS = 2**15
+"""Rows of the head that are solved at a time; float64."""
+
+
+class HeadKind(NamedTuple):
+    """A way to make a head. `solved`: from head contributions. Raise `revision` with a changed formula."""
+
+    name: HeadMethod
+    about: str
+    solved: bool = False
+    revision: int = 1
+
+
+HEADS: Mapping[str, HeadKind] = {
+    kind.name: kind
+    for kind in (
+        HeadKind("seed", "the seed's own, unchanged"),
+        HeadKind("average", "mean of the experts (DUME)"),
+        HeadKind("regmean", "least squares on owners' grams", solved=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """The inputs of a head.
+
+    Attributes:
+        experts: checkpoints with the ordered experts' last norms and heads; a tied head is the embedding.
+        statistics: gives their head contributions in that order; empty unless the method is solved.
+        seed: the seed's head.
+        embedding: the body, of which a tied head is the embedding.
+        as_embedding: whether the mean of tied heads is the body's embedding.
+    """
+
+    experts: Sequence[Checkpoint]
+    statistics: Callable[[], Sequence[Source]]
+    seed: Checkpoint | None
+    body: Checkpoint
+    as_embedding: bool
+
+    def models(self, method: HeadMethod) -> Sequence[Checkpoint]:
+        """The models that the head is made from."""
+        if method != "seed":
+            return self.experts
+        if self.seed is None:
+            problem, todo = "the body isn't a seed's, so there is no seed's head", "choose another head"
+            raise IncompatibleExpertError(problem, where="`head`", todo=todo)
+        return [self.seed]
+
+
+def is_tied(method: HeadMethod, inputs: HeadInputs) -> bool:
+    """Tell whether the head is the body's embedding."""
+    tied = all(HEAD not in model.specs for model in inputs.models(method))
+    return tied and (method == "seed" or (method == "average" and inputs.as_embedding))
+
+
+def head_plan(method: HeadMethod, inputs: HeadInputs) -> list[TensorPlan]:
+    """The head's tensors in the dense family's names, without a tied one. The rows are those of the body's embedding.
+
+    `regmean`: norms are averaged; W = (sum_d G_d)^-1 sum_d G_d W_d (Jin et al., 2023), where G_d [H, H] is the gram of
+    the head's input in domain d, with a mean diagonal of 1.
+
+    Raises:
+        IncompatibleExpertError: no expert has as many rows as the embedding; or the seed's head is asked for without a
+            seed.
+    """
+    models = inputs.models(method)
+    names = [FINAL_NORM] if is_tied(method, inputs) else HEAD_NAMES
+    solved = HEADS[method].solved
+
+    def merge(piece: Piece) -> Tensor:
+        with one_thread():
+            if solved and piece.name == HEAD:
+                return _solved(piece, models, inputs.statistics())
+            return average(piece.tensors, piece.dtype)
+
+    rows = inputs.body.specs[EMBEDDING].shape[0]
+    return [_cut(plan, rows) if plan.name == HEAD else plan for plan in merge_plan(models, names, merge)]
+
+
+def _cut(plan: TensorPlan, rows: int) -> TensorPlan:
+    if plan.shape[0] < rows:
+        problem = f"expected {rows} rows as in the body's embedding, found {plan.shape[0]} at most"
+        raise IncompatibleExpertError(problem, where=HEAD, todo="merge a body of these experts")
+    return TensorPlan(plan.name, plan.dtype, (rows, *plan.shape[1:]), lambda: plan.compute()[:rows])
+
+
+def _solved(piece: Piece, models: Sequence[Checkpoint], sources: Sequence[Source]) -> Tensor:
+    with ExitStack() as stack:
+        files = [stack.enter_context(StatisticsFile(sources[expert])) for expert in piece.experts]
+        tokens = sum(file.manifest.tokens for file in files)
+
+        def grams() -> Iterator[Tensor]:
+            for expert, file in zip(piece.experts, files, strict=True):
+                yield scaled(square(file, "head_input", 0, models[expert].tensor(FINAL_NORM)))
+
+        def part(start: int) -> Tensor:
+            tensors = [tensor[start : start + _ROWS] for tensor in piece.tensors]
+            return least_squares(Piece(HEAD, start, piece.experts, tensors, piece.dtype), grams(), tokens)
+
+        return torch.cat([part(start) for start in range(0, len(piece.tensors[0]), _ROWS)])
