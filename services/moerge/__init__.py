@@ -4,14 +4,15 @@ The pipeline on one machine, without a server; `texts` holds each domain's docum
 
     from pathlib import Path
     from moerge import DenseExpert, all_counted, local_body, local_version, plan_version
-    from moerge import router_contribution, body_contribution, write_folder
+    from moerge import body_contribution, head_contribution, router_contribution, write_folder
 
     work, experts = Path("merged.work"), [DenseExpert(name, Path(name)) for name in ("code", "law")]
     documents = {name: all_counted(rows) for name, rows in texts.items()}
-    grams = [body_contribution(each, documents[each.domain], work / f"body-{each.domain}") for each in experts]
+    grams = [body_contribution(item, documents[item.domain], work / f"body-{item.domain}") for item in experts]
     body = local_body(experts, work / "body", "regmean", grams)
-    sums = [router_contribution(each, body, documents[each.domain], work / each.domain) for each in experts]
-    lineage, inputs = local_version(experts, body, sums)
+    heads = [head_contribution(item, documents[item.domain], work / f"head-{item.domain}") for item in experts]
+    sums = [router_contribution(item, body, documents[item.domain], work / item.domain) for item in experts]
+    lineage, inputs = local_version(experts, body, sums, head="regmean", head_contributions=heads)
     write_folder(plan_version(lineage, inputs).files, Path("merged"))
 
 `merge` does the same from files of text, in one call, and `moerge merge` is its command. In the service, workers make
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from moerge.merging.merge import merge
     from moerge.models.expert_folder import DenseExpert
     from moerge.models.tokens import Tokens, all_counted
-    from moerge.statistics.contribution import body_contribution, router_contribution
+    from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
     from moerge.trunk.merge import merge_body
     from moerge.versions.folder import write_folder
     from moerge.versions.plan import plan_version
@@ -39,6 +40,7 @@ __all__ = [
     "all_counted",
     "body_contribution",
     "fit",
+    "head_contribution",
     "local_body",
     "local_version",
     "merge",
@@ -55,10 +57,11 @@ _HOMES = {
     "local_body": "merging.local",
     "local_version": "merging.local",
     "merge": "merging.merge",
-    "merge_body": "body.merge",
+    "merge_body": "trunk.merge",
     "plan_version": "versions.plan",
     "router_contribution": "statistics.contribution",
     "body_contribution": "statistics.contribution",
+    "head_contribution": "statistics.contribution",
     "write_folder": "versions.folder",
 }
 
