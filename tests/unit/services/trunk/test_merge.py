@@ -1,4 +1,4 @@
-"""A body is every non-MLP tensor of its experts, in order, and is named by all that made it."""
+"""A body has the tensors of its experts outside MLPs and head, and a name by all its inputs."""
 
 import subprocess
 import sys
@@ -11,9 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moerge.errors import MoergeError
+from moerge.files import file_sha256
+from moerge.models.dense import HEAD_NAMES
+from moerge.models.dense_files import DenseFiles
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
-from moerge.trunk.merge import BodyInputs, FolderFiles, body_digest, merge_body
+from moerge.trunk.merge import BodyInputs, FolderFiles, body_digest, merge_body, seed_body, seed_digest
 from moerge.trunk.methods.average import average
 from moerge.trunk.methods.dare import dare
 from moerge.trunk.methods.method import MethodInputs
@@ -32,25 +35,15 @@ def test_the_mean_is_summed_wider_than_its_dtype() -> None:
     assert mean.item() == 2.0  # 511 / 256, rounded
 
 
-def test_a_body_holds_no_mlp_and_no_buffer_of_an_older_file(tmp_path: Path) -> None:
+def test_a_body_has_no_mlp_no_head_and_no_buffer_of_an_older_file(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     path = folder / "model.safetensors"
     tensors = load_file(path)
     older = {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     save_file(older, path, metadata={"format": "pt"})
     merged = load_file(body_file([folder], tmp_path / "body"))
-    assert merged.keys() == {name for name in tensors if ".mlp." not in name}
+    assert merged.keys() == {name for name in tensors if ".mlp." not in name} - {*HEAD_NAMES}
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in merged.items())
-
-
-def test_a_tied_expert_counts_with_its_embedding_as_head(tmp_path: Path) -> None:
-    tied, untied = (expert(tmp_path / str(tie), seed=1, tie_word_embeddings=tie) for tie in (True, False))
-    embedding = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
-    head = load_file(untied / "model.safetensors")["lm_head.weight"]
-    for order in ([tied, untied], [untied, tied]):
-        merged = load_file(body_file(order, tmp_path / "body"))
-        torch.testing.assert_close(merged["lm_head.weight"], (embedding + head) / 2)
-    assert "lm_head.weight" not in load_file(body_file([tied, tied], tmp_path / "body"))
 
 
 def test_a_body_s_name_tells_every_input_and_their_order() -> None:
@@ -74,8 +67,8 @@ def test_revision_1_lineage_omits_the_revision_field() -> None:
 
 def test_no_body_is_merged_by_another_revision_of_a_method(tmp_path: Path) -> None:
     """Else it would be named, and found again, as what the other formula makes."""
-    lineage = BodyLineage(method="regmean-fitted", options=BodyOptions(), experts=["0" * 64], contributions=["1" * 64])
-    with pytest.raises(MoergeError, match="expected revision 3 of 'regmean-fitted', found 1"):
+    lineage = BodyLineage(method="regmean", options=BodyOptions(), experts=["0" * 64], contributions=["1" * 64])
+    with pytest.raises(MoergeError, match="expected revision 2 of 'regmean', found 1"):
         merge_body(lineage, BodyInputs({}, {}), FolderFiles(tmp_path), NoProgress())
 
 
@@ -95,6 +88,7 @@ def pieces(method: str, tensors: list[Tensor], options: dict[str, object], folde
     return merge(Piece("w", 0, range(len(tensors)), tensors, torch.float32))
 
 
+NAMES = ["body.safetensors", "config.json", "head.safetensors"]
 EXPERTS = [torch.tensor([4.0, 1.0, -2.0, 0.5, 1.0]), torch.tensor([-1.0, 2.0, -3.0, 0.25, 3.0])]
 
 
@@ -103,8 +97,25 @@ def test_weighted_counts_an_expert_by_its_weight(tmp_path: Path) -> None:
     torch.testing.assert_close(merged, (EXPERTS[0] + 3 * EXPERTS[1]) / 4)
 
 
-def test_base_is_that_model_s_own(tmp_path: Path) -> None:
-    assert torch.equal(pieces("base", EXPERTS[:1], {"base": "0" * 64}, tmp_path), EXPERTS[0])
+def test_seed_s_body_and_head_are_its_own_and_the_body_s_name_is_independent_of_the_head(tmp_path: Path) -> None:
+    seeds = [expert(tmp_path / name, seed=1) for name in ("one", "other")]
+    path = seeds[1] / "model.safetensors"
+    tensors = load_file(path)
+    other = {**tensors, "lm_head.weight": 2 * tensors["lm_head.weight"], "model.norm.weight": torch.zeros(32)}
+    save_file(other, path, metadata={"format": "pt"})
+    bodies = []
+    for seed in seeds:
+        made = seed_body(DenseFiles(seed), FolderFiles(seed / "body"), NoProgress(), "org/seed@1")
+        body, _, head = (load_file(seed / "body" / name) if "safe" in name else {} for name in NAMES)
+        own = load_file(seed / "model.safetensors")
+        assert {name for name in own if ".mlp." not in name} == body.keys() | head.keys()
+        assert all(torch.equal(tensor, own[name]) for name, tensor in {**body, **head}.items())
+        assert made.digest == seed_digest(file_sha256(seed / "body" / "body.safetensors"), made.exponents)
+        assert (made.method, made.source, made.experts) == ("seed", "org/seed@1", [])
+        assert [file.name for file in made.files] == NAMES
+        bodies.append(made)
+    assert bodies[0].digest == bodies[1].digest
+    assert bodies[0].files[2] != bodies[1].files[2]
 
 
 def test_ties_trims_elects_and_adds_what_agrees(tmp_path: Path) -> None:

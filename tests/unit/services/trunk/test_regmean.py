@@ -22,7 +22,7 @@ from moerge.models.bounds import feature_bounds, input_bounds, input_exponents
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import EMBEDDING, FAMILIES, HEAD
+from moerge.models.families import EMBEDDING, FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.models.writer import write_safetensors
@@ -37,8 +37,6 @@ from moerge.trunk import least_squares
 from moerge.trunk.least_squares import (
     EVENNESS,
     SHRINKAGE_TO_AVERAGE,
-    head_alignment,
-    kinds_of_rows,
     row_shares,
 )
 from moerge.trunk.methods.method import MethodInputs
@@ -68,8 +66,6 @@ def merged(
     experts: Sequence[Path],
     folder: Path,
     rows: Sequence[list[list[int]]] | None = None,
-    *,
-    for_fitted_mlps: bool = False,
 ) -> dict[str, Tensor]:
     """The experts' regmean body; the n-th contributes the n-th rows."""
     with ExitStack() as stack:
@@ -79,7 +75,7 @@ def merged(
             files.append(stack.enter_context(StatisticsFile(path)))
         domains = [folder.name for folder in experts]
         opened = MethodInputs(list(map(DenseFiles, experts)), domains, BodyOptions(), statistics=files)
-        plans = plan(opened, for_fitted_mlps=for_fitted_mlps)
+        plans = plan(opened)
         with atomic_file(folder / "body") as out:
             write_safetensors(out, plans, at_once=at_once())
     return load_file(folder / "body")
@@ -104,7 +100,7 @@ def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, f
     summed, exponents = sums(folder, rows), input_exponents(own)
     bounds = input_bounds(own)
     norms = [attention.gain and attention.gain.format(layer=n // 2) if n % 2 == 0 else None for n in range(6)]
-    for n, (module, norm) in enumerate(zip([*modules, "lm_head"], [*norms, "model.norm.weight"], strict=True)):
+    for n, (module, norm) in enumerate(zip(modules, norms, strict=True)):
         x = inputs(folder, module, rows)
         u = x / own.checkpoint.tensor(norm) if norm else x
         result = unpack(to_floats(summed.arrays[body_gram_names(3)[n]], exponents[n]), x.shape[1])
@@ -184,20 +180,6 @@ def test_every_module_is_the_least_squares_fit_to_the_experts(tmp_path: Path, na
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-3 * float(expected.std()))
 
 
-def test_head_row_is_weighted_by_token_counts_of_domains(tmp_path: Path) -> None:
-    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
-    result = merged(experts, tmp_path)[HEAD].double()
-    counts = [torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300) + 1.0 for slot in (0, 1)]
-    uneven = int((counts[0] / counts[1]).argmax())
-    for token in (uneven, 299):  # the last stands in neither text
-        used = torch.stack([count[token] for count in counts])  # the texts are of equal length
-        shares = (used / used.sum() + EVENNESS / 2) / (1 + EVENNESS)
-        parts = (shares / shares.max()).mul(8).round()  # of eight, as rows share a solution
-        expected = textbook(experts, HEAD, slice(token, token + 1), (parts / parts.sum()).tolist())
-        torch.testing.assert_close(result[token], expected[0], rtol=0, atol=1e-3 * float(expected.std()))
-    assert counts[0][uneven] > 2 * counts[1][uneven]
-
-
 def test_solved_body_has_the_same_bits_for_any_thread_count(tmp_path: Path) -> None:
     """Law 3. Each module is solved by one thread, however many are solved at a time."""
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
@@ -211,41 +193,11 @@ def test_solved_body_has_the_same_bits_for_any_thread_count(tmp_path: Path) -> N
         with patch.object(least_squares, "Ridge", SimpleNamespace(of=factorised)):
             for threads in (1, 2, 4):
                 torch.set_num_threads(threads)
-                merged(experts, tmp_path, for_fitted_mlps=True)
+                merged(experts, tmp_path)
                 bits.add((tmp_path / "body").read_bytes())
     finally:
         torch.set_num_threads(before)
     assert (len(bits), seen) == (1, {1})
-
-
-def test_head_for_fitted_mlps_has_less_error_on_aligned_inputs(tmp_path: Path) -> None:
-    """For aligned vectors it answers more like the experts' heads than a head that is fitted to their own."""
-    experts = [expert(tmp_path / str(seed), seed=seed, apart=0.02) for seed in (1, 2)]
-    heads = [merged(experts, tmp_path, for_fitted_mlps=fitted)[HEAD] for fitted in (False, True)]
-    off = []
-    for head in heads:
-        missing = 0.0
-        for slot, folder in enumerate(experts):
-            own, x = Checkpoint(folder).tensor(HEAD), inputs(folder, "lm_head", contributed_rows(slot))
-            counts = torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300).double()
-            probabilities = (counts + 1) / (counts + 1).sum()
-            error = x @ (head.double() @ head_alignment(head, own, counts) - own.double()).T
-            error -= (error @ probabilities)[:, None]  # a softmax doesn't see what all logits share
-            missing += float(
-                (error.pow(2) @ probabilities).mean() / ((x @ own.double().T).pow(2) @ probabilities).mean()
-            )
-        off.append(missing)
-    assert off[1] < 0.95 * off[0]
-
-
-def test_a_head_alignment_is_the_textbook_s_weighted_fit() -> None:
-    generator = torch.Generator().manual_seed(0)
-    body, own = (torch.randn(50, 8, generator=generator) for _ in range(2))
-    counts = torch.arange(50).double()
-    weights = ((counts + 1) / (counts + 1).sum()).sqrt()[:, None]
-    centred = [head.double() - (counts + 1) @ head.double() / (counts + 1).sum() for head in (body, own)]
-    expected = torch.linalg.lstsq(weights * centred[0], weights * centred[1]).solution
-    torch.testing.assert_close(head_alignment(body, own, counts), expected, rtol=0, atol=5e-3)
 
 
 def test_of_one_expert_the_body_is_its_own(tmp_path: Path) -> None:
@@ -276,26 +228,6 @@ def test_embedding_rows_are_weighted_and_norms_averaged(tmp_path: Path) -> None:
         torch.testing.assert_close(body[EMBEDDING][token], share * own[0][token] + (1 - share) * own[1][token])
     gains = [Checkpoint(item).tensor(NORM) for item in experts]
     torch.testing.assert_close(body[NORM], (gains[0] + gains[1]) / 2)
-    assert not torch.allclose(body[HEAD], body[EMBEDDING], atol=1e-3)  # tied experts get a head of its own
-
-
-def test_row_clustering_has_small_error_for_frequent_tokens() -> None:
-    """With a fifteenth of the kinds, the error of an owner's share, weighted by use, is less than that of rounding."""
-    generator, rows = torch.Generator().manual_seed(0), 4000
-    frequencies = (2 * torch.randn(8, rows, generator=generator).double()).softmax(dim=1)
-    tokens = torch.full((8,), 100_000)
-    counts, use = (frequencies * tokens[:, None]).floor(), frequencies.mean(dim=0)
-    shares = row_shares(counts, tokens, rows)
-
-    def solved(most: int) -> tuple[int, float]:
-        kinds, which = kinds_of_rows(shares, use, most)
-        torch.testing.assert_close(kinds.sum(dim=1), torch.ones(len(kinds)).double())
-        return len(kinds), float((kinds[which].T - shares).abs().mean(dim=0) @ use)
-
-    (every, rounded), (some, clustered), (one, alike) = (solved(most) for most in (rows, 190, 1))
-    assert (some, one) == (190, 1)
-    assert every >= 15 * some
-    assert clustered < rounded < alike / 4
 
 
 @settings(max_examples=60, deadline=None)
