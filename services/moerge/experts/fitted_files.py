@@ -1,20 +1,16 @@
-"""The files of a fitted expert: each layer's MLP as soon as it is fitted, and at the end a dense checkpoint."""
+"""Each layer's MLP in a file of its own, as soon as it is fitted."""
 
-import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from moerge.experts.parts import part_bytes
 from moerge.files import atomic_file
-from moerge.models.config import body_settings
 from moerge.models.dense import mlp_names
-from moerge.models.dense_files import Dense, DenseFiles
-from moerge.models.expert_folder import TOKENIZER_FILES
-from moerge.models.stored import SINGLE
+from moerge.models.dense_files import DenseFiles
 from moerge.models.writer import TensorPlan, write_safetensors
 
 
@@ -50,37 +46,7 @@ class FittedLayers:
 
 
 def fitted_bytes(expert: DenseFiles) -> int:
-    """The bytes that a fit writes: the fitted expert, and until it is whole its MLPs in float32."""
+    """The bytes that a fit writes: the expert's parts, and until they are whole its MLPs in float32."""
     specs = expert.checkpoint.specs
     fitted = sum(torch.Size(specs[name].shape).numel() for name in mlp_names(expert))
-    return sum(spec.bytes for spec in specs.values()) + torch.float32.itemsize * fitted
-
-
-def write_fitted(expert: DenseFiles, body: Dense, fitted: FittedLayers, folder: Path) -> Path:
-    """Writes a dense checkpoint: the body with fitted MLPs in the expert's dtypes; returns its folder.
-
-    It is a complete expert: a version uses its MLPs, and it runs alone.
-    """
-    specs, merged, layers = expert.checkpoint.specs, body.checkpoint, expert.config.num_hidden_layers
-
-    def tensor(layer: int, name: str, dtype: torch.dtype) -> Tensor:
-        return fitted.tensor(layer, name).to(dtype)
-
-    plans = [TensorPlan(name, at.dtype, at.shape, partial(merged.tensor, name)) for name, at in merged.specs.items()]
-    for layer in range(layers):
-        for pattern in expert.family.mlp:
-            name = pattern.format(layer=layer)
-            at = specs[name]
-            plans.append(TensorPlan(name, at.dtype, at.shape, partial(tensor, layer, name, at.dtype)))
-    fields = json.loads(expert.side_file("config.json").read_text(encoding="utf-8"))
-    fields |= body_settings({plan.name: plan.shape for plan in plans})
-    for name in TOKENIZER_FILES:
-        if (path := expert.side_file(name)).is_file():
-            with atomic_file(folder / name) as out:
-                out.write(path.read_bytes())
-    with atomic_file(folder / "config.json") as out:
-        out.write((json.dumps(fields, indent=2) + "\n").encode())
-    with atomic_file(folder / SINGLE) as out:
-        write_safetensors(out, plans)
-    fitted.clear(layers)
-    return folder
+    return part_bytes(expert) + torch.float32.itemsize * fitted

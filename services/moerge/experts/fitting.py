@@ -1,31 +1,30 @@
 """MLPs fitted to a body: their owner solves them anew, so that with the body they reproduce the expert.
 
-A merged body changes the inputs of an expert's MLPs and the residual that they add to. Layer by layer, the MLP's first
+Another body changes the inputs of an expert's MLPs and the residual that they add to. Layer by layer, the MLP's first
 matrices become the least-squares fit from their new inputs to their outputs in the expert. Then the last matrix becomes
-the fit from its new inputs to the difference of the two residuals. In the last layer the target is the residual for
-which the body's head gives the logits of the expert's head. Fitting needs the owner's expert, the body and the
-owner's text, but no other owner's MLPs.
+the fit from its new inputs to the difference of the two residuals. Fitting needs the owner's expert, the body and the
+owner's text, but no head, and no other owner's MLPs.
 
 One layer of each model is in memory, and the residuals of all tokens in both. A fitted layer is written at once.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from moerge.errors import IncompatibleExpertError
-from moerge.experts.fitted_files import FittedLayers, write_fitted
+from moerge.experts.fitted_files import FittedLayers
+from moerge.experts.parts import write_parts
 from moerge.experts.residuals import Residuals
 from moerge.models.batches import Batch
 from moerge.models.dense import domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
 from moerge.routers.ridge import SOLVER, Ridge
 from moerge.threads import one_thread
-from moerge.trunk.least_squares import head_alignment
 from moerge_proto.digests import digest_of
 
 SHRINKAGE_TO_EXPERT = 0.25
@@ -69,7 +68,9 @@ def fit(
     device: str = "cpu",
     done: Callable[[int], None] = lambda tokens: None,
 ) -> Path:
-    """Writes the expert with MLPs fitted to the body into `folder`; returns it. On one thread, for equal bytes.
+    """Writes the expert's parts, with MLPs fitted to the body, into `folder`; returns it.
+
+    On one thread, for equal bytes.
 
     An interrupted fit into the same folder goes on. Two residuals per token, of H float32, are in host memory. `done`
     gets numbers of tokens; every token counts once per layer.
@@ -79,19 +80,22 @@ def fit(
     """
     require_fittable(expert)
     fitted = FittedLayers(folder, _work(expert, body, batches, device))
-    missing = [layer for layer in range(expert.config.num_hidden_layers) if layer not in fitted]
-    if missing:
+    layers = expert.config.num_hidden_layers
+    if missing := [layer for layer in range(layers) if layer not in fitted]:
         fitting = _Fitting(expert, body, batches, torch.device(device), done)
         for layer in range(missing[-1] + 1):
             fitting.layer(layer, fitted)
-    return write_fitted(expert, body, fitted, folder)
+    places = {pattern.format(layer=layer): layer for layer in range(layers) for pattern in expert.family.mlp}
+    write_parts(expert, folder, lambda name: fitted.tensor(places[name], name))
+    fitted.clear(layers)
+    return folder
 
 
 def require_fittable(expert: DenseFiles) -> None:
     """Requires MLPs whose outputs are added to the residual unchanged."""
     if expert.family.gain is None:
         problem = f"{expert.family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
-        raise IncompatibleExpertError(problem, where=str(expert.folder), todo="omit `fit`")
+        raise IncompatibleExpertError(problem, where=str(expert.folder), todo="set `fit` to false")
 
 
 def _work(expert: DenseFiles, body: Dense, batches: Sequence[Batch], device: str) -> str:
@@ -124,7 +128,7 @@ class _Fitting:
         self._new = Residuals(domain_weights(expert, body), batches, device)
         self._expert, self._device, self._done = expert, device, done
         self._counted = [batch.counted.to(device) for batch in batches]
-        self._ids = torch.cat([batch.input_ids[batch.counted] for batch in batches])
+        self._tokens = sum(int(batch.counted.sum()) for batch in batches)
 
     def layer(self, number: int, fitted: FittedLayers) -> None:
         names = [pattern.format(layer=number) for pattern in self._expert.family.mlp]
@@ -135,12 +139,12 @@ class _Fitting:
                     parameter.copy_(fitted.tensor(number, name))
                 self._own.pass_layer()
                 self._new.pass_layer()
-                self._done(len(self._ids))
+                self._done(self._tokens)
                 return
             self._attend_and_fit_first()
-            is_last = number == self._expert.config.num_hidden_layers - 1
-            self._fit_last(self._through_head() if is_last else self._own.placed)
+            self._fit_last()
             fitted.write(number, parameters)
+            is_last = number == self._expert.config.num_hidden_layers - 1
             for place in range(0 if is_last else len(self._counted)):
                 states = self._new.placed(place)
                 self._new.keep(place, states + self._new.layer.mlp(self._new.features(states)))
@@ -160,8 +164,8 @@ class _Fitting:
             new.keep(place, states)
         _solve_first(fit, new.layer.mlp)
 
-    def _fit_last(self, target: Callable[[int], Tensor]) -> None:
-        """Fits the last matrix to the difference of a batch's target residual, [B, T, H], and the present one."""
+    def _fit_last(self) -> None:
+        """Fits the last matrix to the difference of the expert's residual and the present one."""
         new, seen = self._new, list[Tensor]()
         module = new.layer.mlp.down_proj
         fit = _LeastSquares(module.in_features, module.out_features, self._device)
@@ -169,22 +173,7 @@ class _Fitting:
         for place, tokens in enumerate(self._counted):
             states = new.placed(place)
             new.layer.mlp(new.features(states))
-            fit.add(seen.pop()[tokens], (target(place) - states)[tokens])
+            fit.add(seen.pop()[tokens], (self._own.placed(place) - states)[tokens])
             self._done(int(tokens.sum()))
         handle.remove()
         module.weight.copy_(fit.solve(module.weight))
-
-    def _through_head(self) -> Callable[[int], Tensor]:
-        """The function that gives a batch's residual for which the body's head has nearly the expert's logits."""
-        counts = torch.bincount(self._ids, minlength=self._expert.config.vocab_size).double().to(self._device)
-        alignment = head_alignment(self._new.head()[: len(counts)], self._own.head(), counts)
-        gain = self._new.gain.double()
-        inverse = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
-        return partial(self._aligned, alignment, inverse)
-
-    def _aligned(self, alignment: Tensor, inverse: Tensor, place: int) -> Tensor:
-        states = self._own.placed(place)
-        size = (states.pow(2).mean(dim=-1, keepdim=True) + self._expert.config.rms_norm_eps).sqrt()
-        last = self._own.normed(states).double() @ alignment.T * inverse
-        result: Tensor = (last * size).to(states.dtype)
-        return result

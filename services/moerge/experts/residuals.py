@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moerge.models.batches import Batch
 from moerge.models.families import EMBEDDING
-from moerge.models.weights import Weights, head_name, own_copy
+from moerge.models.weights import Weights
 from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.features import placed
 
@@ -23,7 +23,7 @@ class Residuals:
     layer: Any
 
     def __init__(self, weights: Weights, batches: Sequence[Batch], device: torch.device) -> None:
-        self.weights, self._batches, self._device = weights, batches, device
+        self._batches, self._device = batches, device
         self._files = LayerFiles(weights, torch.float32, device)
         self._decoder = Decoder(weights, torch.float32, device)
         embedding = weights.tensor(EMBEDDING)
@@ -62,16 +62,3 @@ class Residuals:
     def placed(self, number: int) -> Tensor:
         states: Tensor = placed(self.states[number], self._device)
         return states
-
-    def normed(self, states: Tensor) -> Tensor:
-        result: Tensor = self._decoder.norm(states)
-        return result
-
-    @property
-    def gain(self) -> Tensor:
-        weight: Tensor = self._decoder.norm.weight
-        return weight
-
-    def head(self) -> Tensor:
-        """[V, H] float32, on the device."""
-        return own_copy(self.weights, head_name(self.weights), torch.float32).to(self._device)

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from moerge.models.dense_files import Dense
 from moerge.models.families import EMBEDDING, FINAL_NORM, head_dim
 from moerge.models.reader import Checkpoint
-from moerge_proto.statistics_file import MAX_BODY_TOKENS, exponent
+from moerge_proto.statistics_file import MAX_EXPERT_TOKENS, exponent
 
 _ROWS = 4096
 
@@ -45,7 +45,7 @@ def input_gain_names(model: Dense) -> list[str | None]:
     """The divisor of each gram of a body contribution, in the file's order: names of norms, or None."""
     gain = model.family.attention.gain
     per_layer = [(gain and gain.format(layer=layer), None) for layer in range(model.config.num_hidden_layers)]
-    return [*(name for pair in per_layer for name in pair), FINAL_NORM]
+    return [name for pair in per_layer for name in pair]
 
 
 def input_bounds(expert: Dense) -> list[float]:
@@ -56,15 +56,26 @@ def input_bounds(expert: Dense) -> list[float]:
     for layer in range(expert.config.num_hidden_layers):
         read = _output_norm(expert.checkpoint, gain.format(layer=layer)) if gain else residuals[layer][0]
         bounds += [hidden if gain else read**2, _attended(expert, layer, read)]
-    return [*bounds, hidden]
+    return bounds
 
 
 def input_exponents(expert: Dense) -> list[int]:
     """Fractional bits of each gram of a body contribution, in the file's order."""
     config = expert.config
-    sizes = [*[config.hidden_size, attention_size(config)] * config.num_hidden_layers, config.hidden_size]
+    sizes = [config.hidden_size, attention_size(config)] * config.num_hidden_layers
     sized = zip(sizes, input_bounds(expert), strict=True)
-    return [exponent(size, bound, MAX_BODY_TOKENS) for size, bound in sized]
+    return [exponent(size, bound, MAX_EXPERT_TOKENS) for size, bound in sized]
+
+
+def head_bounds(expert: Dense) -> list[float]:
+    """The largest squared norm of the vectors of a head contribution."""
+    return [float((expert.checkpoint.tensor(FINAL_NORM) != 0).sum())]
+
+
+def head_exponents(expert: Dense) -> list[int]:
+    """Fractional bits of the gram of a head contribution."""
+    hidden = expert.config.hidden_size
+    return [exponent(hidden, hidden, MAX_EXPERT_TOKENS)]
 
 
 def attention_size(config: PretrainedConfig) -> int:

@@ -1,4 +1,4 @@
-"""Sums over one shard, as integers: gram and cross of a layer's features (DUME eq. 5), and grams for a body."""
+"""Sums over one shard, as integers: gram and cross of a layer's features (DUME eq. 5), and grams for a body or head."""
 
 from dataclasses import dataclass
 

@@ -14,16 +14,17 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.memory.machine import free_for
 from moerge.memory.room import Room, Slots, room_for
-from moerge.models.bounds import attention_size, input_exponents
+from moerge.models.bounds import attention_size, head_exponents, input_exponents
 from moerge.models.dense_files import Dense
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.journal import Journal, clear
-from moerge.statistics.passes import BodyPass, Pass, RouterPass, need_of
+from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass, need_of
 from moerge.statistics.windows import Layered, WindowSize, computed, windows
 from moerge_proto.statistics_file import (
     BodyManifest,
+    HeadManifest,
     Int64,
     Manifest,
     RouterManifest,
@@ -93,20 +94,30 @@ def router_manifest(
 
 def body_manifest(owner: str, expert: DenseExpert, digest: str, settings: StatisticsSettings) -> BodyManifest:
     """The manifest of an expert's body contribution, without sums; no count is withheld yet."""
-    config = expert.config
     return BodyManifest(
-        owner=owner,
-        expert=digest,
-        domain=expert.domain,
-        settings=settings,
-        hidden_size=config.hidden_size,
-        layers=config.num_hidden_layers,
-        attention_size=attention_size(config),
-        vocab_size=config.vocab_size,
+        **_expert_facts(owner, expert, digest, settings),
+        attention_size=attention_size(expert.config),
+        vocab_size=expert.config.vocab_size,
         exponents=input_exponents(expert),
         rare_below=0,
-        **_NO_COUNTS,
     )
+
+
+def head_manifest(owner: str, expert: DenseExpert, digest: str, settings: StatisticsSettings) -> HeadManifest:
+    """The manifest of an expert's head contribution, without sums."""
+    return HeadManifest(**_expert_facts(owner, expert, digest, settings), exponents=head_exponents(expert))
+
+
+def _expert_facts(owner: str, expert: DenseExpert, digest: str, settings: StatisticsSettings) -> dict[str, Any]:
+    return {
+        "owner": owner,
+        "expert": digest,
+        "domain": expert.domain,
+        "settings": settings,
+        "hidden_size": expert.config.hidden_size,
+        "layers": expert.config.num_hidden_layers,
+        **_NO_COUNTS,
+    }
 
 
 def router_contribution(
@@ -128,10 +139,7 @@ def router_contribution(
     settings, computing = settings or StatisticsSettings(), computing or Computing()
     blank = router_manifest(expert.owner, expert.digest, expert.domain, body, settings)
     work = RouterPass(expert, body, body.exponents, settings.precision, computing.device)
-    journal = _summed(blank, work, documents, path, computing)
-    if journal is not None:
-        os.replace(journal, path)
-    return path
+    return _written(blank, work, documents, path, computing)
 
 
 def body_contribution(
@@ -142,7 +150,7 @@ def body_contribution(
     computing: Computing | None = None,
     rare_below: int = 0,
 ) -> Path:
-    """Writes grams of the inputs of the expert's attention and head, and counts of tokens (Jin et al., 2023).
+    """Writes grams of the inputs of the expert's attention, and counts of tokens (Jin et al., 2023).
 
     Arguments and errors are those of `router_contribution`; counts below `rare_below` are withheld.
     """
@@ -156,6 +164,23 @@ def body_contribution(
     return path
 
 
+def head_contribution(
+    expert: DenseExpert,
+    documents: Iterable[Tokens],
+    path: Path,
+    settings: StatisticsSettings | None = None,
+    computing: Computing | None = None,
+) -> Path:
+    """Writes the gram of the inputs of the expert's head.
+
+    Arguments and errors are those of `router_contribution`.
+    """
+    settings, computing = settings or StatisticsSettings(), computing or Computing()
+    blank = head_manifest(expert.owner, expert, expert.digest, settings)
+    work = HeadPass(expert, blank.exponents, settings.precision, computing.device)
+    return _written(blank, work, documents, path, computing)
+
+
 def withhold_rare(whole: Path, path: Path, rare_below: int) -> None:
     """Writes a body contribution without the counts below `rare_below`, from one with all counts."""
 
@@ -166,6 +191,14 @@ def withhold_rare(whole: Path, path: Path, rare_below: int) -> None:
 
     with StatisticsFile(whole) as file, atomic_file(path) as out:
         write(out, file.manifest.model_copy(update={"rare_below": rare_below}), arrays(file))
+
+
+def _written(blank: Manifest, work: Pass, documents: Iterable[Tokens], path: Path, computing: Computing) -> Path:
+    """The file at `path`, with the sums over all documents."""
+    journal = _summed(blank, work, documents, path, computing)
+    if journal is not None:
+        os.replace(journal, path)
+    return path
 
 
 def _summed(

@@ -33,7 +33,7 @@ def estimate(work: Pass, room: Room, tokens: int, tokens_per_second: float, proc
     windows = processes * -(-shards // max(1, room.states * shards // states))
     weights = work.weights()
     layers = range(weights.config.num_hidden_layers)
-    stored = sum(weights.places[name].specs[name].bytes for layer in layers for name in weights.layer(layer))
+    stored = sum(weights.spec(name).bytes for layer in layers for name in weights.layer(layer))
     return Estimate(tokens, windows, windows * stored, tokens / tokens_per_second)
 
 

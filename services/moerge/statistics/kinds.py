@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from moerge_proto.statistics_file import BodyManifest, Kind, RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import BodyManifest, HeadManifest, Kind, RouterManifest, StatisticsFile
 
-M = TypeVar("M", RouterManifest, BodyManifest)
+M = TypeVar("M", RouterManifest, BodyManifest, HeadManifest)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,11 @@ def _router_sums(manifest: RouterManifest) -> str:
 def _body_sums(manifest: BodyManifest) -> str:
     hidden, size = manifest.hidden_size, manifest.attention_size
     grams = f"grams {hidden} x {hidden} and {size} x {size}"
-    return f"{manifest.layers} x ({grams}), one of the head, counts of tokens"
+    return f"{manifest.layers} x ({grams}), counts of tokens"
+
+
+def _head_sums(manifest: HeadManifest) -> str:
+    return f"gram {manifest.hidden_size} x {manifest.hidden_size}"
 
 
 def _token_counts(manifest: BodyManifest, file: StatisticsFile) -> Iterator[str]:
@@ -65,12 +69,22 @@ ROUTER = ContributionKind(
 )
 BODY = ContributionKind(
     name="body",
-    purpose="for bodies",
-    about="Sums over the experts' own inputs. Bodies are solved from them.",
+    purpose="for merged bodies",
+    about="Sums over the inputs of the experts' own attention. Merged bodies are solved from them.",
     origin="Workers send them if body_contribution is set and their owner's policy allows it.",
     withdrawal="Bodies that were solved with it are retired. Merge a new one afterwards.",
     under_body=False,
     sums=_body_sums,
     reveals=_token_counts,
 )
-CONTRIBUTIONS: Mapping[str, ContributionKind[Any]] = {ROUTER.name: ROUTER, BODY.name: BODY}
+HEAD = ContributionKind(
+    name="head",
+    purpose="for heads",
+    about="Sums over the inputs of the experts' own heads. The heads of versions are solved from them.",
+    origin="Workers send them if their owner's policy allows it.",
+    withdrawal="Later versions' heads don't contain it. Versions that were solved with it stay as they are.",
+    under_body=False,
+    sums=_head_sums,
+    reveals=lambda manifest, file: iter(()),
+)
+CONTRIBUTIONS: Mapping[str, ContributionKind[Any]] = {kind.name: kind for kind in (ROUTER, BODY, HEAD)}

@@ -1,4 +1,4 @@
-"""The two passes over an owner's documents, as data for their processes."""
+"""The passes over an owner's documents, as data for their processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from moerge.memory.shapes import Shape
 from moerge.models.bounds import feature_gains, input_gain_names
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
+from moerge.models.families import FINAL_NORM
 from moerge_proto.statistics_file import Kind, StatisticsSettings, body_gram_names
 
 
@@ -57,7 +58,7 @@ class RouterPass:
 
 @dataclass(frozen=True)
 class BodyPass:
-    """Grams of the inputs of the expert's attention and head, and counts of tokens."""
+    """Grams of the inputs of the expert's attention, and counts of tokens."""
 
     kind: ClassVar[Kind] = "body"
     expert: DenseFiles
@@ -69,16 +70,36 @@ class BodyPass:
         return expert_weights(self.expert)
 
     def inputs(self) -> list[list[Input]]:
-        """As in `RouterPass`; the head's belongs to the last layer."""
+        """As in `RouterPass`."""
         expert, layers, attention = self.expert, self.expert.config.num_hidden_layers, self.expert.family.attention
         patterns = attention.inputs[0], attention.output
         modules = [pattern.format(layer=layer) for layer in range(layers) for pattern in patterns]
         gains = [None if name is None else expert.checkpoint.tensor(name) for name in input_gain_names(expert)]
-        every = list(map(Input, [*modules, None], body_gram_names(layers), self.exponents, gains))
-        return [every[2 * layer : None if layer == layers - 1 else 2 * layer + 2] for layer in range(layers)]
+        every = list(map(Input, modules, body_gram_names(layers), self.exponents, gains))
+        return [every[2 * layer : 2 * layer + 2] for layer in range(layers)]
 
 
-Pass = RouterPass | BodyPass
+@dataclass(frozen=True)
+class HeadPass:
+    """The gram of the inputs of the expert's head."""
+
+    kind: ClassVar[Kind] = "head"
+    expert: DenseFiles
+    exponents: Sequence[int]
+    precision: str = "float32"
+    device: str = "cpu"
+
+    def weights(self) -> DenseWeights:
+        return expert_weights(self.expert)
+
+    def inputs(self) -> list[list[Input]]:
+        """As in `RouterPass`; the head's input belongs to the last layer."""
+        [bits], before = self.exponents, self.expert.config.num_hidden_layers - 1
+        gains = self.expert.checkpoint.tensor(FINAL_NORM)
+        return [*([] for _ in range(before)), [Input(None, "head_input", bits, gains)]]
+
+
+Pass = RouterPass | BodyPass | HeadPass
 
 
 def need_of(work: Pass, settings: StatisticsSettings, threads: int = 1) -> Need:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moerge.errors import ContributionError
 from moerge.statistics.integers import LIMIT, square_of, to_floats
-from moerge_proto.statistics_file import Int64, StatisticsFile, body_gram_names
+from moerge_proto.statistics_file import Int64, StatisticsFile
 
 TRACE_SLACK = 1 + 2.0**-7
 FLOAT32_EPSILON = 2.0**-24
@@ -40,8 +40,8 @@ def validate(
     return warnings
 
 
-def validate_body(file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float]) -> None:
-    """Checks every gram, the largest [N, N], and the counts of an opened body contribution. Peak: 12 N^2 bytes.
+def validate_grams(file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float]) -> None:
+    """Checks every gram, the largest [N, N], of an opened body or head contribution. Peak: 12 N^2 bytes.
 
     Args:
         exponents: the expert's fractional bits per gram, in the file's order.
@@ -51,8 +51,13 @@ def validate_body(file: StatisticsFile, exponents: Sequence[int], bounds: Sequen
         ContributionError: names the tensor and the exceeded bound.
     """
     _require_exponents(file, exponents)
-    for name, exponent, bound in zip(body_gram_names(file.manifest.layers), exponents, bounds, strict=True):
+    for name, exponent, bound in zip(file.manifest.grams(), exponents, bounds, strict=True):
         _validate_gram(name, exponent, bound, file)
+
+
+def validate_body(file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float]) -> None:
+    """As `validate_grams`; also checks the counts of an opened body contribution."""
+    validate_grams(file, exponents, bounds)
     counts, tokens = file.array("token_counts"), file.manifest.tokens
     if (counts < 0).any() or int(counts.sum(dtype=object)) > tokens:
         raise ContributionError(

@@ -1,0 +1,52 @@
+"""An expert's parts for versions under a body: a folder with its MLPs and head, without attention and embedding."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from moerge.files import atomic_file
+from moerge.models.dense import head_place, mlp_names, part_names
+from moerge.models.dense_files import DenseFiles
+from moerge.models.expert_folder import small_files
+from moerge.models.families import HEAD
+from moerge.models.stored import SINGLE, TensorSpec
+from moerge.models.writer import TensorPlan, write_safetensors
+
+_CONFIG = "config.json"
+
+
+def write_parts(expert: DenseFiles, folder: Path, mlp: Callable[[str], Tensor] | None = None) -> Path:
+    """Writes an expert's parts into `folder`; returns it. A tied head becomes `lm_head.weight`: the embedding's rows.
+
+    `mlp` gives an MLP's tensor by name, in any dtype; default: the expert's own.
+    """
+    small = small_files(expert)
+    config = {**json.loads(small[_CONFIG]), "tie_word_embeddings": False}
+    small[_CONFIG] = f"{json.dumps(config, indent=2)}\n".encode()
+    for name, data in small.items():
+        with atomic_file(folder / name) as out:
+            out.write(data)
+    mlps = set(mlp_names(expert)) if mlp is not None else set[str]()
+
+    def tensor(name: str, at: TensorSpec) -> Tensor:
+        if mlp is None or name not in mlps:
+            return expert.checkpoint.tensor(_stored(expert, name))
+        return mlp(name).to(at.dtype)
+
+    specs = {name: expert.checkpoint.specs[_stored(expert, name)] for name in part_names(expert)}
+    plans = [TensorPlan(name, at.dtype, at.shape, partial(tensor, name, at)) for name, at in specs.items()]
+    with atomic_file(folder / SINGLE) as out:
+        write_safetensors(out, plans)
+    return folder
+
+
+def part_bytes(expert: DenseFiles) -> int:
+    """The bytes of an expert's parts."""
+    return sum(expert.checkpoint.specs[_stored(expert, name)].bytes for name in part_names(expert))
+
+
+def _stored(expert: DenseFiles, name: str) -> str:
+    return head_place(expert.checkpoint)[1] if name == HEAD else name
