@@ -1,4 +1,4 @@
-"""The assembly of a version on one machine: body, experts, router contributions and lineage.
+"""The assembly of a version on one machine: body, experts, contributions to head and routers, and lineage.
 
 Merges, additions, the laboratory's recipes and its table of joining experts call `assemble`. Only the coordinator has
 steps of its own, because its parts come from other machines. `Assembled.write` links files of an earlier output.
@@ -22,7 +22,8 @@ from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
-from moerge.statistics.contribution import body_contribution, router_contribution
+from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
+from moerge.trunk.heads import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
@@ -31,7 +32,7 @@ from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.versions import Lineage
 
 BODY = "body"
-"""The folder of a merged body."""
+"""The folder of a body."""
 LEAST_DOCUMENTS = 100
 """Least number of documents of a fit, if there are so many."""
 
@@ -47,16 +48,20 @@ class StatisticsText(Protocol):
 
 @dataclass(frozen=True)
 class KeptParts:
-    """The parts of an earlier version that stay: its body, and perhaps experts with their contributions."""
+    """The parts of an earlier version that stay: its body, and perhaps experts with their contributions.
+
+    `heads` are head contributions in slot order, if the head is solved.
+    """
 
     body: LocalBody
     slots: Sequence[Slot] = ()
     contributions: Sequence[Path] = ()
+    heads: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """An assembled version, before its routers are solved. `experts` are the new ones, fitted if the recipe says so.
+    """An assembled version, before head and routers are solved. `experts` are the new ones, fitted if the recipe says so.
 
     `routers` are given ones, [D, H] per layer; None: solved from the contributions.
     """
@@ -94,6 +99,7 @@ def assemble(
     kept: KeptParts | None = None,
     *,
     routers: Sequence[Tensor] | None = None,
+    heads: Sequence[Path] | None = None,
     say: Callable[[str], None] = silent,
 ) -> Assembled:
     """Computes the parts of a version; those of an interrupted run are reused.
@@ -104,42 +110,59 @@ def assemble(
         work: existing folder of body, fitted experts and contributions.
         kept: parts of an earlier version; None: a body is merged from the experts.
         routers: given ones, in place of contributions and a solve.
+        heads: head contributions of `experts`; None: computed, if the head is solved.
     """
-    kept = kept or KeptParts(merged_body(experts, texts, settings, work))
+    kept = kept or KeptParts(body_of(experts, texts, settings, work))
     members = list(experts)
     if settings.recipe.fit:
         members = [
             fitted(expert, text, kept.body, settings, work, say) for expert, text in zip(experts, texts, strict=True)
         ]
+    heads = head_contributions(experts, texts, settings, work) if heads is None else heads
     parts, body = list(kept.contributions), kept.body
     if routers is None:
         for expert, text in zip(members, texts, strict=True):
             path = work / f"router-{expert.domain}-{body.digest[:16]}.safetensors"
             parts.append(router_contribution(expert, body, text, path, settings.statistics, settings.computing))
-    lineage, inputs = local_version(members, body, parts, settings.recipe.solve, kept=kept.slots)
+    lineage, inputs = local_version(
+        members,
+        body,
+        parts,
+        settings.recipe.solve,
+        head=settings.recipe.head,
+        head_contributions=[*kept.heads, *heads],
+        kept=kept.slots,
+    )
     return Assembled(lineage, inputs, kept.body, members, routers)
 
 
-def merged_body(
+def body_of(
     experts: Sequence[DenseExpert], texts: Sequence[StatisticsText], settings: VersionSettings, work: Path
 ) -> LocalBody:
     """The body of the experts, in the folder `body` of `work`; a solved one is from contributions by the texts."""
-    parts = list[Path]()
-    if METHODS[settings.recipe.method].solved:
+    parts, recipe = list[Path](), settings.recipe
+    if is_solved(recipe.body):
         for expert, text in zip(experts, texts, strict=True):
             path = work / f"body-{expert.domain}.safetensors"
             parts.append(
                 body_contribution(expert, text, path, settings.statistics, settings.computing, settings.rare_below)
             )
+    progress = settings.computing.progress
     return local_body(
-        experts,
-        work / BODY,
-        settings.recipe.method,
-        parts,
-        settings.body,
-        base=settings.base,
-        progress=settings.computing.progress,
+        experts, work / BODY, recipe.body, parts, settings.body, base=settings.base, progress=progress
     )
+
+
+def head_contributions(
+    experts: Sequence[DenseExpert], texts: Sequence[StatisticsText], settings: VersionSettings, work: Path
+) -> list[Path]:
+    """The experts' head contributions by the texts, in `work`; none unless the head is solved."""
+    if not HEADS[settings.recipe.head].solved:
+        return []
+    paths = [work / f"head-{expert.domain}.safetensors" for expert in experts]
+    for expert, text, path in zip(experts, texts, paths, strict=True):
+        head_contribution(expert, text, path, settings.statistics, settings.computing)
+    return paths
 
 
 def fitted(
@@ -150,6 +173,7 @@ def fitted(
     work: Path,
     say: Callable[[str], None] = silent,
 ) -> DenseExpert:
+    """The expert's parts, with MLPs that are fitted to the body."""
     statistics, computing, device = settings.statistics, settings.computing, settings.computing.device
 
     def sample(tokens: int) -> list[list[Tokens]]:

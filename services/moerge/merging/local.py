@@ -2,24 +2,37 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256
-from moerge.models.dense_files import DenseBody, DenseFiles
+from moerge.models.config import read_config
+from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
-from moerge.trunk.merge import DENSE_BODY_FILE, BodyInputs, FolderFiles, MergedBody, merge_body
+from moerge.trunk.heads import HEADS
+from moerge.trunk.merge import (
+    DENSE_BODY_FILE,
+    SEED_HEAD_FILE,
+    BodyInputs,
+    FolderFiles,
+    MergedBody,
+    merge_body,
+    seed_body,
+)
 from moerge.trunk.methods.registry import METHODS, require_options
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, Solution, Solve, VersionInputs
-from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions
+from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions, HeadMethod
 from moerge_proto.options import RECOMMENDED, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.versions import Lineage, SolveReport
+from moerge_proto.versions import HeadLineage, Lineage, SolveReport
 
 BODY_RECORD = "merged.json"
 """The file with a merged body's properties, in its folder."""
@@ -27,20 +40,18 @@ BODY_RECORD = "merged.json"
 
 @dataclass(frozen=True)
 class LocalBody(DenseBody):
-    """A merged body on this machine.
+    """A body on this machine, in a folder with its config.
 
     Attributes:
         path: its safetensors file, in the dense family's tensor names.
-        expert: a dense expert in it, or the config of one.
-        contains: the experts whose parameters it contains, including the base.
+        contains: the experts whose parameters it contains, including the base; none in a seed's.
         exponents: fractional bits of each layer's gram and cross.
     """
 
     path: Path
     sha256: str
     digest: str
-    method: str
-    expert: DenseFiles
+    method: BodyMethod
     contains: Sequence[ExpertRecord]
     exponents: Sequence[int]
 
@@ -48,73 +59,97 @@ class LocalBody(DenseBody):
     def source(self) -> Path:  # type: ignore[override]  # see `DenseBody`
         return self.path
 
+    @cached_property
+    def _config(self) -> PretrainedConfig:  # type: ignore[override]
+        return read_config(self.path.parent)
+
+    @cached_property
+    def seed_head(self) -> Checkpoint | None:
+        """The seed's own head; None beside a merged body."""
+        return Checkpoint.of_file(self.path.with_name(SEED_HEAD_FILE)) if self.method == "seed" else None
+
     @property
     def hidden_size(self) -> int:
-        return int(self.expert.config.hidden_size)
+        return int(self.config.hidden_size)
 
     @property
     def layers(self) -> int:
-        return int(self.expert.config.num_hidden_layers)
+        return int(self.config.num_hidden_layers)
 
 
 def local_body(
     experts: Sequence[DenseExpert],
     folder: Path,
-    method: BodyMethod = RECOMMENDED.method,
+    method: BodyMethod = RECOMMENDED.body,
     contributions: Sequence[Path] = (),
     options: BodyOptions | None = None,
     *,
     base: DenseExpert | None = None,
     progress: Progress | None = None,
 ) -> LocalBody:
-    """Merges a body into `folder`, unless it exists.
+    """Merges a body into `folder`, unless it exists; or copies the seed's.
 
     Args:
-        experts: in order; a method that uses only the base merges none.
+        experts: in order; the method `seed` merges none.
         contributions: the experts' body contributions, for a solved method.
         options: without `base`.
-        base: the base model, for a method that takes one.
+        base: the base model, for a method that takes one; for `seed`, the seed.
 
     Raises:
         MoergeError: an option is missing or not allowed.
         IncompatibleExpertError: the method doesn't fit the experts' family.
         SolveError: the body contributions have too little text.
     """
-    chosen = with_base(options or BodyOptions(), base)
-    require_options(METHODS[method], chosen)
-    if base is not None and METHODS[method].base_only:
-        experts = [base]
+    require_base(method, options or BodyOptions(), base)
+    progress, record = progress or NoProgress(), folder / BODY_RECORD
+    merged = MergedBody.model_validate_json(record.read_bytes()) if record.is_file() else None
+    if method == "seed" and base is not None:
+        record.unlink(missing_ok=True)
+        merged = seed_body(base, FolderFiles(folder), progress, base.hub_id)
+        _write(record, merged)
+        return kept_body(merged, folder, [])
     statistics = {file_sha256(path): path for path in contributions}
     inputs = [*([base] if base is not None else []), *experts]
     lineage = BodyLineage(
         method=method,
-        options=chosen,
+        options=with_base(options or BodyOptions(), base),
         experts=[item.digest for item in experts],
         contributions=list(statistics),
         revision=METHODS[method].revision,
     )
-    record = folder / BODY_RECORD
-    merged = MergedBody.model_validate_json(record.read_bytes()) if record.is_file() else None
     if merged is None or merged.lineage != lineage:
         record.unlink(missing_ok=True)
         files, domains = {item.digest: item for item in inputs}, {item.digest: item.domain for item in inputs}
-        body_inputs = BodyInputs(files, domains, statistics)
-        merged = merge_body(lineage, body_inputs, FolderFiles(folder), progress or NoProgress())
-        with atomic_file(record) as out:
-            out.write(merged.model_dump_json().encode())
+        merged = merge_body(lineage, BodyInputs(files, domains, statistics), FolderFiles(folder), progress)
+        _write(record, merged)
     contains = experts if base is None or base.digest in lineage.experts else inputs
-    return kept_body(merged, folder, experts[0], [record_of(item) for item in contains])
+    return kept_body(merged, folder, [record_of(item) for item in contains])
+
+
+def _write(record: Path, merged: MergedBody) -> None:
+    with atomic_file(record) as out:
+        out.write(merged.model_dump_json().encode())
+
+
+def require_base(method: BodyMethod, options: BodyOptions, base: DenseExpert | None) -> None:
+    """Requires the method's options, and a base model if and only if it takes one."""
+    if method != "seed":
+        require_options(METHODS[method], with_base(options, base))
+    elif base is None:
+        raise MoergeError("the method 'seed' needs the seed model", where="`base`", todo="name its folder or hub id")
+    elif options != BodyOptions():
+        raise MoergeError("the method 'seed' takes no options", where="`weights`", todo="leave them out")
 
 
 def with_base(options: BodyOptions, base: DenseExpert | None) -> BodyOptions:
     return options if base is None else options.model_copy(update={"base": base.digest})
 
 
-def kept_body(merged: MergedBody, folder: Path, expert: DenseFiles, contains: Sequence[ExpertRecord]) -> LocalBody:
-    """A body that was merged into `folder`."""
+def kept_body(merged: MergedBody, folder: Path, contains: Sequence[ExpertRecord]) -> LocalBody:
+    """A body that was written into `folder`."""
     [weights] = [file for file in merged.files if file.name == DENSE_BODY_FILE]
     path = folder / weights.name
-    return LocalBody(path, weights.sha256, merged.digest, merged.method, expert, contains, merged.exponents)
+    return LocalBody(path, weights.sha256, merged.digest, merged.method, contains, merged.exponents)
 
 
 def local_version(
@@ -123,6 +158,8 @@ def local_version(
     contributions: Sequence[Path],
     options: SolveOptions = RECOMMENDED.solve,
     *,
+    head: HeadMethod = RECOMMENDED.head,
+    head_contributions: Sequence[Path] = (),
     kept: Sequence[Slot] = (),
     tied: bool = False,
 ) -> tuple[Lineage, VersionInputs]:
@@ -131,19 +168,27 @@ def local_version(
     Args:
         experts: in slot order, behind the slots of an earlier version that are `kept`.
         contributions: files of router contributions under the body; none if the routers come from elsewhere.
+        head: the method of the head.
+        head_contributions: one per slot, in order, for a solved head.
         tied: leave the head out if it equals the embedding.
 
     Raises:
-        MoergeError: fewer experts than `options.top_k`.
+        MoergeError: fewer experts than `options.top_k`, or a head without its inputs.
     """
-    new = [Slot(record_of(expert), expert.checkpoint, expert.trained or expert) for expert in experts]
+    new = [Slot(record_of(expert), expert.checkpoint, expert.trained or expert, expert.checkpoint) for expert in experts]
     slots = [*kept, *new]
     if options.top_k > len(slots):
         problem = f"{options.top_k} experts per token, of {len(slots)}"
         raise MoergeError(problem, where="`top_k`", todo=f"give a whole number between 1 and {len(slots)}")
+    require_head(head, body.method)
+    if HEADS[head].solved and len(head_contributions) != len(slots):
+        problem = f"{len(head_contributions)} head contributions of {len(slots)} experts"
+        raise MoergeError(problem, where="`head_contributions`", todo="give one per expert, or another head")
+    heads = list(head_contributions) if HEADS[head].solved else []
     parts = dict(sorted((file_sha256(path), path) for path in contributions))
     lineage = Lineage(
         body=body.digest,
+        head=HeadLineage(method=head, contributions=list(map(file_sha256, heads)), revision=HEADS[head].revision),
         experts=[slot.record.digest for slot in slots],
         domains=[slot.record.domain for slot in slots],
         contributions=list(parts),
@@ -159,7 +204,16 @@ def local_version(
         merged=body.contains,
         contributed=[_contributed(digest, path) for digest, path in parts.items()],
         statistics=lambda: list(parts.values()),
+        head_statistics=lambda: heads,
+        seed_head=body.seed_head,
     )
+
+
+def require_head(head: HeadMethod, body: BodyMethod) -> None:
+    """Requires the seed's body for the seed's head, because a version's lineage names no other seed."""
+    if head == "seed" and body != "seed":
+        problem = f"the seed's head under a body by {body!r}"
+        raise MoergeError(problem, where="`head`", todo="use the seed's body, or the head average or regmean")
 
 
 def given(routers: Sequence[Tensor]) -> Solve:
