@@ -18,12 +18,12 @@ from support.models import expert
 
 def test_a_pass_with_open_files_is_sent_as_paths(tmp_path: Path) -> None:
     own = DenseExpert("law", expert(tmp_path, 1))
-    work = RouterPass(own, DenseBody(tmp_path / "model.safetensors", own), [16] * 3)
+    work = RouterPass(own, DenseBody(tmp_path / "model.safetensors", own.config), [16] * 3)
     closed = len(pickle.dumps(work))
     feature_gains(work.body)
     work.weights()
     assert own.digest
-    assert len(pickle.dumps(work)) == closed < 1000
+    assert len(pickle.dumps(work)) == closed < 5000
     assert copy(own).config.to_dict() == own.config.to_dict()
 
 
