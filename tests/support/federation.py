@@ -5,30 +5,31 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.documents.shards import enough
-from moerge.experts.fitting import fit as fit_expert
+from moerge.experts.fitting import fit
+from moerge.experts.parts import write_parts
 from moerge.models.batches import batches
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge.models.tokens import all_counted
 from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.contribution import body_manifest, router_manifest
-from moerge.statistics.passes import BodyPass, RouterPass
+from moerge.statistics.contribution import body_manifest, head_manifest, router_manifest
+from moerge.statistics.passes import BodyPass, HeadPass, RouterPass
 from moerge_proto.bodies import Body, NewBody
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
-from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert
+from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.statistics_file import BodyManifest, RouterManifest, StatisticsSettings
+from moerge_proto.statistics_file import BodyManifest, HeadManifest, RouterManifest, StatisticsSettings
 from moerge_proto.versions import NewVersion, Version
-from support.models import expert, on_body
+from support.models import expert, on_body, seed_model
 from support.passes import sums_of
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written
@@ -36,25 +37,41 @@ from support.uploads import RawClient
 from support.versions import ROWS
 
 SILENT = LogProgress()
+M = TypeVar("M", BodyManifest, HeadManifest)
 
 
 @dataclass
 class Member:
-    """An owner with one domain: its token, its client, and its expert's folder at home."""
+    """An owner with one domain: its token, its client, and its expert's folder at home.
+
+    With `parts`, it registers only those, from the folder `at`.
+    """
 
     name: str
     domain: str
     token: str
     client: Client
     folder: Path
+    parts: Parts | None = None
+    at: Path | None = None
+
+    @property
+    def place(self) -> Path:
+        """The folder with the registered files."""
+        return self.at or self.folder
+
+    @property
+    def dense(self) -> str:
+        """The digest of the dense expert at home."""
+        return DenseExpert(self.domain, self.folder).digest
 
     def upload_files(self) -> dict[str, str]:
-        paths = expert_files(DenseFiles(self.folder))
+        paths = expert_files(DenseFiles(self.place))
         return {name: self.client.upload(path, SILENT, title=name).sha256 for name, path in paths.items()}
 
-    def register(self, fitted: Fitted | None = None) -> Expert:
-        """Uploads and registers the expert, and waits until its weights are checked."""
-        new = NewExpert(domain=self.domain, files=self.upload_files(), fitted=fitted)
+    def register(self) -> Expert:
+        """Uploads and registers the expert or its parts, and waits until the weights are checked."""
+        new = NewExpert(domain=self.domain, files=self.upload_files(), parts=self.parts)
         digest = self.client.register_expert(new).digest
         eventually(lambda: self.client.expert(digest).state is not ExpertState.RECEIVED)
         return self.client.expert(digest)
@@ -62,7 +79,8 @@ class Member:
     def allow(self, *, redistribute: bool = True) -> Expert:
         """Sets whether the registered expert may be redistributed."""
         files = {file.name: file.sha256 for file in registered(self).files}
-        return self.client.register_expert(NewExpert(domain=self.domain, files=files, redistribute=redistribute))
+        new = NewExpert(domain=self.domain, files=files, redistribute=redistribute, parts=self.parts)
+        return self.client.register_expert(new)
 
 
 def join(server: Coordinator, domain: str, folder: Path) -> Member:
@@ -95,8 +113,9 @@ def merge(server: Coordinator, experts: list[str] | None = None, **how: object) 
 
 
 def registered(member: Member) -> Expert:
-    """The member's expert at the coordinator."""
-    [expert] = [item for item in member.client.experts() if item.domain == member.domain and item.fitted is None]
+    """The member's expert at the coordinator, or the parts that it registers."""
+    rows = [item for item in member.client.experts() if (item.domain, item.parts) == (member.domain, member.parts)]
+    [expert] = [row for row in rows if row.parts is None or row.withdrawn is None]
     return expert
 
 
@@ -112,12 +131,14 @@ def body_path(server: Coordinator, body: Body) -> Path:
     return folder / entry.name
 
 
-def fit(server: Coordinator, member: Member, body: Body) -> Member:
-    """The member with its expert's MLPs fitted to a body over the fixed rows; not registered yet."""
-    path, home = body_path(server, body), member.folder.with_name(f"{member.folder.name}-{body.digest[:8]}")
-    return replace(
-        member, folder=fit_expert(*on_body(member.folder, path), list(batches(all_counted(ROWS), 512)), home)
-    )
+def parted(server: Coordinator, member: Member, body: Body, *, fitted: bool = True) -> Member:
+    """The member with its expert's parts for a body, not registered yet; fitted ones over the fixed rows."""
+    home = member.folder.with_name(f"{member.folder.name}-{body.digest[:8]}")
+    if fitted:
+        fit(*on_body(member.folder, body_path(server, body)), list(batches(all_counted(ROWS), 512)), home)
+    else:
+        write_parts(DenseFiles(member.folder), home)
+    return replace(member, parts=Parts(expert=member.dense, body=body.digest, fitted=fitted), at=home)
 
 
 def honest(
@@ -127,15 +148,11 @@ def honest(
     shards: int = 1,
     first: int = 0,
     split: str = "statistics",
-    fitted: Expert | None = None,
 ) -> tuple[RouterManifest, ShardSums]:
-    """The sums and the manifest of the member's worker, over the fixed rows.
-
-    Several shards repeat the rows. With `fitted` they are for that expert, in the member's folder.
-    """
+    """The sums and the manifest of the member's worker, over the fixed rows. Several shards repeat the rows."""
     rows = ROWS if shards == 1 else _enough(ROWS, shards * enough(body.hidden_size))
-    sums = sums_of(RouterPass(*on_body(member.folder, body_path(server, body)), body.exponents), rows)
-    name = (fitted or registered(member)).digest
+    sums = sums_of(RouterPass(*on_body(member.place, body_path(server, body)), body.exponents), rows)
+    name = registered(member).digest
     manifest = router_manifest(member.name, name, member.domain, body, StatisticsSettings(), split)
     names = sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards))
     return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
@@ -149,10 +166,24 @@ def _enough(rows: list[list[int]], tokens: int) -> list[list[int]]:
 def honest_body(member: Member, rows: list[list[int]] = ROWS) -> tuple[BodyManifest, ShardSums]:
     """The sums for a body contribution of the member's worker, over these rows."""
     dense = DenseExpert(member.domain, member.folder)
-    rows = _enough(rows, enough(dense.config.hidden_size))
-    manifest = body_manifest(member.name, dense, registered(member).digest, StatisticsSettings())
-    sums = sums_of(BodyPass(DenseFiles(member.folder), manifest.exponents), rows)
-    names = [sha256_hex(member.domain.encode())]
+    manifest = body_manifest(member.name, dense, dense.digest, StatisticsSettings())
+    return _whole(manifest, sums_of(BodyPass(dense, manifest.exponents), _of_a_shard(rows, dense)))
+
+
+def honest_head(member: Member, rows: list[list[int]] = ROWS) -> tuple[HeadManifest, ShardSums]:
+    """The sums for a head contribution of the member's worker, over these rows."""
+    dense = DenseExpert(member.domain, member.folder)
+    manifest = head_manifest(member.name, dense, dense.digest, StatisticsSettings())
+    return _whole(manifest, sums_of(HeadPass(dense, manifest.exponents), _of_a_shard(rows, dense)))
+
+
+def _of_a_shard(rows: list[list[int]], dense: DenseExpert) -> list[list[int]]:
+    return _enough(rows, enough(dense.config.hidden_size))
+
+
+def _whole(manifest: M, sums: ShardSums) -> tuple[M, ShardSums]:
+    """The manifest with the counts of these sums, over one shard."""
+    names = [sha256_hex(manifest.domain.encode())]
     return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
 
 
@@ -184,13 +215,17 @@ def eventually(holds: Callable[[], bool], seconds: float = 60) -> None:
 
 @dataclass
 class Federation:
-    """A running coordinator, its operator, and the members by domain, in joining order."""
+    """A running coordinator, its operator, and the members by domain, in joining order.
+
+    With a registered `seed` members join with their experts' parts.
+    """
 
     server: Coordinator
     operator: Client
     folder: Path
     members: dict[str, Member] = field(default_factory=dict)
     clients: ExitStack = field(default_factory=ExitStack)
+    seed: Path | None = None
 
     def join(self, domain: str, folder: Path) -> Member:
         """A new owner with an unregistered expert."""
@@ -198,7 +233,13 @@ class Federation:
 
     def add(self, domain: str, seed: int = 0, **settings: Any) -> Member:
         """A new owner whose random expert is ready; by default the first one's seed is 1, the second one's 2, …"""
-        return self.enter(joined(self.server, domain, self.folder, seed or len(self.members) + 1, **settings))
+        seed = seed or len(self.members) + 1
+        if self.seed is None:
+            return self.enter(joined(self.server, domain, self.folder, seed, **settings))
+        member = self.join(domain, expert(self.folder / domain, seed, **settings))
+        self.members[domain] = parted(self.server, member, self.body(), fitted=False)
+        assert self.members[domain].register().state is ExpertState.READY
+        return self.members[domain]
 
     def enter(self, member: Member) -> Member:
         """Lists a member; its client is closed at the end."""
@@ -230,6 +271,13 @@ class Federation:
             for member in map(self.members.__getitem__, domains or self.members)
         ]
 
+    def contribute_heads(self, *domains: str) -> list[Contribution]:
+        """Head contributions of these domains, by default of every member."""
+        return [
+            send(member, written(self.folder / "head", *honest_head(member)))
+            for member in map(self.members.__getitem__, domains or self.members)
+        ]
+
     def solve(self, **new: Any) -> Version:
         workflow = self.operator.solve_version(NewVersion(**new))
         return self.operator.version(int(wait(self.operator, workflow)))
@@ -251,10 +299,17 @@ class Federation:
 
 
 @contextmanager
-def federation_of(folder: Path, *domains: str, settings: str = "", **model: Any) -> Iterator[Federation]:
-    """A federation with a ready random expert for each domain."""
-    with coordinator(folder / "home", settings=settings) as server, server.client() as operator, ExitStack() as clients:
-        federation = Federation(server, operator, folder, clients=clients)
+def federation_of(
+    folder: Path, *domains: str, settings: str = "", seeded: bool = False, **model: Any
+) -> Iterator[Federation]:
+    """A federation with a ready random expert for each domain; `seeded`: with the parts of one, and a seed."""
+    seed = seed_model(folder / "seed", **model) if seeded else None
+    with (
+        coordinator(folder / "home", settings=settings, seed=seed) as server,
+        server.client() as operator,
+        ExitStack() as clients,
+    ):
+        federation = Federation(server, operator, folder, clients=clients, seed=seed)
         for domain in domains:
             federation.add(domain, **model)
         yield federation

@@ -11,7 +11,6 @@ from moerge.experts.fitting import SHRINKAGE_TO_EXPERT
 from moerge.models.batches import Batch
 from moerge.models.dense import domain_model, expert_model
 from moerge.models.dense_files import DenseFiles
-from moerge.trunk.least_squares import head_alignment
 from support.models import on_body
 
 
@@ -71,26 +70,14 @@ def whole_fit(expert: Path, body: Path, batches: Sequence[Batch]) -> dict[str, T
             if isinstance(module, nn.Linear) and name != "down_proj":
                 module.weight.copy_(_solved(inputs, targets, module.weight, module.weight.T))
         wanted = [item + before.mlp(before.post_attention_layernorm(item)) for item in wanted]
-        aims = _through_head(dense, behind, wanted, batches) if number == len(old) - 1 else wanted
         hidden = list[Tensor]()
         handle = after.mlp.down_proj.register_forward_pre_hook(lambda _, given, to=hidden: to.append(given[0]))
         for state in states:
             after.mlp(after.post_attention_layernorm(state))
         handle.remove()
         inputs = [item[real] for item, real in zip(hidden, counted, strict=True)]
-        targets = [(aim - state)[real] for aim, state, real in zip(aims, states, counted, strict=True)]
+        targets = [(aim - state)[real] for aim, state, real in zip(wanted, states, counted, strict=True)]
         after.mlp.down_proj.weight.copy_(_solved(inputs, targets, after.mlp.down_proj.weight, None))
         states = [state + after.mlp(after.post_attention_layernorm(state)) for state in states]
     behind.model.layers = nn.ModuleList(new)
     return {name: item for name, item in behind.state_dict().items() if ".mlp." in name}
-
-
-def _through_head(dense: Any, behind: Any, residuals: Sequence[Tensor], batches: Sequence[Batch]) -> list[Tensor]:
-    ids = torch.cat([batch.input_ids[batch.counted] for batch in batches])
-    counts = torch.bincount(ids, minlength=dense.config.vocab_size).double()
-    alignment = head_alignment(behind.lm_head.weight[: len(counts)], dense.lm_head.weight, counts)
-    gain, eps = behind.model.norm.weight.double(), dense.config.rms_norm_eps
-    inverse = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
-    sizes = [(residual.pow(2).mean(dim=-1, keepdim=True) + eps).sqrt() for residual in residuals]
-    aligned = [dense.model.norm(residual).double() @ alignment.T * inverse for residual in residuals]
-    return [(item * size).to(size.dtype) for item, size in zip(aligned, sizes, strict=True)]

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from moerge.models.dense_files import DenseBody, DenseFiles
 
-VOCAB = 300
+VOCAB, SEED = 300, 99
 SMALL = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -63,6 +63,11 @@ def expert(
     return folder
 
 
+def seed_model(folder: Path, **settings: Any) -> Path:
+    """The model that random experts of these settings could have been trained from."""
+    return expert(folder, SEED, **settings)
+
+
 def adapter(folder: Path, base: Path, seed: int) -> Path:
     """A random LoRA adapter of a base, as PEFT saves it: on every query and down projection, of rank 2."""
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
@@ -93,4 +98,4 @@ def texts(path: Path, seed: int, documents: int) -> Path:
 def on_body(folder: Path, body: Path) -> tuple[DenseFiles, DenseBody]:
     """An expert, and a body's file for it."""
     files = DenseFiles(folder)
-    return files, DenseBody(body, files)
+    return files, DenseBody(body, files.config)

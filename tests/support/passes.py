@@ -16,7 +16,7 @@ from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums, Sum
 from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run
 from moerge.statistics.packed_attention import PACKED
-from moerge.statistics.passes import BodyPass, Pass, RouterPass
+from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass
 from moerge.statistics.streamed import Streamed, rounded
 from moerge_proto.statistics_file import Int64
 from support.models import on_body
@@ -52,7 +52,12 @@ def visit_body_inputs(model: PreTrainedModel, family: Family, batch: Batch, visi
     patterns = family.attention.inputs[0], family.attention.output
     names = [item.format(layer=layer) for layer in range(model.config.num_hidden_layers) for item in patterns]
     modules = {number: model.get_submodule(name) for number, name in enumerate(names)}
-    visit(len(modules), counted_rows(model, run(model, batch, _arguments(model, batch), modules, visit), batch))
+    run(model, batch, _arguments(model, batch), modules, visit, modules[len(modules) - 1])
+
+
+def visit_head_inputs(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
+    """Calls visit(0, x), x [n, H], with the inputs of the head."""
+    visit(0, counted_rows(model, run(model, batch, _arguments(model, batch), {}, visit), batch))
 
 
 def _arguments(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
@@ -86,6 +91,8 @@ def sums_by(model: PreTrainedModel, work: Pass, rows: Sequence[Tokens], batch_to
         if isinstance(work, BodyPass):
             visit_body_inputs(model, family_of(model.config), batch, visit)
             tokens = torch.cat([tokens, batch.input_ids[batch.counted]])
+        elif isinstance(work, HeadPass):
+            visit_head_inputs(model, batch, visit)
         else:
             visit_features(model, batch, visit)
     arrays = rounded(inputs, sums)

@@ -184,9 +184,13 @@ def peak_bytes(server: Coordinator, *, anew: bool = False) -> int:
 
 
 @contextmanager
-def coordinator(home: Path, operator_token: str | None = None, settings: str = "") -> Iterator[Coordinator]:
-    """A running coordinator with a new home."""
+def coordinator(
+    home: Path, operator_token: str | None = None, settings: str = "", seed: Path | None = None
+) -> Iterator[Coordinator]:
+    """A running coordinator with a new home, in which a seed is registered, if one is given."""
     server = Coordinator(home, operator_token, settings)
+    if seed is not None:
+        moerge("coordinator", "seed", home, seed)
     server.start()
     try:
         yield server

@@ -48,21 +48,22 @@ def file_of(content: str, name: str = "model.safetensors") -> FileEntry:
     return FileEntry(name=name, sha256=sha256_hex(content.encode()), size=len(content))
 
 
-def add_expert(session: Session, domain: str, fitted: tuple[str, str] | None = None, **change: Any) -> ExpertRow:
-    """A ready expert of a domain and its owner. `fitted`: its original expert and the body."""
+def add_expert(session: Session, domain: str, parts: tuple[str, str] | None = None, **change: Any) -> ExpertRow:
+    """A ready expert of a domain and its owner. `parts`: the dense expert and the body of its fitted MLPs and head."""
     if (row_of_domain := session.get(DomainRow, domain)) is None:
         owners.add(session, f"{domain}-owner", [domain])
     owner = f"{domain}-owner" if row_of_domain is None else row_of_domain.owner
     row = ExpertRow(
-        digest=sha256_hex(f"{domain} {fitted} {change.get('files')}".encode()),
+        digest=sha256_hex(f"{domain} {parts} {change.get('files')}".encode()),
         domain=domain,
         owner=owner,
         license="unknown",
         family="llama",
         state=ExpertState.READY,
-        files=[file_of(f"weights of {domain} {fitted}")],
-        fitted_from=fitted and fitted[0],
-        fitted_to=fitted and fitted[1],
+        files=[file_of(f"weights of {domain} {parts}")],
+        parts_of=parts and parts[0],
+        parts_body=parts and parts[1],
+        fitted=parts and True,
     )
     for name, value in change.items():
         setattr(row, name, value)
@@ -90,6 +91,7 @@ def add_body(session: Session, experts: Sequence[ExpertRow], **change: Any) -> B
         bounds=[1.0, 1.0],
         tensors=3,
         files=[file_of(" ".join(names), "body.safetensors")],
+        source=None,
         current=True,
     )
     for name, value in change.items():

@@ -14,11 +14,12 @@ from moerge.client.http import Pages
 from moerge.errors import CoordinatorError
 from moerge.files import file_sha256
 from moerge.models.dense import body_names
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, expert_digest
-from moerge.progress import Progress
+from moerge.progress import NoProgress, Progress
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows, Done, Window, computed
-from moerge.trunk.merge import DENSE_BODY_FILE
+from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, seed_body
 from moerge_proto.bodies import Body, BodyOptions
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import Expert, ExpertState, NewExpert
@@ -35,11 +36,13 @@ from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import Lines
-from support.models import SMALL, expert
+from support.models import SMALL, expert, seed_model
 from support.outbox import COORDINATOR
 
 T = TypeVar("T")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+BODIES = ["seed", "merged"]
+"""A policy's kinds of bodies, for tests under merged ones."""
 
 
 def in_process(settings: Settings, events: Events) -> ComputeWindows:
@@ -70,6 +73,7 @@ class MemoryClient(Client):
 
     Attributes:
         weights: the file of every body's download.
+        downloads: the paths of downloads, in order.
         current: the current body.
         rows: digest -> contribution.
         known: digest -> expert.
@@ -79,6 +83,7 @@ class MemoryClient(Client):
 
     def __init__(self, weights: Path) -> None:
         self.weights = weights
+        self.downloads: list[str] = []
         self.current: Body | None = body()
         self.rows: dict[str, Contribution] = {}
         self.known: dict[str, Expert] = {}
@@ -90,6 +95,7 @@ class MemoryClient(Client):
         return Stored(sha256=file_sha256(path), size=path.stat().st_size)
 
     def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
+        self.downloads.append(path)
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(self.weights, folder / DENSE_BODY_FILE)
         return self.weights.stat().st_size
@@ -113,7 +119,7 @@ class MemoryClient(Client):
         digest = expert_digest(new.files)
         self.known[digest] = Expert(
             **new.model_dump(include={"domain", "license", "redistribute", "source", "adapter"}),
-            fitted=new.fitted,
+            parts=new.parts,
             number=1,
             digest=digest,
             owner="owner",
@@ -168,6 +174,19 @@ def own_body(folder: Path) -> Path:
     return folder
 
 
+def seeded(folder: Path) -> Body:
+    """Makes an expert and a seed model in a folder; the body of a coordinator that registered the seed."""
+    expert(folder / "expert", 1)
+    return registered(seed_model(folder / "seed"), folder / "registered")
+
+
+def registered(seed: Path, folder: Path) -> Body:
+    """The body of a coordinator that registered a seed, with its files in a folder."""
+    folder.mkdir()
+    made = seed_body(DenseFiles(seed), FolderFiles(folder), NoProgress(), "org/seed")
+    return Body(**made.model_dump(exclude={"bounds"}), current=True, created=NOW, retired=None)
+
+
 def body(digest: str = "7" * 64) -> Body:
     layers, hidden = SMALL["num_hidden_layers"], SMALL["hidden_size"]
     return Body(
@@ -183,6 +202,7 @@ def body(digest: str = "7" * 64) -> Body:
         exponents=[16] * layers,
         tensors=1,
         files=[],
+        source=None,
         current=True,
         created=NOW,
         retired=None,
@@ -197,7 +217,10 @@ def _now() -> datetime:
 def context_of(
     folder: Path, home: Path, client: MemoryClient, clock: Callable[[], datetime] = _now, **given: Any
 ) -> Iterator[Context]:
-    """A run that contributes the expert and the texts (`texts.jsonl`) of a folder from a home."""
+    """A run that contributes the expert and the texts (`texts.jsonl`) of a folder from a home, without fitting.
+
+    Its policy allows merged bodies, by default.
+    """
     settings = Settings.model_validate(
         {
             "coordinator": COORDINATOR,
@@ -207,8 +230,9 @@ def context_of(
             "data": [str(home / "texts.jsonl")],
             "home": home,
             "once": True,
-            "policy": {"min_documents": 5, "min_tokens": 1},
+            "fit": False,
             **given,
+            "policy": {"bodies": BODIES, **given.get("policy", {"min_documents": 5, "min_tokens": 1})},
         }
     )
     dense = DenseExpert("law", settings.expert, "owner")

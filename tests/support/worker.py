@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from moerge.errors import MoergeError
 from moerge_proto.contributions import Contribution
@@ -16,7 +17,7 @@ from moerge_workers.loop import run
 from moerge_workers.settings import Settings
 from support.federation import Member
 from support.processes import FORKS, Coordinator
-from support.stages import in_process
+from support.stages import BODIES, in_process
 
 
 def _serve(requests: Connection, log: Path) -> None:
@@ -35,12 +36,13 @@ def _serve(requests: Connection, log: Path) -> None:
 
 @dataclass
 class Worker:
-    """A member's worker; each run is a message to its process."""
+    """A member's worker; each run is a message to its process. `seed`: its copy of the registered seed."""
 
     server: Coordinator
     member: Member
     process: Connection
     folder: Path
+    seed: Path | None = None
 
     def write(self, name: str, first: int, documents: int) -> None:
         path = self.folder / "data" / name
@@ -53,8 +55,8 @@ class Worker:
         """The worker's."""
         return self.folder / "worker"
 
-    def given(self, **settings: object) -> dict[str, object]:
-        """The worker's settings."""
+    def given(self, **settings: Any) -> dict[str, object]:
+        """The worker's settings. Its policy allows merged bodies, by default."""
         return {
             "coordinator": self.server.url,
             "token": self.member.token,
@@ -63,10 +65,12 @@ class Worker:
             "data": [str(self.folder / "data")],
             "home": str(self.home),
             "once": True,
+            **({} if self.seed is None else {"seed": str(self.seed)}),
             **settings,
+            "policy": {"bodies": BODIES, **settings.get("policy", {})},
         }
 
-    def run(self, **settings: object) -> str:
+    def run(self, **settings: Any) -> str:
         """One run of the worker over the folder."""
         self.process.send(self.given(**settings))
         answer: str = self.process.recv()
@@ -87,12 +91,12 @@ class Worker:
 
 
 @contextmanager
-def worker_of(server: Coordinator, member: Member, folder: Path) -> Iterator[Worker]:
-    """The worker of a member, with its data and its home below `folder`."""
+def worker_of(server: Coordinator, member: Member, folder: Path, seed: Path | None = None) -> Iterator[Worker]:
+    """The worker of a member, with its data and its home below `folder`, and its copy of the registered seed."""
     ours, its = FORKS.Pipe()
     process = FORKS.Process(target=_serve, args=(its, folder / "log"), daemon=True)
     process.start()
     its.close()
     with ours:
-        yield Worker(server, member, ours, folder)
+        yield Worker(server, member, ours, folder, seed)
     process.join()
