@@ -16,7 +16,7 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.settings import named_values, single_values, valid
-from moerge_proto.bodies import BodyMethod, BodyOptions
+from moerge_proto.bodies import BodyMethod, BodyOptions, HeadMethod
 from moerge_proto.digests import Name
 from moerge_proto.options import VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
@@ -26,30 +26,30 @@ _APART = {"ridge_lambda", "top_k"}  # options of the solve that are given apart 
 
 @dataclass(frozen=True)
 class Choices:
-    """The options that determine a version; None and False: not given."""
+    """The options that determine a version; None: not given."""
 
     recipe: RecipeName | None
-    method: BodyMethod | None
+    body: BodyMethod | None
+    head: HeadMethod | None
     base: str | None
     weights: Mapping[str, float]
     ridge_lambda: float | None
     top_k: int | None
-    fit: bool
+    fit: bool | None
     context: int | None
     precision: Literal["float32", "bfloat16"] | None
 
     @property
     def followed(self) -> VersionRecipe:
-        """The recipe with the given options. The default method of a fit is the one with a head for fitted MLPs."""
+        """The recipe with the given options, besides `fit`."""
         named = VERSION_RECIPES[self.recipe or "recommended"]
         given = {"ridge_lambda": self.ridge_lambda, "top_k": self.top_k}
         solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
-        options = valid(SolveOptions, solve)
-        chosen = self.method or ("regmean-fitted" if self.fit else named.method)
-        return named.model_copy(update={"method": chosen, "fit": self.fit or named.fit, "solve": options})
+        methods = {"body": self.body or named.body, "head": self.head or named.head}
+        return named.model_copy(update={**methods, "solve": valid(SolveOptions, solve)})
 
     @property
-    def body(self) -> BodyOptions:
+    def body_options(self) -> BodyOptions:
         return valid(BodyOptions, {"weights": self.weights})
 
     @property
@@ -64,7 +64,8 @@ class Choices:
         names = [name for name, item in VERSION_RECIPES.items() if item.solve.model_dump(exclude=_APART) == solve]
         pairs: dict[str, tuple[object, object]] = {
             "`recipe`": (self.recipe, names[0] if names else "another one"),
-            "`method`": (self.method, recipe.method),
+            "`body`": (self.body, recipe.body),
+            "`head`": (self.head, recipe.head),
             "`ridge_lambda`": (self.ridge_lambda, recipe.solve.ridge_lambda),
             "`top_k`": (self.top_k, recipe.solve.top_k),
             "`context`": (self.context, statistics.context),
@@ -74,8 +75,6 @@ class Choices:
         for field, (given, fixed) in pairs.items():
             if given is not None and given != fixed:
                 raise MoergeError(f"{version.folder} was made with {fixed}, not {given}", where=field, todo=todo)
-        if self.fit and not recipe.fit:
-            raise MoergeError(f"{version.folder} was made without fitted MLPs", where="`fit`", todo=todo)
         if self.base is not None or self.weights:
             field = "`weights`" if self.base is None else "`base`"
             raise MoergeError(f"the body of {version.folder} stays", where=field, todo=todo)

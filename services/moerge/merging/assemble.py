@@ -141,16 +141,14 @@ def body_of(
 ) -> LocalBody:
     """The body of the experts, in the folder `body` of `work`; a solved one is from contributions by the texts."""
     parts, recipe = list[Path](), settings.recipe
-    if is_solved(recipe.body):
+    if METHODS[recipe.body].solved:
         for expert, text in zip(experts, texts, strict=True):
             path = work / f"body-{expert.domain}.safetensors"
             parts.append(
                 body_contribution(expert, text, path, settings.statistics, settings.computing, settings.rare_below)
             )
     progress = settings.computing.progress
-    return local_body(
-        experts, work / BODY, recipe.body, parts, settings.body, base=settings.base, progress=progress
-    )
+    return local_body(experts, work / BODY, recipe.body, parts, settings.body, base=settings.base, progress=progress)
 
 
 def head_contributions(

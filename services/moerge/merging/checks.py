@@ -11,13 +11,12 @@ from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import require_fittable
 from moerge.files import LOCK, work_folder
 from moerge.merging.kept import KeptExpert, KeptVersion
-from moerge.merging.local import with_base
+from moerge.merging.local import require_base, require_head
 from moerge.merging.prompts import Prompts
 from moerge.merging.settings import MergeSettings, Source
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
 from moerge.progress import Progress
-from moerge.trunk.methods.registry import METHODS, require_options
 from moerge_proto.records import RECORD_FILE
 
 
@@ -33,7 +32,7 @@ def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version
         for expert in experts:
             require_fittable(expert)
     every = experts if settings.base is None else [*experts, settings.base]
-    _check_experts(every, settings.computing.progress, None if version is None else version.body.expert)
+    _check_experts(every, settings.computing.progress, None if version is None else version.slots[0].side_files)
     return _check_disk(sources, out, settings)
 
 
@@ -56,11 +55,12 @@ def _check_options(settings: MergeSettings, domains: Sequence[str]) -> None:
     if recipe.solve.lambda_scale == "auto":
         todo = "give a number with `ridge_lambda`, in the scale absolute or relative"
         raise MoergeError("a merge on one machine has no tuning split", where="`lambda_scale` auto", todo=todo)
-    require_options(METHODS[recipe.method], with_base(settings.body, settings.base))
+    require_base(recipe.body, settings.body, settings.base)
+    require_head(recipe.head, recipe.body)
 
 
 def _check_new(experts: Sequence[DenseExpert], old: Sequence[KeptExpert]) -> None:
-    domains, digests = [member.domain for member in old], {member.original: member.domain for member in old}
+    domains, digests = [member.domain for member in old], {member.record.dense: member.domain for member in old}
     for expert in experts:
         if expert.domain in domains:
             todo = f"name another domain than {', '.join(domains)}"
@@ -86,7 +86,7 @@ def _check_experts(experts: Sequence[DenseExpert], progress: Progress, reference
 def _check_disk(sources: Sequence[Source], out: Path, settings: MergeSettings) -> int:
     """Requires, and returns, the missing bytes of output and work.
 
-    The output has the body and all MLPs; the work folder a body and the sums, fitted experts, and token ids of 4
+    The output has body, head and all MLPs; the work folder a body and the sums, experts' parts, and token ids of 4
     bytes, which are about as large as the texts.
     """
     work, total = work_folder(out), 0

@@ -10,7 +10,7 @@ from rich.console import Console
 from moerge.merging.report import SCORED_TOKENS
 from moerge.settings import byte_count, named_numbers
 from moerge.terminal import AsJson, output, show_json
-from moerge_proto.bodies import BodyMethod
+from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.options import RECOMMENDED, RecipeName
 from moerge_proto.statistics_file import StatisticsSettings
 
@@ -50,23 +50,39 @@ def merge(
         ),
     ] = None,
     recipe: Annotated[RecipeName | None, typer.Option(help="recommended: the default. dume: the paper's.")] = None,
-    method: Annotated[
+    body: Annotated[
         BodyMethod | None,
-        typer.Option(help=f"Body method. Default: the recipe's ({RECOMMENDED.method} for recommended)."),
+        typer.Option(
+            help="Method of the body: embedding, attention, and norms but the last. seed: --base's own, unchanged. "
+            f"Default: the recipe's ({RECOMMENDED.body} for recommended)."
+        ),
+    ] = None,
+    head: Annotated[
+        HeadMethod | None,
+        typer.Option(
+            help="Method of the last norm and language model head. A solved head is separate from the embedding. "
+            f"Default: the recipe's ({RECOMMENDED.head} for recommended)."
+        ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="DIR or HUB/ID of the base model, for the methods base, ties and dare."),
+        typer.Option(help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare."),
     ] = None,
     weights: Annotated[
         list[str] | None,
-        typer.Option("--weight", help="NAME=NUMBER: an expert's weight, for the method weighted."),
+        typer.Option("--weight", help="NAME=NUMBER: an expert's weight, for the body weighted."),
     ] = None,
     ridge_lambda: Annotated[
         float | None, typer.Option("--lambda", help="Ridge regulariser, in the recipe's scale. Default: the recipe's.")
     ] = None,
     top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Experts per token. Default: 1.")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Fit every expert's MLPs to the body.")] = False,
+    fit: Annotated[
+        bool | None,
+        typer.Option(
+            "--fit/--no-fit",
+            help="Fit new experts' MLPs to the body. Default: under the body seed, and with --add.",
+        ),
+    ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     chat: Annotated[
         str | None, typer.Option(help="Field or column with messages, read through the expert's chat template.")
@@ -104,7 +120,8 @@ def merge(
     Statistics and unfinished work are in OUT.work, so an interrupted run continues there. A tenth of each domain's
     documents is held out. The final table has the merged model's scores on it.
 
-    --add needs neither the other experts nor their texts. The body stays, and doesn't contain the new expert.
+    --add needs neither the other experts nor their texts. The body stays, new experts' MLPs are fitted to it, and the
+    head is made again from all experts'.
 
     --dry-run reads experts and texts, and measures a layer of each pass. Experts don't write texts by prompts.
 
@@ -134,12 +151,13 @@ def merge(
         errors.print(line, highlight=False, markup=False)
 
     numbers = named_numbers("weights", weights or [])
-    chosen = arguments.Choices(recipe, method, base, numbers, ridge_lambda, top_k, fit, context, precision)
+    chosen = arguments.Choices(recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision)
     texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say)
     version = arguments.version(from_, add or (), expert or (), chosen)
     settings = MergeSettings(
         recipe=chosen.followed,
-        body=chosen.body,
+        body=chosen.body_options,
+        fit=fit,
         base=None if base is None else DenseExpert("base", checkpoint_folder(base), hub_id=hub_id(base)),
         statistics=chosen.statistics,
         scored_tokens=scored_tokens,

@@ -24,12 +24,13 @@ from moerge.merging.merge import settings_of
 from moerge.merging.prompts import Prompts, checked, require_memory
 from moerge.merging.settings import MergeSettings, Source
 from moerge.merging.texts import read_text
-from moerge.models.bounds import feature_exponents, input_exponents
+from moerge.models.bounds import feature_exponents, head_exponents, input_exponents
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import room_of
 from moerge.statistics.estimate import Estimate, duration, estimate, largest
-from moerge.statistics.passes import BodyPass, Pass, RouterPass
+from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass
 from moerge.statistics.streamed import Streamed
+from moerge.trunk.heads import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import Kind
 
@@ -108,14 +109,16 @@ def merge(
     version: KeptVersion | None = None,
 ) -> Costs:
     """Checks a merge or an addition, and tells its costs; arguments and errors are those of `moerge.merging.merge`."""
-    settings = settings_of(out, settings or MergeSettings(), version)
-    disk, body = check(sources, out, settings, version), None if version is None else version.body
+    settings = settings_of(sources, out, settings or MergeSettings(), version)
+    disk, body, recipe = check(sources, out, settings, version), version and version.body, settings.recipe
     texts, passes = [_Text.of(settings, source, say) for source in sources], _Passes(settings)
-    experts, solved = [item.expert for item in texts], METHODS[settings.recipe.method].solved and body is None
+    experts, solved = [item.expert for item in texts], METHODS[recipe.body].solved and body is None
     precision, device = settings.statistics.precision, settings.computing.device
     costs = list[PassCost]()
     for text in texts if solved else ():
         costs.append(passes.cost(BodyPass(text.expert, input_exponents(text.expert), precision, device), text))
+    for text in texts if HEADS[recipe.head].solved else ():
+        costs.append(passes.cost(HeadPass(text.expert, head_exponents(text.expert), precision, device), text))
     for text in texts:  # under the body, or the expert's own, which has the same shapes
         exponents = feature_exponents(text.expert) if body is None else body.exponents
         work = RouterPass(text.expert, body or text.expert, exponents, precision, device)
@@ -134,7 +137,7 @@ def _other_steps(
     widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     shape, cores = Shape.of(experts[0].config, widest), torch.get_num_threads()
     if body is None:
-        yield merging(shape, len(experts), METHODS[recipe.method], cores), 0
+        yield merging(shape, len(experts), METHODS[recipe.body], cores), 0
     if recipe.fit:
         needs = [fitting_need(expert, settings.statistics, settings.computing.device) for expert in experts]
         need, free = max(needs, key=Need.total), free_for(settings.computing.device)

@@ -1,8 +1,9 @@
 """The statistics that a merge has kept beside its output, so that experts can be added."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,9 @@ from moerge.merging.local import BODY_RECORD, LocalBody, kept_body
 from moerge.merging.settings import MergeSettings
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import small_files
+from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.reader import Checkpoint
+from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.trunk.merge import MergedBody
 from moerge.versions.card import ExpertRecord
 from moerge.versions.file_plans import expert_name
@@ -28,7 +31,7 @@ from moerge_proto.records import read_record
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.versions import Lineage
 
-RECORD, EXPERTS = "kept.json", "experts"
+RECORD, EXPERTS, HEAD_FILE = "kept.json", "experts", "head.safetensors"
 CHOICES = "recipe", "statistics", "held_out_share", "rare_below"
 """The settings of a merge that its record keeps."""
 _REMEDY = "merge the experts again into a new folder, with `keep_statistics`"
@@ -41,18 +44,14 @@ class KeptExpert(Message):
     domain: Name
     owner: str
     license: str
-    fitted_from: Digest | None = None
+    parts_of: Digest | None = None
+    fitted: bool = False
     hub_id: str | None = None
     generated: bool = False
 
     @property
     def record(self) -> ExpertRecord:
         return ExpertRecord(**{name: getattr(self, name) for name in ExpertRecord._fields})
-
-    @property
-    def original(self) -> str:
-        """The trained expert."""
-        return self.fitted_from or self.digest
 
 
 class Record(Message):
@@ -69,27 +68,38 @@ class Record(Message):
 
 @dataclass(frozen=True)
 class KeptVersion:
-    """A version whose statistics are kept, with the files of its lineage's contributions by digest."""
+    """A version whose statistics are kept, with the files of its lineage's contributions.
+
+    Attributes:
+        contributions: of routers, by digest.
+        heads: of the head, in slot order; none if it isn't solved.
+    """
 
     folder: Path
     record: Record
     lineage: Lineage
     body: LocalBody
     contributions: dict[str, Path]
+    heads: list[Path]
 
     @property
     def slots(self) -> list[Slot]:
-        """The version's slots; their MLPs are in its files."""
-        work = work_folder(self.folder)
+        """The version's slots; their MLPs are in its files, and their heads in the work folder."""
+        folders = [work_folder(self.folder) / EXPERTS / expert.domain for expert in self.record.experts]
         return [
-            Slot(expert.record, Checkpoint(self.folder / expert_name(slot)), DenseFiles(work / EXPERTS / expert.domain))
-            for slot, expert in enumerate(self.record.experts)
+            Slot(
+                expert.record,
+                Checkpoint(self.folder / expert_name(slot)),
+                DenseFiles(folder),
+                Checkpoint.of_file(folder / HEAD_FILE),
+            )
+            for slot, (expert, folder) in enumerate(zip(self.record.experts, folders, strict=True))
         ]
 
     @property
     def parts(self) -> KeptParts:
         """The parts that stay when experts are added."""
-        return KeptParts(self.body, self.slots, list(self.contributions.values()))
+        return KeptParts(self.body, self.slots, list(self.contributions.values()), self.heads)
 
     def settings(self, settings: MergeSettings) -> MergeSettings:
         """These settings, with the version's own where they determine a version."""
@@ -106,26 +116,40 @@ def kept(folder: Path) -> KeptVersion:
     try:
         record = Record.model_validate_json((work / RECORD).read_bytes())
         merged = MergedBody.model_validate_json((work / BODY / BODY_RECORD).read_bytes())
-        files = {file_sha256(path): path for path in sorted(work.glob("router-*.safetensors"))}
+        files = {file_sha256(path): path for path in _contributions(work)}
     except FileNotFoundError as error:
         problem = f"its statistics were not kept: there is no {error.filename}"
         raise MoergeError(problem, where=where, todo=_REMEDY) from error
     except ValidationError as error:
         raise MoergeError("the statistics beside it can't be read", where=where, todo=_REMEDY) from error
     names = [expert.digest for expert in record.experts], merged.digest
-    if names != (lineage.experts, lineage.body) or not files.keys() >= set(lineage.contributions):
+    needed = {*lineage.contributions, *lineage.head.contributions}
+    if names != (lineage.experts, lineage.body) or not files.keys() >= needed:
         raise MoergeError("the statistics beside it are of another merge", where=where, todo=_REMEDY)
-    first = DenseFiles(work / EXPERTS / record.experts[0].domain)
-    body = kept_body(merged, work / BODY, first, [item.record for item in record.merged])
-    return KeptVersion(folder, record, lineage, body, {digest: files[digest] for digest in lineage.contributions})
+    body = kept_body(merged, work / BODY, [item.record for item in record.merged])
+    routers = {digest: files[digest] for digest in lineage.contributions}
+    return KeptVersion(folder, record, lineage, body, routers, [files[digest] for digest in lineage.head.contributions])
+
+
+def _contributions(work: Path) -> Iterable[Path]:
+    return sorted(path for kind in ("router", "head") for path in work.glob(f"{kind}-*.safetensors"))
 
 
 def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
-    """Completes a work folder with body and contributions, so that experts can be added to its version."""
+    """Completes a work folder with body and contributions, so that experts can be added to its version.
+
+    Each expert's head is kept, because that of a version with more experts is made of all heads.
+    """
     for slot in slots:
+        folder, tensors = work / EXPERTS / slot.record.domain, slot.head
+        head = HEAD if HEAD in tensors.specs else EMBEDDING
+        specs = {name: tensors.specs[name] for name in (FINAL_NORM, head)}
+        plans = [TensorPlan(name, at.dtype, at.shape, partial(tensors.tensor, name)) for name, at in specs.items()]
+        with atomic_file(folder / HEAD_FILE) as out:
+            write_safetensors(out, plans)
         for name, data in small_files(slot.side_files).items():
-            with atomic_file(work / EXPERTS / slot.record.domain / name) as out:
-                out.write(data)
+            with atomic_file(folder / name) as file:
+                file.write(data)
     with atomic_file(work / RECORD) as out:
         out.write(record.model_dump_json(indent=1).encode())
 
@@ -134,7 +158,7 @@ def share(version: KeptVersion, work: Path) -> None:
     """Links a version's body and contributions into another work folder; copies them if it is on another disk."""
     source = work_folder(version.folder)
     (work / BODY).mkdir(exist_ok=True)
-    for file in (*(source / BODY).iterdir(), *version.contributions.values()):
+    for file in (*(source / BODY).iterdir(), *version.contributions.values(), *version.heads):
         path = work / file.relative_to(source)
         path.unlink(missing_ok=True)
         if not linked(file, path):

@@ -46,6 +46,7 @@ class LocalBody(DenseBody):
         path: its safetensors file, in the dense family's tensor names.
         contains: the experts whose parameters it contains, including the base; none in a seed's.
         exponents: fractional bits of each layer's gram and cross.
+        name: of the seed, if it has one.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class LocalBody(DenseBody):
     method: BodyMethod
     contains: Sequence[ExpertRecord]
     exponents: Sequence[int]
+    name: str | None = None
 
     @property
     def source(self) -> Path:  # type: ignore[override]  # see `DenseBody`
@@ -66,7 +68,7 @@ class LocalBody(DenseBody):
     @cached_property
     def seed_head(self) -> Checkpoint | None:
         """The seed's own head; None beside a merged body."""
-        return Checkpoint.of_file(self.path.with_name(SEED_HEAD_FILE)) if self.method == "seed" else None
+        return Checkpoint.of_file(self.path.with_name(SEED_HEAD_FILE)) if METHODS[self.method].is_seed else None
 
     @property
     def hidden_size(self) -> int:
@@ -103,7 +105,7 @@ def local_body(
     require_base(method, options or BodyOptions(), base)
     progress, record = progress or NoProgress(), folder / BODY_RECORD
     merged = MergedBody.model_validate_json(record.read_bytes()) if record.is_file() else None
-    if method == "seed" and base is not None:
+    if METHODS[method].is_seed and base is not None:
         record.unlink(missing_ok=True)
         merged = seed_body(base, FolderFiles(folder), progress, base.hub_id)
         _write(record, merged)
@@ -133,12 +135,10 @@ def _write(record: Path, merged: MergedBody) -> None:
 
 def require_base(method: BodyMethod, options: BodyOptions, base: DenseExpert | None) -> None:
     """Requires the method's options, and a base model if and only if it takes one."""
-    if method != "seed":
-        require_options(METHODS[method], with_base(options, base))
-    elif base is None:
+    is_seed = METHODS[method].is_seed
+    require_options(METHODS[method], options if is_seed else with_base(options, base))
+    if is_seed and base is None:
         raise MoergeError("the method 'seed' needs the seed model", where="`base`", todo="name its folder or hub id")
-    elif options != BodyOptions():
-        raise MoergeError("the method 'seed' takes no options", where="`weights`", todo="leave them out")
 
 
 def with_base(options: BodyOptions, base: DenseExpert | None) -> BodyOptions:
@@ -149,7 +149,7 @@ def kept_body(merged: MergedBody, folder: Path, contains: Sequence[ExpertRecord]
     """A body that was written into `folder`."""
     [weights] = [file for file in merged.files if file.name == DENSE_BODY_FILE]
     path = folder / weights.name
-    return LocalBody(path, weights.sha256, merged.digest, merged.method, contains, merged.exponents)
+    return LocalBody(path, weights.sha256, merged.digest, merged.method, contains, merged.exponents, merged.source)
 
 
 def local_version(
@@ -175,8 +175,7 @@ def local_version(
     Raises:
         MoergeError: fewer experts than `options.top_k`, or a head without its inputs.
     """
-    new = [Slot(record_of(expert), expert.checkpoint, expert.trained or expert, expert.checkpoint) for expert in experts]
-    slots = [*kept, *new]
+    slots = [*kept, *map(_slot, experts)]
     if options.top_k > len(slots):
         problem = f"{options.top_k} experts per token, of {len(slots)}"
         raise MoergeError(problem, where="`top_k`", todo=f"give a whole number between 1 and {len(slots)}")
@@ -206,12 +205,13 @@ def local_version(
         statistics=lambda: list(parts.values()),
         head_statistics=lambda: heads,
         seed_head=body.seed_head,
+        source=body.name,
     )
 
 
 def require_head(head: HeadMethod, body: BodyMethod) -> None:
     """Requires the seed's body for the seed's head, because a version's lineage names no other seed."""
-    if head == "seed" and body != "seed":
+    if head == "seed" and not METHODS[body].is_seed:
         problem = f"the seed's head under a body by {body!r}"
         raise MoergeError(problem, where="`head`", todo="use the seed's body, or the head average or regmean")
 
@@ -226,8 +226,13 @@ def given(routers: Sequence[Tensor]) -> Solve:
 
 
 def record_of(expert: DenseExpert) -> ExpertRecord:
-    fitted_from = None if expert.trained is None else expert.trained.digest
-    return ExpertRecord(expert.digest, expert.domain, expert.owner, expert.license, fitted_from, expert.hub_id)
+    parts_of, fitted = (None, False) if expert.trained is None else (expert.trained.digest, True)
+    return ExpertRecord(expert.digest, expert.domain, expert.owner, expert.license, parts_of, fitted, expert.hub_id)
+
+
+def _slot(expert: DenseExpert) -> Slot:
+    dense = expert.trained or expert
+    return Slot(record_of(expert), expert.checkpoint, dense, dense.checkpoint)
 
 
 def _contributed(digest: str, path: Path) -> Contributed:

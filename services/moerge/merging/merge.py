@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from moerge.errors import MoergeError
@@ -13,6 +14,7 @@ from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.scores import scores
 from moerge.merging.settings import MergeSettings, Source
 from moerge.merging.texts import read_text
+from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card_scores import CARD_FILE, scored_card
 from moerge.versions.file_plans import REPORT_FILE
 from moerge_proto.records import RECORD_FILE, read_record
@@ -42,7 +44,7 @@ def merge(
     Raises:
         MoergeError: names the unsuitable expert, text, option or resource, and the remedy.
     """
-    settings, work = settings_of(out, settings or MergeSettings(), version), work_folder(out)
+    settings, work = settings_of(sources, out, settings or MergeSettings(), version), work_folder(out)
     with alone(work):
         check(sources, out, settings, version)
         read = [read_text(source, settings, say, work) for source in sources]
@@ -67,13 +69,23 @@ def merge(
     return report
 
 
-def settings_of(out: Path, settings: MergeSettings, version: KeptVersion | None) -> MergeSettings:
-    """The settings of a merge, or of an addition to a version."""
-    if version is None:
-        return settings
-    if out.resolve() == version.folder.resolve():
-        raise MoergeError("is the version to add experts to", where=f"`out` {out}", todo="name a new folder")
-    return version.settings(settings)
+def settings_of(
+    sources: Sequence[Source], out: Path, settings: MergeSettings, version: KeptVersion | None
+) -> MergeSettings:
+    """The settings of a merge, or of an addition to a version, with a recipe that says whether MLPs are fitted."""
+    if version is not None:
+        if out.resolve() == version.folder.resolve():
+            raise MoergeError("is the version to add experts to", where=f"`out` {out}", todo="name a new folder")
+        settings = version.settings(settings)
+    recipe, fit = settings.recipe, settings.fit
+    if fit is None:
+        fit = recipe.fit or ((version is not None or METHODS[recipe.body].is_seed) and is_fittable(sources))
+    return replace(settings, recipe=recipe.model_copy(update={"fit": fit}))
+
+
+def is_fittable(sources: Sequence[Source]) -> bool:
+    """Tell whether the experts' MLPs can be fitted to a body."""
+    return all(source.expert.family.gain is not None for source in sources)
 
 
 def _is_written(out: Path, lineage: Lineage) -> bool:
@@ -92,7 +104,7 @@ def _keep_or_clear(
         if version is not None:
             share(version, work)
         merged = [KeptExpert(**record._asdict()) for record in new.body.contains]
-        chosen = {name: getattr(settings, name) for name in CHOICES}
+        chosen = {name: getattr(version.record if version else settings, name) for name in CHOICES}
         keep(work, Record(experts=members, merged=merged, **chosen), new.inputs.slots)
         return
     for path in work.iterdir():
@@ -105,7 +117,7 @@ def _report(
 ) -> Report:
     counts = {part.domain: DomainCounts(part.documents, part.tokens) for part in new.inputs.contributed}
     merged = {record.digest for record in new.body.contains}
-    newcomers = [] if version is None else [member.domain for member in members if member.original not in merged]
+    late = [] if version is None else [member for member in members if member.record.dense not in merged]
     solved = SolveReport.model_validate_json((out / REPORT_FILE).read_text(encoding="utf-8"))
     conditions = [layer.condition for layer in solved.layers]
     return Report(
@@ -115,5 +127,5 @@ def _report(
         scored,
         (min(conditions), max(conditions)),
         generated=[member.domain for member in members if member.generated],
-        newcomers=newcomers,
+        unfitted=[member.domain for member in late if merged and not member.fitted],
     )

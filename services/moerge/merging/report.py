@@ -17,8 +17,8 @@ FLOAT32_LIMIT = 2.0**24
 """Condition above which float32 products don't determine a router's weakest directions."""
 OWN_WORDS = "give texts to measure their loss"
 """The cost of generated text."""
-NEWCOMERS = "that cost the demo's newcomers 17 to 26 points; to include it, merge all experts anew"
-"""The cost of a body without the expert, measured in docs/quality.md."""
+UNFITTED = "that cost the demo's newcomer 7 points; fit its MLPs"
+"""The cost of MLPs as trained in a body without their expert, measured in docs/quality.md."""
 
 _SHOWN = 2  # experts shown per domain
 
@@ -52,7 +52,7 @@ class Report:
     Attributes:
         conditions: least and largest condition of A + lambda I over the layers.
         generated: domains with statistics of text that their expert has written.
-        newcomers: domains whose expert isn't in the body.
+        unfitted: domains whose expert isn't in the merged body, with MLPs as trained.
     """
 
     folder: str
@@ -61,7 +61,7 @@ class Report:
     scores: Sequence[DomainScore | None]
     conditions: tuple[float, float]
     generated: Sequence[str] = ()
-    newcomers: Sequence[str] = ()
+    unfitted: Sequence[str] = ()
 
     @property
     def average(self) -> float | None:
@@ -91,8 +91,8 @@ class Report:
         if self.generated:
             names = ", ".join(self.generated)
             result.append(f"not scored, because their experts wrote their text: {names}; {OWN_WORDS}")
-        if self.newcomers:
-            result.append(f"not in the body: {', '.join(self.newcomers)}; {NEWCOMERS}")
+        if self.unfitted:
+            result.append(f"not in the body, and not fitted to it: {', '.join(self.unfitted)}; {UNFITTED}")
         return result
 
     def _routed(self, score: DomainScore) -> str:

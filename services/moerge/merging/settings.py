@@ -29,7 +29,7 @@ class Source:
 class VersionSettings:
     """The choices that determine a version, and the machine's resources.
 
-    `body` has the options of the method, without its `base`. Token counts below `rare_below` are withheld from body
+    `body` has the options of the body's method, without its `base`, which is the seed of a seed's body. Token counts below `rare_below` are withheld from body
     contributions, as in workers.
     """
 
@@ -43,8 +43,15 @@ class VersionSettings:
 
 @dataclass(frozen=True)
 class MergeSettings(VersionSettings):
-    """The settings of a merge; `scored_tokens` are those per domain, of held-out documents; 0: no scores."""
+    """The settings of a merge.
 
+    Attributes:
+        fit: whether new experts' MLPs are fitted to the body, in place of the recipe's `fit`; None: if the recipe says
+            so, under a seed's body, and to a body that stays as experts are added.
+        scored_tokens: those per domain, of held-out documents; 0: no scores.
+    """
+
+    fit: bool | None = None
     held_out_share: float = HELD_OUT_SHARE
     scored_tokens: int = SCORED_TOKENS
     keep_statistics: bool = False
