@@ -29,8 +29,8 @@ class Source:
 class VersionSettings:
     """The choices that determine a version, and the machine's resources.
 
-    `body` has the options of the body's method, without its `base`, which is the seed of a seed's body. Token counts below `rare_below` are withheld from body
-    contributions, as in workers.
+    `body` has the options of the body's method, without its `base`; that is also the seed of a seed's body. Token
+    counts below `rare_below` are withheld from body contributions, as in workers.
     """
 
     recipe: VersionRecipe = RECOMMENDED
