@@ -81,7 +81,9 @@ def published(experts: list[Path], folder: Path) -> tuple[Tensors, Path]:
     """All tensors of a version of these experts, and its folder."""
     own = [DenseExpert(f"d{slot}", item) for slot, item in enumerate(experts)]
     routers = [torch.randn(2, 32, generator=torch.Generator().manual_seed(layer)) for layer in range(3)]
-    lineage, inputs = local_version(own, local_body(own, folder / "body", "average"), [], SolveOptions())
+    lineage, inputs = local_version(
+        own, local_body(own, folder / "body", "average"), [], SolveOptions(), head="average"
+    )
     out = write_folder(plan_version(lineage, inputs, given(routers)).files, folder / "version")
     return {name: Checkpoint(out).tensor(name) for name in Checkpoint(out).specs}, out
 

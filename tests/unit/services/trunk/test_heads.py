@@ -48,7 +48,7 @@ def read_by_head(folder: Path, rows: list[list[int]]) -> Tensor:
     model.lm_head.register_forward_pre_hook(lambda _, given: seen.append(given[0][0]))
     for row in rows:
         model(torch.tensor([row]), use_cache=False)
-    return torch.cat(seen)
+    return torch.cat(seen).clone()
 
 
 def test_regmean_head_is_the_least_squares_fit_of_equal_domains(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_regmean_head_is_the_least_squares_fit_of_equal_domains(tmp_path: Path) 
     left, right = [], []
     for slot, folder in enumerate(experts):
         x = read_by_head(folder, contributed_rows(slot))
-        x /= (x**2).sum(dim=0).mean().sqrt() * 2**0.5  # each domain's gram has a mean diagonal of 1 / D
+        x = x / ((x**2).sum(dim=0).mean().sqrt() * 2**0.5)  # each domain's gram has a mean diagonal of 1 / D
         left.append(x)
         right.append(x @ Checkpoint(folder).tensor(HEAD).double().T)
     size, tokens = left[0].shape[1], sum(map(len, left))

@@ -142,8 +142,6 @@ def test_the_embedding_s_longer_vocabulary_is_of_others(tmp_path: Path) -> None:
     with pytest.raises(IncompatibleExpertError, match="another shape") as caught:
         long.stray(short.expert.folder / "model.safetensors")
     assert "merge a body with your expert" in caught.value.todo
-    with pytest.raises(IncompatibleExpertError, match="another shape"):
-        short.stray(changed(tmp_path, **{EMBEDDING: torch.cat([tensor(EMBEDDING)] * 2)}))
 
 
 def test_only_answers_on_the_owner_s_own_text_count(tmp_path: Path) -> None:
@@ -163,7 +161,7 @@ def test_only_answers_on_the_owner_s_own_text_count(tmp_path: Path) -> None:
 
 HONEST = st.tuples(
     st.sampled_from(sorted(FAMILIES)),
-    st.sampled_from(sorted(METHODS)),
+    st.sampled_from(sorted(name for name, method in METHODS.items() if not method.is_seed)),
     st.permutations([1, 2, 3, 4]),
     st.integers(2, 3),
     st.sampled_from([0.001, 0.004]),
@@ -176,8 +174,6 @@ def test_honest_bodies_pass(drawn: tuple[str, BodyMethod, list[int], int, float]
     """By every method and of every family, for experts in the body and for others."""
     family, name, order, size, apart = drawn
     method, owners = METHODS[name], [own(seed, family, apart) for seed in order]
-    if method.for_fitted_mlps and family == "olmo2":
-        return
     body = local_body(
         [owner.expert for owner in owners[:size]],
         Path(mkdtemp(prefix="stray-")),

@@ -16,11 +16,12 @@ from moerge.versions.card import (
     Contributed,
     ExpertRecord,
     Model,
+    Origin,
     card_file,
 )
 from moerge.versions.card_scores import ScoreRow, published_card, scored_card, scores_text
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions
-from moerge_proto.versions import EngineLimit, Lineage
+from moerge_proto.versions import EngineLimit, HeadLineage, Lineage
 from support.models import expert
 from support.versions import published
 
@@ -40,6 +41,7 @@ def card(
     experts: tuple[ExpertRecord, ...] = (LAW, ART),
     options: SolveOptions = RECOMMENDED.solve,
     limits: Sequence[EngineLimit] = (),
+    origin: Origin | None = None,
     **lineage: Any,
 ) -> str:
     made = Lineage(
@@ -48,12 +50,12 @@ def card(
         domains=[item.domain for item in experts],
         options=options,
         solver="ridge-3",
-        **{"contributions": ["4" * 64], **lineage},
+        **{"head": HeadLineage(method="regmean"), "contributions": ["4" * 64], **lineage},
     )
     sent = [Contributed(digest, "law", "firm", 1000, 10) for digest in made.contributions]
     chat, model = ChatTemplates("law", {"law": "", "art": ""}), Model("MixtralForCausalLM", "bfloat16", 5000, 3000)
     out = io.BytesIO()
-    card_file(made, experts, "regmean", experts, sent, chat, model, limits).write(out)
+    card_file(made, experts, origin or Origin("regmean", experts, None, 64), sent, chat, model, limits).write(out)
     return out.getvalue().decode()
 
 
@@ -98,9 +100,20 @@ def test_the_routers_and_mlps_are_told_as_they_are() -> None:
     assert "| experts per token | 2 of 2 |" in card(options=warm)
     assert "| routers | not solved from contributions |" in card(contributions=[])
     assert "| MLPs | the experts' own, unchanged |" in card()
-    fitted = LAW._replace(fitted_from="5" * 64)
+    fitted = LAW._replace(parts_of="5" * 64, fitted=True)
     assert "| MLPs | fitted to the body: law; all others unchanged |" in card((fitted, ART))
-    assert f"its MLPs fitted to the body from `{'5' * 64}`" in card((fitted, ART))
+    assert f"`, fitted MLPs and head of `{'5' * 64}`" in card((fitted, ART))
+
+
+def test_body_and_head_have_their_origin() -> None:
+    merged = card()
+    assert "| merged from 2 experts by the method `regmean` |" in merged
+    assert "| least squares on owners' grams; separate from the embedding, 64 parameters |" in merged
+    assert "which contains parameters of:" in merged
+    own = card(origin=Origin("seed", (), "org/seed@1", 0), head=HeadLineage(method="seed"))
+    assert "| that of org/seed@1, unchanged |" in own
+    assert "| the seed's own, unchanged; the embedding |" in own
+    assert f"`{'3' * 64}`, which contains no expert's parameters.\n" in own
 
 
 def test_only_limits_of_engines_have_a_section() -> None:

@@ -7,13 +7,19 @@ import pytest
 from moerge.versions.compare import Averages, DomainChanges, averages, domain_changes, score_changes
 from moerge_proto.evaluations import DomainScore, VersionTable
 from moerge_proto.options import SolveOptions
-from moerge_proto.versions import Lineage
+from moerge_proto.versions import HeadLineage, Lineage
 
 
 def lineage(**experts: str) -> Lineage:
     digests = [digit * 64 for digit in experts.values()]
     return Lineage(
-        body="f" * 64, experts=digests, domains=list(experts), contributions=[], options=SolveOptions(), solver="s"
+        body="f" * 64,
+        head=HeadLineage(method="average"),
+        experts=digests,
+        domains=list(experts),
+        contributions=[],
+        options=SolveOptions(),
+        solver="s",
     )
 
 
