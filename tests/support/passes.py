@@ -88,13 +88,14 @@ def sums_by(model: PreTrainedModel, work: Pass, rows: Sequence[Tokens], batch_to
         sums[number].add(x)
 
     for batch in batches(rows, batch_tokens):
-        if isinstance(work, BodyPass):
-            visit_body_inputs(model, family_of(model.config), batch, visit)
-            tokens = torch.cat([tokens, batch.input_ids[batch.counted]])
-        elif isinstance(work, HeadPass):
-            visit_head_inputs(model, batch, visit)
-        else:
-            visit_features(model, batch, visit)
+        match work:
+            case RouterPass():
+                visit_features(model, batch, visit)
+            case BodyPass():
+                visit_body_inputs(model, family_of(model.config), batch, visit)
+                tokens = torch.cat([tokens, batch.input_ids[batch.counted]])
+            case HeadPass():
+                visit_head_inputs(model, batch, visit)
     arrays = rounded(inputs, sums)
     if isinstance(work, BodyPass):
         arrays["token_counts"] = torch.bincount(tokens, minlength=model.config.vocab_size).numpy()

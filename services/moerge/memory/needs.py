@@ -17,6 +17,8 @@ from moerge_proto.statistics_file import gram_length
 
 SUM_ROWS = 128
 """Rows of a gram in a block of a sum; a block has only the columns from its first row on."""
+HEAD_ROWS = 2**15
+"""Rows of a head that are solved at a time."""
 CHECKS_AT_ONCE = 2
 """Contributions that a coordinator checks at a time."""
 _BLOCK = 2**24
@@ -65,9 +67,9 @@ def sum_bytes(size: int) -> int:
 def passing(shape: Shape, batch_tokens: int, *, body: bool, threads: int = 1, device: str = "cpu") -> Need:
     """A statistics pass of a process that computes `threads` shards at a time; two shards' sums are added up.
 
-    Sums are those of the layer with most grams: of a body contribution the last one, with the head's.
+    `body`: for a body contribution; sums are those of a layer.
     """
-    grams = [shape.hidden, shape.attention_size, shape.hidden] if body else [shape.hidden]
+    grams = [shape.hidden, shape.attention_size] if body else [shape.hidden]
     integers = sum(8 * gram_length(gram) for gram in grams)
     batch = shape.number * (3 * shape.intermediate + 4 * shape.hidden) + 4 * max(grams)
     return Need(
@@ -109,15 +111,13 @@ def fitting(shape: Shape, batch_tokens: int, device: str = "cpu") -> Need:
     """A fit of MLPs in float32: two layers of the expert, and two of the body with its MLPs; two residuals a token.
 
     The solve of the last matrix, with M inputs, has gram and factor, 16 M^2, and four times its cross product, 32 M H.
-    Or, if that is more, both heads and their alignment are in memory: 16 V H + 48 H^2.
     """
     hidden, inner = shape.hidden, shape.intermediate
-    solve = max(16 * inner**2 + 32 * inner * hidden, 16 * shape.head + 48 * hidden**2)
     return Need(
         work="fitting MLPs",
         device={
             "two layers of both models": 2 * 2 * 4 * shape.layer,
-            "a solve": solve,
+            "a solve": 16 * inner**2 + 32 * inner * hidden,
             "a micro-batch": 4 * batch_tokens * (8 * hidden + 4 * inner),
         },
         token=2 * 4 * hidden,
@@ -141,36 +141,41 @@ class MergeMethod(Protocol):
     @property
     def solved(self) -> bool: ...
     @property
-    def for_fitted_mlps(self) -> bool: ...
-    @property
-    def base_only(self) -> bool: ...
+    def is_seed(self) -> bool: ...
     @property
     def wide_copies(self) -> int: ...
 
 
 def merging(shape: Shape, experts: int, method: MergeMethod, cores: int) -> Need:
     """A merge of a body: tensors of each expert and the base, a merged one, and an earlier one that is written."""
+    if method.is_seed:
+        return Need("writing the seed's body", {"tensors": 2 * shape.number * shape.largest})
     if method.solved:
-        return Need("merging the body", {"tensors and grams": _solved(shape, experts, method.for_fitted_mlps, cores)})
-    base = int("base" in method.needs)
-    read = 1 if method.base_only else experts + base
+        return Need("merging the body", {"tensors and grams": _solved(shape, experts, cores)})
+    read = experts + int("base" in method.needs)
     merged = max(shape.number, 8 * method.wide_copies)  # copies are freed before the tensor is merged
     return Need("merging the body", {"tensors": ((read + 1) * shape.number + merged) * shape.largest})
 
 
-def _solved(shape: Shape, experts: int, aligned: bool, cores: int) -> int:
-    """The larger of head and attention.
+def _solved(shape: Shape, experts: int, cores: int) -> int:
+    """The larger of embedding and attention.
 
-    Head: a tensor of each expert, two more, and one if it is solved again; four float64 matrices of its size, if almost
-    all rows are solved together; float64 grams, one of each expert, three if aligned to fitted MLPs, and three of each
-    kind of rows at work. Attention: the written embedding; of each projection at work a tensor of each expert and seven
-    float64 squares.
+    Embedding: of each expert, a merged one, and five float64 numbers an expert and token. Attention: the written
+    embedding; of each projection at work a tensor of each expert and seven float64 squares.
     """
-    at_once, square = min(cores, AT_ONCE), 8 * shape.hidden**2
-    grams = (experts * (3 if aligned else 1) + 3 * at_once) * square
-    head = ((experts + 2 + aligned) * shape.number + 4 * 8) * shape.head + grams
+    embedding = (experts + 1) * shape.number * shape.embedding + experts * 5 * 8 * shape.vocabulary
     projection = experts * shape.number * shape.hidden * shape.attention_size + 7 * 8 * shape.widest**2
-    return max(head, shape.number * shape.head + at_once * projection)
+    return max(embedding, shape.number * shape.embedding + min(cores, AT_ONCE) * projection)
+
+
+def merging_head(shape: Shape, experts: int, *, solved: bool) -> Need:
+    """A version's head: one of each expert, and two merged ones, whole and in blocks.
+
+    Of a solved one, four float64 blocks of `HEAD_ROWS` rows, and five float64 squares.
+    """
+    heads = (experts + 2) * shape.number * shape.embedding
+    solve = 4 * 8 * min(HEAD_ROWS, shape.vocabulary) * shape.hidden + 5 * 8 * shape.hidden**2
+    return Need("making the head", {"heads and grams": heads + solve if solved else heads})
 
 
 def solving(shape: Shape, cores: int) -> Need:

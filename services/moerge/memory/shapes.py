@@ -7,6 +7,7 @@ import torch
 from transformers import PretrainedConfig
 
 from moerge.models.bounds import attention_size
+from moerge.models.dense import HEAD_NAMES
 from moerge.models.families import family_of
 from moerge.models.reader import model_shapes
 from moerge_proto.statistics_file import gram_length
@@ -30,7 +31,7 @@ class Shape:
     attention_size: int  # width of the attention's output, A
     layer: int  # parameters of a layer
     mlp: int  # parameters of a layer's MLP
-    body: int  # parameters of a body: everything but the MLPs, with a head of its own
+    body: int  # parameters of a body: everything but MLPs and head
     largest: int  # elements of the body's largest tensor
     tied: bool  # whether the head is the embedding
     number: int  # bytes of a number
@@ -45,7 +46,7 @@ class Shape:
         layers = int(config.num_hidden_layers)
         sizes = {name: torch.Size(shape).numel() for name, shape in model_shapes(config).items()}
         mlps = set(family_of(config).dense_mlp_names(layers))
-        rest = [size for name, size in sizes.items() if name not in mlps]
+        rest = [size for name, size in sizes.items() if name not in {*mlps, *HEAD_NAMES}]
         return cls(
             hidden=int(config.hidden_size),
             layers=layers,
@@ -61,14 +62,19 @@ class Shape:
         )
 
     @property
-    def head(self) -> int:
-        """Parameters of the head, and of the embedding: V H."""
+    def embedding(self) -> int:
+        """Parameters of the embedding, and of the language model head: V H."""
         return self.vocabulary * self.hidden
+
+    @property
+    def head(self) -> int:
+        """Parameters of a head of its own: last norm and language model head."""
+        return self.hidden + self.embedding
 
     @property
     def expert(self) -> int:
         """Parameters of an expert; a tied head counts once."""
-        return self.body + self.layers * self.mlp - self.tied * self.head
+        return self.body + self.layers * self.mlp + self.head - self.tied * self.embedding
 
     @property
     def widest(self) -> int:
@@ -77,4 +83,4 @@ class Shape:
     def triangles(self, *, body: bool) -> list[int]:
         """Integers of each gram of a body contribution, or of a router contribution, over all layers."""
         hidden, attention = gram_length(self.hidden), gram_length(self.attention_size)
-        return [*[hidden, attention] * self.layers, hidden] if body else [hidden] * self.layers
+        return [hidden, attention] * self.layers if body else [hidden] * self.layers

@@ -1,6 +1,7 @@
 """Bytes of the files of a federation: of their tensors, without headers of about 100 bytes a tensor."""
 
 from moerge.memory.shapes import Shape
+from moerge_proto.statistics_file import gram_length
 
 
 def expert_bytes(shape: Shape) -> int:
@@ -9,8 +10,18 @@ def expert_bytes(shape: Shape) -> int:
 
 
 def body_bytes(shape: Shape) -> int:
-    """A body: an expert without MLPs, and with a head of its own."""
+    """A body: an expert without MLPs and head."""
     return shape.number * shape.body
+
+
+def head_bytes(shape: Shape) -> int:
+    """A head: last norm and language model head, V H + H weights."""
+    return shape.number * shape.head
+
+
+def part_bytes(shape: Shape) -> int:
+    """An expert's parts: its MLPs and a head of its own."""
+    return mlp_bytes(shape) + head_bytes(shape)
 
 
 def mlp_bytes(shape: Shape) -> int:
@@ -24,8 +35,8 @@ def router_bytes(shape: Shape, experts: int) -> int:
 
 
 def version_bytes(shape: Shape, experts: int) -> int:
-    """A version's weights: body, MLPs of each expert, routers. The body is the merged file itself."""
-    return body_bytes(shape) + experts * mlp_bytes(shape) + router_bytes(shape, experts)
+    """A version's weights: body, head, MLPs of each expert, routers."""
+    return body_bytes(shape) + head_bytes(shape) + experts * mlp_bytes(shape) + router_bytes(shape, experts)
 
 
 def router_contribution_bytes(shape: Shape) -> int:
@@ -34,10 +45,15 @@ def router_contribution_bytes(shape: Shape) -> int:
 
 
 def body_contribution_bytes(shape: Shape) -> int:
-    """A body contribution: triangles of two grams per layer and of the head's, and a count per token."""
+    """A body contribution: triangles of two grams per layer, and a count per token."""
     return 8 * (sum(shape.triangles(body=True)) + shape.vocabulary)
+
+
+def head_contribution_bytes(shape: Shape) -> int:
+    """A head contribution: the triangle of a gram."""
+    return 8 * gram_length(shape.hidden)
 
 
 def contribution_bytes(shape: Shape) -> int:
     """A contribution of each kind."""
-    return router_contribution_bytes(shape) + body_contribution_bytes(shape)
+    return router_contribution_bytes(shape) + body_contribution_bytes(shape) + head_contribution_bytes(shape)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
+from moerge.memory.needs import HEAD_ROWS
 from moerge.models.dense import HEAD_NAMES
 from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.reader import Checkpoint
@@ -21,9 +22,6 @@ from moerge.trunk.pieces import Piece, merge_plan
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
-
-_ROWS = 2**15
-"""Rows of the head that are solved at a time; float64."""
 
 
 class HeadKind(NamedTuple):
@@ -120,7 +118,7 @@ def _solved(piece: Piece, models: Sequence[Checkpoint], sources: Sequence[Source
                 yield scaled(square(file, "head_input", 0, models[expert].tensor(FINAL_NORM)))
 
         def part(start: int) -> Tensor:
-            tensors = [tensor[start : start + _ROWS] for tensor in piece.tensors]
+            tensors = [tensor[start : start + HEAD_ROWS] for tensor in piece.tensors]
             return least_squares(Piece(HEAD, start, piece.experts, tensors, piece.dtype), grams(), tokens)
 
-        return torch.cat([part(start) for start in range(0, len(piece.tensors[0]), _ROWS)])
+        return torch.cat([part(start) for start in range(0, len(piece.tensors[0]), HEAD_ROWS)])

@@ -14,20 +14,20 @@ from torch import Tensor
 
 from moerge.documents.shards import Shard
 from moerge.models.batches import batches
-from moerge.models.bounds import feature_bounds, feature_exponents, input_exponents
+from moerge.models.bounds import feature_bounds, feature_exponents, head_exponents, input_exponents
 from moerge.models.dense import expert_model
-from moerge.models.dense_files import DenseBody, DenseFiles
+from moerge.models.dense_files import DenseFiles
 from moerge.models.families import FAMILIES
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.features import run
 from moerge.statistics.integers import to_floats
 from moerge.statistics.packed_attention import PACKED
-from moerge.statistics.passes import BodyPass, Pass, RouterPass
+from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass
 from moerge.statistics.streamed import Streamed, saved
 from moerge.statistics.validate import validate
 from moerge_proto.statistics_file import Int64, StatisticsFile
-from support.models import expert
+from support.models import expert, on_body
 from support.passes import sums_of, visit_features, whole_sums
 from support.statistics import LAYERS, manifest_of, written
 
@@ -63,17 +63,17 @@ def require_alike(result: ShardSums, expected: ShardSums, exponents: list[int], 
         if name == "token_counts":
             np.testing.assert_array_equal(result.arrays[name], array)
             continue
-        exponent = exponents[place if len(exponents) > LAYERS else place // 2]
+        exponent = exponents[place // 2 if len(exponents) == LAYERS else place]
         left, right = to_floats(result.arrays[name], exponent), to_floats(array, exponent)
         assert np.linalg.norm(left - right) < tolerance * np.linalg.norm(right), name
 
 
-def both_passes(folder: Path, precision: str = "float32", device: str = "cpu") -> list[Pass]:
+def every_pass(folder: Path, precision: str = "float32", device: str = "cpu") -> list[Pass]:
     own = DenseFiles(folder)
-    router, body = feature_exponents(own), input_exponents(own)
     return [
-        RouterPass(own, DenseBody(folder / "model.safetensors", own), router, precision, device),
-        BodyPass(own, body, precision, device),
+        RouterPass(*on_body(folder, folder / "model.safetensors"), feature_exponents(own), precision, device),
+        BodyPass(own, input_exponents(own), precision, device),
+        HeadPass(own, head_exponents(own), precision, device),
     ]
 
 
@@ -90,7 +90,7 @@ def test_sums_agree_with_float32_on_the_processor(
     tmp_path: Path, family: str, precision: str, device: str, tolerance: float
 ) -> None:
     folder = expert(tmp_path / "expert", 1, family, num_hidden_layers=LAYERS, head_dim=16)
-    for work, plain in zip(both_passes(folder, precision, device), both_passes(folder), strict=True):
+    for work, plain in zip(every_pass(folder, precision, device), every_pass(folder), strict=True):
         require_alike(sums_of(work, ROWS, 150), sums_of(plain, ROWS, 150), list(work.exponents), tolerance)
 
 
@@ -108,7 +108,7 @@ def test_streamed_layers_give_the_integers_of_the_whole_model(
     tmp_path: Path, family: str, settings: dict[str, object], precision: str, device: str
 ) -> None:
     folder = expert(tmp_path / "expert", 1, family, **settings)
-    for work in both_passes(folder, precision, device):
+    for work in every_pass(folder, precision, device):
         require_same(sums_of(work, ROWS, 150), whole_sums(work, ROWS, 150))
 
 
@@ -122,10 +122,10 @@ def require_same(result: ShardSums, expected: ShardSums) -> None:
         np.testing.assert_array_equal(result.arrays[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["router", "body"])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["router", "body", "head"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_windows_threads_and_saved_states_keep_the_integers(tmp_path: Path, place: int, threads: int) -> None:
-    work = both_passes(expert(tmp_path / "expert", 1, "qwen2"))[place]
+    work = every_pass(expert(tmp_path / "expert", 1, "qwen2"))[place]
     shards = [Shard(str(number), ROWS[number::2], 3) for number in (0, 1)]
     alone = [sums_of(work, shard.rows, 150) for shard in shards]
     streamed, arrays, expected = Streamed(work, 150, threads), dict[str, Int64](), alone[0] + alone[1]
@@ -160,7 +160,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 def test_states_without_disk_space_are_not_saved(
     tmp_path: Path,
 ) -> None:
-    streamed, path = Streamed(both_passes(expert(tmp_path / "expert", 1))[0], 150), tmp_path / "states" / "[a].states"
+    streamed, path = Streamed(every_pass(expert(tmp_path / "expert", 1))[0], 150), tmp_path / "states" / "[a].states"
     streamed.begin([Shard("one", ROWS, len(ROWS))])
     path.parent.mkdir()
     path.with_name(".[a].states.01234567.tmp").write_bytes(b"of a killed run")
@@ -175,7 +175,7 @@ def test_states_without_disk_space_are_not_saved(
 def test_dynamic_rope_does_not_carry_over_from_longer_shards(tmp_path: Path) -> None:
     """Transformers keeps the frequencies of the longest text so far, if it is longer than the model's context."""
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    work, _ = both_passes(expert(tmp_path / "expert", 1, rope_parameters=rope, max_position_embeddings=16))
+    work, *_ = every_pass(expert(tmp_path / "expert", 1, rope_parameters=rope, max_position_embeddings=16))
     longer, own = (Shard(name, [Tokens(range(tokens))], 1) for name, tokens in (("longer", 60), ("own", 30)))
     streamed, expected = Streamed(work, 150), sums_of(work, own.rows, 150)
     for layer in range(streamed.begin([longer, own]), streamed.layers):
@@ -187,7 +187,7 @@ def test_dynamic_rope_does_not_carry_over_from_longer_shards(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_measuring_the_pace_changes_no_integer(tmp_path: Path, threads: int) -> None:
-    for work in both_passes(expert(tmp_path / "expert", 1)):
+    for work in every_pass(expert(tmp_path / "expert", 1)):
         streamed, shard = Streamed(work, 150, threads), Shard("one", ROWS, len(ROWS))
         assert streamed.pace(shard) > 0
         assert streamed.begin([shard]) == 0
@@ -197,7 +197,7 @@ def test_measuring_the_pace_changes_no_integer(tmp_path: Path, threads: int) -> 
 
 
 def test_unwanted_layers_are_skipped_and_the_last_not_computed(tmp_path: Path) -> None:
-    router, _ = both_passes(expert(tmp_path / "expert", 1))
+    router, *_ = every_pass(expert(tmp_path / "expert", 1))
     expected = sums_of(router, ROWS, 150)
     streamed = Streamed(router, 150)
     assert streamed.begin([Shard("one", ROWS, len(ROWS))]) == 0
@@ -221,7 +221,7 @@ def test_nothing_from_the_last_needed_module_on_is_computed(tmp_path: Path) -> N
 
 def test_bfloat16_sums_pass_the_coordinator_s_checks(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", 1, num_hidden_layers=LAYERS)
-    work, _ = both_passes(folder, "bfloat16")
+    work, *_ = every_pass(folder, "bfloat16")
     sums = sums_of(work, ROWS, 150)
     with StatisticsFile(written(tmp_path / "file", manifest_of(sums, 1), sums)) as file:
         assert validate(file, list(work.exponents), feature_bounds(work.expert)) == []
