@@ -17,6 +17,7 @@ from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import (
     MAX_TOKENS,
     BodyManifest,
+    HeadManifest,
     Int64,
     Manifest,
     RouterManifest,
@@ -60,18 +61,31 @@ BODY_MANIFEST = BodyManifest(
     layers=1,
     attention_size=3,
     vocab_size=5,
-    exponents=[16, -4, 16],
+    exponents=[16, -4],
     tokens=9,
     documents=4,
     shards=["1" * 64],
     rare_below=10,
 )
-BODY_ARRAYS = [np.arange(size, dtype=np.int64) for size in (3, 6, 3, 5)]
+BODY_ARRAYS = [np.arange(size, dtype=np.int64) for size in (3, 6, 5)]
+HEAD_MANIFEST = HeadManifest(
+    owner="hospital",
+    expert="e" * 64,
+    domain="medicine",
+    settings=StatisticsSettings(),
+    hidden_size=2,
+    layers=3,
+    exponents=[20],
+    tokens=9,
+    documents=4,
+    shards=["1" * 64],
+)
+HEAD_ARRAYS = [np.arange(3, dtype=np.int64)]
 
 
-def content(manifest: Manifest = MANIFEST, arrays: Sequence[Int64] = ARRAYS) -> bytes:
+def content(manifest: Manifest = MANIFEST, arrays: Sequence[Int64] = ARRAYS, layers: range | None = None) -> bytes:
     out = io.BytesIO()
-    write(out, manifest, arrays)
+    write(out, manifest, arrays, layers)
     return out.getvalue()
 
 
@@ -98,15 +112,33 @@ def test_golden_bytes_are_read_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(file.cross(1), ARRAYS[3])
 
 
-def test_a_body_contribution_is_read_back_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("manifest", "arrays", "names"),
+    [
+        (BODY_MANIFEST, BODY_ARRAYS, ["layers.0.attention_input", "layers.0.attention_output", "token_counts"]),
+        (HEAD_MANIFEST, HEAD_ARRAYS, ["head_input"]),
+    ],
+    ids=["body", "head"],
+)
+def test_contributions_of_an_expert_are_read_back_by_name(
+    tmp_path: Path, manifest: Manifest, arrays: list[Int64], names: list[str]
+) -> None:
     path = tmp_path / "file"
-    path.write_bytes(content(BODY_MANIFEST, BODY_ARRAYS))
-    names = ["layers.0.attention_input", "layers.0.attention_output", "head_input", "token_counts"]
+    path.write_bytes(content(manifest, arrays))
     with StatisticsFile(path) as file:
-        assert file.manifest == BODY_MANIFEST
-        for name, expected in zip(names, BODY_ARRAYS, strict=True):
+        assert file.manifest == manifest
+        for name, expected in zip(names, arrays, strict=True):
             np.testing.assert_array_equal(file.array(name), expected)
     assert sorted(load(path.read_bytes())) == sorted(names)
+
+
+def test_a_head_s_journal_has_its_gram_in_the_last_layer_only(tmp_path: Path) -> None:
+    for layer, arrays in enumerate([[], [], HEAD_ARRAYS]):
+        part, path = range(layer, layer + 1), tmp_path / str(layer)
+        path.write_bytes(content(HEAD_MANIFEST, arrays, part))
+        with StatisticsFile(path, part) as file:
+            assert [array.tolist() for array in file.arrays()] == [array.tolist() for array in arrays]
+    assert (tmp_path / "2").read_bytes() == content(HEAD_MANIFEST, HEAD_ARRAYS)
 
 
 def test_the_name_is_the_digest_of_the_file(tmp_path: Path) -> None:
@@ -149,9 +181,8 @@ def test_a_huge_header_is_refused_before_it_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layers", [range(1), range(1, 2)])
 def test_a_journal_of_some_layers_is_refused(tmp_path: Path, layers: range) -> None:
     by_name = {name: array for (name, _), array in zip(MANIFEST.layout(), ARRAYS, strict=True)}
-    out = io.BytesIO()
-    write(out, MANIFEST, [by_name[name] for name, _ in MANIFEST.part(layers)], layers)
-    assert refusal(tmp_path, out.getvalue()).field == "header"
+    journal = content(MANIFEST, [by_name[name] for name, _ in MANIFEST.part(layers)], layers)
+    assert refusal(tmp_path, journal).field == "header"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Contributions of a user who gives odd documents, or whose run was killed at an odd moment."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from moerge.errors import MoergeError
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.stored import SINGLE
 from moerge.models.tokens import Tokens
-from moerge.statistics.contribution import body_contribution
+from moerge.statistics.contribution import Computing, body_contribution, head_contribution
 from support.models import expert
 
+KINDS = [body_contribution, head_contribution]
 DOCUMENTS = [Tokens([(7 * row + 3 * place) % 250 for place in range(60)]) for row in range(90)]
 
 
@@ -63,12 +65,46 @@ def test_expert_replaced_during_the_pass_is_refused(tmp_path: Path) -> None:
     assert caught.value.where == str(own.folder / SINGLE)
 
 
-def test_rerun_after_kill_at_join_removes_partial_files(own: DenseExpert, tmp_path: Path) -> None:
-    path = body_contribution(own, DOCUMENTS, tmp_path / "sums")
+class Killed:
+    """Progress that ends the work after some of its three layers."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers, self._left = layers, 0
+
+    @contextmanager
+    def track(self, title: str, total: int, unit: str) -> Iterator["Killed"]:
+        self._left = self._layers * total // 3
+        yield self
+
+    def advance(self, n: int) -> None:
+        self._left -= n
+        if self._left <= 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("contribution", KINDS)
+def test_a_killed_contribution_goes_on_at_its_layer(
+    own: DenseExpert, tmp_path: Path, contribution: Callable[..., Path]
+) -> None:
+    """Also one of which a layer has no sums."""
+    whole, path = contribution(own, DOCUMENTS, tmp_path / "whole"), tmp_path / "cut"
+    for layers in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            contribution(own, DOCUMENTS, path, computing=Computing(progress=Killed(layers)))
+        assert {item.name for item in tmp_path.glob("cut*.part")} == {f"cut.{layer}.part" for layer in range(layers)}
+    assert contribution(own, DOCUMENTS, path).read_bytes() == whole.read_bytes()
+    assert {item.name for item in tmp_path.iterdir()} == {"cut", "whole"}
+
+
+@pytest.mark.parametrize("contribution", KINDS)
+def test_rerun_after_kill_at_join_removes_partial_files(
+    own: DenseExpert, tmp_path: Path, contribution: Callable[..., Path]
+) -> None:
+    path = contribution(own, DOCUMENTS, tmp_path / "sums")
     path.rename(tmp_path / "sums.journal")
     for name in ("sums.2.part", ".sums.2.part.01234567.tmp", ".sums.0123456789abcdef.states.01234567.tmp"):
         (tmp_path / name).write_bytes(b"of a killed run")
-    assert body_contribution(own, DOCUMENTS, path) == path
+    assert contribution(own, DOCUMENTS, path) == path
     assert [item.name for item in tmp_path.iterdir()] == ["sums"]
 
 

@@ -9,9 +9,12 @@ from rich.console import Console
 from moerge.errors import ContributionError
 from moerge.models.bounds import attention_size, input_exponents
 from moerge.models.dense_files import DenseFiles
-from moerge.statistics.describe import describe
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.tokens import all_counted
+from moerge.statistics.contribution import head_contribution
+from moerge.statistics.describe import describe, median_rank, summary
 from moerge.statistics.passes import BodyPass
-from moerge_proto.statistics_file import BodyManifest, StatisticsSettings
+from moerge_proto.statistics_file import BodyManifest, StatisticsFile, StatisticsSettings
 from support.models import expert
 from support.passes import sums_of
 from support.statistics import honest_sums, manifest_of, written
@@ -56,8 +59,26 @@ def test_a_body_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) -
         shards=["0" * 64], rare_below=10,
     )  # fmt: skip
     text = shown(written(tmp_path / "file", manifest, sums))
-    for part in ("body contribution of 'law'", "head_input", "token_counts", "the 3 of the 300 tokens", "below 10"):
+    for part in (
+        "body contribution of 'law'",
+        "layers.2.attention_output",
+        "token_counts",
+        "the 3 of the 300 tokens",
+        "below 10",
+    ):
         assert part in text
+
+
+def test_a_head_contribution_tells_its_gram_and_no_counts(tmp_path: Path) -> None:
+    own = DenseExpert("law", expert(tmp_path / "expert", seed=1))
+    path = head_contribution(own, all_counted([[1, 2, 3, 3]] * 9), tmp_path / "file")
+    text = shown(path)
+    for part in ("head contribution of 'law'", "head_input", "[528]", "36 tokens, 9 documents"):
+        assert part in text
+    assert "counts" not in text
+    with StatisticsFile(path) as file:
+        assert summary(file.manifest).startswith("head contribution, gram 32 x 32, sums over 36 tokens")
+        assert 1 < median_rank(file) <= 3
 
 
 def test_another_file_is_refused_by_its_part(tmp_path: Path) -> None:
