@@ -1,4 +1,4 @@
-"""Versions by the recommended options, of small experts and random statistics, with any grouping of shards."""
+"""Versions under a seed's body, of small experts and random statistics, with any grouping of shards."""
 
 from collections.abc import Sequence
 from functools import cache, reduce
@@ -6,18 +6,25 @@ from io import BytesIO
 from operator import add
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 from hypothesis import strategies as st
 
 from moerge.merging.local import LocalBody, local_body, local_version
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.tokens import all_counted
 from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.contribution import head_contribution
 from moerge.versions.plan import VersionPlan, plan_version
-from support.models import expert
+from moerge_proto.bodies import HeadMethod
+from support.models import expert, seed_model
 from support.statistics import LAYERS, honest_shards, manifest_of, written
+from support.versions import contributed_rows
 
 HIDDEN = 12
-SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1}
+SIZES: dict[str, Any] = {
+    "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1,
+}  # fmt: skip
 DOMAINS = ("law", "art", "code")
 SHARDS = {domain: honest_shards(HIDDEN, 40 + 7 * seed, 4, HIDDEN, seed) for seed, domain in enumerate(DOMAINS)}
 """Different sizes, so that balanced weights are not powers of two, which multiply floats exactly."""
@@ -25,14 +32,16 @@ Group = tuple[str, Sequence[int]]  # a domain, and the shards of one contributio
 
 
 @cache
-def merged() -> tuple[dict[str, DenseExpert], LocalBody]:
-    """An expert of each domain, and their body."""
+def made() -> tuple[dict[str, tuple[DenseExpert, Path]], LocalBody]:
+    """An expert of each domain with its head contribution, and the body of their seed."""
     home = Path(mkdtemp(prefix="law-3-"))
-    experts = {
-        domain: DenseExpert(domain, expert(home / domain, seed, **SIZES))  # type: ignore[arg-type]  # no family
-        for seed, domain in enumerate(DOMAINS, 1)
-    }
-    return experts, local_body(list(experts.values()), home / "body", "average")
+    experts = {}
+    for seed, domain in enumerate(DOMAINS, 1):
+        dense = DenseExpert(domain, expert(home / domain, seed, **SIZES))
+        head = head_contribution(dense, all_counted(3 * contributed_rows(seed)), home / f"{domain}-head")
+        experts[domain] = dense, head
+    seed_of_all = DenseExpert("seed", seed_model(home / "seed", **SIZES))
+    return experts, local_body([], home / "body", "seed", base=seed_of_all)
 
 
 def contributed(folder: Path, groups: Sequence[Group]) -> list[Path]:
@@ -45,10 +54,13 @@ def contributed(folder: Path, groups: Sequence[Group]) -> list[Path]:
     return paths
 
 
-def planned(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> VersionPlan:
+def planned(folder: Path, groups: Sequence[Group], domains: Sequence[str], head: HeadMethod = "regmean") -> VersionPlan:
     """The version by the recommended options, from contributions in the groups' order."""
-    experts, body = merged()
-    return plan_version(*local_version([experts[domain] for domain in domains], body, contributed(folder, groups)))
+    experts, body = made()
+    dense, heads = zip(*(experts[domain] for domain in domains), strict=True)
+    sent = contributed(folder, groups)
+    given = heads if head == "regmean" else ()
+    return plan_version(*local_version(dense, body, sent, head=head, head_contributions=given))
 
 
 def version(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> dict[str, bytes]:

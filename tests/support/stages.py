@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from moerge.client.client import Client
 from moerge.client.http import Pages
@@ -16,6 +16,7 @@ from moerge.files import file_sha256
 from moerge.models.dense import body_names
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, expert_digest
+from moerge.models.families import EMBEDDING, HEAD
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows, Done, Window, computed
@@ -167,8 +168,16 @@ class MemoryClient(Client):
 
 
 def own_body(folder: Path) -> Path:
-    """Makes an expert in a folder, and beside it a body of this expert alone."""
-    dense = DenseExpert("law", expert(folder / "expert", 1))
+    """Makes an expert of lower-case text in a folder, and beside it a body of this expert alone.
+
+    Dimension 0 of the embedding is what the head knows letters by.
+    """
+    weights = expert(folder / "expert", 1) / "model.safetensors"
+    tensors = load_file(weights)
+    tensors[EMBEDDING][:, 0] = 1
+    tensors[HEAD][ord("a") : ord("z") + 1, 0] += 1
+    save_file(tensors, weights, {"format": "pt"})
+    dense = DenseExpert("law", weights.parent)
     names = body_names(dense)
     save_file({name: dense.checkpoint.tensor(name) for name in names}, folder / DENSE_BODY_FILE)
     return folder

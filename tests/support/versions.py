@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.merging.local import local_body, local_version
+from moerge.models.dense import dense_model, mlp_names
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import FAMILIES
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import router_contribution
+from moerge.versions.file_plans import HEAD_FILE
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.options import SolveOptions
@@ -51,8 +55,17 @@ def published(
         )
         for slot, item in enumerate(dense)
     ]
-    inputs = local_version(dense, body, sent, SolveOptions(top_k=top_k), tied=tied)
+    inputs = local_version(
+        dense, body, sent, SolveOptions(top_k=top_k), head="average", head_contributions=(), tied=tied
+    )
     return write_folder(plan_version(*inputs).files, folder / "version")
+
+
+def behind(expert: Path, body: Path, version: Path) -> PreTrainedModel:
+    """The dense model of a version's tokens that have this expert: body, the expert's MLPs, and the version's head."""
+    dense = DenseFiles(expert)
+    mlps = {name: dense.checkpoint.tensor(name) for name in mlp_names(dense)}
+    return dense_model(dense.config, load_file(body) | load_file(version / HEAD_FILE) | mlps, torch.float32)
 
 
 def body_file(experts: Sequence[Path], folder: Path) -> Path:
