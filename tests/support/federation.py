@@ -166,14 +166,14 @@ def _enough(rows: list[list[int]], tokens: int) -> list[list[int]]:
 def honest_body(member: Member, rows: list[list[int]] = ROWS) -> tuple[BodyManifest, ShardSums]:
     """The sums for a body contribution of the member's worker, over these rows."""
     dense = DenseExpert(member.domain, member.folder)
-    manifest = body_manifest(member.name, dense, dense.digest, StatisticsSettings())
+    manifest = body_manifest(member.name, dense, registered(member).digest, StatisticsSettings())
     return _whole(manifest, sums_of(BodyPass(dense, manifest.exponents), _of_a_shard(rows, dense)))
 
 
 def honest_head(member: Member, rows: list[list[int]] = ROWS) -> tuple[HeadManifest, ShardSums]:
     """The sums for a head contribution of the member's worker, over these rows."""
     dense = DenseExpert(member.domain, member.folder)
-    manifest = head_manifest(member.name, dense, dense.digest, StatisticsSettings())
+    manifest = head_manifest(member.name, dense, registered(member).digest, StatisticsSettings())
     return _whole(manifest, sums_of(HeadPass(dense, manifest.exponents), _of_a_shard(rows, dense)))
 
 

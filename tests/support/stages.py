@@ -29,6 +29,8 @@ from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import Round
 from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
 from moerge_proto.uploads import Stored
+from moerge_workers.contributing import router
+from moerge_workers.contributing.body_check import checked_body
 from moerge_workers.contributing.context import Context
 from moerge_workers.data.documents import Data
 from moerge_workers.leaving.history import History
@@ -167,17 +169,15 @@ class MemoryClient(Client):
         return self.rows[digest]
 
 
-def own_body(folder: Path) -> Path:
-    """Makes an expert of lower-case text in a folder, and beside it a body of this expert alone.
+def contribute(context: Context, body: Body) -> list[Contribution]:
+    """The router contributions of a run under a body, after its checks."""
+    weights = checked_body(context, body, None, lambda: context.is_replaced(body.digest))
+    return [] if weights is None else router.run(context, body, weights, context.expert)
 
-    Dimension 0 of the embedding is what the head knows letters by.
-    """
-    weights = expert(folder / "expert", 1) / "model.safetensors"
-    tensors = load_file(weights)
-    tensors[EMBEDDING][:, 0] = 1
-    tensors[HEAD][ord("a") : ord("z") + 1, 0] += 1
-    save_file(tensors, weights, {"format": "pt"})
-    dense = DenseExpert("law", weights.parent)
+
+def own_body(folder: Path) -> Path:
+    """Makes an expert that expects letters in a folder, and beside it a body of this expert alone."""
+    dense = DenseExpert("law", expects_letters(expert(folder / "expert", 1)))
     names = body_names(dense)
     save_file({name: dense.checkpoint.tensor(name) for name in names}, folder / DENSE_BODY_FILE)
     return folder
@@ -194,6 +194,15 @@ def registered(seed: Path, folder: Path) -> Body:
     folder.mkdir()
     made = seed_body(DenseFiles(seed), FolderFiles(folder), NoProgress(), "org/seed")
     return Body(**made.model_dump(exclude={"bounds"}), current=True, created=NOW, retired=None)
+
+
+def expects_letters(folder: Path) -> Path:
+    """Changes an expert so that it expects lower-case letters as long as the embedding's first dimension is positive."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[EMBEDDING][:, 0] = 1
+    tensors[HEAD][ord("a") : ord("z") + 1, 0] += 1
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def body(digest: str = "7" * 64) -> Body:

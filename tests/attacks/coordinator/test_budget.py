@@ -9,15 +9,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import IncompatibleExpertError
+from moerge.models.families import EMBEDDING
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_proto.contributions import Contribution
 from moerge_proto.progress import Obstacle
-from moerge_workers.contributing import router
 from moerge_workers.contributing.body_check import HarmfulBodyError
 from support.models import texts
-from support.stages import NOW, MemoryClient, body, context_of, own_body
+from support.stages import NOW, MemoryClient, body, context_of, contribute, own_body
 
 POLICY = {"min_documents": 5, "min_tokens": 1}
 BODIES = [body(str(number) * 64) for number in range(1, 6)]
@@ -40,10 +40,14 @@ def client(folder: Path) -> MemoryClient:
     return MemoryClient(folder / DENSE_BODY_FILE)
 
 
-def crafted(folder: Path, path: Path, gain: float) -> Path:
-    """The owner's body with the last norm's gain multiplied: every tensor is finite, and the answers are wrong."""
+GAIN = "model.layers.2.post_attention_layernorm.weight"
+
+
+def crafted(folder: Path, path: Path, letters: float = 1, gain: float = 1) -> Path:
+    """The owner's body with what letters are known by, or a norm's gain, multiplied: every tensor is finite."""
     tensors = load_file(folder / DENSE_BODY_FILE)
-    tensors["model.norm.weight"] *= gain
+    tensors[EMBEDDING][:, 0] *= letters
+    tensors[GAIN] *= gain
     save_file(tensors, path)
     return path
 
@@ -56,12 +60,12 @@ def never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
 def test_harmful_body_that_passes_as_near_causes_no_work(
     folder: Path, home: Path, client: MemoryClient, fit: bool
 ) -> None:
-    client.weights = crafted(folder, home / "crafted.safetensors", 300)
+    client.weights = crafted(folder, home / "crafted.safetensors", letters=-1)
     policy = {**POLICY, "max_stray": 1000}
     for _ in range(2):
         with context_of(folder, home, client, fit=fit, policy=policy) as context:
             with pytest.raises(HarmfulBodyError, match=r"perplexity .* with its own MLPs, .* by the expert") as caught:
-                router.run(replace(context, compute=never), body(), None)
+                contribute(replace(context, compute=never), body())
             assert context.outbox.history.sendings() == []
         (home / "texts.jsonl").write_text('{"text": "the scores are kept"}\n')
     assert "max_perplexity_ratio" in caught.value.todo
@@ -70,10 +74,10 @@ def test_harmful_body_that_passes_as_near_causes_no_work(
 
 
 def test_a_loss_that_is_not_finite_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:
-    client.weights = crafted(folder, home / "crafted.safetensors", 1.5e38)
+    client.weights = crafted(folder, home / "crafted.safetensors", gain=2e38)
     policy = {**POLICY, "max_stray": 1e39, "max_perplexity_ratio": 1e300}
     with context_of(folder, home, client, policy=policy) as context, pytest.raises(HarmfulBodyError):
-        router.run(replace(context, compute=never), body(), None)
+        contribute(replace(context, compute=never), body())
 
 
 def contributed(folder: Path, home: Path, client: MemoryClient, number: int, day: int = 0) -> list[Contribution]:
@@ -81,7 +85,7 @@ def contributed(folder: Path, home: Path, client: MemoryClient, number: int, day
     client.current = BODIES[number]
     policy = {**POLICY, "bodies_per_month": 3}
     with context_of(folder, home, client, lambda: NOW + timedelta(days=day), policy=policy) as context:
-        return router.run(context, BODIES[number], None)
+        return contribute(context, BODIES[number])
 
 
 def test_fourth_body_in_thirty_days_requires_owner_approval(folder: Path, home: Path, client: MemoryClient) -> None:
@@ -98,7 +102,7 @@ def test_fourth_body_in_thirty_days_requires_owner_approval(folder: Path, home: 
     assert len(client.uploaded) == 3
     with context_of(folder, home, client) as context:
         context.outbox.history.note(asked, "refused")
-        assert router.run(context, BODIES[3], None) == []
+        assert contribute(context, BODIES[3]) == []
         assert context.events.status.state.obstacle is Obstacle.OWNER_REFUSED
         context.outbox.history.note(asked, "approved")
     assert contributed(folder, home, client, 3, 29)
@@ -114,7 +118,7 @@ def test_more_data_under_a_counted_body_needs_no_approval(
         assert contributed(folder, home, client, number)
     client.current = BODIES[3]
     with context_of(folder, home, client, dry_run=True, policy=POLICY) as context:
-        assert router.run(context, BODIES[3], None) == []
+        assert contribute(context, BODIES[3]) == []
     assert "a run would first ask you about: law: sums under body 4444" in capsys.readouterr().err
     texts(home / "more.jsonl", 2, 40)
     (home / "texts.jsonl").write_text((home / "texts.jsonl").read_text() + (home / "more.jsonl").read_text())
@@ -128,7 +132,7 @@ def test_owner_in_ask_mode_is_asked_once_and_warned(
         assert contributed(folder, home, client, number)
     assert "What a further body could reveal" not in capsys.readouterr().err
     with context_of(folder, home, client, policy={**POLICY, "mode": "ask"}) as context:
-        assert router.run(context, BODIES[3], None) == []
+        assert contribute(context, BODIES[3]) == []
         assert [item.kind for item in context.outbox.history.asked()] == ["router"]
         assert context.events.status.state.obstacle is Obstacle.ASKS_OWNER
     assert "What a further body could reveal" in capsys.readouterr().err
@@ -136,7 +140,7 @@ def test_owner_in_ask_mode_is_asked_once_and_warned(
 
 def test_another_file_under_a_body_s_name_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:
     assert contributed(folder, home, client, 0)
-    client.weights = crafted(folder, home / "crafted.safetensors", 1.01)
+    client.weights = crafted(folder, home / "crafted.safetensors", gain=1.01)
     texts(home / "texts.jsonl", 2, 80)
     with pytest.raises(IncompatibleExpertError, match="served another file under the name of body"):
         contributed(folder, home, client, 0)

@@ -15,7 +15,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
 from moerge.progress import Progress
 from moerge.statistics.contribution import router_contribution
-from moerge.versions.file_plans import BODY_FILE, ROUTER_FILE
+from moerge.versions.file_plans import BODY_FILE, HEAD_FILE, ROUTER_FILE
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.bodies import Body
@@ -27,7 +27,7 @@ from moerge_proto.versions import Lineage, Version, VersionFile
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.leaving.history import Sending
 from support.models import expert, texts
-from support.stages import NOW, Listed, MemoryClient, body, context_of
+from support.stages import NOW, Listed, MemoryClient, body, context_of, expects_letters
 from support.versions import ROWS
 
 OWN, OTHER = "model-expert-00000.safetensors", "model-expert-00001.safetensors"
@@ -91,10 +91,11 @@ class Hostile(MemoryClient):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The owner's expert, another one, their body, and the version of both."""
     folder = tmp_path_factory.mktemp("owner")
-    own = [DenseExpert("law", expert(folder / "expert", 1)), DenseExpert("art", expert(folder / "other", 2))]
+    places = {"law": folder / "expert", "art": folder / "other"}
+    own = [DenseExpert(name, expects_letters(expert(at, seed))) for seed, (name, at) in enumerate(places.items(), 1)]
     merged = local_body(own, folder / "body", "average")
     sent = [router_contribution(item, merged, all_counted(ROWS), folder / f"{item.domain}.safetensors") for item in own]
-    lineage, inputs = local_version(own, merged, sent)
+    lineage, inputs = local_version(own, merged, sent, head="average")
     write_folder(plan_version(lineage, inputs).files, folder / "version")
     (folder / "lineage.json").write_text(lineage.model_dump_json())
     return folder
@@ -143,7 +144,15 @@ def body_tensor_in_the_routers(version: Path) -> None:
     save_file({**routers, name: load_file(version / BODY_FILE)[name] * 0}, version / ROUTER_FILE, {"format": "pt"})
 
 
-@pytest.mark.parametrize("craft", [body_bytes, own_mlp, own_slot_is_another_s, body_tensor_in_the_routers])
+def body_tensor_in_the_head(version: Path) -> None:
+    name = "model.embed_tokens.weight"
+    save_file({**load_file(version / HEAD_FILE), name: load_file(version / BODY_FILE)[name] * 0}, version / HEAD_FILE)
+
+
+CRAFTS = [body_bytes, own_mlp, own_slot_is_another_s, body_tensor_in_the_routers, body_tensor_in_the_head]
+
+
+@pytest.mark.parametrize("craft", CRAFTS)
 def test_altered_version_is_not_evaluated(
     folder: Path, tmp_path: Path, client: Hostile, craft: Callable[[Path], None]
 ) -> None:
@@ -172,7 +181,7 @@ def test_version_of_a_refused_body_is_not_evaluated(folder: Path, tmp_path: Path
     result = evaluated(folder, tmp_path, client, max_stray=0.001)
     assert result == ([], Obstacle.BODY_STRAYS)
     shutil.copy(client.weights, crafted := tmp_path / "crafted.safetensors")
-    scale(crafted, "model.norm", 300)
+    scale(crafted, "embed_tokens", -1)
     client.weights, client.current = crafted, body("6" * 64)
     result = evaluated(folder, tmp_path, client, max_stray=1000)
     assert result == ([], Obstacle.BODY_HARMS)

@@ -1,0 +1,192 @@
+"""A hostile coordinator under the default policy: it forges the seed's body, and gets nothing, not even an answer."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from moerge.errors import MoergeError
+from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
+from moerge.statistics.passes import Pass
+from moerge.statistics.windows import Done, Window
+from moerge_proto.bodies import Body
+from moerge_proto.progress import Obstacle
+from moerge_workers.contributing.stages import run_stages
+from support.models import seed_model, texts
+from support.stages import MemoryClient, body, context_of, registered, seeded
+
+DEFAULT = {"policy": {"bodies": ["seed"], "min_documents": 5, "min_tokens": 1}, "fit": None}
+TOKEN = 97
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Body]:
+    """A folder with an owner's expert and seed, and the coordinator's honest body."""
+    folder = tmp_path_factory.mktemp("owner")
+    return folder, seeded(folder)
+
+
+@pytest.fixture
+def folder(honest: tuple[Path, Body]) -> Path:
+    return honest[0]
+
+
+@pytest.fixture
+def client(honest: tuple[Path, Body]) -> MemoryClient:
+    """A coordinator that serves no file."""
+    client = MemoryClient(honest[0] / "nothing")
+    client.current = honest[1]
+    return client
+
+
+class Unread:
+    """Data that fails a test that reads it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("text was read")
+
+
+def never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
+    raise AssertionError("it computed")
+
+
+def ran(folder: Path, home: Path, client: MemoryClient) -> None:
+    """One run of the owner's worker, over 40 documents."""
+    if not (home / "texts.jsonl").exists():
+        texts(home / "texts.jsonl", 1, 40)
+    with context_of(folder, home, client, seed=folder / "seed", **DEFAULT) as context:
+        run_stages(context)
+
+
+def refusal(folder: Path, home: Path, client: MemoryClient) -> tuple[str, Obstacle | None]:
+    """The error and the obstacle of a run that may neither read text nor compute; nothing leaves, and nothing came."""
+    with context_of(folder, home, client, seed=folder / "seed", **DEFAULT) as context:
+        with pytest.raises(MoergeError) as caught:
+            run_stages(replace(context, data=Unread(), compute=never))  # type: ignore[arg-type]
+        assert context.outbox.history.sendings() == []
+        obstacle = context.events.status.state.obstacle
+    assert (client.uploaded, client.downloads, client.rows, client.known) == ([], [], {}, {})
+    return str(caught.value), obstacle
+
+
+def changed(seed: Path, name: str, change: Callable[[torch.Tensor], None]) -> Path:
+    """The seed with one tensor changed in place."""
+    tensors = load_file(seed / "model.safetensors")
+    change(tensors[name])
+    save_file(tensors, seed / "model.safetensors", {"format": "pt"})
+    return seed
+
+
+def one_bit(tensor: torch.Tensor) -> None:
+    bits = tensor.view(torch.int32).flatten()
+    bits[len(bits) // 2] ^= 1
+
+
+def one_row(tensor: torch.Tensor) -> None:
+    tensor[TOKEN] += tensor[TOKEN].norm() / tensor.shape[1] ** 0.5
+
+
+def test_worker_with_the_seed_downloads_no_body(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
+    ran(folder, tmp_path, client)
+    assert {row.kind for row in client.rows.values()} == {"router", "head"}
+    assert client.downloads == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        pytest.param(EMBEDDING, one_row, id="one row of the embedding (P6)"),
+        pytest.param("model.layers.1.self_attn.v_proj.weight", one_bit, id="one bit of attention"),
+        pytest.param("model.layers.2.input_layernorm.weight", one_bit, id="one bit of a norm"),
+    ],
+)
+def test_forged_body_is_refused_before_text_is_read(
+    folder: Path, tmp_path: Path, client: MemoryClient, name: str, change: Callable[[torch.Tensor], None]
+) -> None:
+    seed = changed(shutil.copytree(folder / "seed", tmp_path / "seed"), name, change)
+    client.current = registered(seed, tmp_path / "forged")
+    assert refusal(folder, tmp_path, client)[1] is Obstacle.BODY_REFUSED
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        pytest.param({"digest": "0" * 64}, id="another name"),
+        pytest.param({"exponents": [16, 16, 15]}, id="other exponents"),
+        pytest.param({"files": []}, id="no file"),
+        pytest.param({"method": "average"}, id="called merged"),
+    ],
+)
+def test_seed_s_body_under_other_facts_is_refused(
+    folder: Path, tmp_path: Path, client: MemoryClient, forged: dict[str, Any]
+) -> None:
+    assert client.current is not None
+    client.current = client.current.model_copy(update=forged)
+    assert refusal(folder, tmp_path, client)[1] is Obstacle.BODY_REFUSED
+
+
+def test_second_body_after_a_contribution_gets_nothing(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
+    """P2, P5 and P6 need sums under two bodies. There is one: another seed's, forged or merged ones are refused."""
+    ran(folder, tmp_path, client)
+    sent, kept = list(client.uploaded), dict(client.rows)
+    more = texts(tmp_path / "more.jsonl", 2, 1).read_text()
+    (tmp_path / "texts.jsonl").write_text((tmp_path / "texts.jsonl").read_text() + more)
+    twin = changed(shutil.copytree(folder / "seed", tmp_path / "twin"), EMBEDDING, one_row)
+    others = [registered(twin, tmp_path / "b"), registered(seed_model(tmp_path / "c", apart=0.006), tmp_path / "d")]
+    for other in (*others, body()):
+        client.current = other
+        with pytest.raises(MoergeError):
+            ran(folder, tmp_path, client)
+    assert (client.uploaded, client.rows, client.downloads) == (sent, kept, [])
+
+
+def test_seed_with_another_head_is_the_same_body(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
+    """P2: a change of the final norm gave a second contribution over all documents."""
+    ran(folder, tmp_path, client)
+    sent = list(client.uploaded)
+    seed = shutil.copytree(folder / "seed", tmp_path / "seed")
+    for name in (FINAL_NORM, HEAD):
+        changed(seed, name, lambda tensor: tensor.mul_(1.0001))
+    before, client.current = client.current, registered(seed, tmp_path / "served")
+    assert before is not None
+    assert client.current.digest == before.digest
+    ran(folder, tmp_path, client)
+    assert client.uploaded == sent
+
+
+def test_refusals_answer_nothing_about_text(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
+    """P3: refusals of forged bodies told a bit each about grams that never leave. Now they are the same for any text."""
+    seed = changed(shutil.copytree(folder / "seed", tmp_path / "seed"), EMBEDDING, one_row)
+    client.current = registered(seed, tmp_path / "forged")
+    answers = set()
+    for number in range(3):
+        home = tmp_path / f"home-{number}"
+        home.mkdir()
+        if number:  # otherwise there is no text at all
+            texts(home / "texts.jsonl", number, 40 * number)
+        answers.add(refusal(folder, home, client))
+        kept = {path.relative_to(home).parts[0] for path in home.rglob("*") if path.is_file()}
+        assert not kept & {"bodies", "contributions", "losses", "own-grams", "parts"}
+    assert len(answers) == 1
+
+
+def test_no_token_counts_leave_under_the_seed(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
+    """P1: counts followed from the gram of the first attention's inputs, which are functions of single tokens."""
+    ran(folder, tmp_path, client)
+    tensors = set()
+    for path in client.uploaded:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                tensors |= set(file.keys())
+    sums = {name for name in tensors if "mlp" not in name}
+    layers = {f"layers.{layer}.{part}" for layer in range(3) for part in ("gram", "cross")}
+    assert sums == layers | {"head_input", FINAL_NORM, HEAD}
+    manifests = [json.dumps(row.model_dump(mode="json")) for row in client.rows.values()]
+    assert not any("rare" in line for line in manifests)
