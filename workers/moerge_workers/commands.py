@@ -92,6 +92,10 @@ def _options(
         str | None,
         typer.Option(help="The domain's dense checkpoint or PEFT adapter: a folder or hub id (name/model)."),
     ] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(help="Your own copy of the seed: a folder or hub id (name/model@revision)."),
+    ] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="File, quoted glob, folder or fsspec URL of documents; repeatable.")
     ] = None,
@@ -116,10 +120,15 @@ def _options(
         float | None, typer.Option(help="Share of documents for evaluation; never in contributions.", show_default="0")
     ] = None,
     body_contribution: Annotated[
-        bool | None, typer.Option("--body-contribution", help="Also send grams and token counts for a regmean body.")
+        bool | None,
+        typer.Option("--body-contribution", help="Also send grams and token counts for merged regmean bodies."),
     ] = None,
     fit: Annotated[
-        bool | None, typer.Option("--fit", help="Fit the expert's MLPs to each body, and also send those weights.")
+        bool | None,
+        typer.Option(
+            "--fit/--no-fit",
+            help="Fit the expert's MLPs to the body. Default: under a seed's body, and as a newcomer.",
+        ),
     ] = None,
     rare_below: Annotated[
         int | None, typer.Option(help="Withhold token counts below this number.", show_default=str(RARE_BELOW))
@@ -192,8 +201,10 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
 
 
 def run(settings: Settings) -> None:
-    """Register the expert, then contribute router statistics under every body that the operator merges.
+    """Register the expert, or under a seed's body its parts, and contribute to the routers and heads of versions.
 
+    The coordinator's body must be the one of your own copy of the seed (--seed), byte for byte.
+    Merged bodies need bodies = ["seed", "merged"] in the policy: then the whole expert leaves.
     If the worker is killed, start it again: it continues its work.
     While the coordinator is unreachable, the worker waits.
     It sends new documents as a further contribution.
@@ -211,7 +222,7 @@ def check(settings: Settings) -> None:
     """Check whether `moerge worker run` would work with the same options; exit with 1 if not.
 
     On this machine: expert, first part of the data, disk, memory, devices, Ray.
-    At the coordinator: its clock, your token and key, the expert and the body.
+    At the coordinator: its clock, your token and key, the body, compared with your copy of the seed, and the expert.
     Without --coordinator it checks only this machine.
     It sends only the token and the expert's digest.
 

@@ -6,8 +6,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moerge_proto.digests import Name
 
-Kind = Literal["expert", "body", "router", "evaluation"]
-"""Kinds of outgoing data: an expert's weights, body contributions, router contributions, evaluation sums."""
+Kind = Literal["expert", "body", "head", "router", "evaluation"]
+"""Kinds of outgoing data: weights of an expert or its parts, contributions of each kind, evaluation sums."""
+BodyKind = Literal["seed", "merged"]
+"""Kinds of bodies: a seed's own, compared with the owner's copy; or merged from experts, and checked by bounds."""
+
+
+def body_kind(method: str) -> BodyKind:
+    return "seed" if method == "seed" else "merged"
 
 
 class Policy(BaseModel):
@@ -16,13 +22,16 @@ class Policy(BaseModel):
     Attributes:
         mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
         domains: domains to contribute for; None: the worker's own.
+        bodies: kinds of bodies under which data may leave. The limits of strays, perplexities and bodies per month are
+            for merged ones.
         max_stray: limit of a body's distance from the expert, see `moerge.trunk.stray`.
         min_documents: fewest documents of a contribution, and of its difference from earlier ones.
         min_tokens: likewise; None: a shard, 64 H.
         max_perplexity_ratio: limit of the perplexity of body and own MLPs, divided by the expert's, on a sample.
         bodies_per_month: new bodies in 30 days under which data may leave; more need the owner's approval.
         versions_per_month: evaluations sent in 30 days; likewise.
-        expert_weights: may leave, fitted experts too.
+        expert_weights: may leave: the whole expert, or under a seed's body only its parts.
+        head_contributions: the gram of the head's input is computed and may leave.
         evaluation_sums: are computed and may leave.
         redistribute: owners of a version's other experts may have the expert's MLPs, to evaluate the version.
         progress: reports to the coordinator, in mode `ask` too. `obstacles`: the reason for sending nothing, as one
@@ -33,6 +42,7 @@ class Policy(BaseModel):
 
     mode: Literal["auto", "ask"] = "auto"
     domains: list[Name] | None = None
+    bodies: list[BodyKind] = Field(default=["seed"], min_length=1)
     max_stray: float = Field(default=0.6, gt=0)
     min_documents: int = Field(default=100, ge=1)
     min_tokens: int | None = Field(default=None, ge=1)
@@ -42,6 +52,7 @@ class Policy(BaseModel):
     versions_per_month: int = Field(default=10, ge=0)
     expert_weights: bool = True
     body_contributions: bool = True
+    head_contributions: bool = True
     router_contributions: bool = True
     evaluation_sums: bool = False
     redistribute: bool = False
@@ -52,6 +63,7 @@ class Policy(BaseModel):
         switches: dict[str, bool] = {
             "expert": self.expert_weights,
             "body": self.body_contributions,
+            "head": self.head_contributions,
             "router": self.router_contributions,
             "evaluation": self.evaluation_sums,
         }

@@ -38,6 +38,7 @@ class Settings(BaseModel):
     token_file: Path | None = None
     domain: Name
     expert: Path
+    seed: Path | None = None
     data: list[str] = Field(min_length=1)
     text_field: str = "text"
     chat: str | None = None
@@ -46,7 +47,7 @@ class Settings(BaseModel):
     tuning_share: float = Field(default=0.0, ge=0, lt=1)
     held_out_share: float = Field(default=0.0, ge=0, lt=1)
     body_contribution: bool = False
-    fit: bool = False
+    fit: bool | None = None
     rare_below: int = Field(default=RARE_BELOW, ge=0)
     home: Path
     license: str = "unknown"
@@ -76,6 +77,8 @@ class Settings(BaseModel):
             raise ValueError(f"the policy's domains are {', '.join(self.policy.domains) or 'none'}; not {self.domain}")
         if self.body_contribution and not self.policy.body_contributions:
             raise ValueError("body_contribution needs body_contributions = true in the policy")
+        if self.body_contribution and "merged" not in self.policy.bodies:
+            raise ValueError('body_contribution is for merged bodies: add "merged" to bodies in the policy')
         for name in ("expert_weights", "router_contributions"):
             if self.fit and not getattr(self.policy, name):
                 raise ValueError(f"fit needs {name} = true in the policy")
@@ -118,8 +121,11 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None, *, alone
     settings, problems = built(Settings, values, places, str(path or FILE), ["token"])
     if settings is None:
         raise problems[0]
-    expert = checkpoint_folder(str(values["expert"])).absolute()  # Ray's processes run in other folders
-    return settings.model_copy(update={"expert": expert, "home": settings.home.absolute()})
+    folders = {name: checkpoint_folder(str(values[name])) for name in ("expert", "seed") if values.get(name)}
+    folders["home"] = settings.home
+    return settings.model_copy(  # Ray's processes run in other folders
+        update={name: folder.absolute() for name, folder in folders.items()}
+    )
 
 
 def _home(given: Mapping[str, Any]) -> Path | None:

@@ -1,4 +1,4 @@
-"""The checks of a body before work under it: distance from the expert, identity, budget, loss on the text."""
+"""The checks of a body before work under it: identity with the seed's; of a merged one, bounds and budget."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import atomic_file, file_sha256
 from moerge.memory.machine import is_out_of_memory
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
-from moerge.models.dense_files import DenseBody
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.scoring.perplexity import Score, Window, windows
 from moerge.scoring.streamed import streamed_model
 from moerge.statistics.contribution import Computing, body_contribution
@@ -21,7 +21,10 @@ from moerge.trunk.stray import require_near
 from moerge_proto.bodies import Body
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.contributing import seed
 from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.seed import OtherBodyError
+from moerge_workers.policy import body_kind
 
 TOKENS = 4096
 """Tokens of the scored sample, at most `DOCUMENT_TOKENS` of each document."""
@@ -30,21 +33,32 @@ _MOST_GRAM_TOKENS = 2**16
 
 
 class HarmfulBodyError(IncompatibleExpertError):
-    """Body and own MLPs predict the owner's text far worse than the owner's expert does."""
+    """Body, own MLPs and own head predict the owner's text far worse than the owner's expert does."""
 
 
 def checked_body(
     context: Context, body: Body, own_grams: Path | None, outdated: Callable[[], bool]
 ) -> DenseBody | None:
-    """The downloaded tensors of a body that is near the expert, harmless, and within the owner's budget.
+    """The tensors of a body under which data may leave.
 
-    None: the owner must agree. `own_grams`: file of the expert's own body contribution; default: grams of a sample.
-    `outdated`: whether the question to the owner is outdated.
+    A seed's are those of the owner's own copy: nothing is downloaded, and no text is read. A merged body's are
+    downloaded; it is near the expert, harmless, and within the owner's budget.
+
+    Args:
+        own_grams: file of the expert's own body contribution; default: grams of a sample.
+        outdated: whether the question to the owner is outdated.
+
+    Returns:
+        None: the owner must agree.
 
     Raises:
-        IncompatibleExpertError: the body strays too far, its loss is too high, or another file had its name before.
-        MoergeError: not enough memory to score the sample.
+        IncompatibleExpertError: the policy forbids bodies of its kind, or it isn't the own seed's; a merged one strays
+            too far, its loss is too high, or another file had its name before.
+        MoergeError: `seed` isn't set, or not enough memory to score the sample.
     """
+    require_allowed(context, body)
+    if body_kind(body.method) == "seed":
+        return _own_body(context, body)
     try:
         weights = _near(context, body, own_grams)
         path = weights.checkpoint.path
@@ -61,13 +75,42 @@ def checked_body(
     return weights
 
 
+def require_allowed(context: Context, body: Body) -> None:
+    """Require a policy that allows bodies of this kind; OtherBodyError: it doesn't."""
+    kind, allowed = body_kind(body.method), context.settings.policy.bodies
+    if kind not in allowed:
+        context.events.hindered(Obstacle.BODY_REFUSED)
+        what = "merged from experts" if kind == "merged" else "a seed's own"
+        problem = f"body {body.digest[:12]} is {what}; the policy allows bodies = {json.dumps(allowed)}"
+        others = "" if kind == "seed" else "ask the operator for the seed's body (moerge coordinator seed); or "
+        todo = f'{others}add "{kind}" to bodies in worker.toml\'s [policy]'
+        raise OtherBodyError(problem, where="policy.bodies", todo=todo)
+
+
+def _own_body(context: Context, body: Body) -> DenseBody:
+    """The body of the own copy of the seed, after the comparison with the coordinator's."""
+    settings = context.settings
+    own = DenseFiles(seed.require_seed(settings.seed, body.source))
+    try:
+        seed.require_expert_of_seed(context.expert, own)
+        context.events.say(f"comparing body {body.digest[:12]} with your own copy of the seed: {own.folder}")
+        weights = seed.own_body(own, settings.home / "seed", context.events)
+        seed.require_same_body(weights, body)
+    except IncompatibleExpertError:
+        context.events.hindered(Obstacle.BODY_REFUSED)
+        raise
+    context.outbox.history.note_seed(body.digest)
+    context.events.say(f"body {body.digest[:12]} is your seed's, byte for byte; nothing is downloaded")
+    return weights
+
+
 def _near(context: Context, body: Body, own_grams: Path | None) -> DenseBody:
     """The body's tensors, downloaded and compared with the expert."""
     folder, most = context.settings.home / "bodies" / body.digest, context.settings.policy.max_stray
     context.events.enter(Stage.DOWNLOADING)
     place = f"/v1/bodies/{body.digest}/files"
     context.client.download(place, body.files, folder, context.events, title="downloading the body")
-    weights = DenseBody(folder / DENSE_BODY_FILE, context.expert)
+    weights = DenseBody(folder / DENSE_BODY_FILE, context.expert.config)
     stray = require_near(context.expert, weights, most, own_grams or sampled_grams(context))
     context.events.say(f"{stray}; max_stray is {most:g}")
     return weights
@@ -108,7 +151,7 @@ def _require_harmless(context: Context, body: str, weights: DenseBody) -> None:
         with atomic_file(path) as out:
             out.write(json.dumps([vars(own), vars(under)]).encode())
     limit = context.settings.policy.max_perplexity_ratio
-    scores = f"perplexity {_perplexity(under):.4g} with its own MLPs, {_perplexity(own):.4g} by the expert"
+    scores = f"perplexity {_perplexity(under):.4g} with its own MLPs and head, {_perplexity(own):.4g} by the expert"
     if not (under.nll - own.nll) / own.tokens <= math.log(limit):
         raise HarmfulBodyError(
             f"under body {body[:12]} a sample of the text has {scores}; the limit is {limit:g} times the expert's",
@@ -128,7 +171,7 @@ def _scored_sample(context: Context) -> list[Window]:
 
 
 def _scores(context: Context, weights: DenseBody, sample: list[Window]) -> tuple[Score, Score]:
-    """The sample's scores by the expert, and by body and own MLPs."""
+    """The sample's scores by the expert, and by body, own MLPs and own head."""
     settings, expert = context.settings, context.expert
     device = settings.device if torch.cuda.is_available() else "cpu"
     longest = max(len(window.tokens) for window in sample)
@@ -147,7 +190,7 @@ def _scores(context: Context, weights: DenseBody, sample: list[Window]) -> tuple
     try:
         return (
             scored(expert_weights(expert), "scoring a sample by the expert"),
-            scored(domain_weights(expert, weights), "scoring it by body and own MLPs"),
+            scored(domain_weights(expert, weights), "scoring it by body, own MLPs and head"),
         )
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

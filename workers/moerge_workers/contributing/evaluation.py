@@ -103,6 +103,8 @@ def _evaluate(context: Context, version: Version, own_grams: Path | None, dense:
     context.outbox.settle(rows)
     if any(row.active and row.sums.expert == context.expert.digest for row in rows):
         return True
+    outdated = _outdated(context, version)
+    weights = _checked_body(context, version, own_grams, outdated)  # before text is read
     folder = _folder(context.settings)
     name = digest_of({"expert": context.expert.digest, "domain": context.settings.domain})
     with closing(Ledger(folder / f"{name}.sqlite")) as ledger:
@@ -111,9 +113,7 @@ def _evaluate(context: Context, version: Version, own_grams: Path | None, dense:
         key = _key(context, version, counted)
         path = folder / f"version-{version.number}-{key[:12]}.json"
         if not path.is_file():
-            outdated = _outdated(context, version)
             use = context.outbox.version_use(version.number, key, version.lineage.body, path)
-            weights = _checked_body(context, version, own_grams, outdated)
             if weights is None or not context.outbox.may_use(use, outdated):
                 raise NotNowError("you haven't approved it")
             sums = _scored(context, version, weights, documents, counted, dense)
@@ -146,10 +146,10 @@ def _outdated(context: Context, version: Version) -> Callable[[], bool]:
 
 
 def _newest(context: Context) -> Version | None:
-    """The newest served version that has the expert, or one fitted from it."""
+    """The newest served version that has the expert, or parts of it."""
     client, expert = context.client, context.expert.digest
     served = [row for row in client.versions() if row.retired is None and row.withheld is None]
-    experts = {expert, *(row.digest for row in client.experts() if row.trained == expert)}
+    experts = {expert, *(row.digest for row in client.experts() if row.dense == expert)}
     return next((row for row in reversed(served) if not experts.isdisjoint(row.lineage.experts)), None)
 
 

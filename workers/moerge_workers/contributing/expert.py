@@ -11,7 +11,7 @@ from moerge.client.register import register
 from moerge.errors import MoergeError
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, expert_files
-from moerge_proto.experts import Fitted, NewExpert
+from moerge_proto.experts import NewExpert, Parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.history import Item
 from moerge_workers.settings import Settings
@@ -25,66 +25,69 @@ class KeptError(Exception):
         self.item = item
 
 
-def run(context: Context) -> bool:
-    """Register the expert; returns whether the coordinator has it, or in a dry run would."""
+def run(context: Context) -> None:
+    """Register the whole expert; a dry run only shows it.
+
+    Raises:
+        KeptError: the coordinator lacks it, and its owner hasn't approved it.
+    """
     try:
         register_expert(context, context.expert)
     except KeptError:
         if not context.settings.dry_run:
-            return False
+            raise
     if context.settings.policy.redistribute:
         context.events.say(
             "redistribute = true: owners of other experts in a version may download it, with this expert's MLPs"
         )
-    return True
 
 
-def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None = None) -> None:
-    """Register an expert at the coordinator: the owner's, or with `fitted` one fitted from it.
+def register_expert(context: Context, expert: DenseExpert, parts: Parts | None = None) -> None:
+    """Register an expert at the coordinator: the owner's, or with `parts` those of it.
 
     Raises:
         KeptError: the coordinator lacks it, and its owner hasn't approved it, or this is a dry run.
         WithdrawnError: it was withdrawn.
         MoergeError: the policy forbids it, or the coordinator refuses it.
     """
-    is_original = fitted is None
-    adapter = expert.adapter if is_original else None
     new = NewExpert(
         domain=expert.domain,
         files=expert.files,
         license=expert.license,
-        redistribute=is_original and context.settings.policy.redistribute,
-        fitted=fitted,
+        redistribute=context.settings.policy.redistribute,
+        parts=parts,
     )
     registered = register(
         context.client,
         expert,
         new,
         context.events,
-        adapter=adapter,
-        change=is_original and not context.settings.dry_run,
-        leaving=partial(_leaving, context, expert, adapter, "" if fitted is None else fitted.body),
+        adapter=expert.adapter,
+        change=not context.settings.dry_run,
+        leaving=partial(_leaving, context, expert, parts),
     )
     context.outbox.settle([registered])
 
 
 @contextmanager
 def _leaving(
-    context: Context, expert: DenseExpert, adapter: Path | None, body: str, digest: str, paths: Mapping[str, Path]
+    context: Context, expert: DenseExpert, parts: Parts | None, digest: str, paths: Mapping[str, Path]
 ) -> Iterator[None]:
-    """Context for sending an allowed expert's files; `body`: digest of the body that it is fitted to.
+    """Context for sending an allowed expert's files, whole or as `parts`.
 
     Asks the owner about all files at once, and records each sending separately: config and tokenizer, and then the
-    whole expert, or the weights of its `adapter` alone.
+    weights, or those of the expert's adapter alone.
     """
-    whole = context.outbox.expert(expert.digest, expert_files(expert), body)
-    require_allowed(context.settings)
+    body, adapter = "" if parts is None else parts.body, expert.adapter
+    name = "expert" if parts is None else "parts with fitted MLPs" if parts.fitted else "parts"
+    whole = context.outbox.expert(expert.digest, expert_files(expert), name, body)
+    require_allowed(context.settings, parts)
     if not context.outbox.may_leave(whole, lambda: bool(body) and context.is_replaced(body)):
         raise KeptError(whole)
     item = whole
     if digest != whole.digest:
         part = "adapter" if WEIGHTS in paths else "config and tokenizer"
-        item = context.outbox.expert(digest, paths, body, part)
+        item = context.outbox.expert(digest, paths, part, body)
     elif adapter is not None:
         context.events.say(
             "the coordinator has no base of this adapter that you may use, or merges it to other bytes, so the whole "
@@ -96,9 +99,12 @@ def _leaving(
         yield
 
 
-def require_allowed(settings: Settings) -> None:
-    """Require a policy that allows expert weights."""
+def require_allowed(settings: Settings, parts: Parts | None = None) -> None:
+    """Require a policy that allows expert weights; `parts`: of which only these leave."""
     if not settings.policy.expert_weights:
         todo = "provide it another way (moerge expert add --source), or set expert_weights = true"
         problem = "the coordinator doesn't have this expert, and the policy forbids sending expert weights"
+        if parts is not None:
+            todo = "set expert_weights = true: MLPs, last norm and head leave, and neither attention nor embedding"
+            problem = "a version needs the expert's parts, and the policy forbids sending expert weights"
         raise MoergeError(problem, where=str(settings.expert), todo=todo)

@@ -1,39 +1,31 @@
 """The stage of the router contributions: sums of the statistics and tuning splits under a body."""
 
 from contextlib import closing
-from pathlib import Path
 
 from moerge.errors import MoergeError
+from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
-from moerge.trunk.methods.registry import METHODS
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest
-from moerge_workers.contributing import fitted
-from moerge_workers.contributing.body_check import checked_body
+from moerge_workers.contributing import parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.ledger import Ledger, Sent
 
 
-def run(context: Context, body: Body, own_grams: Path | None) -> list[Contribution]:
-    """Send new statistics under a body, and return the active contributions; `own_grams` as in `checked_body`.
+def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -> list[Contribution]:
+    """Send new statistics under a body, and return the active contributions.
+
+    Args:
+        weights: the checked body's.
+        expert: the registered one: the owner's, or its parts for this body.
 
     Raises:
-        MoergeError: the body strays too far from the expert, or there is too little to send.
+        MoergeError: there is too little to send.
     """
     settings = context.settings
-    context.outbox.outdate(lambda item: item.body not in ("", body.digest))
-    if (weights := checked_body(context, body, own_grams, lambda: context.is_replaced(body.digest))) is None:
-        return []
-    expert: DenseExpert | None = context.expert
-    if settings.fit:
-        expert = fitted.run(context, body, weights)
-    elif (method := METHODS.get(body.method)) is not None and method.for_fitted_mlps:
-        context.events.say("the body was merged for fitted MLPs; set `fit` for better scores of this domain")
-    if expert is None:
-        return []
     work = RouterPass(expert, weights, body.exponents, settings.statistics.precision, settings.device)
     sent: list[Contribution] = []
     for split in ("statistics", "tuning"):
@@ -65,10 +57,10 @@ def _deliver(context: Context, blank: RouterManifest, ledger: Ledger) -> list[Co
     active = context.active("router")
     counted = {digest: row for digest, row in active.items() if (row.body, row.domain, row.split) == place}
     others = [row.digest for row in counted.values() if row.expert != blank.expert]
-    if others and blank.expert == context.expert.digest:
-        fitted_expert = counted[others[0]].expert
-        problem = f"its fitted expert {fitted_expert} contributes under this body"
-        todo = f"set `fit`, or withdraw it: moerge expert withdraw {fitted_expert}"
+    if others and not parts.is_fitted(context, blank.body, blank.expert):
+        other = counted[others[0]].expert
+        problem = f"the expert's parts {other}, with other MLPs, contribute under this body"
+        todo = f"set `fit`, or withdraw them: moerge expert withdraw {other}"
         raise MoergeError(problem, where=str(context.expert.folder), todo=todo)
     if any(file.digest not in counted and not ledger.path(file.name).is_file() for file in ledger.files()):
         context.events.say("a sent contribution is inactive and its file is missing here; sending its documents again")

@@ -6,14 +6,25 @@ from pathlib import Path
 
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import file_sha256
+from moerge.models.dense import HEAD_NAMES
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.families import FINAL_NORM
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
-from moerge.versions.file_plans import ROUTER_FILE, FilePlan, body_files, config_files, expert_file, version_config
+from moerge.versions.file_plans import (
+    HEAD_FILE,
+    ROUTER_FILE,
+    FilePlan,
+    body_files,
+    config_files,
+    expert_file,
+    version_config,
+)
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.parts import folders
 
 
 class AlteredVersionError(NotNowError):
@@ -47,13 +58,14 @@ def _require(context: Context, version: Version, body: DenseBody, folder: Path) 
     lineage, slot = version.lineage, slot_of(context, version)
     family, layers, count = body.family, body.config.num_hidden_layers, len(lineage.experts)
     path = body.checkpoint.path
-    own = _own_expert(context, lineage.experts[slot], path)
-    known = body_files(body, lineage.body, file_sha256(path), tied=lineage.tied)
+    own = _own_expert(context, lineage.experts[slot], lineage.body)
+    known = body_files(body, lineage.body, file_sha256(path))
     known.append(expert_file(own.checkpoint, family, layers, slot, lineage.experts[slot]))
     for plan in known:
         if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != _digest(plan):
             raise AlteredVersionError(f"{plan.name} differs from the checked body or your expert")
     names = {plan.name: set(plan.tensors) for plan in known}
+    names[HEAD_FILE] = {FINAL_NORM} if lineage.tied else set(HEAD_NAMES)
     names[ROUTER_FILE] = {family.router.format(layer=layer) for layer in range(layers)}
     for other in set(range(count)) - {slot}:
         blocks = family.mlp_blocks(layers, other)
@@ -72,15 +84,14 @@ def _require(context: Context, version: Version, body: DenseBody, folder: Path) 
         plan.write(out)
 
 
-def _own_expert(context: Context, digest: str, weights: Path) -> DenseExpert:
-    """The owner's expert, or its sent fitted expert, whose folder is beside the body's file."""
-    if digest == context.expert.digest:
-        return context.expert
-    folder = weights.with_name(f"fitted-{context.expert.digest[:12]}")
-    fitted = DenseExpert(context.settings.domain, folder)
-    if not folder.is_dir() or fitted.digest != digest:
-        raise AlteredVersionError(f"its expert for {context.settings.domain} is {digest[:12]}, which isn't yours")
-    return fitted
+def _own_expert(context: Context, digest: str, body: str) -> DenseExpert:
+    """The owner's expert, or its parts for a body, with that digest."""
+    domain = context.settings.domain
+    parts = (DenseExpert(domain, folder) for folder in folders(context, body))
+    own = next((expert for expert in (context.expert, *parts) if expert.digest == digest), None)
+    if own is None:
+        raise AlteredVersionError(f"its expert for {domain} is {digest[:12]}, which isn't yours")
+    return own
 
 
 def _digest(plan: FilePlan) -> str:

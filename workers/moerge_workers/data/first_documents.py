@@ -43,11 +43,12 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
         tokens[split] += sum(row.count for row in rows)
         size += len(document.text.encode())
     least = enough(hidden_size)
-    if settings.policy.router_contributions or settings.body_contribution:
+    policy = settings.policy
+    if policy.router_contributions or policy.head_contributions or settings.body_contribution:
         if not splits["statistics"]:
             todo = "check `text_field` or `chat`, and the shares"
             raise MoergeError("no document has a token that counts", where="`data`", todo=todo)
-        if every and (why := settings.policy.too_small(splits["statistics"], tokens["statistics"], least)):
+        if every and (why := policy.too_small(splits["statistics"], tokens["statistics"], least)):
             raise too_little(why)
     parts = ", ".join(f"{count:,} {split}" for split, count in splits.most_common())
     share = 1.0 if every else max(size, done.read) / max(data.size(), 1)

@@ -1,4 +1,4 @@
-"""The budget: numbers of bodies and versions with outgoing data in the last 30 days."""
+"""The budget: numbers of merged bodies and versions with outgoing data in the last 30 days."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -16,13 +16,14 @@ BODY_REVEALS = (
 VERSION_REVEALS = (
     "What a further version could reveal:\n"
     "  - its routers count your held-out tokens, layer by layer; a dishonest coordinator can choose these tokens\n"
+    "  - its head, which only the coordinator can make, weighs them in the version's perplexity\n"
     "  - approve it only if you know why so many versions were solved"
 )
 
 
 def bodies(history: History) -> list[str]:
-    """Bodies with their first outgoing data in the last 30 days, withdrawn or not."""
-    return _recent(history, lambda sending: sending.item.body)
+    """Merged bodies with their first outgoing data in the last 30 days, withdrawn or not."""
+    return [body for body in _recent(history, lambda sending: sending.item.body) if not history.is_seed(body)]
 
 
 def versions(history: History) -> list[str]:
@@ -31,7 +32,7 @@ def versions(history: History) -> list[str]:
 
 
 def summary(history: History) -> str:
-    return f"{len(bodies(history))} bodies, {len(versions(history))} evaluations"
+    return f"{len(bodies(history))} merged bodies, {len(versions(history))} evaluations"
 
 
 def reveals(history: History, policy: Policy, item: Item) -> str | None:
@@ -39,7 +40,9 @@ def reveals(history: History, policy: Policy, item: Item) -> str | None:
     if item.kind in ("evaluation", "version-use"):
         first = history.movement(item) is None
         return VERSION_REVEALS if first and len(versions(history)) >= policy.versions_per_month else None
-    first = bool(item.body) and all(sending.item.body != item.body for sending in history.sendings())
+    if not item.body or history.is_seed(item.body):  # nobody but the owner chose it
+        return None
+    first = all(sending.item.body != item.body for sending in history.sendings())
     return BODY_REVEALS if first and len(bodies(history)) >= policy.bodies_per_month else None
 
 

@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, event TEXT NOT NULL, digest TEXT NOT NULL, coordinator TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS bodies (digest TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS seeds (digest TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TRIGGER IF NOT EXISTS bodies_stay BEFORE UPDATE ON bodies BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS bodies_remain BEFORE DELETE ON bodies BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
@@ -144,6 +145,15 @@ class History:
             self._db.execute("INSERT OR IGNORE INTO bodies VALUES (?, ?)", (body, sha256))
             [first] = self._db.execute("SELECT sha256 FROM bodies WHERE digest = ?", (body,)).fetchone()
         return bool(first == sha256)
+
+    def note_seed(self, body: str) -> None:
+        """Record a body that equals the one of the owner's own copy of the seed."""
+        with self._db:
+            self._db.execute("INSERT OR IGNORE INTO seeds VALUES (?)", (body,))
+
+    def is_seed(self, body: str) -> bool:
+        """Tell whether a body was compared with the owner's own copy of the seed."""
+        return bool(self._db.execute("SELECT 1 FROM seeds WHERE digest = ?", (body,)).fetchall())
 
     def sendings(self) -> list[Sending]:
         """All sent items, oldest first, without retries."""

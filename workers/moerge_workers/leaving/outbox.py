@@ -162,19 +162,19 @@ class Outbox:
         size = path.stat().st_size
         return Item(digest, self.settings.coordinator, manifest.kind, about, size, manifest.under or "", str(path))
 
-    def expert(self, digest: str, paths: Mapping[str, Path], body: str = "", part: str = "expert") -> Item:
-        """An expert's files, or a `part` of them, as an item; `body`: of a fitted expert."""
+    def expert(self, digest: str, paths: Mapping[str, Path], name: str = "expert", body: str = "") -> Item:
+        """An expert's files, or some of them, as an item; `name` says which, `body`: the one that parts are for."""
         size = sum(path.stat().st_size for path in paths.values())
-        fitted = f" fitted to body {body[:12]}" if body else ""
+        under = f" for body {body[:12]}" if body else ""
         files = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
-        about = f"{self.settings.domain}: {part}{fitted}, {files}"
+        about = f"{self.settings.domain}: {name}{under}, {files}"
         folder = next(iter(paths.values())).parent
         return Item(digest, self.settings.coordinator, "expert", about, size, body, str(folder))
 
     def body_use(self, body: str, path: Path) -> Item:
         """Computing under a body, as an item; `path` is its file."""
         used = len(budget.bodies(self.history))
-        about = f"{self.settings.domain}: sums under body {body[:12]}, after {used} other bodies in 30 days"
+        about = f"{self.settings.domain}: sums under body {body[:12]}, after {used} other merged bodies in 30 days"
         return Item(body, self.settings.coordinator, "body-use", about, 0, body, str(path))
 
     def version_use(self, number: int, digest: str, body: str, path: Path) -> Item:

@@ -1,0 +1,169 @@
+"""The stage of the parts: MLPs, last norm and head, with MLPs fitted to a body or the expert's own."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from moerge.client.register import WithdrawnError
+from moerge.documents.shards import enough
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.experts.fitting import fit, require_fittable
+from moerge.experts.parts import write_parts
+from moerge.experts.sample import WAYS, fitting_sample_that_fits
+from moerge.files import sync_folder
+from moerge.memory.machine import free_for, is_out_of_memory
+from moerge.models.batches import Batch
+from moerge.models.dense_files import DenseBody
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.families import HEAD
+from moerge.models.tokens import Tokens
+from moerge_proto.bodies import Body
+from moerge_proto.experts import Parts
+from moerge_proto.progress import Stage
+from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.expert import KeptError, register_expert
+from moerge_workers.policy import body_kind
+
+
+def run(context: Context, body: Body, weights: DenseBody) -> DenseExpert | None:
+    """The expert's parts for a body, once the coordinator has them, or in a dry run would; `weights` are the body's.
+
+    Under a merged body only fitted MLPs need parts: the whole expert, if they aren't fitted, or the owner refused or
+    withdrew them; None, if the owner hasn't answered.
+
+    Raises:
+        KeptError: under a seed's body, the parts may not leave now.
+        WithdrawnError: under a seed's body, the parts were withdrawn.
+    """
+    own, needed = context.expert, body_kind(body.method) == "seed"
+    folder = _fitted(context, body, weights) if _fits(context, body) else None
+    fitted = folder is not None
+    if folder is None and not needed:
+        return own
+    parts = DenseExpert(own.domain, folder or _own_parts(context, body), own.owner, own.license)
+    try:
+        register_expert(context, parts, Parts(expert=own.digest, body=body.digest, fitted=fitted))
+    except WithdrawnError:
+        if needed:
+            raise
+        context.events.say("the fitted MLPs were withdrawn; contributing with the expert's own")
+        return own
+    except KeptError as kept:
+        if context.settings.dry_run:
+            return parts
+        if needed:
+            raise
+        return own if context.outbox.history.decision(kept.item) == "refused" else None
+    return parts
+
+
+def folders(context: Context, body: str) -> list[Path]:
+    """The folders of the expert's parts for a body, by digest; those with fitted MLPs first."""
+    names = (_name(context, fitted=fitted) for fitted in (True, False))
+    return [path for name in names if (path := _place(context, body) / name).is_dir()]
+
+
+def is_fitted(context: Context, body: str, digest: str) -> bool:
+    """Tell whether the expert with that digest is the expert's parts with MLPs fitted to a body."""
+    folder = _place(context, body) / _name(context, fitted=True)
+    return folder.is_dir() and DenseExpert(context.settings.domain, folder).digest == digest
+
+
+def _place(context: Context, body: str) -> Path:
+    return context.settings.home / "parts" / body
+
+
+def _name(context: Context, *, fitted: bool) -> str:
+    return f"{'fitted' if fitted else 'own'}-{context.expert.digest[:12]}"
+
+
+def _fits(context: Context, body: Body) -> bool:
+    """Tell whether to fit the MLPs: as set, by default under a seed's body and as a newcomer under a merged one.
+
+    By default, parts that were made before stay, because a domain has one expert per body.
+    """
+    settings, expert = context.settings, context.expert
+    if settings.fit is not None:
+        return settings.fit
+    if made := folders(context, body.digest):
+        return made[0].name == _name(context, fitted=True)
+    is_newcomer = expert.digest not in body.experts and settings.policy.expert_weights
+    if body_kind(body.method) == "merged" and not is_newcomer:
+        return False
+    try:
+        require_fittable(expert)
+    except IncompatibleExpertError as error:
+        context.events.say(f"the MLPs are not fitted: {error.what}")
+        return False
+    return True
+
+
+def _own_parts(context: Context, body: Body) -> Path:
+    """The folder of the expert's parts with its own MLPs; made if missing."""
+    folder = _place(context, body.digest) / _name(context, fitted=False)
+    if not folder.is_dir():
+        _tell_tied(context)
+        _complete(folder, lambda part: write_parts(context.expert, part))
+    return folder
+
+
+def _tell_tied(context: Context) -> None:
+    if HEAD not in context.expert.checkpoint.specs:
+        context.events.say("the expert's head is its embedding (tied), so its parts have the embedding's rows as head")
+
+
+def _complete(folder: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a folder, which then gets its name. A killed `write` goes on in the same folder."""
+    part = folder.with_name(f".{folder.name}.tmp")
+    part.mkdir(parents=True, exist_ok=True)
+    write(part)
+    os.replace(part, folder)
+    sync_folder(folder.parent)
+
+
+def _fitted(context: Context, body: Body, weights: DenseBody) -> Path | None:
+    """The folder of the expert's parts with MLPs fitted to the body; made if missing.
+
+    None, with a message: too little text for the policy.
+
+    Raises:
+        MoergeError: not enough memory.
+    """
+    folder = _place(context, body.digest) / _name(context, fitted=True)
+    if folder.is_dir():
+        return folder
+    if (sample := _sample(context)) is None:
+        return None
+    tokens, rows = sample
+    settings, expert, events = context.settings, context.expert, context.events
+    total = tokens * expert.config.num_hidden_layers
+    _tell_tied(context)
+    events.enter(Stage.COMPUTING)
+    with events.track(f"fitting {settings.domain}'s MLPs to the body", total, "tokens") as tracker:
+        try:
+            _complete(folder, lambda part: fit(expert, weights, rows, part, settings.device, tracker.advance))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = "not enough memory to fit the MLPs"
+            raise MoergeError(problem, where="memory", todo=f"change one of these: {', '.join(WAYS)}") from error
+    return folder
+
+
+def _sample(context: Context) -> tuple[int, list[Batch]] | None:
+    """The number of tokens to fit to, and their micro-batches; None, with a message: too few for the policy."""
+    settings, expert, events = context.settings, context.expert, context.events
+    shard, policy = enough(expert.config.hidden_size), settings.policy
+
+    def sample(most: int) -> list[list[Tokens]]:
+        return context.sample(settings.statistics, most, policy.min_documents, "choosing documents to fit to")
+
+    least, free = policy.least_tokens(shard), free_for(settings.device)
+    documents, rows = fitting_sample_that_fits(
+        expert, settings.statistics, sample, settings.device, free, events.say, least
+    )
+    tokens = sum(row.count for document in documents for row in document)
+    if (why := policy.too_small(len(documents), tokens, shard)) is not None:
+        events.say(f"the MLPs are not fitted, because the text is too little: {why}")
+        return None
+    return tokens, rows

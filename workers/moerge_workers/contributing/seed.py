@@ -1,0 +1,98 @@
+"""The seed's body: made from the owner's own copy of the seed, and compared with the coordinator's, byte for byte."""
+
+from pathlib import Path
+
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.files import file_sha256
+from moerge.models.bounds import feature_exponents
+from moerge.models.config import require_same_config
+from moerge.models.dense_files import DenseBody, DenseFiles
+from moerge.models.expert_folder import expert_digest, file_digests
+from moerge.models.tokenizers import require_same_tokenizer
+from moerge.progress import Progress
+from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, seed_body, seed_digest
+from moerge_proto.bodies import Body
+
+_DIGITS = 16  # of a folder's name
+_OTHER_SEED = "name the model and the revision that all experts were trained from, in `seed` and at the coordinator"
+
+
+class OtherBodyError(IncompatibleExpertError):
+    """The coordinator's body isn't the one that the owner allows and can verify."""
+
+
+def require_seed(seed: Path | None, source: str | None = None) -> Path:
+    """The folder of the owner's own copy; MoergeError: it isn't set. `source`: the coordinator's name for the seed."""
+    if seed is None:
+        named = "" if source is None else f", which the coordinator calls {source}"
+        todo = f"set `seed` to the folder or hub id (name/model@revision) of your own copy{named}"
+        raise MoergeError("the body is a seed's, and your own copy of the seed isn't set", where="`seed`", todo=todo)
+    return seed
+
+
+def own_body(seed: DenseFiles, folder: Path, progress: Progress) -> DenseBody:
+    """The body of an own copy of the seed, in a file below `folder`; made once per copy."""
+    place = folder / expert_digest(file_digests(seed))[:_DIGITS]
+    if not (place / DENSE_BODY_FILE).is_file():
+        seed_body(seed, FolderFiles(place), progress)
+    return DenseBody(place / DENSE_BODY_FILE, seed.config)
+
+
+def require_expert_of_seed(expert: DenseFiles, seed: DenseFiles) -> None:
+    """Require an expert with the seed's config and tokenizer.
+
+    Raises:
+        IncompatibleExpertError: names the fields, or the part of the tokenizer, that differ.
+    """
+    own, tokens = seed.config.vocab_size, expert.config.vocab_size
+    if own != tokens:
+        problem = f"the expert has {tokens:,} tokens, the seed {own:,}: added tokens aren't in the seed's embedding"
+        todo = "train the expert without added tokens; or ask the operator for a merged body, which has these rows"
+        raise IncompatibleExpertError(problem, where="config.json: vocab_size", todo=todo)
+    try:
+        require_same_config(seed.config, expert.config, "the expert", "same")
+        require_same_tokenizer(seed, expert, "the expert", "same")
+    except IncompatibleExpertError as error:
+        problem = f"the expert isn't trained from the seed {seed.folder}: {error.what}"
+        raise IncompatibleExpertError(problem, where=error.where, todo=_OTHER_SEED) from error
+
+
+def require_same_body(own: DenseBody, body: Body) -> None:
+    """Require that the coordinator's body is the own copy's, byte for byte, by digests. Downloads nothing.
+
+    Raises:
+        OtherBodyError: says what differs, with both digests.
+    """
+    _require_same_shape(own, body)
+    path, served = own.checkpoint.path, {file.name: file for file in body.files}.get(DENSE_BODY_FILE)
+    sha256, found = file_sha256(path), None if served is None else served.sha256
+    if served is None or served.sha256 != sha256:
+        why = "it is another revision of the seed, or forged"
+        if served is not None and served.size != (size := path.stat().st_size):
+            why = f"it has {served.size:,} bytes instead of {size:,}, so another vocabulary or number format"
+        problem = f"the coordinator's body isn't your seed's: {why}; SHA-256 expected {sha256}, found {found}"
+        raise OtherBodyError(problem, where=DENSE_BODY_FILE, todo=_todo(body))
+    exponents = feature_exponents(own)
+    if body.exponents != exponents:
+        problem = f"the coordinator's exponents aren't your seed's: expected {exponents}, found {body.exponents}"
+        raise OtherBodyError(problem, where="exponents", todo=_todo(body))
+    if body.digest != (digest := seed_digest(sha256, exponents)):
+        problem = f"the coordinator's body has another name: expected {digest}, found {body.digest}"
+        raise OtherBodyError(problem, where="digest", todo=_todo(body))
+
+
+def _require_same_shape(own: DenseBody, body: Body) -> None:
+    here = own.family.model_type, own.config.hidden_size, own.config.num_hidden_layers
+    theirs = body.family, body.hidden_size, body.layers
+    for name, expected, found in zip(("model_type", "hidden_size", "num_hidden_layers"), here, theirs, strict=True):
+        if expected != found:
+            problem = f"the coordinator's seed has another config: {name} is {found}; your seed's is {expected}"
+            raise OtherBodyError(problem, where=f"config.json: {name}", todo=_todo(body))
+
+
+def _todo(body: Body) -> str:
+    named = "" if body.source is None else f", called {body.source} there"
+    return (
+        f"no text was read; ask the operator, another way than through the coordinator, which model and revision the "
+        f"seed is{named}; then {_OTHER_SEED}"
+    )

@@ -1,0 +1,171 @@
+"""The stages of a run: expert or parts, contributions under each body, evaluations."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moerge.client.register import registered
+from moerge.errors import CoordinatorError, IncompatibleExpertError
+from moerge.models.expert_folder import DenseExpert
+from moerge_proto.bodies import Body
+from moerge_proto.contributions import Contribution
+from moerge_proto.problems import ProblemType
+from moerge_proto.progress import Stage
+from moerge_workers.contributing import body as body_stage
+from moerge_workers.contributing import expert as expert_stage
+from moerge_workers.contributing import head, parts, router
+from moerge_workers.contributing.body_check import checked_body, require_allowed
+from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.evaluation import Evaluations
+from moerge_workers.contributing.expert import KeptError
+from moerge_workers.data.first_documents import read_first
+from moerge_workers.leaving.outbox import POLL_SECONDS
+from moerge_workers.policy import body_kind
+
+
+def run_stages(context: Context) -> None:
+    """Run the stages under the current body, and without `once` under every later one.
+
+    For merged bodies: the whole expert, its body and head contributions; under each body, router contributions.
+    Under a seed's body: the comparison with the owner's copy, before any text is read; then the expert's parts, their
+    head contribution and router contributions. The run ends where the owner holds the expert or its parts back.
+    """
+    with suppress(KeptError):
+        _Stages(context).run()
+
+
+@dataclass
+class _Stages:
+    """The stages of one run. `own_grams`: as in `checked_body`."""
+
+    context: Context
+    own_grams: Path | None = None
+    _evaluations: Evaluations | None = field(init=False)
+    _has_read: bool = False
+    _has_joined: bool = False
+
+    def __post_init__(self) -> None:
+        evaluates = self.context.settings.policy.evaluation_sums
+        self._evaluations = Evaluations(self.context, None) if evaluates else None
+
+    def run(self) -> None:
+        settings, policy = self.context.settings, self.context.settings.policy
+        current = self.context.client.current_body()
+        if "merged" in policy.bodies and (current is None or body_kind(current.method) == "merged"):
+            self._join()
+        if policy.router_contributions:
+            self._contribute_under_each_body()
+        else:
+            more = "no work remains" if self._evaluations is None else "only evaluations remain"
+            self.context.events.say(f"the policy forbids router contributions; {more}")
+        while self._evaluations is not None:
+            self._evaluations.look()
+            if settings.once or settings.dry_run:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _read_data(self) -> None:
+        """Read the first documents, once, to find unusable data before anything is sent."""
+        context = self.context
+        if not self._has_read:
+            context.events.enter(Stage.READING)
+            first = read_first(context.settings, context.data, context.expert.config.hidden_size)
+            context.events.say(f"data: {first.summary}")
+            self._has_read = True
+
+    def _join(self) -> None:
+        """Register the whole expert, and send its body and head contributions, once; KeptError: it may not leave."""
+        context = self.context
+        if self._has_joined:
+            return
+        self._read_data()
+        expert_stage.run(context)
+        if context.settings.body_contribution:
+            outcome = body_stage.run(context)
+            self.own_grams = outcome.file
+            if self._evaluations is not None:
+                self._evaluations.own_grams = outcome.file
+            self._tell(outcome.sent, "for bodies")
+        self._contribute_head(context.expert)
+        self._has_joined = True
+
+    def _contribute_head(self, expert: DenseExpert) -> None:
+        self._tell(head.run(self.context, expert), "for heads")
+
+    def _tell(self, sent: Contribution | None, purpose: str) -> None:
+        if sent is not None:
+            self.context.events.say(f"contributed {sent.digest[:12]} {purpose}")
+
+    def _contribute_under_each_body(self) -> None:
+        """Contribute under each body, and evaluate versions between bodies; with `once`, only contribute."""
+        context, settings, say = self.context, self.context.settings, self.context.events.say
+        for item in context.client.rounds():
+            if settings.domain in item.missing:
+                by = f"{item.deadline:%Y-%m-%d %H:%M} UTC"
+                say(f"round {item.name} asks for {item.kind} contributions by {by}")
+        last = None
+        while (current := self._next_body(last)) is not None:
+            last = current.digest
+            context.events.status.update(body=current.digest, obstacle=None)
+            try:
+                for contribution in self._contribute_under(current):
+                    self._tell(contribution, f"under body {current.digest[:12]}")
+            except CoordinatorError as error:
+                if error.type != ProblemType.WRONG_BODY.urn:
+                    raise
+                say(f"body {current.digest[:12]} was replaced during the work")
+                continue
+            except KeptError as kept:
+                if context.outbox.history.decision(kept.item) != "outdated":
+                    raise
+                continue
+            except IncompatibleExpertError as error:
+                if settings.once or settings.dry_run:
+                    raise
+                say(f"sending nothing under body {current.digest[:12]}: {error}")
+            if settings.once or settings.dry_run:
+                return
+
+    def _contribute_under(self, body: Body) -> list[Contribution]:
+        """Check a body, send what it lacks, and return the active router contributions under it."""
+        context, own = self.context, self.context.expert
+        context.outbox.outdate(lambda item: item.body not in ("", body.digest))
+        own.checkpoint.require_unchanged()  # since its digest was computed
+        require_allowed(context, body)
+        is_merged = body_kind(body.method) == "merged"
+        if is_merged:
+            self._join()
+            registered(context.client, own.folder, own.domain, own.digest)  # raises for a withdrawn expert
+        weights = checked_body(context, body, self.own_grams, lambda: context.is_replaced(body.digest))
+        if weights is None:
+            return []
+        self._read_data()
+        if (expert := parts.run(context, body, weights)) is None:
+            return []
+        if not is_merged:
+            self._contribute_head(expert)
+        return router.run(context, body, weights, expert)
+
+    def _next_body(self, last: str | None) -> Body | None:
+        """The current body, once it differs from the last one; a dry run doesn't wait."""
+        context, is_waiting, makes = self.context, False, _makes(self.context)
+        evaluations = None if context.settings.once else self._evaluations
+        while (body := context.client.current_body()) is None or body.digest == last or body.retired is not None:
+            if context.settings.dry_run:
+                context.events.say(f"no body yet, so no router contributions; the operator must run: {makes}")
+                return None
+            if not is_waiting:
+                context.events.enter(Stage.WAITING)
+                first = f"the first body; the operator makes it with: {makes}"
+                context.events.say(f"waiting for {first if body is None else 'the next body'}")
+                is_waiting = True
+            if evaluations is not None:
+                evaluations.look()
+            time.sleep(POLL_SECONDS)
+        return body
+
+
+def _makes(context: Context) -> str:
+    """The operator's command for a first body that the policy allows."""
+    return "moerge body merge" if "merged" in context.settings.policy.bodies else "moerge coordinator seed"
