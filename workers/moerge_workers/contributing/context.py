@@ -23,6 +23,7 @@ from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Kind, Manifest, StatisticsSettings
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.data.documents import Data
+from moerge_workers.data.first_documents import read_first
 from moerge_workers.leaving.history import Item
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.leaving.outbox import Outbox
@@ -62,6 +63,16 @@ class Context:
         """Tell whether a body is no longer the current one."""
         current = self.client.current_body()
         return current is None or current.digest != body
+
+    def look_at_data(self) -> None:
+        """Read the first documents, to find unusable data before anything is sent, and print their counts.
+
+        Raises:
+            MoergeError: documents are unreadable, or too few.
+        """
+        self.events.enter(Stage.READING)
+        first = read_first(self.settings, self.data, self.expert.config.hidden_size)
+        self.events.say(f"data: {first.summary}")
 
     def ledger(self, blank: Manifest) -> Path:
         """The path of a contribution's ledger: one for all contributions that count together, with any settings."""

@@ -19,4 +19,7 @@ def run(context: Context, registered: DenseExpert) -> Contribution | None:
         return None
     blank = head_manifest(expert.owner, expert, registered.digest, settings.statistics)
     work = HeadPass(expert, blank.exponents, settings.statistics.precision, settings.device)
-    return own_sums.contribute(context, blank, work, lambda whole: whole).sent
+    sent = own_sums.contribute(context, blank, work, lambda whole: whole).sent
+    if sent is not None:
+        context.events.say(f"contributed {sent.digest[:12]} for heads")
+    return sent

@@ -7,19 +7,17 @@ from pathlib import Path
 
 from moerge.client.register import registered
 from moerge.errors import CoordinatorError, IncompatibleExpertError
-from moerge.models.expert_folder import DenseExpert
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Stage
 from moerge_workers.contributing import body as body_stage
 from moerge_workers.contributing import expert as expert_stage
-from moerge_workers.contributing import head, parts, router
-from moerge_workers.contributing.body_check import checked_body, require_allowed
+from moerge_workers.contributing import head, under_body
+from moerge_workers.contributing.body_check import require_allowed
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.contributing.expert import KeptError
-from moerge_workers.data.first_documents import read_first
 from moerge_workers.leaving.outbox import POLL_SECONDS
 from moerge_workers.policy import body_kind
 
@@ -42,7 +40,6 @@ class _Stages:
     context: Context
     own_grams: Path | None = None
     _evaluations: Evaluations | None = field(init=False)
-    _has_read: bool = False
     _has_joined: bool = False
 
     def __post_init__(self) -> None:
@@ -65,37 +62,22 @@ class _Stages:
                 return
             time.sleep(POLL_SECONDS)
 
-    def _read_data(self) -> None:
-        """Read the first documents, once, to find unusable data before anything is sent."""
-        context = self.context
-        if not self._has_read:
-            context.events.enter(Stage.READING)
-            first = read_first(context.settings, context.data, context.expert.config.hidden_size)
-            context.events.say(f"data: {first.summary}")
-            self._has_read = True
-
     def _join(self) -> None:
         """Register the whole expert, and send its body and head contributions, once; KeptError: it may not leave."""
         context = self.context
         if self._has_joined:
             return
-        self._read_data()
+        context.look_at_data()
         expert_stage.run(context)
         if context.settings.body_contribution:
             outcome = body_stage.run(context)
             self.own_grams = outcome.file
             if self._evaluations is not None:
                 self._evaluations.own_grams = outcome.file
-            self._tell(outcome.sent, "for bodies")
-        self._contribute_head(context.expert)
+            if outcome.sent is not None:
+                context.events.say(f"contributed {outcome.sent.digest[:12]} for bodies")
+        head.run(context, context.expert)
         self._has_joined = True
-
-    def _contribute_head(self, expert: DenseExpert) -> None:
-        self._tell(head.run(self.context, expert), "for heads")
-
-    def _tell(self, sent: Contribution | None, purpose: str) -> None:
-        if sent is not None:
-            self.context.events.say(f"contributed {sent.digest[:12]} {purpose}")
 
     def _contribute_under_each_body(self) -> None:
         """Contribute under each body, and evaluate versions between bodies; with `once`, only contribute."""
@@ -110,7 +92,7 @@ class _Stages:
             context.events.status.update(body=current.digest, obstacle=None)
             try:
                 for contribution in self._contribute_under(current):
-                    self._tell(contribution, f"under body {current.digest[:12]}")
+                    say(f"contributed {contribution.digest[:12]} under body {current.digest[:12]}")
             except CoordinatorError as error:
                 if error.type != ProblemType.WRONG_BODY.urn:
                     raise
@@ -128,24 +110,14 @@ class _Stages:
                 return
 
     def _contribute_under(self, body: Body) -> list[Contribution]:
-        """Check a body, send what it lacks, and return the active router contributions under it."""
+        """The active router contributions under a body; a merged one needs the whole expert first."""
         context, own = self.context, self.context.expert
-        context.outbox.outdate(lambda item: item.body not in ("", body.digest))
         own.checkpoint.require_unchanged()  # since its digest was computed
         require_allowed(context, body)
-        is_merged = body_kind(body.method) == "merged"
-        if is_merged:
+        if body_kind(body.method) == "merged":
             self._join()
             registered(context.client, own.folder, own.domain, own.digest)  # raises for a withdrawn expert
-        weights = checked_body(context, body, self.own_grams, lambda: context.is_replaced(body.digest))
-        if weights is None:
-            return []
-        self._read_data()
-        if (expert := parts.run(context, body, weights)) is None:
-            return []
-        if not is_merged:
-            self._contribute_head(expert)
-        return router.run(context, body, weights, expert)
+        return under_body.run(context, body, self.own_grams)
 
     def _next_body(self, last: str | None) -> Body | None:
         """The current body, once it differs from the last one; a dry run doesn't wait."""

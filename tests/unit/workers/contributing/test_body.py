@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from moerge_workers.contributing import body
+from moerge_workers.contributing.own_sums import Outcome
 from support.models import texts
 from support.stages import MemoryClient, context_of
 
 
-def outcome(folder: Path, home: Path, client: MemoryClient, **given: Any) -> body.Outcome:
+def outcome(folder: Path, home: Path, client: MemoryClient, **given: Any) -> Outcome:
     with context_of(folder, home, client, body_contribution=True, **given) as context:
         return body.run(context)
 
@@ -30,6 +31,6 @@ def test_second_run_sends_nothing_and_more_documents_supersede(folder: Path, hom
 def test_a_dry_run_sends_nothing_and_has_the_grams(folder: Path, home: Path, client: MemoryClient) -> None:
     result = outcome(folder, home, client, dry_run=True)
     assert result.sent is None
-    assert result.grams is not None
-    assert result.grams.is_file()
+    assert result.file is not None
+    assert result.file.is_file()
     assert client.uploaded == []

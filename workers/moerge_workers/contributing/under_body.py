@@ -1,0 +1,34 @@
+"""The stages under one body: its check, the expert's parts, head and router contributions."""
+
+from pathlib import Path
+
+from moerge_proto.bodies import Body
+from moerge_proto.contributions import Contribution
+from moerge_workers.contributing import head, parts, router
+from moerge_workers.contributing.body_check import checked_body
+from moerge_workers.contributing.context import Context
+from moerge_workers.policy import body_kind
+
+
+def run(context: Context, body: Body, own_grams: Path | None) -> list[Contribution]:
+    """Check a body, send what it lacks, and return the active router contributions under it.
+
+    Under a seed's body no text is read before the check, and the head contribution is the parts'. `own_grams` as in
+    `checked_body`, which has the errors of the check.
+
+    Raises:
+        KeptError: under a seed's body, the parts may not leave now.
+        MoergeError: there is too little to send.
+    """
+    context.outbox.outdate(lambda item: item.body not in ("", body.digest))
+    weights = checked_body(context, body, own_grams, lambda: context.is_replaced(body.digest))
+    if weights is None:
+        return []
+    is_seed = body_kind(body.method) == "seed"
+    if is_seed:
+        context.look_at_data()
+    if (expert := parts.run(context, body, weights)) is None:
+        return []
+    if is_seed:
+        head.run(context, expert)
+    return router.run(context, body, weights, expert)
