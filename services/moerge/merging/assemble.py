@@ -63,7 +63,8 @@ class KeptParts:
 class Assembled:
     """An assembled version, before head and routers are solved.
 
-    `experts` are the new ones, fitted if the recipe says so. `routers` are given ones, [D, H] per layer; None: solved from the contributions.
+    `experts` are the new ones, fitted if the recipe says so. `routers` are given ones, [D, H] per layer; None: solved
+    from the contributions.
     """
 
     lineage: Lineage

@@ -15,11 +15,10 @@ from moerge.experts.sample import need_of as fitting_need
 from moerge.experts.sample import tokens_that_fit
 from moerge.files import LOCK, work_folder
 from moerge.memory.machine import free_for
-from moerge.memory.needs import Need, merging, solving
+from moerge.memory.needs import Need, merging, merging_head, solving
 from moerge.memory.shapes import Shape
 from moerge.merging.checks import check
 from moerge.merging.kept import KeptVersion
-from moerge.merging.local import LocalBody
 from moerge.merging.merge import settings_of
 from moerge.merging.prompts import Prompts, checked, require_memory
 from moerge.merging.settings import MergeSettings, Source
@@ -124,24 +123,26 @@ def merge(
         work = RouterPass(text.expert, body or text.expert, exponents, precision, device)
         costs.append(passes.cost(work, text))
     memory = {item.writing.work: item.writing.total() for item in texts if item.writing is not None}
-    memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(settings, experts, body)}
+    memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(settings, experts, version)}
     return Costs(str(out), costs, memory, disk, [*_unknown(out, texts)])
 
 
 def _other_steps(
-    settings: MergeSettings, experts: Sequence[DenseExpert], body: LocalBody | None
+    settings: MergeSettings, experts: Sequence[DenseExpert], version: KeptVersion | None
 ) -> Iterator[tuple[Need, int]]:
     """The memory of the steps that read no text for sums, each with a number of tokens."""
     recipe = settings.recipe
     dtypes = {spec.dtype for expert in experts for spec in expert.checkpoint.specs.values()}
     widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     shape, cores = Shape.of(experts[0].config, widest), torch.get_num_threads()
-    if body is None:
+    members = len(experts) + (0 if version is None else len(version.record.experts))
+    if version is None:
         yield merging(shape, len(experts), METHODS[recipe.body], cores), 0
     if recipe.fit:
         needs = [fitting_need(expert, settings.statistics, settings.computing.device) for expert in experts]
         need, free = max(needs, key=Need.total), free_for(settings.computing.device)
         yield need, tokens_that_fit(need, shape.hidden, free)
+    yield merging_head(shape, members, solved=HEADS[recipe.head].solved), 0
     yield solving(shape, cores), 0
 
 
