@@ -48,7 +48,7 @@ class StatisticsText(Protocol):
 
 @dataclass(frozen=True)
 class KeptParts:
-    """The parts of an earlier version that stay: its body, and perhaps experts with their contributions.
+    """The parts of a version that stay as experts are added: its body, and perhaps experts and their contributions.
 
     `heads` are head contributions in slot order, if the head is solved.
     """
@@ -63,15 +63,17 @@ class KeptParts:
 class Assembled:
     """An assembled version, before head and routers are solved.
 
-    `experts` are the new ones, fitted if the recipe says so. `routers` are given ones, [D, H] per layer; None: solved
-    from the contributions.
+    `routers` are given ones, [D, H] per layer; None: solved from the contributions.
     """
 
     lineage: Lineage
     inputs: VersionInputs
-    body: LocalBody
-    experts: Sequence[DenseExpert]
+    parts: KeptParts
     routers: Sequence[Tensor] | None = None
+
+    @property
+    def body(self) -> LocalBody:
+        return self.parts.body
 
     def write(self, folder: Path, progress: Progress | None = None, earlier: Path | None = None) -> Path:
         """Solves the routers, writes the version into a new folder, and returns it.
@@ -125,16 +127,22 @@ def assemble(
         for expert, text in zip(members, texts, strict=True):
             path = work / f"router-{expert.domain}-{body.digest[:16]}.safetensors"
             parts.append(router_contribution(expert, body, text, path, settings.statistics, settings.computing))
+    every = [*kept.heads, *heads]
     lineage, inputs = local_version(
         members,
         body,
         parts,
         settings.recipe.solve,
         head=settings.recipe.head,
-        head_contributions=[*kept.heads, *heads],
+        head_contributions=every,
         kept=kept.slots,
     )
-    return Assembled(lineage, inputs, kept.body, members, routers)
+    return Assembled(lineage, inputs, KeptParts(body, inputs.slots, parts, every), routers)
+
+
+def are_fittable(experts: Sequence[DenseExpert]) -> bool:
+    """Tell whether the experts' MLPs can be fitted to a body."""
+    return all(expert.family.gain is not None for expert in experts)
 
 
 def body_of(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import LOCK, alone, atomic_file, work_folder
-from moerge.merging.assemble import Assembled, assemble
+from moerge.merging.assemble import Assembled, are_fittable, assemble
 from moerge.merging.checks import check
 from moerge.merging.kept import CHOICES, KeptExpert, KeptVersion, Record, keep, share
 from moerge.merging.report import DomainCounts, DomainScore, Report
@@ -79,13 +79,10 @@ def settings_of(
         settings = version.settings(settings)
     recipe, fit = settings.recipe, settings.fit
     if fit is None:
-        fit = recipe.fit or ((version is not None or METHODS[recipe.body].is_seed) and is_fittable(sources))
+        fit = recipe.fit or ((version is not None or METHODS[recipe.body].is_seed) and are_fittable(
+            [source.expert for source in sources]
+        ))
     return replace(settings, recipe=recipe.model_copy(update={"fit": fit}))
-
-
-def is_fittable(sources: Sequence[Source]) -> bool:
-    """Tell whether the experts' MLPs can be fitted to a body."""
-    return all(source.expert.family.gain is not None for source in sources)
 
 
 def _is_written(out: Path, lineage: Lineage) -> bool:

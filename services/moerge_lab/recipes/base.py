@@ -37,11 +37,12 @@ class Shared:
     """Results that several recipes need, computed once for a table, by all of their inputs.
 
     Attributes:
-        folder: of bodies; None: every recipe merges its own.
+        folder: of bodies and head contributions; None: every recipe computes its own.
     """
 
     folder: Path | None = None
     bodies: dict[tuple[object, ...], LocalBody] = field(default_factory=dict)
+    heads: dict[tuple[object, ...], list[Path]] = field(default_factory=dict)
     likelihoods: Likelihoods = field(default_factory=dict)
     made: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
@@ -142,11 +143,15 @@ other_text: TextOf = attrgetter("other")
 
 @dataclass(frozen=True)
 class Parts:
-    """The choices of a version, by the table's options: recipe, text of router contributions, and chosen options."""
+    """The choices of a version, by the table's options: recipe, text of router contributions, and chosen options.
+
+    `fits_newcomers`: as `moerge merge --add` does.
+    """
 
     recipe: Callable[[Options], VersionRecipe]
     texts: TextOf = statistics_text
     chosen: Chosen = nothing_chosen
+    fits_newcomers: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
-from moerge.models.dense import dense_model, mlp_names, place
+from moerge.models.dense import dense_model, place
 from moerge.models.dense_files import DenseFiles
 from moerge.models.reader import Checkpoint
 from moerge.trunk.methods.method import MethodInputs
@@ -37,13 +37,18 @@ def expert_row(domain: str) -> str:
 def body_options(method: BodyMethod, fleet: Fleet, options: Options) -> BodyOptions:
     """The options of a body method, without the base. Weights are the domains' tokens of statistics."""
     tokens = {f"d{slot}": sum(map(len, domain.statistics)) for slot, domain in enumerate(fleet.domains)}
-    given = {**options, "seed": fleet.seed, "weights": tokens}
+    given = {**options, "random_seed": fleet.seed, "weights": tokens}
     return checked(BodyOptions, {name: value for name, value in given.items() if name in METHODS[method].takes})
 
 
 def base_of(method: BodyMethod, fleet: Fleet) -> Path | None:
     """The base model's folder, if the method takes one."""
-    return fleet.base if "base" in METHODS[method].takes else None
+    return fleet.base if takes_base(method) else None
+
+
+def takes_base(method: str) -> bool:
+    """Tell whether a body method takes the base model."""
+    return METHODS[method].is_seed or "base" in METHODS[method].takes
 
 
 def checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:
@@ -68,7 +73,7 @@ def merged_model(fleet: Fleet, method: BodyMethod, options: Options) -> PreTrain
     )
     state = {plan.name: plan.compute().float() for plan in METHODS[method].plan(inputs)}
     merge = rule(inputs)
-    for name in mlp_names(experts[0]):
+    for name in sorted(experts[0].checkpoint.specs.keys() - state.keys()):  # MLPs and head
         tensors = [expert.checkpoint.tensor(name) for expert in experts]
         state[name] = merge(Piece(name, 0, range(len(experts)), tensors, torch.float32))
     model = dense_model(experts[0].config, state, torch.float32)

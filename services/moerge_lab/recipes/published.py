@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moerge.merging.assemble import Assembled, KeptParts, assemble, merged_body
+from moerge.merging.assemble import Assembled, KeptParts, are_fittable, assemble, body_of, head_contributions
 from moerge.merging.local import LocalBody
 from moerge.merging.settings import VersionSettings
 from moerge.models.dense import domain_model, place
@@ -18,6 +18,7 @@ from moerge.models.tokens import Tokens, all_counted
 from moerge.scoring.perplexity import Losses, Rows, logits, losses_by
 from moerge.scoring.routers import randomised
 from moerge.statistics.contribution import Computing
+from moerge.trunk.heads import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import (
     Chosen,
@@ -37,7 +38,7 @@ from moerge_lab.recipes.base import (
 from moerge_lab.recipes.dense import TASK_VECTORS, base_of, body_options, checked
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
 from moerge_lab.recipes.tuning import choose_scale
-from moerge_proto.bodies import BodyMethod
+from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.options import PAPER, RARE_BELOW, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 
@@ -67,30 +68,50 @@ class Documents:
 
 
 def settings_of(fleet: Fleet, recipe: VersionRecipe, options: Options) -> VersionSettings:
-    base = base_of(recipe.method, fleet)
+    base = base_of(recipe.body, fleet)
     return VersionSettings(
         recipe=recipe,
-        body=body_options(recipe.method, fleet, options),
+        body=body_options(recipe.body, fleet, options),
         base=None if base is None else DenseExpert("base", base),
         rare_below=whole(options, "rare_below", 0) if "rare_below" in options else RARE_BELOW,
         computing=Computing(fleet.device),
     )
 
 
-def body_of(fleet: Fleet, method: BodyMethod, options: Options) -> LocalBody:
-    """The body, merged by a method; a solved one is of the domains' statistics, and kept for equal inputs."""
-    shared, recipe = fleet.shared, PAPER.model_copy(update={"method": method})
-    settings, experts = settings_of(fleet, recipe, options), experts_of(fleet)
-    texts = [Documents.of(domain.statistics, options) for domain in fleet.domains]
+def body_by(fleet: Fleet, method: BodyMethod, options: Options) -> LocalBody:
+    """The body by a method; a solved one is of the domains' statistics, and kept for equal inputs."""
+    shared, settings = fleet.shared, settings_of(fleet, PAPER.model_copy(update={"body": method}), options)
+    experts, texts = experts_of(fleet), _statistics(fleet, options)
     if shared.folder is None or not METHODS[method].solved:
-        return merged_body(experts, texts, settings, fleet.work)
-    folders, text = (domain.expert for domain in fleet.domains), (options.get("tokens", 0), options["rare_below"])
-    key = (method, settings.body.model_dump_json(), fleet.base, fleet.seed, *folders, *text)
+        return body_of(experts, texts, settings, fleet.work)
+    key = (method, settings.body.model_dump_json(), fleet.base, options["rare_below"], *_text_key(fleet, options))
     if key not in shared.bodies:
         folder = shared.folder / f"body-{len(shared.bodies)}"
         folder.mkdir()
-        shared.bodies[key] = merged_body(experts, texts, settings, folder)
+        shared.bodies[key] = body_of(experts, texts, settings, folder)
     return shared.bodies[key]
+
+
+def heads_by(fleet: Fleet, method: HeadMethod, options: Options) -> list[Path]:
+    """The head contributions that a method needs, of the domains' statistics, and kept for equal inputs."""
+    shared, settings = fleet.shared, settings_of(fleet, PAPER.model_copy(update={"head": method}), options)
+    experts, texts = experts_of(fleet), _statistics(fleet, options)
+    if shared.folder is None or not HEADS[method].solved:
+        return head_contributions(experts, texts, settings, fleet.work)
+    if (key := _text_key(fleet, options)) not in shared.heads:
+        folder = shared.folder / f"heads-{len(shared.heads)}"
+        folder.mkdir()
+        shared.heads[key] = head_contributions(experts, texts, settings, folder)
+    return shared.heads[key]
+
+
+def _statistics(fleet: Fleet, options: Options) -> list[Documents]:
+    return [Documents.of(domain.statistics, options) for domain in fleet.domains]
+
+
+def _text_key(fleet: Fleet, options: Options) -> tuple[object, ...]:
+    """The facts that determine the experts and their statistics."""
+    return fleet.seed, options.get("tokens", 0), *(domain.expert for domain in fleet.domains)
 
 
 def random_routers(fleet: Fleet) -> list[Tensor]:
@@ -101,7 +122,7 @@ def random_routers(fleet: Fleet) -> list[Tensor]:
 
 
 def body_in(parts: Parts, fleet: Fleet, options: Options) -> LocalBody:
-    return body_of(fleet, parts.recipe(options).method, options)
+    return body_by(fleet, parts.recipe(options).body, options)
 
 
 def experts_of(fleet: Fleet) -> list[DenseExpert]:
@@ -114,21 +135,24 @@ def assembled(
     fleet: Fleet,
     options: Options,
     *,
-    body: LocalBody | None = None,
+    kept: KeptParts | None = None,
     routers: Sequence[Tensor] | None = None,
 ) -> Assembled:
     """A version of these choices with k experts per token, by default one.
 
     Args:
-        body: an existing one; None: merged from the fleet's experts.
+        kept: the body and the first experts, which stay; None: a body of the fleet's experts.
         routers: given ones, [D, H] per layer; None: solved.
     """
     recipe, k = parts.recipe(options), whole(options, "k", 1, len(fleet.domains)) if "k" in options else 1
-    recipe = recipe.model_copy(update={"solve": recipe.solve.model_copy(update={"top_k": k})})
-    kept = KeptParts(body or body_in(parts, fleet, options))
-    texts = [Documents.of(parts.texts(domain), options) for domain in fleet.domains]
+    kept = kept or KeptParts(body_in(parts, fleet, options))
+    members = len(kept.slots)
+    new, texts = experts_of(fleet)[members:], [Documents.of(parts.texts(domain), options) for domain in fleet.domains]
+    fit = recipe.fit or (members > 0 and parts.fits_newcomers and are_fittable(new))
+    recipe = recipe.model_copy(update={"fit": fit, "solve": recipe.solve.model_copy(update={"top_k": k})})
+    heads = heads_by(fleet, recipe.head, options)[members:]
     settings = settings_of(fleet, recipe, options)
-    return assemble(experts_of(fleet), texts, settings, fleet.work, kept, routers=routers)
+    return assemble(new, texts[members:], settings, fleet.work, kept, routers=routers, heads=heads)
 
 
 def publish(parts: Parts, fleet: Fleet, options: Options, routers: Sequence[Tensor] | None = None) -> Path:
@@ -158,11 +182,11 @@ def oracle(row: str, parts: Parts, fleet: Fleet, options: Options) -> Iterator[t
 
 
 def scale_of(method: BodyMethod, fleet: Fleet, options: Options) -> Numbers:
-    """The scale of the body's task vectors with the least loss of the domains' own MLPs, without routers."""
+    """The scale of the body's task vectors with the least loss of the domains' own MLPs and heads, without routers."""
     experts = {domain.name: DenseFiles(domain.expert) for domain in fleet.domains}
 
     def build(scale: float) -> Losses:
-        body = body_of(fleet, method, {**options, "scale": scale})
+        body = body_by(fleet, method, {**options, "scale": scale})
 
         def losses(rows: Rows) -> Tensor:
             model, _ = domain_model(experts[rows.domain], body)
@@ -174,12 +198,17 @@ def scale_of(method: BodyMethod, fleet: Fleet, options: Options) -> Numbers:
     return choose_scale(fleet, options, build)
 
 
-def ridge(method: BodyMethod, texts: TextOf = statistics_text, chosen: Chosen = nothing_chosen) -> Parts:
+def ridge(
+    body: BodyMethod,
+    texts: TextOf = statistics_text,
+    chosen: Chosen = nothing_chosen,
+    head: HeadMethod = PAPER.head,
+) -> Parts:
     """DUME's routers under the body of a method, from the domains' texts."""
 
     def recipe(options: Options) -> VersionRecipe:
         given = {"ridge_lambda": number(options, "lambda")} if "lambda" in options else {}
-        return PAPER.model_copy(update={"method": method, "solve": checked(SolveOptions, given)})
+        return PAPER.model_copy(update={"body": body, "head": head, "solve": checked(SolveOptions, given)})
 
     return Parts(recipe, texts, chosen)
 
@@ -206,6 +235,7 @@ def version_recipe(folder: Path) -> Recipe:
     return Recipe(VERSION, "DUME section 3.2", build, uses_text=False)
 
 
+_REGMEAN = ridge("regmean", head="regmean")
 RECIPES = (
     Recipe("random", "DUME section 3.2", _random, {"k": 1}, uses_text=False, drawn=True),
     Recipe("oracle", "DUME section 3.2", partial(oracle, "oracle", ridge("average")), uses_text=False),
@@ -213,8 +243,6 @@ RECIPES = (
     replace(published_recipe("dume-ood", "DUME section 3.3", ridge("average", other_text), RIDGE), needs_other=True),
     _on_task_vectors("dume-ties", "ties"),
     replace(_on_task_vectors("dume-dare", "dare"), drawn=True),
-    published_recipe("regmean", "regmean body, DUME's routers", ridge("regmean"), {**RIDGE, **COUNTS}),
-    Recipe(
-        "regmean-oracle", "regmean body, DUME section 3.2", partial(oracle, "regmean-oracle", ridge("regmean")), COUNTS
-    ),
+    published_recipe("regmean", "regmean body and head, DUME's routers", _REGMEAN, {**RIDGE, **COUNTS}),
+    Recipe("regmean-oracle", "the same, DUME section 3.2", partial(oracle, "regmean-oracle", _REGMEAN), COUNTS),
 )

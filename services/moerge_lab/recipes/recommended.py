@@ -4,13 +4,22 @@ from dataclasses import replace
 from functools import partial
 
 from moerge.routers.registry import ROUTERS
+from moerge.trunk.heads import HEADS
+from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
 from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
 from moerge_proto.options import RECOMMENDED, SolveOptions, VersionRecipe
 
-_BODY: Options = {"tokens": 0, **COUNTS, "fit": int(RECOMMENDED.fit)}
-"""`fit=1`: MLPs are fitted to the body, by the method `regmean-fitted`."""
+_BODY: Options = {
+    "tokens": 0,
+    **COUNTS,
+    "body": RECOMMENDED.body,
+    "head": RECOMMENDED.head,
+    "fit": int(RECOMMENDED.fit),
+}
+"""Methods of body and head; `fit=1`: MLPs are fitted to the body."""
+_WORDS = {"body": tuple(METHODS), "head": tuple(HEADS)}
 _SOLVE: Options = {"k": 1, "lambda": RECOMMENDED.solve.ridge_lambda, "routers": RECOMMENDED.solve.routers}
 OPTIONS: Options = {**_SOLVE, **_BODY}
 """lambda is in the recommended scale; `routers=ridge`: the paper's."""
@@ -21,20 +30,21 @@ def _recipe(options: Options) -> VersionRecipe:
     fields = RECOMMENDED.solve.model_dump()
     if "lambda" in options:
         fields |= {"ridge_lambda": number(options, "lambda"), "routers": word(options, "routers")}
-    method = "regmean-fitted" if fit else RECOMMENDED.method
-    return VersionRecipe(method=method, fit=fit, solve=checked(SolveOptions, fields))
+    methods = {name: word(options, name) for name in _WORDS}
+    return checked(VersionRecipe, {**methods, "fit": fit, "solve": checked(SolveOptions, fields)})
 
 
-PARTS = Parts(_recipe)
+PARTS = Parts(_recipe, fits_newcomers=True)
 RECIPES = (
     replace(
-        published_recipe("recommended", "regmean body, discriminants as routers", PARTS, OPTIONS),
-        words={"routers": tuple(ROUTERS)},
+        published_recipe("recommended", "regmean body and head, discriminants as routers", PARTS, OPTIONS),
+        words={**_WORDS, "routers": tuple(ROUTERS)},
     ),
     Recipe(
         "recommended-oracle",
         "the same body and MLPs, DUME section 3.2",
         partial(oracle, "recommended-oracle", PARTS),
         _BODY,
+        _WORDS,
     ),
 )

@@ -1,4 +1,7 @@
-"""Versions as experts join a kept body one at a time, compared with versions under remerged bodies."""
+"""Versions as experts join a kept body one at a time, compared with versions under remerged bodies.
+
+Under a kept body the head is made again from all experts, and the newcomers of some recipes are fitted to it.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from moerge.merging.assemble import KeptParts
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
 from moerge.trunk.remerge_estimate import WORTH, estimate
@@ -162,8 +166,8 @@ def join(runs: Sequence[Run], domains: Mapping[str, Texts], settings: Settings, 
     names = tuple(domains)
     grown = [names[:size] for size in range(FIRST, len(names) + 1)]
     tokens = {name: sum(window.scored for window in domain.held_out) for name, domain in domains.items()}
-    versions = [*grown, *grown[1:], names, *grown[1:]]  # kept, remerged, and the oracle of each body
-    units = settings.seeds * sum(tokens[name] for version in versions for name in version)
+    versions = [*grown, *grown[1:]]  # kept, remerged
+    units = 2 * settings.seeds * sum(tokens[name] for version in versions for name in version)  # also an oracle's
     with progress.track("experts", sum(tokens.values()), "tokens") as tracker:
         dense = {
             name: _score(Loaded.of(domain.expert, settings.device), name, domain, tracker)
@@ -200,27 +204,23 @@ def _versions(
 def _measured(
     run: Run, domains: Mapping[str, Texts], grown: Sequence[Names], settings: Settings, seed: int, tracker: Tracker
 ) -> list[tuple[_Scores, _Scores]]:
-    """Each version's scores and oracle's scores with one seed.
-
-    Routers don't change an oracle's scores, so these are measured once.
-    """
-    parts, oracles, result = run.recipe.parts, dict[str, Score](), list[tuple[_Scores, _Scores]]()
+    """Each version's scores and oracle's scores with one seed."""
+    parts, result = run.recipe.parts, list[tuple[_Scores, _Scores]]()
     if parts is None:
         raise TypeError(f"{run.recipe.name} has no parts")
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
         fleet = fleet_of(domains, settings, seed, Path(work))
         within = replace(fleet, domains=fleet.domains[: len(grown[0])])
         options = {**run.options, **parts.chosen(within, run.options)}
-        body = body_in(parts, within, options)
+        kept = KeptParts(body_in(parts, within, options))
         for names in grown:
-            version = assembled(parts, replace(fleet, domains=fleet.domains[: len(names)]), options, body=body)
+            version = assembled(parts, replace(fleet, domains=fleet.domains[: len(names)]), options, kept=kept)
+            kept = version.parts
             with tempfile.TemporaryDirectory(dir=work) as folder:
                 routed = Routed.of(version.write(Path(folder)), fleet.device)
                 oracle = Oracle(routed.model, names)
                 scores = {name: _score(routed, name, domains[name], tracker) for name in names}
-                new = [name for name in names if name not in oracles]
-                oracles |= {name: _score(oracle, name, domains[name], tracker) for name in new}
-            result.append((scores, dict(oracles)))
+                result.append((scores, {name: _score(oracle, name, domains[name], tracker) for name in names}))
     return result
 
 

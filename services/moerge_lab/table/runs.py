@@ -5,8 +5,8 @@ from pathlib import Path
 
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.models.config import read_config, require_same_config
-from moerge_lab.recipes.base import SEED, Options, Recipe
-from moerge_lab.recipes.dense import EXPERTS, expert_row
+from moerge_lab.recipes.base import SEED, Options, Recipe, word
+from moerge_lab.recipes.dense import EXPERTS, expert_row, takes_base
 from moerge_lab.recipes.registry import RECIPES, label_of, parse
 from moerge_lab.recipes.soups import SEED_ROW
 from moerge_lab.table.joining import FIRST
@@ -16,7 +16,8 @@ from moerge_lab.table.texts import Sources
 
 def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base: Path | None) -> str | None:
     """A required option of a recipe that is missing, or None."""
-    if (recipe.needs_base or options.get(SEED)) and base is None:
+    by_body = "body" in options and takes_base(word(options, "body"))
+    if (recipe.needs_base or options.get(SEED) or by_body) and base is None:
         return "`base`"
     if recipe.needs_other:
         return None if all(source.other for source in sources.values()) else "`preset`"
