@@ -79,9 +79,10 @@ def settings_of(
         settings = version.settings(settings)
     recipe, fit = settings.recipe, settings.fit
     if fit is None:
-        fit = recipe.fit or ((version is not None or METHODS[recipe.body].is_seed) and are_fittable(
-            [source.expert for source in sources]
-        ))
+        fit = recipe.fit or (
+            (version is not None or METHODS[recipe.body].is_seed)
+            and are_fittable([source.expert for source in sources])
+        )
     return replace(settings, recipe=recipe.model_copy(update={"fit": fit}))
 
 

@@ -20,7 +20,7 @@ from moerge.progress import NoProgress
 from moerge.routers.influence import measure
 from moerge.scoring.perplexity import document_scores, normalised, total
 from moerge.scoring.routers import RoutingCounter
-from moerge.statistics.contribution import body_contribution, router_contribution
+from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version, solve_lineage
 from moerge_lab.recipes.models import Loaded, Routed
@@ -41,10 +41,11 @@ class Fleet:
         inputs, self.home = inputs_of("demo"), home
         self.texts = list(inputs.texts().values())
         self.experts = [DenseExpert(name, source.expert, name) for name, source in inputs.sources.items()]
-        grams = [
-            body_contribution(expert, first(texts.statistics, tokens), home / f"{expert.domain}.grams")
-            for expert, texts in zip(self.experts, self.texts, strict=True)
-        ]
+        grams, self.heads = list[Path](), list[Path]()
+        for expert, texts in zip(self.experts, self.texts, strict=True):
+            rows = first(texts.statistics, tokens)
+            grams.append(body_contribution(expert, rows, home / f"{expert.domain}.grams"))
+            self.heads.append(head_contribution(expert, rows, home / f"{expert.domain}.head"))
         self.body = local_body(self.experts, home / "body", contributions=grams)
         self.honest = [self.sums(slot, {slot: tokens}) for slot in range(len(self.experts))]
         self.dense = [
@@ -100,8 +101,9 @@ class Fleet:
 
     def scored(self, files: Sequence[Path]) -> tuple[list[float], float]:
         """Each domain's score; the largest share of a domain's tokens that go to another expert."""
-        routers = solve_lineage(*local_version(self.experts, self.body, files))[0]
-        plan = plan_version(*local_version(self.experts, self.body, []), given(routers))
+        heads = self.heads
+        routers = solve_lineage(*local_version(self.experts, self.body, files, head_contributions=heads))[0]
+        plan = plan_version(*local_version(self.experts, self.body, [], head_contributions=heads), given(routers))
         scores, strayed = [], 0.0
         with TemporaryDirectory() as folder:
             model = Routed.of(write_folder(plan.files, Path(folder) / "version"))

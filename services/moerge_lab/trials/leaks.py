@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
@@ -89,10 +90,12 @@ class Attacked:
         self.grams = body_contribution(self.expert, self.rows, home / "grams")
         self.body: LocalBody = local_body(list(experts.values()), home / "body", "average")
         self.honest = load_file(self.body.path)
+        self.forged = home / "forged"
+        copytree(self.body.path.parent, self.forged)
 
     def under(self, tensors: Tensors) -> tuple[str, Tensor, Tensor]:
         """The owner's verdict on a body; the first layer's gram as sent; every token's feature by token order."""
-        body, sums = replace(self.body, path=self.home / "forged"), self.home / "sums"
+        body, sums = replace(self.body, path=self.forged / self.body.path.name), self.home / "sums"
         sums.unlink(missing_ok=True)  # of another body
         save_file(tensors, body.path, metadata={"format": "pt"})
         try:

@@ -22,7 +22,16 @@ from moerge_lab.table.texts import read_elsewhere
 from moerge_lab.trials.inputs import PresetName, first, inputs_of, show
 
 DEFAULT = "recommended"
-OPTIONS = ("routers=ridge", "lambda=0.0001", "lambda=0.01", "k=2", "rare_below=0", "fit=1")
+OPTIONS = (
+    "routers=ridge",
+    "lambda=0.0001",
+    "lambda=0.01",
+    "k=2",
+    "rare_below=0",
+    "fit=1",
+    "head=average",
+    "body=seed,fit=1",
+)
 CONSTANTS = {
     **{f"shrinkage {value:g}": ("SHRINKAGE_TO_AVERAGE", value) for value in (0.001, 0.01, 1.0, 10.0)},
     **{f"evenness {value:g}": ("EVENNESS", value) for value in (0.0, 0.1, 2.0)},

@@ -25,13 +25,14 @@ from moerge.settings import named_values, single_values
 from moerge.statistics.contribution import body_contribution
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.stray import require_near
+from moerge_lab.recipes.dense import takes_base
 from moerge_lab.table.texts import Sources, read_texts
 from moerge_lab.trials.inputs import first, inputs_of, print_head
 from moerge_proto.bodies import BodyMethod, BodyOptions
 from moerge_workers.contributing.body_check import TOKENS
 
 Change = Callable[[Tensor], Tensor]
-METHODS_AS_THEY_ARE: tuple[BodyMethod, ...] = ("average", "base", "ties", "dare", "regmean", "regmean-fitted")
+METHODS_AS_THEY_ARE: tuple[BodyMethod, ...] = ("seed", "average", "ties", "dare", "regmean")
 BODIES: dict[str, tuple[BodyMethod, BodyOptions]] = {
     **{method: (method, BodyOptions()) for method in METHODS_AS_THEY_ARE},
     "weighted, one expert 3 times": ("weighted", BodyOptions()),
@@ -78,7 +79,7 @@ class Owner(NamedTuple):
 
     def judge(self, path: Path) -> tuple[float, float, float, float]:
         """Tensor, size and row of a body's stray; the loss."""
-        body = DenseBody(path, self.expert)
+        body = DenseBody(path, self.expert.config)
         stray = require_near(self.expert, body, float("inf"), self.grams)
         with NoProgress().track("", 0, "") as tracker:
             under = score(domain_model(self.expert, body)[0], self.sample, tracker)
@@ -98,7 +99,7 @@ def _body(owners: Sequence[Owner], seed: Owner, name: str, folder: Path) -> Path
     if "weights" in kind.needs:
         options = options.model_copy(update={"weights": {owners[0].expert.domain: 3.0}})
     contributions = [owner.grams for owner in merged] if kind.solved else []
-    base = seed.expert if "base" in kind.needs else None
+    base = seed.expert if takes_base(method) else None
     return local_body([owner.expert for owner in merged], folder, method, contributions, options, base=base).path
 
 
