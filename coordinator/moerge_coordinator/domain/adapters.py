@@ -32,7 +32,7 @@ def require_base(session: Session, owner: str, adapter: NewAdapter | None) -> No
     if adapter is None:
         return
     query = select(ExpertRow).where(ExpertRow.digest == adapter.base, ExpertRow.state == ExpertState.READY)
-    base = session.scalar(query.where(ExpertRow.fitted_to.is_(None)))
+    base = session.scalar(query.where(ExpertRow.parts_body.is_(None)))
     if base is None or (base.owner != owner and not base.redistribute):
         problem, todo = f"no expert {adapter.base} that you may use as a base", "upload the merged model"
         raise RefusedError(ProblemType.NOT_FOUND, problem, where="adapter.base", todo=todo)

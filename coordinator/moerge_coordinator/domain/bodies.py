@@ -14,21 +14,25 @@ from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import body_lineage, message
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, tell
-from moerge_proto.bodies import BodyLineage, BodyOptions, NewBody
+from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions, NewBody
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.problems import ProblemType
+
+_SEED: BodyMethod = "seed"
 
 
 def find(session: Session, digest: str | None) -> BodyRow:
     """The body of that digest, by default the current one."""
     row = session.scalar(select(BodyRow).where(BodyRow.digest == digest if digest else BodyRow.current))
-    todo = "run: moerge body list" if digest else "the operator makes it with: moerge body merge"
+    todo = "run: moerge body list" if digest else "the operator makes it: moerge coordinator seed, or moerge body merge"
     return existing(row, f"body {digest or 'yet'}", "body", todo)
 
 
 def lineage_of(session: Session, new: NewBody) -> BodyLineage:
-    """The lineage of the requested body, from the present experts and body contributions."""
+    """The lineage of the requested body: the registered seed's, or from the present experts and body contributions."""
+    if new.method == _SEED:
+        return _seed_lineage(session, new)
     named = None if new.method is None else _checked(METHODS[new.method], new)
     contributions = _body_contributions(session)
     ended = None if new.round is None else rounds.ended(session, new.round, "body")
@@ -36,11 +40,9 @@ def lineage_of(session: Session, new: NewBody) -> BodyLineage:
     experts = new.experts or [digest for digest in ready if digest != new.options.base]
     if ended is not None:
         experts = [digest for digest in experts if ready[digest] in ended.contributed]
-    if named is not None and named.base_only:
-        experts = [str(new.options.base)]
     _require_ready(experts, ready)
     complete = ended is not None or contributions.keys() >= set(experts)
-    method = named or METHODS[RECOMMENDED.method if complete else PAPER.method]
+    method = named or METHODS[RECOMMENDED.body if complete else PAPER.body]
     if method.solved:
         _require_contributions(experts, ready, contributions)
     if new.options.weights:
@@ -48,14 +50,28 @@ def lineage_of(session: Session, new: NewBody) -> BodyLineage:
     return _lineage(method, new.options, experts, contributions)
 
 
+def _seed_lineage(session: Session, new: NewBody) -> BodyLineage:
+    """The lineage of the last registered seed's body."""
+    given = [f"options.{name}" for name in sorted(new.options.model_dump(exclude_defaults=True))]
+    given += [name for name in ("experts", "round") if getattr(new, name) is not None]
+    if given:
+        problem, todo = "a seed's body is not merged, so it takes none", "leave it out"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where=given[0], todo=todo)
+    row = session.scalar(select(BodyRow).where(BodyRow.method == _SEED).order_by(BodyRow.number.desc()).limit(1))
+    if row is None:
+        todo = "register one on the coordinator's machine: moerge coordinator seed HOME MODEL"
+        raise RefusedError(ProblemType.NOT_READY, "no seed is registered", where="method", todo=todo)
+    return body_lineage(row)
+
+
 def _ready(session: Session, new: NewBody) -> dict[str, str]:
-    """Ready expert, in order of arrival -> its domain, without fitted ones, after a check of base and experts."""
+    """Ready whole expert, in order of arrival -> its domain, after a check of base and experts."""
     query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY).order_by(ExpertRow.number)
     rows, base = list(session.scalars(query)), new.options.base
-    fitted = {row.digest: row.trained for row in rows if row.fitted_to is not None}
-    _require_trained(fitted, "options.base", [] if base is None else [base])
-    _require_trained(fitted, "experts", new.experts or [])
-    ready = {row.digest: row.domain for row in rows if row.fitted_to is None}
+    parts = {row.digest: row.dense for row in rows if row.parts_body is not None}
+    _require_whole(parts, "options.base", [] if base is None else [base])
+    _require_whole(parts, "experts", new.experts or [])
+    ready = {row.digest: row.domain for row in rows if row.parts_body is None}
     if base is not None and base not in ready:
         raise _not_ready(base, "options.base")
     return ready
@@ -86,12 +102,12 @@ def _checked(method: Method, new: NewBody) -> Method:
     return method
 
 
-def _require_trained(fitted: Mapping[str, str], where: str, experts: Sequence[str]) -> None:
-    """Requires that no expert is in `fitted`: digest -> its original expert."""
+def _require_whole(parts: Mapping[str, str], where: str, experts: Sequence[str]) -> None:
+    """Requires that no expert is in `parts`: digest -> its dense expert."""
     for digest in experts:
-        if digest in fitted:
-            problem = f"expert {digest} is fitted to a body, so it can't be merged"
-            todo = f"name its original expert: {fitted[digest]}"
+        if digest in parts:
+            problem = f"expert {digest} has only parts, so it can't be merged"
+            todo = f"register its dense expert, {parts[digest]}, and name that one"
             raise RefusedError(ProblemType.INVALID_REQUEST, problem, where=where, todo=todo)
 
 
@@ -129,10 +145,10 @@ def _require_weights(options: BodyOptions, domains: list[str]) -> None:
 def remerge(session: Session, newcomer: str | None = None) -> BodyLineage | None:
     """The lineage of the current body's successor: the same without withdrawn inputs, and with a newcomer.
 
-    None if there is no body, if it is not retired and there is no newcomer, or if no expert is left.
+    None if there is no body or it is a seed's, if it is not retired and there is no newcomer, or if no expert is left.
     """
     row = session.scalar(select(BodyRow).where(BodyRow.current))
-    if row is None or (newcomer is None and row.retired is None):
+    if row is None or not row.experts or (newcomer is None and row.retired is None):
         return None
     made = body_lineage(row)
     method = METHODS[made.method]
@@ -141,7 +157,7 @@ def remerge(session: Session, newcomer: str | None = None) -> BodyLineage | None
     if made.options.base is not None and made.options.base not in ready:
         return None
     contributions = _body_contributions(session)
-    experts = list(dict.fromkeys([*made.experts, *([newcomer] if newcomer and not method.base_only else [])]))
+    experts = list(dict.fromkeys([*made.experts, *([newcomer] if newcomer else [])]))
     experts = [expert for expert in experts if expert in ready and (not method.solved or expert in contributions)]
     weights = {name: weight for name, weight in made.options.weights.items() if name in map(ready.get, experts)}
     if not experts or (weights.keys() >= {ready[expert] for expert in experts} and not any(weights.values())):
@@ -150,15 +166,18 @@ def remerge(session: Session, newcomer: str | None = None) -> BodyLineage | None
 
 
 def known(session: Session, blobs: Blobs, lineage: BodyLineage) -> MergedBody | None:
-    """The body of that lineage, if already merged, with its files still present."""
-    for row in session.scalars(select(BodyRow)):
+    """The newest body of that lineage, if already merged or registered, with its files still present."""
+    for row in session.scalars(select(BodyRow).order_by(BodyRow.number.desc())):
         if body_lineage(row) == lineage and all(blobs.has(file.sha256) for file in row.files):
             return message(MergedBody, row)
     return None
 
 
 def make_current(session: Session, blobs: Blobs, body: MergedBody) -> str | None:
-    """Makes a merged body the current one; None if it must be merged again because a file was removed meanwhile."""
+    """Makes a body the current one; None if it must be made again because a file was removed meanwhile.
+
+    Refused if another seed with this body is registered: the versions of both would have the same lineages.
+    """
     require_usable(session, [*body.experts, body.options.base], body.contributions)
     if not all(blobs.has(file.sha256) for file in body.files):
         return None
@@ -166,10 +185,13 @@ def make_current(session: Session, blobs: Blobs, body: MergedBody) -> str | None
     if row is None:
         row = BodyRow(**dict(body), current=False)
         session.add(row)
+    elif {file.name: file.sha256 for file in row.files} != {file.name: file.sha256 for file in body.files}:
+        problem, todo = f"{row.source} has the same body, with another head or config", "use that seed"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="seed", todo=todo)
     for other in session.scalars(select(BodyRow).where(BodyRow.current)):
         other.current = False
     row.current, row.retired = True, None
     domains = {expert.digest: expert.domain for expert in session.scalars(select(ExpertRow))}
-    names = ", ".join(domains[digest] for digest in body.experts)
-    tell(session, f"body {body.digest[:12]} is merged and current: {body.method} of {names}")
+    names = ", ".join(domains[digest] for digest in body.experts) or body.source
+    tell(session, f"body {body.digest[:12]} is current: {body.method} of {names}")
     return body.digest

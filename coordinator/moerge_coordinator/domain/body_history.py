@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from sqlalchemy import JSON, select, type_coerce
 from sqlalchemy.orm import Session
 
-from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.remerge_estimate import WORTH, estimate
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import BodyRow, EvaluationRow, ExpertRow, VersionRow
@@ -23,7 +22,7 @@ _MOST_VERSIONS = 100
 class Evaluated:
     """A version: domain -> expert in slot order; domain -> (normalised, oracle's) of its evaluations.
 
-    A fitted expert is represented by its original.
+    Parts are represented by their dense expert.
     """
 
     number: int
@@ -40,8 +39,9 @@ class Evaluated:
         return average(self.scores[domain][0] if domain in self.scores else None for domain in self.experts)
 
     def newcomers(self, body: Body) -> list[str]:
-        """The domains without an expert in `body`."""
-        return [domain for domain, expert in self.experts.items() if expert not in body.contains]
+        """The domains without an expert in `body`; none for a seed's body, which contains no expert."""
+        inside = body.contains or self.experts.values()
+        return [domain for domain, expert in self.experts.items() if expert not in inside]
 
 
 def body_history(session: Session, row: BodyRow) -> BodyHistory:
@@ -76,9 +76,9 @@ def _evaluated(session: Session, bodies: Sequence[str]) -> list[Evaluated]:
     scores = defaultdict[int, dict[str, tuple[float, float]]](dict)
     for number, domain, dense, version, oracle, tokens in session.execute(reported):
         scores[number][domain] = normalised(dense, version, tokens), normalised(dense, oracle, tokens)
-    trained = {row.digest: row.trained for row in session.scalars(select(ExpertRow))}
+    dense = {row.digest: row.dense for row in session.scalars(select(ExpertRow))}
     return [
-        Evaluated(number, body, dict(zip(domains, map(trained.__getitem__, experts), strict=True)), scores[number])
+        Evaluated(number, body, dict(zip(domains, map(dense.__getitem__, experts), strict=True)), scores[number])
         for number, body, domains, experts in versions
     ]
 
@@ -93,13 +93,11 @@ def history_of(body: Body, kin: Sequence[Body], versions: Sequence[Evaluated], r
     for item in solved:
         lines.append(_line(body, item, last))
         last |= {item.experts[domain]: score for domain, (score, _) in item.scores.items()}
-    remerge = before = None
-    if not METHODS[body.method].base_only:
-        place = kin.index(body)
-        usable = [item for item in solved if set(item.experts.values()) <= set(ready)]
-        if usable and usable[-1].newcomers(body):
-            remerge = _remerge(body, usable[-1], versions, kin[place + 1 :])
-        before = _before(body, kin[:place], versions)
+    place, remerge = kin.index(body), None
+    usable = [item for item in solved if set(item.experts.values()) <= set(ready)]
+    if usable and usable[-1].newcomers(body):
+        remerge = _remerge(body, usable[-1], versions, kin[place + 1 :])
+    before = _before(body, kin[:place], versions)
     return BodyHistory(body=body.digest, versions=lines, remerge=remerge, before=before)
 
 

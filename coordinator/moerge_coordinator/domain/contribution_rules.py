@@ -9,16 +9,25 @@ from sqlalchemy.orm import Session
 
 from moerge.documents.shards import enough
 from moerge.errors import ContributionError
-from moerge.models.bounds import attention_size, input_bounds, input_exponents
+from moerge.models.bounds import attention_size, head_bounds, head_exponents, input_bounds, input_exponents
 from moerge.models.families import FAMILIES
-from moerge.statistics.validate import validate, validate_body
+from moerge.statistics.validate import validate, validate_body, validate_grams
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, ShardRow
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import MAX_TOKENS, BodyManifest, Kind, RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import (
+    MAX_TOKENS,
+    BodyManifest,
+    HeadManifest,
+    Kind,
+    Manifest,
+    RouterManifest,
+    StatisticsFile,
+)
 
-M = TypeVar("M", RouterManifest, BodyManifest)
+M = TypeVar("M", bound=Manifest)
+E = TypeVar("E", BodyManifest, HeadManifest)
 _AT_ONCE = 500  # parameters of one query
 
 
@@ -83,9 +92,9 @@ class RouterRule(Rule[RouterManifest]):
     ) -> list[str]:
         if body is None:
             raise ValueError("a router contribution is checked under a body")
-        if expert.fitted_to not in (None, body.digest):
-            what = f"expert {expert.digest} is fitted to a different body, {expert.fitted_to}"
-            raise ContributionError(what, where="manifest.expert", todo="fit the domain's expert to this body")
+        if expert.parts_body not in (None, body.digest):
+            what = f"expert {expert.digest} has parts for a different body, {expert.parts_body}"
+            raise ContributionError(what, where="manifest.expert", todo="register the domain's parts for this body")
         _require_sizes(manifest, {"hidden_size": body.hidden_size, "layers": body.layers})
         return validate(file, body.exponents, body.bounds, normalised=FAMILIES[body.family].gain is not None)
 
@@ -113,20 +122,36 @@ class RouterRule(Rule[RouterManifest]):
         return body
 
 
-class BodyRule(Rule[BodyManifest]):
-    """Body contributions: one of each trained expert, for every body."""
+class _ExpertRule(Rule[E]):
+    """Contributions of an expert alone, for every body or head: one of each kind."""
 
-    def require_plausible(self, manifest: BodyManifest) -> None:
+    def require_plausible(self, manifest: E) -> None:
         tokens, least = manifest.tokens, enough(manifest.hidden_size)
         if tokens < least:
-            todo = f"give more text: a body contribution needs 64 x {manifest.hidden_size} tokens"
+            todo = f"give more text: a {manifest.kind} contribution needs 64 x {manifest.hidden_size} tokens"
             raise ContributionError(f"{tokens} tokens; expected at least {least}", where="manifest.tokens", todo=todo)
+
+    def replace(self, session: Session, supersedes: Sequence[str], manifest: E) -> None:
+        row = ContributionRow
+        query = select(row).where(row.active, row.expert == manifest.expert, row.kind == manifest.kind)
+        active = session.scalar(query)
+        if list(supersedes) != ([active.digest] if active else []):
+            what = f"the expert's active {manifest.kind} contribution is {active.digest if active else 'none'}"
+            todo = "to replace it, name it in supersedes"
+            raise RefusedError(ProblemType.CONFLICT, what, where="supersedes", todo=todo)
+        if active is not None:
+            active.active = False
+            session.flush()
+
+
+class BodyRule(_ExpertRule[BodyManifest]):
+    """Body contributions: of whole experts, for merged bodies."""
 
     def check(
         self, ports: Ports, file: StatisticsFile, manifest: BodyManifest, expert: ExpertRow, body: BodyRow | None
     ) -> list[str]:
-        if expert.fitted_to is not None:
-            what, todo = "the expert is fitted to a body, so it can't be merged", f"send it for {expert.trained}"
+        if expert.parts is not None:
+            what, todo = "the expert has only parts, so it can't be merged", f"send it for {expert.dense}"
             raise ContributionError(what, where="manifest.expert", todo=todo)
         files = ports.folders.expert(expert.digest)
         config = files.config
@@ -135,28 +160,29 @@ class BodyRule(Rule[BodyManifest]):
         validate_body(file, input_exponents(files), input_bounds(files))
         return []
 
-    def replace(self, session: Session, supersedes: Sequence[str], manifest: BodyManifest) -> None:
-        row = ContributionRow
-        query = select(row).where(row.active, row.expert == manifest.expert, row.kind == manifest.kind)
-        active = session.scalar(query)
-        if list(supersedes) != ([active.digest] if active else []):
-            what = f"the expert's active body contribution is {active.digest if active else 'none'}"
-            todo = "to replace it, name it in supersedes"
-            raise RefusedError(ProblemType.CONFLICT, what, where="supersedes", todo=todo)
-        if active is not None:
-            active.active = False
-            session.flush()
-
     def withdrawn(self, session: Session, row: ContributionRow, when: datetime) -> None:
         for body in session.scalars(select(BodyRow)):
             if row.digest in body.contributions:
                 body.retired = body.retired or when
 
 
-RULES: dict[Kind, Rule[Any]] = {"router": RouterRule(), "body": BodyRule()}
+class HeadRule(_ExpertRule[HeadManifest]):
+    """Head contributions: of whole experts or parts. Versions with a head solved from a withdrawn one stay."""
+
+    def check(
+        self, ports: Ports, file: StatisticsFile, manifest: HeadManifest, expert: ExpertRow, body: BodyRow | None
+    ) -> list[str]:
+        files = ports.folders.expert(expert.digest)
+        config = files.config
+        _require_sizes(manifest, {"hidden_size": config.hidden_size, "layers": config.num_hidden_layers})
+        validate_grams(file, head_exponents(files), head_bounds(files))
+        return []
 
 
-def _require_sizes(manifest: RouterManifest | BodyManifest, expected: Mapping[str, int]) -> None:
+RULES: dict[Kind, Rule[Any]] = {"router": RouterRule(), "body": BodyRule(), "head": HeadRule()}
+
+
+def _require_sizes(manifest: Manifest, expected: Mapping[str, int]) -> None:
     for name, size in expected.items():
         if getattr(manifest, name) != size:
             what = f"expected {size}, found {getattr(manifest, name)}"

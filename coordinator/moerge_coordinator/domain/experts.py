@@ -11,7 +11,9 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.errors import MoergeError
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.models.config import require_same_config
+from moerge.models.dense import require_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_small_files, counts, expert_digest, is_weights
 from moerge.models.reader import require_tensors
@@ -20,11 +22,11 @@ from moerge_coordinator.domain.adapters import require_base, require_complete
 from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.sources import require_allowed
-from moerge_coordinator.domain.withdrawal import containing, fitted_from, purge_expert
+from moerge_coordinator.domain.withdrawal import containing, parts_from, purge_expert
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import BodyRow, DomainRow, ExpertRow, HoldingRow, tell
-from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import Problem, ProblemType
@@ -67,9 +69,10 @@ def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
     try:
         with ports.database.reading() as session:
             _require_free(session, new)
-            others = _others(session)
+            seed = _seed(session, new.parts)
+            others = _others(session, seed)
         entries = _held(ports, owner, {name: new.files[name] for name in small})
-        with _checked(ports, entries, ports.folders.reference(others), new.domain):
+        with _checked(ports, entries, others, seed, new.domain):
             pass  # the weights are still with the owner
     except MoergeError:
         ports.uploads.discard(owner, [new.files[name] for name in small])
@@ -109,7 +112,7 @@ def _register_uploaded(ports: Ports, owner: str, new: NewExpert, *, by_owner: bo
     def add(session: Session, family: str) -> Expert:
         return _add(session, owner, new, family, entries)
 
-    return add_checked(ports, owner, entries, new.domain, known, add)
+    return add_checked(ports, owner, entries, new.domain, known, add, new.parts)
 
 
 def _held(ports: Ports, owner: str, files: Mapping[str, str]) -> list[FileEntry]:
@@ -127,6 +130,7 @@ def add_checked(
     domain: str,
     known: Callable[[Session], Expert | None],
     add: Callable[[Session, str], Expert],
+    parts: Parts | None = None,
 ) -> Expert:
     """The expert that `add` makes of these files and their family, in a transaction in which it matches all others.
 
@@ -135,39 +139,63 @@ def add_checked(
     """
     while True:
         with ports.database.reading() as session:
-            before = _others(session)
-        reference = ports.folders.reference(before)
-        with _checked(ports, entries, reference, domain) as expert:
-            require_tensors(expert.checkpoint, expert.config)
+            seed = _seed(session, parts)
+            before = _others(session, seed)
+        with _checked(ports, entries, before, seed, domain) as expert:
+            if parts is None:
+                require_tensors(expert.checkpoint, expert.config)
+            else:
+                require_parts(expert)
         with ports.database.transaction("add expert") as session:
             if (same := known(session)) is not None:
                 return same
-            if _others(session) == before:
+            if _others(session, seed) == before:
                 _require_held(session, owner, entries)
                 return add(session, expert.family.model_type)
 
 
-def _others(session: Session) -> list[str]:
-    """The experts that a new one must match, oldest first, without fitted ones and those still being fetched."""
+def _seed(session: Session, parts: Parts | None) -> BodyRow | None:
+    """The seed's body that parts are for; None for whole experts and under a merged body."""
+    row = None if parts is None else session.scalar(select(BodyRow).where(BodyRow.digest == parts.body))
+    return None if row is None or row.experts else row
+
+
+def _others(session: Session, seed: BodyRow | None) -> list[str]:
+    """The experts that a new one must match, oldest first, without those still being fetched.
+
+    They are the parts for the seed's body; otherwise the whole experts.
+    """
     query = select(ExpertRow.digest).where(ExpertRow.state.in_((ExpertState.RECEIVED, ExpertState.READY)))
-    query = query.where(ExpertRow.family != "", ExpertRow.fitted_to.is_(None))
+    query = query.where(ExpertRow.family != "", ExpertRow.parts_body == (None if seed is None else seed.digest))
     return list(session.scalars(query.order_by(ExpertRow.number)))
 
 
 @contextmanager
 def _checked(
-    ports: Ports, entries: Sequence[FileEntry], reference: DenseFiles | None, domain: str
+    ports: Ports, entries: Sequence[FileEntry], others: Sequence[str], seed: BodyRow | None, domain: str
 ) -> Iterator[DenseFiles]:
     """An expert's files in a temporary folder, after checks of the small files."""
-    place = ports.folders.experts
+    place, who = ports.folders.experts, f"expert of {domain!r}"
+    reference = ports.folders.reference(others)
     place.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".", dir=place))
     try:
         expert = ports.folders.shown(entries, folder)
-        check_small_files(expert, reference, f"expert of {domain!r}", ports.settings.vocabulary)
+        check_small_files(expert, reference, who, ports.settings.vocabulary)
+        if seed is not None:
+            _require_like_seed(ports, expert, seed, who)
         yield expert
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require_like_seed(ports: Ports, expert: DenseFiles, seed: BodyRow, who: str) -> None:
+    """Requires the seed's settings; its embedding has no rows for added tokens."""
+    try:
+        require_same_config(ports.folders.body(seed).config, expert.config, who, "same")
+    except IncompatibleExpertError as error:
+        what, todo = f"{who} differs from the seed {seed.source}", "train it from this seed, without added tokens"
+        raise IncompatibleExpertError(what, where=error.where, todo=todo) from error
 
 
 def _require_held(session: Session, owner: str, entries: Sequence[FileEntry]) -> None:
@@ -183,8 +211,8 @@ def _known(session: Session, new: NewExpert, *, by_owner: bool) -> Expert | None
     _require_free(session, new)
     for row in _rivals(session, new):
         if _is_same(row, new) and not _may_try_again(session, row, new):
-            if by_owner and new.fitted is None:
-                for item in (row, *fitted_from(session, row.digest)):
+            if by_owner and _dense(session, new.parts) is None:
+                for item in (row, *parts_from(session, row.digest)):
                     item.redistribute = new.redistribute
             return message(Expert, row)
         session.delete(row)
@@ -193,7 +221,7 @@ def _known(session: Session, new: NewExpert, *, by_owner: bool) -> Expert | None
 
 
 def _require_free(session: Session, new: NewExpert) -> None:
-    """Requires that no other expert has the domain or the files, and that a fitted one's expert and body exist."""
+    """Requires that no other expert has the files or the place in the domain, and that parts have their inputs."""
     rivals = [row for row in _rivals(session, new) if row.state is not ExpertState.REFUSED]
     for row in rivals:
         if _is_same(row, new):
@@ -201,28 +229,28 @@ def _require_free(session: Session, new: NewExpert) -> None:
         if row.domain != new.domain:
             where, problem = "files", "another domain's expert has the same files"
             todo = "register each expert for one domain only"
-        elif row.fitted == new.fitted:
-            fitted = "" if new.fitted is None else f" fitted to body {new.fitted.body}"
-            where, problem = "domain", f"domain {new.domain!r} has the expert {row.digest}{fitted}"
-            todo = f"first withdraw it: moerge expert withdraw {new.domain}"
-        else:
-            where, problem = "fitted", "the same files are already registered with a different `fitted`"
+        elif row.digest == expert_digest(new.files):
+            where, problem = "parts", "the same files are already registered with different `parts`"
             todo = "run: moerge expert list"
+        else:
+            parts = "" if new.parts is None else f", parts for body {new.parts.body}"
+            where, problem = "domain", f"domain {new.domain!r} has the expert {row.digest}{parts}"
+            todo = f"first withdraw it: moerge expert withdraw {row.digest}"
         raise RefusedError(ProblemType.CONFLICT, problem, where=where, todo=todo)
     if not rivals:
-        _require_fitted(session, new)
+        _require_origin(session, new)
 
 
 def _rivals(session: Session, new: NewExpert) -> list[ExpertRow]:
-    """The experts with the same files, or for the same domain and `fitted`, without withdrawn ones."""
-    digest = expert_digest(new.files)
+    """The experts with the same files, or with the same place: whole of the domain, or parts of it for the body."""
+    digest, body = expert_digest(new.files), None if new.parts is None else new.parts.body
     query = select(ExpertRow).where((ExpertRow.domain == new.domain) | (ExpertRow.digest == digest))
     rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
-    return [row for row in rows if row.digest == digest or row.fitted == new.fitted]
+    return [row for row in rows if row.digest == digest or row.parts_body == body]
 
 
 def _is_same(row: ExpertRow, new: NewExpert) -> bool:
-    return (row.domain, row.digest, row.fitted) == (new.domain, expert_digest(new.files), new.fitted)
+    return (row.domain, row.digest, row.parts) == (new.domain, expert_digest(new.files), new.parts)
 
 
 def _may_try_again(session: Session, row: ExpertRow, new: NewExpert) -> bool:
@@ -234,38 +262,53 @@ def _may_try_again(session: Session, row: ExpertRow, new: NewExpert) -> bool:
     return row.state is ExpertState.REFUSED and (row.source is not None or new.adapter is not None or held)
 
 
-def _require_fitted(session: Session, new: NewExpert) -> None:
-    """Requires that a fitted expert was fitted from the domain's ready expert, to a body in use."""
-    if new.fitted is None:
+def _require_origin(session: Session, new: NewExpert) -> None:
+    """Requires a body in use for parts, and the domain's ready expert as their origin.
+
+    Under a seed's body the origin may be unregistered, or withdrawn.
+    """
+    if new.parts is None:
         return
-    trained = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.fitted.expert))
-    state = None if trained is None or (trained.domain, trained.fitted) != (new.domain, None) else trained.state
-    if state is not ExpertState.READY:
-        problem = f"{new.fitted.expert} is not the ready expert of {new.domain!r}"
-        raise RefusedError(ProblemType.NOT_READY, problem, where="fitted.expert", todo="first register that one")
-    body = session.scalar(select(BodyRow).where(BodyRow.digest == new.fitted.body))
+    body = session.scalar(select(BodyRow).where(BodyRow.digest == new.parts.body))
     if body is None or body.retired is not None:
-        problem = f"body {new.fitted.body} is {'unknown' if body is None else 'retired'}"
-        raise RefusedError(ProblemType.WRONG_BODY, problem, where="fitted.body", todo="fit it to the current one")
+        problem = f"body {new.parts.body} is {'unknown' if body is None else 'retired'}"
+        raise RefusedError(ProblemType.WRONG_BODY, problem, where="parts.body", todo="make parts for the current one")
+    origin = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.parts.expert))
+    if origin is None or origin.state is ExpertState.REFUSED:
+        right = not body.experts
+    else:
+        accepted = {ExpertState.READY} | (set() if body.experts else {ExpertState.WITHDRAWN})
+        right = (origin.domain, origin.parts) == (new.domain, None) and origin.state in accepted
+    if not right:
+        problem = f"{new.parts.expert} is not the ready expert of {new.domain!r}"
+        raise RefusedError(ProblemType.NOT_READY, problem, where="parts.expert", todo="first register that one")
+
+
+def _dense(session: Session, parts: Parts | None) -> ExpertRow | None:
+    """The registered dense expert of parts."""
+    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY)
+    return None if parts is None else session.scalar(query.where(ExpertRow.digest == parts.expert))
 
 
 def _add(session: Session, owner: str, new: NewExpert, family: str, entries: list[FileEntry]) -> Expert:
-    digest, fitted = expert_digest(new.files), new.fitted
+    digest, parts, dense = expert_digest(new.files), new.parts, _dense(session, new.parts)
     row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))  # a withdrawn expert joins again
     row = row or ExpertRow(digest=digest)
     row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
-    row.redistribute = new.redistribute if fitted is None else find(session, fitted.expert).redistribute
-    row.fitted_from, row.fitted_to = (None, None) if fitted is None else (fitted.expert, fitted.body)
+    row.redistribute = new.redistribute if dense is None else dense.redistribute
+    row.parts_of, row.parts_body, row.fitted = (
+        (None, None, None) if parts is None else (parts.expert, parts.body, parts.fitted)
+    )
     row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED, None, None, new.source
     row.adapter, row.files = new.adapter, entries
     session.add(row)
     session.flush()
-    tell(session, f"{_kind(row)} {digest[:12]} of {row.domain} has arrived from {owner}")
+    tell(session, f"{_named(row)} has arrived from {owner}")
     return message(Expert, row)
 
 
-def _kind(row: ExpertRow) -> str:
-    return "expert" if row.fitted_from is None else "fitted expert"
+def _named(row: ExpertRow) -> str:
+    return f"expert {row.digest[:12]} of {row.domain}{'' if row.parts is None else ' (parts)'}"
 
 
 def find(session: Session, digest: str) -> ExpertRow:
@@ -276,13 +319,15 @@ def find(session: Session, digest: str) -> ExpertRow:
 def references(session: Session, digest: str) -> list[ExpertRow]:
     """The ready experts for comparison of a new one's weights: the oldest of each other owner, at most three.
 
-    One of its own owner, if there are no others. None for a fitted expert: only its MLPs are used.
+    One of its own owner, if there are no others. Parts are compared with parts for the same body; fitted ones are not,
+    because they depend on their text.
     """
     new = find(session, digest)
-    if new.fitted_to is not None:
+    if new.fitted:
         return []
-    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY, ExpertRow.fitted_to.is_(None))
-    rows = session.scalars(query.where(ExpertRow.digest != digest).order_by(ExpertRow.number.desc()))
+    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY, ExpertRow.parts_body == new.parts_body)
+    query = query.where(ExpertRow.fitted.is_not(True), ExpertRow.digest != digest)
+    rows = session.scalars(query.order_by(ExpertRow.number.desc()))
     oldest = {row.owner: row for row in rows}
     own = oldest.pop(new.owner, None)
     others = sorted(oldest.values(), key=lambda row: row.number)[:_COMPARED]
@@ -300,7 +345,7 @@ def accept(session: Session, digest: str, compared: Sequence[str]) -> bool:
     if [reference.digest for reference in references(session, digest)] != list(compared):
         return False
     row.state = ExpertState.READY
-    tell(session, f"{_kind(row)} {digest[:12]} of {row.domain} is ready")
+    tell(session, f"{_named(row)} is ready")
     return True
 
 

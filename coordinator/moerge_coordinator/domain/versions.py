@@ -7,8 +7,8 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
 from moerge.routers.ridge import SOLVER
-from moerge_coordinator.domain import bodies, contributors, rounds
-from moerge_coordinator.domain.withdrawal import require_listed, require_usable, withdrawn_in
+from moerge_coordinator.domain import bodies, contributors, heads, rounds
+from moerge_coordinator.domain.withdrawal import require_inputs, require_listed, withdrawn_in
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.references import drop_artifacts
@@ -38,7 +38,7 @@ def find_served(session: Session, number: int, where: str = "number") -> Version
 
 
 def lineage_of(session: Session, new: NewVersion) -> Lineage:
-    """The lineage of the requested version, from the present contributions."""
+    """The lineage of the requested version, from the present contributions, for routers and head."""
     ended = _ended(session, new)
     body = _usable_body(session, new.body if ended is None else ended.body)
     left_out = _left_out(session, new, body) if ended is None else ended.missing
@@ -54,6 +54,7 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     return Lineage(
         body=body.digest,
+        head=heads.lineage_of(session, new.head, experts, body),
         experts=experts,
         domains=names,
         contributions=sorted(part.digest for part in parts if part.expert in experts and part.split in splits),
@@ -84,9 +85,9 @@ def _usable_body(session: Session, digest: str | None) -> BodyRow:
 
 
 def _domains(session: Session) -> dict[str, str]:
-    """Expert -> its domain, in order of arrival; a fitted expert has the place of its original."""
+    """Expert -> its domain, in order of arrival; parts have the place of their dense expert, if it is registered."""
     rows = {row.digest: row for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
-    return {row.digest: row.domain for row in sorted(rows.values(), key=lambda row: rows[row.trained].number)}
+    return {row.digest: row.domain for row in sorted(rows.values(), key=lambda row: rows.get(row.dense, row).number)}
 
 
 def _left_out(session: Session, new: NewVersion, body: BodyRow) -> list[str]:
@@ -143,7 +144,7 @@ def publish(
     session: Session, blobs: Blobs, number: int, lineage: Lineage, files: list[VersionFile], influence: VersionInfluence
 ) -> bool:
     """Publishes a version; False if it must be made again because a file was removed meanwhile."""
-    require_usable(session, lineage.experts, lineage.contributions)
+    require_inputs(session, lineage)
     require_listed(session, lineage)
     if not all(blobs.has(file.sha256) for file in files):
         return False

@@ -24,14 +24,14 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.versions import Lineage
 
 
-def fitted_from(session: Session, expert: str) -> list[ExpertRow]:
-    """The experts with MLPs fitted from this one's, including withdrawn ones."""
-    return list(session.scalars(select(ExpertRow).where(ExpertRow.fitted_from == expert).order_by(ExpertRow.number)))
+def parts_from(session: Session, expert: str) -> list[ExpertRow]:
+    """The experts with parts of this one, including withdrawn ones."""
+    return list(session.scalars(select(ExpertRow).where(ExpertRow.parts_of == expert).order_by(ExpertRow.number)))
 
 
 def containing(session: Session, expert: str) -> tuple[list[BodyRow], list[VersionRow]]:
-    """The bodies and unretired versions with an expert's parameters or MLPs fitted from it."""
-    experts = {expert, *(row.digest for row in fitted_from(session, expert))}
+    """The bodies and unretired versions with an expert's parameters or parts."""
+    experts = {expert, *(row.digest for row in parts_from(session, expert))}
     bodies = [row for row in session.scalars(select(BodyRow)) if expert in contains(row)]
     names = {row.digest for row in bodies}
     query = select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)
@@ -44,20 +44,20 @@ def containing(session: Session, expert: str) -> tuple[list[BodyRow], list[Versi
 
 
 def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[list[BodyRow], list[VersionRow]]:
-    """Withdraws an expert with its contributions, and the experts fitted from it. Idempotent.
+    """Withdraws an expert with its contributions and its parts. Idempotent.
 
     Returns the retired bodies, and the versions that still contain it; without `serve` these are withheld.
     """
     if row.state is ExpertState.REFUSED:
         raise RefusedError(ProblemType.CONFLICT, "a refused expert can't be withdrawn", where="digest")
     when = now(session)
-    for fitted in fitted_from(session, row.digest):
-        if fitted.state is not ExpertState.REFUSED:
-            withdraw_expert(session, fitted, serve=serve)
+    for parts in parts_from(session, row.digest):
+        if parts.state is not ExpertState.REFUSED:
+            withdraw_expert(session, parts, serve=serve)
     if row.withdrawn is None:
         row.state, row.withdrawn = ExpertState.WITHDRAWN, when
         tell(session, f"expert {row.digest[:12]} of {row.domain} is withdrawn")
-        if row.fitted_from is not None:
+        if row.parts_of is not None:
             _let_count_again(session, row)
         for part in session.scalars(select(ContributionRow).where(ContributionRow.expert == row.digest)):
             withdraw_contribution(session, part)
@@ -71,10 +71,10 @@ def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[l
     return bodies, versions
 
 
-def _let_count_again(session: Session, fitted: ExpertRow) -> None:
-    """Allows repeated contributions that a fitted expert's contributions had superseded."""
+def _let_count_again(session: Session, parts: ExpertRow) -> None:
+    """Allows repeated contributions of a dense expert that its parts' contributions had superseded."""
     query = select(ContributionRow).where(
-        ContributionRow.expert == fitted.fitted_from, ContributionRow.body == fitted.fitted_to
+        ContributionRow.expert == parts.parts_of, ContributionRow.body == parts.parts_body
     )
     for part in session.scalars(query.where(ContributionRow.active.is_(False))):
         part.withdrawn = part.withdrawn or now(session)
@@ -83,7 +83,7 @@ def _let_count_again(session: Session, fitted: ExpertRow) -> None:
 def withdraw_contribution(session: Session, row: ContributionRow) -> None:
     """Excludes a contribution from later versions and bodies. Idempotent.
 
-    A router contribution frees its shards. Bodies solved from a body contribution are retired.
+    A router contribution frees its shards. Bodies solved from a body contribution are retired. Published versions stay.
     """
     when = now(session)
     if row.withdrawn is None:
@@ -98,16 +98,16 @@ def withdraw_contribution(session: Session, row: ContributionRow) -> None:
 def purge_expert(session: Session, row: ExpertRow) -> list[str]:
     """Purges a withdrawn expert's files and statistics. Returns the purged digests.
 
-    Includes experts fitted from it, and those fitted to a body that contains it, because they have its parameters.
+    Includes its parts, and the parts for bodies that contain it, because they serve no other body.
     """
     when = now(session)
     done = [row.digest]
-    if row.fitted_from is None:
+    if row.parts_of is None:
         bodies = {body.digest for body in containing(session, row.digest)[0]}
-        query = select(ExpertRow).where((ExpertRow.fitted_from == row.digest) | ExpertRow.fitted_to.in_(bodies))
-        for fitted in session.scalars(query.where(ExpertRow.state != ExpertState.REFUSED)).all():
-            withdraw_expert(session, fitted, serve=True)
-            done += purge_expert(session, fitted)
+        query = select(ExpertRow).where((ExpertRow.parts_of == row.digest) | ExpertRow.parts_body.in_(bodies))
+        for parts in session.scalars(query.where(ExpertRow.state != ExpertState.REFUSED)).all():
+            withdraw_expert(session, parts, serve=True)
+            done += purge_expert(session, parts)
     if row.purged is None:
         tell(session, f"expert {row.digest[:12]} of {row.domain} is purged")
     row.purged = row.purged or when
@@ -131,6 +131,11 @@ def require_usable(session: Session, experts: Sequence[str | None], contribution
         if gone := set(session.scalars(select(kind.digest).where(kind.withdrawn.is_not(None)))) & set(digests):
             problem = f"{min(gone)} was withdrawn meanwhile"
             raise RefusedError(ProblemType.CONFLICT, problem, where=where, todo="try again without it")
+
+
+def require_inputs(session: Session, lineage: Lineage) -> None:
+    """Requires that no input of a version was withdrawn meanwhile."""
+    require_usable(session, lineage.experts, [*lineage.contributions, *lineage.head.contributions])
 
 
 def withdrawn_in(session: Session, body: BodyRow) -> list[str]:

@@ -9,11 +9,12 @@ from pathlib import Path
 from sqlalchemy import select
 
 from moerge.blobs.store import Blobs, show
-from moerge.models.dense_files import DenseFiles
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import is_weights
 from moerge.models.reader import Checkpoint
+from moerge.trunk.merge import CONFIG_FILE, DENSE_BODY_FILE, SEED_HEAD_FILE
 from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.tables import ExpertRow, VersionRow
+from moerge_coordinator.storage.tables import BodyRow, ExpertRow, VersionRow
 from moerge_proto.messages import FileEntry
 
 
@@ -61,6 +62,17 @@ class Folders:
         """An expert's files, as links in `folder`; without its weights, if they are in another store."""
         show(self.blobs, [file for file in files if self.blobs.lasting or not is_weights(file.name)], folder)
         return StoredFiles(folder, files, self.blobs)
+
+    def body(self, row: BodyRow) -> DenseBody:
+        """A body, with its config in a folder made on demand."""
+        files = {file.name: file for file in row.files}
+        config = self.shown([files[CONFIG_FILE]], self.experts / row.digest).config
+        return DenseBody(self.blobs.source(files[DENSE_BODY_FILE].sha256), config)
+
+    def seed_head(self, row: BodyRow) -> Checkpoint | None:
+        """The head of a seed's body; None for a merged one."""
+        head = next((file for file in row.files if file.name == SEED_HEAD_FILE), None)
+        return None if head is None else Checkpoint.of_file(self.blobs.source(head.sha256))
 
     def files(self, digest: str) -> list[FileEntry]:
         with self.database.reading() as session:

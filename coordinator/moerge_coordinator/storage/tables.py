@@ -11,7 +11,7 @@ from sqlalchemy.types import TypeDecorator
 
 from moerge_proto.bodies import BodyOptions
 from moerge_proto.evaluations import NewEvaluation
-from moerge_proto.experts import ExpertState, Fitted, NewAdapter
+from moerge_proto.experts import ExpertState, NewAdapter, Parts
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Role
@@ -195,12 +195,12 @@ class HoldingRow(Base):
 
 
 class ExpertRow(_Numbered):
-    """An expert. Each domain has at most one that is not withdrawn, with at most one fitted expert per body."""
+    """An expert. Of those that are not withdrawn, each domain has at most one whole expert, and parts for each body."""
 
     __tablename__ = "experts"
     __table_args__ = (
-        _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND fitted_to IS NULL"),
-        _unique_where("one_fitted_to_a_body", "fitted_from", "fitted_to", where="withdrawn IS NULL"),
+        _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND parts_body IS NULL"),
+        _unique_where("one_of_parts_for_a_body", "domain", "parts_body", where="withdrawn IS NULL"),
     )
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
@@ -213,25 +213,28 @@ class ExpertRow(_Numbered):
     files: Mapped[list[FileEntry]]
     source: Mapped[str | None] = mapped_column(String(1000))
     adapter: Mapped[NewAdapter | None]
-    fitted_from: Mapped[str | None] = mapped_column(String(64))  # an expert's digest
-    fitted_to: Mapped[str | None] = mapped_column(String(64))  # a body's
+    parts_of: Mapped[str | None] = mapped_column(String(64))  # a dense expert's digest, registered or not
+    parts_body: Mapped[str | None] = mapped_column(String(64))
+    fitted: Mapped[bool | None]  # of parts
     created: Mapped[datetime]
     withdrawn: Mapped[datetime | None]
     purged: Mapped[datetime | None]
 
     @property
-    def fitted(self) -> Fitted | None:
-        if self.fitted_from is None or self.fitted_to is None:
+    def parts(self) -> Parts | None:
+        if self.parts_of is None or self.parts_body is None:
             return None
-        return Fitted(expert=self.fitted_from, body=self.fitted_to)
+        return Parts(expert=self.parts_of, body=self.parts_body, fitted=bool(self.fitted))
 
     @property
-    def trained(self) -> str:
-        """The digest of the trained expert: this one, or the original of a fitted one."""
-        return self.fitted_from or self.digest
+    def dense(self) -> str:
+        """Its digest, or that of the dense expert whose parts it has."""
+        return self.parts_of or self.digest
 
 
 class BodyRow(_Numbered):
+    """A merged body; or, without experts, a registered seed's, named `source`."""
+
     __tablename__ = "bodies"
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     method: Mapped[str] = mapped_column(String(32))
@@ -246,19 +249,20 @@ class BodyRow(_Numbered):
     bounds: Mapped[list[float]]
     tensors: Mapped[int]
     files: Mapped[list[FileEntry]]
+    source: Mapped[str | None] = mapped_column(String(1000))
     current: Mapped[bool]
     created: Mapped[datetime]
     retired: Mapped[datetime | None]
 
 
 class ContributionRow(_Numbered):
-    """A contribution of either kind. Each expert has at most one active body contribution.
+    """A contribution of any kind. Each expert has at most one active body contribution and head contribution.
 
     Only router contributions have `split`, `body` and `shards`.
     """
 
     __tablename__ = "contributions"
-    __table_args__ = (_unique_where("one_body_contribution_of_an_expert", "expert", where="kind = 'body' AND active"),)
+    __table_args__ = (_unique_where("one_of_a_kind", "expert", "kind", where="kind <> 'router' AND active"),)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     kind: Mapped[Kind] = mapped_column(String(16))
     split: Mapped[Split | None] = mapped_column(String(16))
@@ -342,7 +346,7 @@ class AliasMoveRow(_Numbered):
 
 
 class RoundRow(_Numbered):
-    """A request for contributions: router contributions under `body`, or body contributions."""
+    """A request for contributions: router contributions under `body`, or body or head contributions."""
 
     __tablename__ = "rounds"
     name: Mapped[str] = mapped_column(String(63), unique=True)

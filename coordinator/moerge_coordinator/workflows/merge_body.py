@@ -1,4 +1,4 @@
-"""The merge of a body, which becomes the current one."""
+"""The merge of a body, or the choice of a merged or registered one, which becomes the current one."""
 
 from typing import Any
 
@@ -8,9 +8,11 @@ from sqlalchemy import select
 from moerge.trunk.merge import BodyInputs, MergedBody, merge_body
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.log import progress
+from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ExpertRow
 from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_problems
 from moerge_proto.bodies import BodyLineage
+from moerge_proto.problems import ProblemType
 
 
 @DBOS.dbos_class()
@@ -32,6 +34,9 @@ class MergeBody(Work):
         with ports.database.reading() as session:
             if (known := bodies.known(session, ports.blobs, made)) is not None:
                 return known.model_dump(mode="json")
+            if not made.experts:
+                todo = "register it again: moerge coordinator seed"
+                raise RefusedError(ProblemType.NOT_READY, "the seed's files are missing", where="method", todo=todo)
             domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow))}
         experts = [*made.experts, *([] if made.options.base is None else [made.options.base])]
         inputs = BodyInputs(

@@ -10,7 +10,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.errors import ContributionError, SolveError
-from moerge.models.dense_files import DenseBody
 from moerge.models.sources import hub_id
 from moerge.routers.influence import MOST_LAYERS
 from moerge.trunk.merge import DENSE_BODY_FILE
@@ -27,7 +26,7 @@ from moerge.versions.plan import (
 )
 from moerge_coordinator.domain import bodies, versions
 from moerge_coordinator.domain.ports import Ports
-from moerge_coordinator.domain.withdrawal import require_usable
+from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.log import progress
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.storage.messages import contains
@@ -76,7 +75,7 @@ class PublishVersion(Work):
     def _write_weights(self, lineage: dict[str, Any]) -> None:
         made = Lineage.model_validate(lineage)
         with self.ports.database.reading() as session:
-            require_usable(session, made.experts, made.contributions)
+            require_inputs(session, made)
         for file in self._publication(lineage).plan.shared:
             self._artifact(file, made)
 
@@ -98,7 +97,7 @@ class PublishVersion(Work):
         with self.ports.database.reading() as session:
             if versions.number_of(session, made)[1]:
                 return None
-            require_usable(session, made.experts, made.contributions)
+            require_inputs(session, made)
         publication = self._publication(lineage)
         layers = min(int(publication.inputs.body.config.num_hidden_layers), MOST_LAYERS)
         try:
@@ -166,13 +165,9 @@ class PublishVersion(Work):
             named = ContributionRow.digest.in_(lineage.contributions)
             parts = {row.digest: row for row in session.scalars(select(ContributionRow).where(named))}
         sha256 = next(file.sha256 for file in body.files if file.name == DENSE_BODY_FILE)
-        slots = [experts[digest] for digest in lineage.experts]
         return VersionInputs(
-            slots=[
-                Slot(_record(row, experts), folders.expert(row.digest).checkpoint, folders.expert(row.trained))
-                for row in slots
-            ],
-            body=DenseBody(blobs.source(sha256), folders.expert(body.experts[0])),
+            slots=[self._slot(experts[digest], experts) for digest in lineage.experts],
+            body=folders.body(body),
             body_sha256=sha256,
             method=body.method,
             merged=[_record(experts[digest], experts) for digest in contains(body)],
@@ -181,16 +176,22 @@ class PublishVersion(Work):
                 for row in map(parts.__getitem__, lineage.contributions)
             ],
             statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
+            head_statistics=lambda: [blobs.source(digest) for digest in lineage.head.contributions],
+            seed_head=folders.seed_head(body),
         )
+
+    def _slot(self, row: ExpertRow, experts: Mapping[str, ExpertRow]) -> Slot:
+        files = self.ports.folders.expert(row.digest)
+        return Slot(_record(row, experts), files.checkpoint, files, files.checkpoint)
 
 
 def _experts(session: Session, digests: Sequence[str]) -> dict[str, ExpertRow]:
-    """The rows of these experts and of those that they were fitted from, by digest."""
+    """The rows of these experts and of the registered dense ones whose parts they have, by digest."""
     rows = {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(digests)))}
-    trained = {row.trained for row in rows.values()} - rows.keys()
-    return rows | {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(trained)))}
+    dense = {row.dense for row in rows.values()} - rows.keys()
+    return rows | {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(dense)))}
 
 
 def _record(row: ExpertRow, experts: Mapping[str, ExpertRow]) -> ExpertRecord:
-    source = hub_id(experts[row.trained].source or "")
-    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.fitted_from, source)
+    source = hub_id(experts.get(row.dense, row).source or "")
+    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.parts_of, source)

@@ -4,6 +4,7 @@ import shutil
 from typing import Any
 
 from dbos import DBOS
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.models.distance import require_near_others
@@ -14,7 +15,7 @@ from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.sources import fetch
 from moerge_coordinator.log import progress
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import ExpertRow
+from moerge_coordinator.storage.tables import BodyRow, ExpertRow
 from moerge_coordinator.workflows.merge_body import MergeBody
 from moerge_coordinator.workflows.steps import Outcome, Work, telling_problems
 from moerge_proto.experts import Expert
@@ -87,7 +88,10 @@ class TakeInExpert(Work):
         while True:
             with self.ports.database.reading() as session:
                 new, compared = experts.find(session, digest), experts.references(session, digest)
+                body = session.scalar(select(BodyRow).where(BodyRow.digest == new.parts_body))
             others = {_named(row): self.ports.folders.expert(row.digest).checkpoint for row in compared}
+            if body is not None and (head := self.ports.folders.seed_head(body)) is not None:
+                others[f"the seed {body.source}"] = head
             title = f"expert {digest[:12]}: comparing weights"
             with progress().track(title, total * len(others), "B") as tracker:
                 limit = self.ports.settings.expert_max_distance

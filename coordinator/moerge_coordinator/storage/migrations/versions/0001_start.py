@@ -62,6 +62,7 @@ def upgrade() -> None:
         *_columns(sa.String(32), "method", "family"),
         *_columns(sa.Integer, "revision", "hidden_size", "layers", "tensors"),
         *_columns(sa.JSON, "options", "experts", "contributions", "exponents", "files", "bounds"),
+        *_columns(sa.String(1000), "source?"),
         *_columns(sa.Boolean, "current"),
         *_columns(TIME, "created", "retired?"),
     )
@@ -146,15 +147,15 @@ def upgrade() -> None:
         *_columns(DIGEST, "digest", unique=True),
         _reference("domain", "domains.name"),
         _reference("owner", "owners.name"),
-        *_columns(DIGEST, "license", "fitted_from?", "fitted_to?"),
-        *_columns(sa.Boolean, "redistribute"),
+        *_columns(DIGEST, "license", "parts_of?", "parts_body?"),
+        *_columns(sa.Boolean, "redistribute", "fitted?"),
         *_columns(sa.String(32), "family"),
         *_columns(WORD, "state"),
         *_columns(sa.JSON, "files", "problem?", "adapter?"),
         *_columns(TIME, "created", "withdrawn?", "purged?"),
         *_columns(sa.String(1000), "source?"),
-        _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND fitted_to IS NULL"),
-        _unique_where("one_fitted_to_a_body", "fitted_from", "fitted_to", where="withdrawn IS NULL"),
+        _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND parts_body IS NULL"),
+        _unique_where("one_of_parts_for_a_body", "domain", "parts_body", where="withdrawn IS NULL"),
     )
     op.create_table(
         "progress",
@@ -182,7 +183,7 @@ def upgrade() -> None:
         *_columns(sa.Double, "effective_rank?"),
         *_columns(sa.String(128), "signature?"),
         *_columns(DIGEST, "fingerprint?"),
-        _unique_where("one_body_contribution_of_an_expert", "expert", where="kind = 'body' AND active"),
+        _unique_where("one_of_a_kind", "expert", "kind", where="kind <> 'router' AND active"),
     )
     op.create_table(
         "shards",

@@ -1,0 +1,48 @@
+"""Heads: the lineage of a version's head, from the experts' head contributions."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.trunk.heads import HEADS
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow
+from moerge_proto.bodies import HeadMethod
+from moerge_proto.options import PAPER, RECOMMENDED
+from moerge_proto.problems import ProblemType
+from moerge_proto.versions import HeadLineage
+
+
+def lineage_of(session: Session, asked: HeadMethod | None, experts: Sequence[str], body: BodyRow) -> HeadLineage:
+    """The lineage of the head of a version with these experts, in this order, under a body.
+
+    Without a method, it is the recommended one if every expert has an active head contribution, otherwise the paper's.
+    """
+    rows = {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(experts)))}
+    contributions = _contributions(session, [rows[digest] for digest in experts])
+    complete = contributions.keys() >= set(experts)
+    method = HEADS[asked or (RECOMMENDED.head if complete else PAPER.head)]
+    if method.name == "seed" and body.experts:
+        problem, todo = "a merged body has no seed's head", "use another head, or a seed's body"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="head", todo=todo)
+    if method.solved and not complete:
+        missing = ", ".join(rows[digest].domain for digest in experts if digest not in contributions)
+        todo = f"ask their owners to set `head_contribution`, or use the head {PAPER.head!r}"
+        raise RefusedError(ProblemType.NOT_READY, f"no head contribution of {missing}", where="head", todo=todo)
+    return HeadLineage(
+        method=method.name,
+        contributions=[contributions[digest] for digest in experts] if method.solved else [],
+        revision=method.revision,
+    )
+
+
+def _contributions(session: Session, experts: Sequence[ExpertRow]) -> Mapping[str, str]:
+    """Expert -> its active head contribution, or that of the dense expert whose parts it has."""
+    query = select(ContributionRow).where(ContributionRow.active, ContributionRow.kind == "head")
+    active = {(row.domain, row.expert): row.digest for row in session.scalars(query)}
+    result = dict[str, str]()
+    for row in experts:
+        if digest := active.get((row.domain, row.digest)) or active.get((row.domain, row.dense)):
+            result[row.digest] = digest
+    return result
