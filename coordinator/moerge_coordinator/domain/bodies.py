@@ -14,12 +14,10 @@ from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import body_lineage, message
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, tell
-from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions, NewBody
+from moerge_proto.bodies import BodyLineage, BodyOptions, NewBody
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.problems import ProblemType
-
-_SEED: BodyMethod = "seed"
 
 
 def find(session: Session, digest: str | None) -> BodyRow:
@@ -31,7 +29,7 @@ def find(session: Session, digest: str | None) -> BodyRow:
 
 def lineage_of(session: Session, new: NewBody) -> BodyLineage:
     """The lineage of the requested body: the registered seed's, or from the present experts and body contributions."""
-    if new.method == _SEED:
+    if new.method is not None and METHODS[new.method].is_seed:
         return _seed_lineage(session, new)
     named = None if new.method is None else _checked(METHODS[new.method], new)
     contributions = _body_contributions(session)
@@ -51,13 +49,13 @@ def lineage_of(session: Session, new: NewBody) -> BodyLineage:
 
 
 def _seed_lineage(session: Session, new: NewBody) -> BodyLineage:
-    """The lineage of the last registered seed's body."""
-    given = [f"options.{name}" for name in sorted(new.options.model_dump(exclude_defaults=True))]
-    given += [name for name in ("experts", "round") if getattr(new, name) is not None]
-    if given:
-        problem, todo = "a seed's body is not merged, so it takes none", "leave it out"
-        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where=given[0], todo=todo)
-    row = session.scalar(select(BodyRow).where(BodyRow.method == _SEED).order_by(BodyRow.number.desc()).limit(1))
+    """The lineage of a registered seed's body."""
+    require_options(METHODS["seed"], new.options)
+    for name in ("experts", "round"):
+        if getattr(new, name) is not None:
+            problem = "a seed's body is not merged"
+            raise RefusedError(ProblemType.INVALID_REQUEST, problem, where=name, todo=f"leave {name} out")
+    row = session.scalar(select(BodyRow).where(BodyRow.method == new.method).limit(1))
     if row is None:
         todo = "register one on the coordinator's machine: moerge coordinator seed HOME MODEL"
         raise RefusedError(ProblemType.NOT_READY, "no seed is registered", where="method", todo=todo)

@@ -87,7 +87,9 @@ def _usable_body(session: Session, digest: str | None) -> BodyRow:
 def _domains(session: Session) -> dict[str, str]:
     """Expert -> its domain, in order of arrival; parts have the place of their dense expert, if it is registered."""
     rows = {row.digest: row for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
-    return {row.digest: row.domain for row in sorted(rows.values(), key=lambda row: rows.get(row.dense, row).number)}
+    return {
+        row.digest: row.domain for row in sorted(rows.values(), key=lambda row: (rows.get(row.dense) or row).number)
+    }
 
 
 def _left_out(session: Session, new: NewVersion, body: BodyRow) -> list[str]:

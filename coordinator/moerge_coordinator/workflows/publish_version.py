@@ -170,6 +170,7 @@ class PublishVersion(Work):
             body=folders.body(body),
             body_sha256=sha256,
             method=body.method,
+            source=body.source,
             merged=[_record(experts[digest], experts) for digest in contains(body)],
             contributed=[
                 Contributed(row.digest, row.domain, row.owner, row.tokens, row.documents)
@@ -194,4 +195,4 @@ def _experts(session: Session, digests: Sequence[str]) -> dict[str, ExpertRow]:
 
 def _record(row: ExpertRow, experts: Mapping[str, ExpertRow]) -> ExpertRecord:
     source = hub_id(experts.get(row.dense, row).source or "")
-    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.parts_of, source)
+    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.parts_of, bool(row.fitted), source)
