@@ -21,20 +21,46 @@ app = typer.Typer(no_args_is_help=True, help="Run a coordinator.")
 Host = Annotated[str | None, typer.Option(help="Listening address. Default: the settings', or 127.0.0.1.")]
 Port = Annotated[int | None, typer.Option(help="TCP port; 0 chooses a free one. Default: the settings', or 8080.")]
 Preset = Literal["1b", "8b", "70b", "400b"]
+SizedBody = Literal["seed", "regmean"]
 Home = Annotated[Path, typer.Argument(help="Folder of the database, the blobs and the versions.")]
+SEED = "A dense model that all experts were trained from: a folder, or a hub id like name/model@revision."
 
 
 @app.command()
-def init(home: Home) -> None:
+def init(home: Home, model: Annotated[str | None, typer.Option("--seed", help=f"{SEED} Registered.")] = None) -> None:
     """Create a coordinator's home folder and print the first operator token.
 
-    Example: moerge coordinator init /srv/moerge
+    Example: moerge coordinator init /srv/moerge --seed HuggingFaceTB/SmolLM2-135M
     """
     from moerge_coordinator.operation.home import initialise
 
     token = initialise(home)
     typer.echo(token.secret)
+    if model is not None:
+        seed(home, model)
     typer.echo(f"This operator token is shown only once. Next: moerge coordinator serve {home}", err=True)
+
+
+@app.command()
+def seed(home: Home, model: Annotated[str, typer.Argument(help=SEED)]) -> None:
+    """Register a seed model and make its body the current one. The coordinator may serve meanwhile.
+
+    Workers compare the body with their own copies of the model, and download none. Registered again, it becomes the
+    current one again.
+
+    Example: moerge coordinator seed /srv/moerge HuggingFaceTB/SmolLM2-135M
+    """
+    from contextlib import closing
+
+    from moerge_coordinator.bootstrap import stores
+    from moerge_coordinator.operation.seeds import register
+    from moerge_coordinator.settings import read_settings
+    from moerge_coordinator.storage.database import open_database
+
+    settings = read_settings(home)
+    with closing(open_database(settings.database)) as database:
+        body = register(database, stores(settings)[0], model, progress())
+    typer.echo(f"The seed's body {body.digest[:12]} of {body.source} is current.", err=True)
 
 
 @app.command()
@@ -161,11 +187,12 @@ def size(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each worker's text.")],
     shape: Annotated[Preset | None, typer.Option(help="Experts like Llama 3 of this size, in bfloat16.")] = None,
     config: Annotated[Path | None, typer.Option(help="An expert's folder or config.json, instead of --shape.")] = None,
+    body: Annotated[SizedBody, typer.Option(help="Body of the version: a seed's, or merged.")] = "seed",
     host_memory: Annotated[str, typer.Option(help="A worker's memory for hidden states.")] = "64GB",
     cores: Annotated[int, typer.Option(min=1, help="Cores of the coordinator.")] = 4,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate memory, disk and network of a body by regmean and one version, from formulas. Starts nothing.
+    """Estimate memory, disk and network of one version and its body, from formulas. Starts nothing.
 
     Example: moerge coordinator size --shape 70b --experts 16 --tokens 51200000
     """
@@ -173,6 +200,7 @@ def size(
     from moerge.models.config import read_config
     from moerge.sizes.estimate import estimate
     from moerge.sizes.presets import preset
+    from moerge.trunk.methods.registry import METHODS
     from moerge_coordinator.operation.sizes import tables
 
     if (shape is None) == (config is None):
@@ -180,7 +208,7 @@ def size(
         raise MoergeError("expected one of --shape and --config", todo=todo)
     model = read_config(config.parent if config.is_file() else config) if config is not None else preset(str(shape))
     memory = byte_count(host_memory, "host_memory")
-    result = estimate(Shape.of(model, model.dtype), experts, tokens, cores, memory)
+    result = estimate(Shape.of(model, model.dtype), METHODS[body], experts, tokens, cores, memory)
     if as_json:
         show_json(result.as_dict())
         return

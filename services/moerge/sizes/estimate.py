@@ -1,14 +1,13 @@
-"""The estimate of one body and one version: memory, disk and network of a coordinator and of each worker."""
+"""The estimate of a version under one body: memory, disk and network of a coordinator and of each worker."""
 
 from dataclasses import asdict, dataclass
 
 from moerge.memory import needs
 from moerge.memory.shapes import Shape
 from moerge.sizes import files
-from moerge.trunk.methods.registry import METHODS
+from moerge.trunk.methods.method import Method
 from moerge_proto.statistics_file import StatisticsSettings
 
-_PASSES = 2
 _BATCH_TOKENS = StatisticsSettings().batch_tokens
 
 
@@ -26,7 +25,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Sizes of one body and one version, and of their files in bytes."""
+    """Sizes of one version and its body, and of their files in bytes."""
 
     parameters: int
     files: dict[str, int]
@@ -37,52 +36,76 @@ class Estimate:
         return asdict(self)
 
 
-def estimate(shape: Shape, experts: int, tokens: int, cores: int, host_memory: int) -> Estimate:
-    """The sizes for `experts` of a shape, one per worker.
+def estimate(shape: Shape, body: Method, experts: int, tokens: int, cores: int, host_memory: int) -> Estimate:
+    """The sizes for `experts` of a shape, one per worker, with a solved head under a seed's or a solved body.
+
+    Under a seed's body, workers register parts with fitted MLPs; otherwise whole experts.
 
     Args:
         tokens: of each worker's text.
         cores: of the coordinator.
         host_memory: bytes for a worker's window of hidden states.
     """
+    registered, sent = _registered(shape, body), _contributions(shape, body)
     sizes = {
-        "an expert": files.expert_bytes(shape),
-        "a body contribution": files.body_contribution_bytes(shape),
+        **registered,
+        **sent,
         "the body": files.body_bytes(shape),
-        "a router contribution": files.router_contribution_bytes(shape),
         "an expert's MLPs in a version": files.mlp_bytes(shape),
+        "the head of a version": files.head_bytes(shape),
         "a version": files.version_bytes(shape, experts),
     }
-    return Estimate(shape.expert, sizes, _coordinator(shape, experts, cores), _worker(shape, tokens, host_memory))
+    owner = sum(registered.values()) + sum(sent.values())
+    coordinator = _coordinator(
+        shape, body, experts, cores, experts * owner, max(sizes[name] for name in sizes.keys() - {"a version"})
+    )
+    return Estimate(shape.expert, sizes, coordinator, _worker(shape, body, tokens, host_memory, owner))
 
 
-def _coordinator(shape: Shape, experts: int, cores: int) -> Size:
-    """With the first version, which shares the body's file; a further one of the same experts adds its routers.
+def _registered(shape: Shape, body: Method) -> dict[str, int]:
+    """The files that an owner registers as its expert."""
+    if body.is_seed:
+        return {"an expert's parts": files.part_bytes(shape)}
+    return {"an expert": files.expert_bytes(shape)}
+
+
+def _contributions(shape: Shape, body: Method) -> dict[str, int]:
+    """An owner's contributions."""
+    sizes = {
+        "a head contribution": files.head_contribution_bytes(shape),
+        "a router contribution": files.router_contribution_bytes(shape),
+    }
+    return sizes if body.is_seed else {"a body contribution": files.body_contribution_bytes(shape), **sizes}
+
+
+def _coordinator(shape: Shape, body: Method, experts: int, cores: int, received: int, largest: int) -> Size:
+    """With the first version, which shares the body's file; a further one of the same experts adds head and routers.
 
     The local disk has the largest file beside the blobs, also with S3: it is written before it is a blob.
     """
-    received = experts * (files.expert_bytes(shape) + files.contribution_bytes(shape))
     memory = (
         needs.receiving(shape),
         needs.checking(shape),
-        needs.merging(shape, experts, METHODS["regmean"], cores),
+        needs.merging(shape, experts, body, cores),
+        needs.merging_head(shape, experts, solved=True),
         needs.solving(shape, cores),
         needs.influence(shape, cores),
         needs.publishing(shape),
     )
-    written = (files.body_bytes, files.mlp_bytes, files.body_contribution_bytes, files.router_contribution_bytes)
-    disk = {"disk or S3": received + files.version_bytes(shape, experts), "disk": max(size(shape) for size in written)}
-    return Size({need.work: need.total() for need in memory}, disk, received, experts * files.body_bytes(shape))
+    disk = {"disk or S3": received + files.version_bytes(shape, experts), "disk": largest}
+    sent = 0 if body.is_seed else experts * files.body_bytes(shape)
+    return Size({need.work: need.total() for need in memory}, disk, received, sent)
 
 
-def _worker(shape: Shape, tokens: int, host_memory: int) -> Size:
+def _worker(shape: Shape, body: Method, tokens: int, host_memory: int, sent: int) -> Size:
     """Of one streamed pass for each contribution. Its home has each twice, because a journal is replaced whole."""
-    need, sums, body = (
-        needs.passing(shape, _BATCH_TOKENS, body=True),
-        files.contribution_bytes(shape),
-        files.body_bytes(shape),
-    )
+    need, fit = needs.passing(shape, _BATCH_TOKENS, body=not body.is_seed), needs.fitting(shape, _BATCH_TOKENS)
+    contributions, own = _contributions(shape, body).values(), files.body_bytes(shape)
     states, weights = tokens * need.token, files.expert_bytes(shape)
     windows = -(-states // host_memory)
     memory = {"hidden states": min(host_memory, states), "device": need.on_device}
-    return Size(memory, {"disk": body + 2 * sums}, body, weights + sums, _PASSES * windows * weights, windows)
+    disk, received = own + 2 * sum(contributions), own
+    if body.is_seed:
+        memory["device, fitting"], disk, received = fit.on_device, disk + files.part_bytes(shape), 0
+    read = len(contributions) * windows * weights
+    return Size(memory, {"disk": disk}, received, sent, read, windows)

@@ -1,0 +1,30 @@
+"""Registration of seed models, in the coordinator's home."""
+
+from moerge.blobs.store import Blobs
+from moerge.models.dense_files import DenseFiles
+from moerge.models.expert_folder import check_expert, require_finite
+from moerge.models.sources import checkpoint_folder, hub_id
+from moerge.progress import Progress
+from moerge.trunk.merge import MergedBody, seed_body
+from moerge_coordinator.domain import bodies
+from moerge_coordinator.storage.database import Database
+
+
+def register(database: Database, blobs: Blobs, model: str, progress: Progress) -> MergedBody:
+    """Registers a model, a folder or hub id, as a seed; its body becomes the current one. Idempotent.
+
+    Raises:
+        CheckpointError, IncompatibleExpertError: the model can't be read, or has no exact stock MoE class.
+    """
+    folder = checkpoint_folder(model)
+    seed, hub = DenseFiles(folder), hub_id(model)
+    check_expert(seed, None, "the seed")
+    total = sum(spec.bytes for spec in seed.checkpoint.specs.values())
+    with progress.track("checking the seed", total, "B") as tracker:
+        require_finite(seed.checkpoint, tracker)
+    source = folder.resolve().name if hub is None else f"{hub}@{folder.name}"  # a hub's folder is named by its commit
+    while True:
+        body = seed_body(seed, blobs, progress, source)
+        with database.transaction("register seed") as session:
+            if bodies.make_current(session, blobs, body) is not None:
+                return body
