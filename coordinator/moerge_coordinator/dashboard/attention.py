@@ -70,7 +70,7 @@ def needs(
     for worker in workers:
         if worker.obstacle is not None:
             result.append(Need(f"Worker of {worker.domain}: {worker.obstacle.words}", "ask its owner", "/owners"))
-    result += _late(newest, experts)
+    result += _late(newest, body, experts)
     if remerge is not None and remerge.recommended:
         names = ", ".join(remerge.newcomers)
         what = f"The body was merged without {names}; a remerge is expected to gain {remerge.expected:.1f} points"
@@ -90,16 +90,21 @@ def _withdrawn(champion: Version, versions: Sequence[Version], body: Body | None
     return Need(what, "solve a version without them", "/solve")
 
 
-def _late(newest: Version | None, experts: Sequence[Expert]) -> list[Need]:
-    """Ready experts that the newest version lacks, by domain."""
+def _late(newest: Version | None, body: Body | None, experts: Sequence[Expert]) -> list[Need]:
+    """The domains of ready experts that the newest version lacks."""
     if newest is None:
         return []
-    trained = {expert.digest: expert.trained for expert in experts}
-    there = {trained.get(digest, digest) for digest in newest.lineage.experts}
-    ready = [expert for expert in experts if expert.state is ExpertState.READY and expert.fitted is None]
-    late = [expert.domain for expert in ready if expert.digest not in there]
+    dense = {expert.digest: expert.dense for expert in experts}
+    there = {dense.get(digest, digest) for digest in newest.lineage.experts}
+    late = dict.fromkeys(expert.domain for expert in usable(experts, body) if expert.dense not in there)
     what = f"The newest version has no expert for {', '.join(late)}"
     return [Need(what, "solve again once they have contributed", "/solve")] if late else []
+
+
+def usable(experts: Sequence[Expert], body: Body | None) -> list[Expert]:
+    """The ready experts that a version of `body` can have: whole ones, and parts for it."""
+    ready = [expert for expert in experts if expert.state is ExpertState.READY]
+    return [item for item in ready if item.parts is None or (body is not None and item.parts.body == body.digest)]
 
 
 def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from moerge_coordinator.dashboard.attention import usable
 from moerge_proto.bodies import Body
-from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.experts import Expert
 from moerge_proto.owners import Owner
 from moerge_proto.versions import Version
 
@@ -28,15 +29,17 @@ def first_steps(
 ) -> list[Step]:
     """The steps to the first champion. `contributed`: domains with a contribution under the current body."""
     domains = {domain for owner in owners for domain in owner.domains}
-    ready = {expert.domain for expert in experts if expert.state is ExpertState.READY and expert.fitted is None}
+    ready = {expert.domain for expert in usable(experts, body)}
     arrived, merged = f"{len(ready)} of {len(domains)} domains ready", body is not None and body.retired is None
-    usable = [version for version in versions if not (version.retired or version.withheld)]
+    served = [version for version in versions if not (version.retired or version.withheld)]
     summed, solve = f"{len(contributed)} of {len(ready)} domains contributed", merged and contributed
-    complete = bool(ready) and (domains <= ready or merged)
+    is_seed = body is not None and body.method == "seed"
+    complete = bool(ready) and (domains <= ready or (merged and not is_seed))
+    seed = "" if merged else "the seed's (moerge coordinator seed), or the experts', merged"
     return [
         Step("Approve the owners", bool(owners), f"{len(owners)} approved", "/owners/approve"),
+        Step("Choose a body", merged, seed, "/bodies/new" if ready else ""),
         Step("Wait for their experts", complete, arrived, "/experts" if owners else ""),
-        Step("Merge a body", merged, "", "/bodies/new" if ready else ""),
-        Step("Wait for contributions, and solve a version", bool(usable), summed, "/solve" if solve else ""),
-        Step("Promote it", False, "", f"/versions/{usable[0].number}/promote" if usable else ""),
+        Step("Wait for contributions, and solve a version", bool(served), summed, "/solve" if solve else ""),
+        Step("Promote it", False, "", f"/versions/{served[0].number}/promote" if served else ""),
     ]

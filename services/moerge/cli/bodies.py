@@ -34,8 +34,8 @@ def merge_body(
     method: Annotated[
         BodyMethod | None,
         typer.Option(
-            help=f"Merge method. These need every owner's body contribution: {SOLVED}."
-            f" Default: {RECOMMENDED.method} if all have arrived, otherwise {PAPER.method}."
+            help=f"Method; seed: the registered seed's body. These need every owner's body contribution: {SOLVED}."
+            f" Default: {RECOMMENDED.body} if all have arrived, otherwise {PAPER.body}."
         ),
     ] = None,
     expert: Annotated[
@@ -51,24 +51,26 @@ def merge_body(
     scale: Annotated[
         float | None, typer.Option(help=f"Factor for the sum of task vectors ({takers('scale')}). Default: 1/3.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help=f"Random seed for dropping elements ({takers('seed')}). Default: 0.")
+    random_seed: Annotated[
+        int | None, typer.Option(help=f"Seed for dropping elements ({takers('random_seed')}). Default: 0.")
     ] = None,
     round: Annotated[str | None, typer.Option(help=f"Merge only this round's contributors ({SOLVED}).")] = None,
 ) -> None:
-    """Merge a body from all ready experts. It becomes the current body, for new contributions.
+    """Merge a body from all ready experts, or take the seed's. It becomes the current body, for new contributions.
+
+    Owners whose policy lacks "merged" in `bodies` contribute under the seed's body only.
 
     Example: moerge body merge --method regmean
     """
     with Client(coordinator, secret) as client:
-        ready = [row for row in client.experts() if row.state is ExpertState.READY and row.fitted is None]
+        ready = [row for row in client.experts() if row.state is ExpertState.READY and row.parts is None]
         digests = {row.domain: row.digest for row in ready}
         given = {
             "weights": named_numbers("weights", weights) if weights else None,
             "base": digest_of_domain("--base", base, digests) if base else None,
             "retain": retain,
             "scale": scale,
-            "seed": seed,
+            "random_seed": random_seed,
         }
         options = {name: value for name, value in given.items() if value is not None}
         experts = [digest_of_domain("--expert", domain, digests) for domain in expert] if expert else None
@@ -97,11 +99,11 @@ def list_bodies(coordinator: Coordinator, secret: Secret, as_json: AsJson = Fals
     Example: moerge body list
     """
     with Client(coordinator, secret) as client:
-        show_list("Bodies", ["digest", "method", "experts", "current"], client.bodies(), _line, as_json=as_json)
+        show_list("Bodies", ["digest", "method", "made of", "current"], client.bodies(), _line, as_json=as_json)
 
 
 def _line(row: Body) -> list[str]:
-    return [row.digest, row.method, str(len(row.experts)), "yes" if row.current else ""]
+    return [row.digest, row.method, row.source or f"{len(row.experts)} experts", "yes" if row.current else ""]
 
 
 @app.command("show")
@@ -111,7 +113,7 @@ def show_body(
     digest: Digest = "current",
     as_json: AsJson = False,
 ) -> None:
-    """Show a body's experts, merge method, files and versions.
+    """Show a body's method, experts or seed, files and versions.
 
     Example: moerge body show
     """
@@ -129,7 +131,7 @@ def show_body(
     lines = {
         "digest": row.digest,
         "method": ", ".join([row.method, *(f"{name} = {value}" for name, value in options.items())]),
-        "merged from": ", ".join(names),
+        "made of": row.source or ", ".join(names),
         "body contributions": ", ".join(contribution[:12] for contribution in row.contributions) or "none needed",
         "family": f"{row.family}, {row.layers} layers, hidden size {row.hidden_size}",
         "tensors": f"{row.tensors}, {decimal(sum(file.size for file in row.files))}",
@@ -150,7 +152,7 @@ def show_history(
     """Show the domains' scores over the versions of a body, and the expected gain of a remerge.
 
     Scores are normalised, from the owners' reports, with the change from the version before in parentheses. A newcomer
-    is a domain without an expert in the body.
+    is a domain without an expert in a merged body.
 
     Example: moerge body history
     """
@@ -161,11 +163,13 @@ def show_history(
         return
     names = ([*(score.domain for score in row.scores), *row.missing] for row in result.versions)
     domains = list(dict.fromkeys(chain.from_iterable(names)))
+    behind = any(row.newcomers for row in result.versions)
     rows = []
     for row in result.versions:
         cells = [_cell(row, domain) for domain in domains]
-        rows.append([str(row.version), *cells, points(row.average), points(row.behind)])
-    show(f"Body {result.body[:12]}", ["version", *domains, "average of its domains", "newcomers behind by"], rows)
+        rows.append([str(row.version), *cells, points(row.average), *([points(row.behind)] if behind else [])])
+    columns = ["version", *domains, "average of its domains", *(["newcomers behind by"] if behind else [])]
+    show(f"Body {result.body[:12]}", columns, rows)
     for line in _lines(result):
         typer.echo(line)
 
@@ -212,6 +216,6 @@ def remerge(coordinator: Coordinator, secret: Secret) -> None:
     with Client(coordinator, secret) as client:
         result = client.body_history("current").remerge
         if result is None:
-            what = "its newest version has no newcomers, or its method is base"
+            what = "it is the seed's, or its newest version has no newcomers"
             raise MoergeError(what, where="the current body", todo="to merge other experts: moerge body merge")
         typer.echo(wait(client, client.merge_body(result.merge)))

@@ -30,7 +30,7 @@ def _line(row: Contribution) -> list[str]:
 
 @app.command("list")
 def list_contributions(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """List router contributions, then body contributions.
+    """List contributions for routers, merged bodies and heads.
 
     Columns: key, the start of the signing key's fingerprint; rank, the effective rank of the grams (operators only).
 

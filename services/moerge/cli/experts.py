@@ -13,24 +13,23 @@ from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.settings import valid
 from moerge.terminal import AsJson, show_json
-from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operators; owners see their own).")
 Domain = Annotated[str, typer.Argument(help=f"The expert's domain, or at least {LEAST_DIGITS} digits of its digest.")]
 
 
 def _find(client: Client, name: str) -> Expert:
-    """The domain's newest trained (not fitted) expert; otherwise the expert with that digest."""
+    """The domain's newest expert, if possible not withdrawn and whole; otherwise the expert with that digest."""
     rows = list(client.experts())
-    result = [row for row in rows if name == row.domain and row.fitted is None]
+    result = [row for row in rows if name == row.domain]
     start = name.rstrip("…")
     if not result and len(start) >= LEAST_DIGITS and any(row.digest.startswith(start) for row in rows):
         digest = the_one("expert", name, [row.digest for row in rows])
         result = [row for row in rows if row.digest == digest]
     if not result:
         raise MoergeError(f"no expert of {name!r}", where="domain", todo="run: moerge expert list")
-    alive = [row for row in result if row.state is not ExpertState.WITHDRAWN]
-    return (alive or result)[-1]
+    return max(result, key=lambda row: (row.state is not ExpertState.WITHDRAWN, row.parts is None, row.number))
 
 
 @app.command("add")
@@ -87,7 +86,11 @@ def _line(row: Expert) -> list[str]:
 
 
 def _state(row: Expert) -> str:
-    return row.state.value + (f", fitted to body {row.fitted.body[:12]}" if row.fitted else "")
+    return row.state.value + (f", {_parts(row.parts)}" if row.parts else "")
+
+
+def _parts(parts: Parts) -> str:
+    return f"parts for body {parts.body[:12]}, MLPs {'fitted' if parts.fitted else 'own'}"
 
 
 def _yes(value: bool) -> str:
@@ -103,7 +106,7 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
     with Client(coordinator, secret) as client:
         row = _find(client, domain)
         bodies = [body.digest for body in client.bodies() if row.digest in body.contains]
-        family = {row.digest, *(expert.digest for expert in client.experts() if expert.trained == row.digest)}
+        family = {row.digest, *(expert.digest for expert in client.experts() if expert.dense == row.dense)}
         versions = [version.number for version in client.versions() if not family.isdisjoint(version.lineage.experts)]
     if as_json:
         show_json({"expert": row, "bodies": bodies, "versions": versions})
@@ -122,8 +125,8 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
     }
     if row.adapter:
         lines["weights"] = f"an adapter's, merged with expert {row.adapter.base[:12]}"
-    if row.fitted:
-        lines["fitted"] = f"from expert {row.fitted.expert[:12]} to body {row.fitted.body[:12]}"
+    if row.parts:
+        lines["parts"] = f"{_parts(row.parts)}; of expert {row.parts.expert[:12]}"
     if row.withdrawn:
         purged = ", files purged" if row.purged else ""
         lines["withdrawn"] = minute(row.withdrawn) + purged
@@ -141,8 +144,8 @@ def withdraw(
     ] = True,
     yes: Yes = False,
 ) -> None:
-    """Withdraw an expert, the experts fitted from it, and their contributions. If the body contains it, waits for
-    the remerge without it.
+    """Withdraw an expert, its parts, and their contributions. If the body contains it, waits for the remerge
+    without it.
 
     Example: moerge expert withdraw law --withhold
     """
@@ -150,7 +153,7 @@ def withdraw(
         row = _find(client, domain)
         confirm(_follows(client, row, serve=serve), yes=yes)
         done = client.withdraw_expert(row.digest, serve=serve)
-        typer.echo(f"{done.expert.domain} is withdrawn: the next version has neither its MLPs nor its router column.")
+        typer.echo(f"{done.expert.domain} is withdrawn: the next version has no MLPs, head or router column of it.")
         if done.versions:
             numbers = ", ".join(map(str, done.versions))
             typer.echo(f"Versions that contain it until they are retired: {numbers}{'' if serve else ' (withheld)'}.")

@@ -24,6 +24,7 @@ def show_files(row: Version) -> None:
     more = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
     output().print(
         f"Version {row.number}: {', '.join(lineage.domains)}; body {lineage.body[:12]}, "
+        f"head {lineage.head.method}, "
         f"lambda {options.ridge_lambda:g}, top-k {options.top_k}{more}, "
         f"{len(lineage.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"
     )
@@ -116,10 +117,13 @@ def show_routers(report: SolveReport) -> None:
         )
 
 
-def show_comparison(comparison: Comparison, domains: Mapping[str, str], scores: Sequence[ScoreChange]) -> None:
-    """Prints two versions' differences; `domains` maps experts' digests to domains."""
+def show_comparison(
+    comparison: Comparison, head: str, domains: Mapping[str, str], scores: Sequence[ScoreChange]
+) -> None:
+    """Prints two versions' differences; `head`: that of their heads; `domains` maps experts' digests to domains."""
     lines = [
         ["body", "same" if comparison.same_body else "different"],
+        ["head", head],
         ["experts added", ", ".join(domains[item] for item in comparison.experts_added)],
         ["experts removed", ", ".join(domains[item] for item in comparison.experts_removed)],
         ["other MLPs", ", ".join(domains[item] for item in comparison.experts_replaced)],

@@ -23,12 +23,16 @@ from moerge.errors import MoergeError
 from moerge.routers.registry import ROUTERS
 from moerge.settings import named_numbers, valid
 from moerge.terminal import AsJson, show_json
-from moerge.versions.compare import average_name, lost_domains, score_changes
+from moerge.trunk.head_kinds import HEADS
+from moerge.versions.compare import average_name, head_change, lost_domains, score_changes
+from moerge_proto.bodies import HeadMethod
 from moerge_proto.options import PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
-from moerge_proto.versions import AliasMove, NewVersion, Version, VersionChange
+from moerge_proto.versions import AliasMove, Lineage, NewVersion, Version, VersionChange
 
 _ROUTERS = "; ".join(f"{kind.name}: {kind.about}" for kind in ROUTERS.values())
+_HEADS = f"Last norm and language model head: {'; '.join(f'{kind.name}, {kind.about}' for kind in HEADS.values())}."
+_HEAD_RULE = f"{RECOMMENDED.head} if every expert has a head contribution, otherwise {PAPER.head}"
 _WEIGHTS = "DOMAIN=NUMBER, weight of its statistics"
 REPORT_FILE = "moerge-report.json"
 Which = Annotated[str, typer.Argument(metavar="VERSION", help="The version's number, or an alias such as champion.")]
@@ -58,6 +62,7 @@ def solve_version(
     recipe: Annotated[
         RecipeName, typer.Option(help="Defaults of the options below: recommended, or dume (the paper's).")
     ] = "recommended",
+    head: Annotated[HeadMethod | None, typer.Option(help=f"{_HEADS} Default: {_HEAD_RULE}.")] = None,
     ridge_lambda: Annotated[float | None, _option("ridge_lambda", "Ridge regulariser.", "--lambda")] = None,
     lambda_scale: Annotated[
         LambdaScale | None,
@@ -77,10 +82,10 @@ def solve_version(
     wait_: Annotated[bool, typer.Option("--wait", help="Wait for missing experts, or for the round's end.")] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Solve without the body's missing experts.")] = False,
 ) -> None:
-    """Solve routers from all contributions under the current body, publish a version and print its number.
+    """Solve routers and head from the contributions, publish a version of the current body and print its number.
 
-    Needs contributions of all the body's experts, unless --partial is given. Prints the included and missing domains,
-    and warnings of owners' unusual influence on the routers.
+    Needs router contributions of all the body's experts, unless --partial is given. Prints the included and missing
+    domains, the default head's reason, and warnings of owners' unusual influence on the routers.
 
     Example: moerge version solve --wait
     """
@@ -92,17 +97,27 @@ def solve_version(
         "top_k": top_k,
         "temperature": temperature,
     }
-    new = new_version(recipe, options, tied=tied, round=round, partial=partial)
+    new = new_version(recipe, options, head=head, tied=tied, round=round, partial=partial)
     with Client(coordinator, secret) as client:
         if wait_:
             wait_for_contributions(client, round)
         number = wait(client, client.solve_version(new))
         lineage = client.version(int(number)).lineage
         influence = optional(client.version_influence, int(number))
+        chosen = _chosen_head(client, lineage) if new.head is None else ""
     typer.echo(number)
     missing = ", ".join(lineage.left_out) or "none"
-    typer.echo(f"In version {number}: {', '.join(lineage.domains)}. Missing: {missing}.", err=True)
+    typer.echo(f"In version {number}: {', '.join(lineage.domains)}. Missing: {missing}.{chosen}", err=True)
     show_warnings([] if influence is None else influence.warnings)
+
+
+def _chosen_head(client: Client, lineage: Lineage) -> str:
+    head = lineage.head.method
+    if HEADS[head].solved:
+        return f" Head: {head}, because all its experts have head contributions."
+    sent = {item.domain for item in client.contributions("head") if item.active}
+    missing = ", ".join(domain for domain in lineage.domains if domain not in sent)
+    return f" Head: {head}, because these domains have no head contribution: {missing}."
 
 
 def _weights(given: list[str] | None) -> dict[str, float] | Literal["balanced"] | None:
@@ -111,15 +126,18 @@ def _weights(given: list[str] | None) -> dict[str, float] | Literal["balanced"] 
     return {} if given == ["none"] else named_numbers("domain_weights", given) if given else None
 
 
-def new_version(recipe: RecipeName, options: Mapping[str, object], **more: object) -> NewVersion:
-    """The message for a version by a recipe; an option of None is not given.
+def new_version(
+    recipe: RecipeName, options: Mapping[str, object], head: HeadMethod | None = None, **more: object
+) -> NewVersion:
+    """The message for a version by a recipe; an option, or a head, of None is not given.
 
     With the recommended recipe, only given options are sent; the coordinator adds the others.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if recipe != "recommended":
         given = {**VERSION_RECIPES[recipe].solve.model_dump(), **given}
-    return valid(NewVersion, {"options": given, **more})
+        head = head or VERSION_RECIPES[recipe].head
+    return valid(NewVersion, {"options": given, **({"head": head} if head else {}), **more})
 
 
 @app.command("list")
@@ -270,12 +288,10 @@ def compare(
         if as_json:
             show_json(result)
             return
-        domains: dict[str, str] = {}
-        for number in (result.before, result.after):
-            lineage = client.version(number).lineage
-            domains |= dict(zip(lineage.experts, lineage.domains, strict=True))
+        old, new = (client.version(number).lineage for number in (result.before, result.after))
+        domains = {digest: name for item in (old, new) for digest, name in zip(item.experts, item.domains, strict=True)}
         scores = score_changes(client.version_table(result.before), client.version_table(result.after))
-    show_comparison(result, domains, scores)
+    show_comparison(result, head_change(old, new), domains, scores)
 
 
 @app.command()

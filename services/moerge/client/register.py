@@ -40,9 +40,9 @@ def register(
 ) -> Expert:
     """The expert of a dense checkpoint's files, after the coordinator's checks; `new.files`: `file_digests`.
 
-    Config and tokenizer are uploaded first, and the weights only if they fit the other experts. With a `source`, the
-    coordinator fetches all files. Of a merged `adapter` only the adapter's weights are uploaded, if the coordinator
-    has its base and merges it to the same bytes.
+    `dense` is a folder of parts if `new.parts` is set. Config and tokenizer are uploaded first, and the weights only if
+    they fit the other experts. With a `source`, the coordinator fetches all files. Of a merged `adapter` only the
+    adapter's weights are uploaded, if the coordinator has its base and merges it to the same bytes.
 
     A known expert stays unchanged, except for `redistribute` if `change` is set. `again` lets a withdrawn expert join
     again. All uploads are inside `leaving`.
@@ -57,7 +57,7 @@ def register(
     if expert is None:
         paths = expert_files(dense)
         uploads = paths if new.source is None else {}
-        if uploads and new.fitted is None:  # a fitted expert has its expert's config and tokenizer
+        if uploads:
             described = None if adapter is None else _described(adapter)
             new = _accepted(client, new.model_copy(update={"adapter": described}), paths, progress, leaving)
             uploads = {name: path for name, path in paths.items() if is_weights(name)}

@@ -23,7 +23,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
-from moerge.trunk.heads import HEADS
+from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage

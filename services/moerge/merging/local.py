@@ -16,7 +16,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
-from moerge.trunk.heads import HEADS
+from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.merge import (
     DENSE_BODY_FILE,
     SEED_HEAD_FILE,

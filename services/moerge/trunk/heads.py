@@ -1,9 +1,8 @@
 """Heads: last norm and language model head of a version, from its ordered experts. No feature depends on them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan
 from moerge.threads import one_thread
+from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.least_squares import least_squares
 from moerge.trunk.methods.average import average
 from moerge.trunk.methods.regmean import scaled, square
@@ -22,25 +22,6 @@ from moerge.trunk.pieces import Piece, merge_plan
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
-
-
-class HeadKind(NamedTuple):
-    """A way to make a head. `solved`: from head contributions. Raise `revision` with a changed formula."""
-
-    name: HeadMethod
-    about: str
-    solved: bool = False
-    revision: int = 1
-
-
-HEADS: Mapping[str, HeadKind] = {
-    kind.name: kind
-    for kind in (
-        HeadKind("seed", "the seed's own, unchanged"),
-        HeadKind("average", "mean of the experts (DUME)"),
-        HeadKind("regmean", "least squares on owners' grams", solved=True),
-    )
-}
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,19 @@ from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.problems import Problem, ProblemType
 
 _ANEW = "Router contributions don't carry over: every worker contributes again under the new body."
+_POLICY = 'Workers refuse a merged body unless their owners\' policies have "merged" in bodies.'
 
 
 def _ask_merge(visit: Visit) -> Form:
-    facts = "The body is merged from every ready expert, and becomes the current one.", _ANEW
-    methods = ((item.name, f"{item.name}: {item.about}") for item in METHODS.values() if not item.needs)
-    hint = f"recommended: {RECOMMENDED.method}, if every owner has sent a body contribution; else {PAPER.method}"
+    seeded = any(body.method == "seed" for body in visit.rest.bodies())
+    facts = ["The body is merged from every ready expert, and becomes the current one.", _ANEW]
+    if seeded:
+        facts.append(f"The method seed takes the seed's body, without experts. {_POLICY}")
+    usable = [item for item in METHODS.values() if not item.needs and (seeded or not item.is_seed)]
+    methods = [(item.name, f"{item.name}: {item.about}") for item in usable]
+    hint = f"recommended: {RECOMMENDED.body}, if every owner has sent a body contribution; else {PAPER.body}"
     method = Field("method", "Method", options=(("", "recommended"), *methods), hint=hint)
-    return Form("Merge a body", "Merge", f"{HOME}/bodies", facts, (method,))
+    return Form("Merge a body", "Merge", f"{HOME}/bodies", tuple(facts), (method,))
 
 
 def _merge(visit: Visit, given: Given) -> str:
@@ -32,7 +37,7 @@ def _merge(visit: Visit, given: Given) -> str:
 def _of_body(visit: Visit) -> Remerge:
     remerge = visit.rest.body_history(visit.path["digest"]).remerge
     if remerge is None:
-        what = "the body was merged from every expert of its newest version"
+        what = "the body is the seed's, or was merged from every expert of its newest version"
         raise CoordinatorError(Problem.of(ProblemType.NOT_FOUND, what, todo="merge a body of other experts"))
     return remerge
 

@@ -6,10 +6,11 @@ from pydantic import ValidationError
 
 from moerge.client.http import optional
 from moerge.routers.registry import ROUTERS
+from moerge.trunk.head_kinds import HEADS
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, choice, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.bodies import Contributors
-from moerge_proto.options import RECOMMENDED
+from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.versions import NewVersion, VersionChange
 
 
@@ -52,11 +53,16 @@ def _retire(visit: Visit, given: Given) -> str:
 
 
 def _ask_solve(visit: Visit) -> Form:
-    return solve_form(optional(visit.rest.contributors))
+    body = visit.rest.current_body()
+    is_seed = body is not None and body.method == "seed"
+    return solve_form(optional(visit.rest.contributors), is_seed=is_seed)
 
 
-def solve_form(current: Contributors | None = None) -> Form:
-    """The form for a version on the `current` body, with the recommended options as defaults."""
+def solve_form(current: Contributors | None = None, *, is_seed: bool = False) -> Form:
+    """The form for a version on the `current` body, with the recommended options as defaults.
+
+    `is_seed`: whether that is the seed's, so that a version can have the seed's head.
+    """
     best, missing = RECOMMENDED.solve, current.missing if current else []
     facts = ["On the current body, with every ready expert that has contributed under it."]
     if current:
@@ -69,7 +75,10 @@ def solve_form(current: Contributors | None = None) -> Form:
     routers: dict[str, str] = {kind.name: kind.about for kind in ROUTERS.values()}
     weights = {"": "as they contributed", "balanced": "all the same"}
     gram = "added to the diagonal of every layer's gram"
+    heads = [(kind.name, f"{kind.name}: {kind.about}") for kind in HEADS.values() if is_seed or kind.name != "seed"]
+    rule = f"recommended: {RECOMMENDED.head}, if every expert has a head contribution; else {PAPER.head}"
     fields = [
+        Field("head", "Head", options=(("", "recommended"), *heads), hint=rule),
         Field("ridge_lambda", "lambda", value=str(best.ridge_lambda), hint=gram),
         choice("lambda_scale", "lambda is", best.lambda_scale, scales),
         choice("routers", "Routers", best.routers, routers),
@@ -96,8 +105,10 @@ def asked_version(given: Given) -> NewVersion:
     chosen |= {"ridge_lambda": number_of(given, "ridge_lambda", float), "top_k": number_of(given, "top_k", int)}
     if "domain_weights" in given:
         chosen["domain_weights"] = given["domain_weights"] or {}
+    if (head := given.get("head", "")) not in ("", *HEADS):
+        raise invalid("head", "choose one of the list")
     try:
-        return NewVersion.model_validate({"options": chosen, "partial": "partial" in given})
+        return NewVersion.model_validate({"head": head or None, "options": chosen, "partial": "partial" in given})
     except ValueError as error:
         raise invalid("options", "lambda must be above 0, and at least 1 expert per token") from error
 

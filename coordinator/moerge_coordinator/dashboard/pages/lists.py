@@ -24,8 +24,8 @@ def _experts(visit: Visit) -> Response:
 def _owners(visit: Visit) -> Response:
     rest = visit.rest
     page = rest.owners().page(visit.after)
-    trained = [expert for expert in rest.experts() if expert.state != "withdrawn" and expert.fitted is None]
-    state = {expert.domain: expert.state.value for expert in trained}
+    alive = [expert for expert in rest.experts() if expert.state != "withdrawn"]
+    state = {expert.domain: expert.state.value for expert in sorted(alive, key=lambda expert: expert.parts is None)}
     newest = list(rest.rounds())[: -_MOST_ROWS - 1 : -1]
     workers = {item.domain: item for item in rest.progress()}
     return visit.show("owners.html", owners=page.items, further=page.next, rounds=newest, state=state, workers=workers)
@@ -45,12 +45,14 @@ def _contributions(visit: Visit) -> Response:
 
 
 def _bodies(visit: Visit) -> Response:
-    page, history = visit.rest.bodies().page(visit.after), optional(visit.rest.body_history, "current")
+    page, current = visit.rest.bodies().page(visit.after), visit.rest.current_body()
+    history = visit.rest.body_history(current.digest) if current else None
     return visit.show(
         "bodies.html",
         bodies=list(reversed(page.items)),
         further=page.next,
         domains=visit.domains(),
+        is_seed=current is not None and current.method == "seed",
         history=history,
         versions=list(reversed(history.versions))[:_MOST_VERSIONS] if history else [],
     )

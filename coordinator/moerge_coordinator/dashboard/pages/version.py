@@ -8,6 +8,7 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from moerge.client.http import optional
+from moerge.trunk.head_kinds import HEADS
 from moerge.versions.compare import average_name, common_change
 from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.site import Page, Visit
@@ -22,7 +23,9 @@ _MOST_ROWS = 100
 def _version(visit: Visit) -> Response:
     number, rest = visit.path["number"], visit.rest
     version, table, domains = rest.version(number), rest.version_table(number), visit.domains()
-    served, contributions = not (version.retired or version.withheld), version.lineage.contributions
+    served = not (version.retired or version.withheld)
+    contributions = [("router", digest) for digest in version.lineage.contributions]
+    contributions += [("head", digest) for digest in version.lineage.head.contributions]
     report = optional(rest.version_report, number) if served and visit.who.role is not Role.OWNER else None
     before = optional(rest.version, number - 1) if number > 1 else None
     content: dict[str, Any] = {
@@ -37,6 +40,7 @@ def _version(visit: Visit) -> Response:
         "average_name": average_name(table),
         "before": before,
         "common": None,
+        "head": HEADS[version.lineage.head.method].about,
         "contributions": contributions[:_MOST_ROWS],
         "more_contributions": len(contributions[_MOST_ROWS:]),
     }

@@ -13,7 +13,7 @@ from moerge_coordinator.dashboard.attention import needs
 from moerge_coordinator.dashboard.first_steps import Step, first_steps
 from moerge_coordinator.dashboard.site import HOME, Page, Visit
 from moerge_proto.evaluations import VersionTable
-from moerge_proto.versions import CHAMPION, Version
+from moerge_proto.versions import CHAMPION, Lineage, Version
 from moerge_proto.workflows import WorkflowKind, WorkflowState
 
 _PER_PAGE = 25
@@ -91,15 +91,21 @@ def _changes(version: Version, before: Version | None) -> list[Change]:
         result.append(Change(f"other MLPs: {', '.join(by_domain.replaced)}", "note"))
     if old.body != new.body:
         result.append(Change("new body", "note"))
+    if old.head.method != new.head.method:
+        result.append(Change(f"head {old.head.method} → {new.head.method}", "note"))
     options, earlier = new.options.model_dump(), old.options.model_dump()
     result += [
         Change(f"{name.replace('ridge_lambda', 'lambda').replace('_', ' ')} {earlier[name]} → {value}", "note")
         for name, value in options.items()
         if earlier[name] != value
     ]
-    if not result and set(old.contributions) != set(new.contributions):
+    if not result and _contributions(old) != _contributions(new):
         result.append(Change("other contributions", "note"))
     return result or [Change("other order of experts", "note")]
+
+
+def _contributions(lineage: Lineage) -> set[str]:
+    return {*lineage.contributions, *lineage.head.contributions}
 
 
 def _timeline(shown: Sequence[Version], tables: Mapping[int, VersionTable]) -> tuple[charts.Curves | None, str]:

@@ -30,7 +30,7 @@ BodyName = Annotated[str, PathParameter(pattern="^([0-9a-f]{64}|current)$")]
 
 @router.post("", status_code=202)
 def merge(state: Coordinator, caller: Operator, new: NewBody) -> Workflow:
-    """Merges a body, which becomes the current one."""
+    """Merges a body, or takes the seed's; it becomes the current one."""
     with state.database.reading() as session:
         lineage = bodies.lineage_of(session, new)
     return state.workflows.start_body(lineage)

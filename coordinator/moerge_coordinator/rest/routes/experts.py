@@ -59,7 +59,7 @@ def show_expert(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> 
 
 @router.post("/{digest}/withdraw")
 def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: Withdraw) -> Withdrawal:
-    """Withdraws an expert, those fitted from it, and all their contributions (law 5). Idempotent.
+    """Withdraws an expert, its parts, and all their contributions (law 5). Idempotent.
 
     Retires bodies that contain it, and starts a remerge if the current one is retired.
     """

@@ -127,11 +127,11 @@ def compare_versions(state: Coordinator, caller: Anyone, number: Number, other: 
 
 @router.get("/{number}/signatures")
 def list_signatures(state: Coordinator, caller: Anyone, number: Number) -> list[ContributionSignature]:
-    """The signatures of the contributions to the version and its body."""
+    """The signatures of the contributions to the version's routers, head and body."""
     with state.database.reading() as session:
         made = versions.find(session, number).lineage
         merged = bodies.find(session, made.body).contributions
-        return list(owner_keys.signatures(session, [*made.contributions, *merged]))
+        return list(owner_keys.signatures(session, [*made.contributions, *made.head.contributions, *merged]))
 
 
 @router.get("/{number}/files/{name}", response_class=FileResponse)
