@@ -18,8 +18,8 @@ from moerge_proto.messages import FileEntry
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.progress import Obstacle
 from moerge_proto.uploads import Stored
-from moerge_workers.leaving.history import History
 from moerge_workers.contributing.stages import run_stages
+from moerge_workers.leaving.history import History
 from support.stages import NOW, MemoryClient, body, context_of
 
 
