@@ -29,7 +29,7 @@ from moerge.statistics.contribution import room_of
 from moerge.statistics.estimate import Estimate, duration, estimate, largest
 from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass
 from moerge.statistics.streamed import Streamed
-from moerge.trunk.heads import HEADS
+from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import Kind
 

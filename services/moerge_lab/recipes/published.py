@@ -18,7 +18,7 @@ from moerge.models.tokens import Tokens, all_counted
 from moerge.scoring.perplexity import Losses, Rows, logits, losses_by
 from moerge.scoring.routers import randomised
 from moerge.statistics.contribution import Computing
-from moerge.trunk.heads import HEADS
+from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import (
     Chosen,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from moerge.routers.registry import ROUTERS
-from moerge.trunk.heads import HEADS
+from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
