@@ -1,7 +1,7 @@
 """`moerge demo`"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -18,8 +18,15 @@ app = typer.Typer()
 def demo(
     home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
     recipe: Annotated[
-        RecipeName, typer.Option(help="recommended: regmean body and discriminants. dume: the paper's.")
+        RecipeName, typer.Option(help="recommended: regmean head and discriminants. dume: the paper's.")
     ] = "recommended",
+    body: Annotated[
+        Literal["seed", "merged"] | None,
+        typer.Option(
+            help="seed: the owners' own copy, to which they fit their MLPs. merged: by the recipe's method. "
+            "Default: seed; merged for dume."
+        ),
+    ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Keep coordinator and dashboard open at the end.")] = False,
 ) -> None:
     """Run the main job on real text: train four small experts (once), start a coordinator and four workers, publish
@@ -45,10 +52,11 @@ def demo(
     try:
         stages.introduce()
         stages.begin(1)
-        experts = train(texts, cache, progress()).experts
+        trained = train(texts, cache, progress())
+        experts, merged = trained.experts, body == "merged" or (body is None and recipe == "dume")
         stages.tell(f"The experts are in {next(iter(experts.values())).parent}")
         domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
-        Demo(home, domains, recipe, stages).run(serve=serve)
+        Demo(home, domains, recipe, None if merged else trained.seed, stages).run(serve=serve)
     except KeyboardInterrupt:
         stages.interrupted()
         raise

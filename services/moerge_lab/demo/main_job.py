@@ -13,6 +13,7 @@ from pathlib import Path
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
+from moerge.trunk.heads import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.demo.processes import Processes, address_in, output_of
 from moerge_lab.demo.stages import Stages
@@ -26,10 +27,11 @@ TABLE_TOKENS, STATISTICS_TOKENS = 5_000, 10_000
 """Tokens per domain in the demo's table: for scores, and for the recipes' statistics."""
 _BESIDE: dict[RecipeName, list[str]] = {"recommended": ["averaging", "dume"], "dume": ["averaging"]}
 _SMALL_POLICY = "Their policies allow contributions of 2 documents, because some domains have few; the default is 100."
-_POLICY = b"""\
+_POLICY = """\
 held_out_share = 0.1
 
 [policy]  # for public texts; some domains have hardly a hundred
+bodies = ["{body}"]
 min_documents = 2
 evaluation_sums = true
 redistribute = true
@@ -53,8 +55,12 @@ Workers = dict[str, subprocess.Popen[str]]
 class Demo:
     """The demo in a home folder. All content is named by digest, so a second run resumes an interrupted one."""
 
-    def __init__(self, home: Path, domains: Sequence[Domain], recipe: RecipeName, stages: Stages) -> None:
+    def __init__(
+        self, home: Path, domains: Sequence[Domain], recipe: RecipeName, seed: Path | None, stages: Stages
+    ) -> None:
+        """`seed`: the seed model, whose body is used; None: a body is merged by the recipe's method."""
         self._home, self._domains, self._recipe, self._stages = home, domains, recipe, stages
+        self._seed, self._chosen = seed, VERSION_RECIPES[recipe]
         self._coordinator, self._versions, self._url = home / "coordinator", home / "coordinator" / "versions", ""
 
     def run(self, *, serve: bool = False) -> None:
@@ -62,6 +68,7 @@ class Demo:
         stages = self._stages
         stages.begin(2)
         token = self._operator_token()
+        self._register_seed()
         with Processes() as processes, ExitStack() as stack:
             coordinator = self._serve(processes)
             client = stack.enter_context(Client(self._url, token))
@@ -70,7 +77,7 @@ class Demo:
             workers = {domain.name: self._start_worker(processes, client, domain) for domain in early}
             experts = self._ready_experts(client, workers)
             stages.begin(3)
-            body = self._merge(client, experts, workers)
+            body = self._body(client, experts, workers)
             first = self._publish(processes, client, body, experts, workers)
             stages.begin(4)
             stages.tell(f"Each owner evaluates version {first}, and {late.name} joins under the same body.")
@@ -78,7 +85,9 @@ class Demo:
             self._promote_evaluated(processes, client, first, workers)
             experts = self._ready_experts(client, workers)
             last = self._publish(processes, client, body, experts, workers)
-            stages.tell(f"Each owner evaluates version {last}. Only {late.name} had to contribute for it.")
+            stages.tell(
+                f"Each owner evaluates version {last}. Only {late.name} had to contribute for it, and the head is new."
+            )
             self._promote_evaluated(processes, client, last, workers)
             processes.stop(*workers.values())
             stages.begin(5)
@@ -104,6 +113,12 @@ class Demo:
                 out.write(token.encode())
         return path.read_text()
 
+    def _register_seed(self) -> None:
+        if self._seed is not None:
+            command = "coordinator", "seed", self._coordinator, self._seed
+            self._stages.command(*command)
+            output_of(*command)
+
     def _serve(self, processes: Processes) -> subprocess.Popen[str]:
         log = self._home / "coordinator.log"
         start = log.stat().st_size if log.exists() else 0
@@ -121,11 +136,13 @@ class Demo:
         home = self._home / f"worker-{domain.name}"
         token = self._approved(client, domain.name, home)
         with atomic_file(home / "worker.toml") as out:
-            out.write(_POLICY)
+            out.write(_POLICY.format(body="merged" if self._seed is None else "seed").encode())
         arguments: list[object] = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home]
         arguments += ["--license", "Apache-2.0", "--context", 256]
-        if METHODS[VERSION_RECIPES[self._recipe].method].solved:
+        if self._seed is not None:
+            arguments += ["--seed", self._seed]
+        elif METHODS[self._chosen.body].solved:
             arguments.append("--body-contribution")
         self._stages.command(*arguments)
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
@@ -139,11 +156,11 @@ class Demo:
         return client.approve(JoinRequest.of_line(line), replace=True).token.secret
 
     def _ready_experts(self, client: Client, workers: Workers) -> list[str]:
-        """The digests of the workers' experts, after the coordinator has accepted all."""
+        """The digests of the workers' dense experts, after the coordinator has accepted all, or their parts."""
         while True:
-            trained = {expert.domain: expert for expert in client.experts() if expert.fitted is None}
-            known = [trained[name] for name in workers if name in trained]
-            ready = [expert.digest for expert in known if expert.state is ExpertState.READY]
+            rows = [row for row in client.experts() if (row.parts is None) == (self._seed is None)]
+            known = {row.domain: row.dense for row in rows if row.state is ExpertState.READY}
+            ready = [known[name] for name in workers if name in known]
             if len(ready) == len(workers):
                 return ready
             self._pause(workers)
@@ -159,8 +176,12 @@ class Demo:
                 raise MoergeError("its worker failed", where=name, todo="see its messages above")
         time.sleep(0.2)
 
-    def _merge(self, client: Client, experts: list[str], workers: Workers) -> str:
-        method = VERSION_RECIPES[self._recipe].method
+    def _body(self, client: Client, experts: list[str], workers: Workers) -> str:
+        """The digest of the seed's body, or of one that is merged from the experts."""
+        if self._seed is not None:
+            [body] = [row.digest for row in client.bodies() if row.current]
+            return body
+        method = self._chosen.body
         if METHODS[method].solved:
             self._wait_for_domains(workers, lambda: {row.domain for row in client.contributions("body") if row.active})
         named = [word for name in workers for word in ("--expert", name)]
@@ -171,14 +192,18 @@ class Demo:
 
     def _publish(self, processes: Processes, client: Client, body: str, experts: list[str], workers: Workers) -> int:
         def contributed() -> set[str]:
-            return {row.domain for row in client.contributions() if row.active and row.body == body}
+            heads = {row.domain for row in client.contributions("head") if row.active}
+            rows = {row.domain for row in client.contributions() if row.active and row.body == body}
+            return rows & heads if HEADS[self._chosen.head].solved else rows
 
         self._wait_for_domains(workers, contributed)
-        recipe = () if self._recipe == "recommended" else ("--recipe", self._recipe)
+        head = self._chosen.head
+        recipe = () if self._recipe == "recommended" else ("--recipe", self._recipe, "--head", head)
         self._stages.command("version", "solve", *recipe)
         contributed_experts = {row.expert for row in client.contributions() if row.active and row.body == body}
-        chosen = {row.trained: row.digest for row in client.experts() if row.digest in contributed_experts}
-        new = NewVersion(experts=[chosen[expert] for expert in experts], options=VERSION_RECIPES[self._recipe].solve)
+        chosen = {row.dense: row.digest for row in client.experts() if row.digest in contributed_experts}
+        ordered = [chosen[expert] for expert in experts]
+        new = NewVersion(experts=ordered, head=head, options=self._chosen.solve)
         number = int(client.wait(client.solve_version(new)))
         self._show(processes, "show", number)
         return number
