@@ -109,7 +109,8 @@ def merge(
 ) -> Costs:
     """Checks a merge or an addition, and tells its costs; arguments and errors are those of `moerge.merging.merge`."""
     settings = settings_of(sources, out, settings or MergeSettings(), version)
-    disk, body, recipe = check(sources, out, settings, version), version and version.body, settings.recipe
+    disk, recipe = check(sources, out, settings, version), settings.recipe
+    body = None if version is None else version.body
     texts, passes = [_Text.of(settings, source, say) for source in sources], _Passes(settings)
     experts, solved = [item.expert for item in texts], METHODS[recipe.body].solved and body is None
     precision, device = settings.statistics.precision, settings.computing.device

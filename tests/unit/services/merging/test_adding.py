@@ -15,10 +15,13 @@ from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import work_folder
 from moerge.merging.arguments import Choices, Texts, sources, version
 from moerge.merging.kept import kept
+from moerge.merging.local import local_version
 from moerge.merging.merge import MergeSettings, merge
 from moerge.merging.report import Report
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
+from moerge.versions.file_plans import HEAD_FILE
+from moerge.versions.plan import plan_version
 from moerge_proto.options import PAPER
 from support.merging import SMALL, files, source
 from support.models import expert, texts
@@ -26,7 +29,7 @@ from support.processes import run_command
 
 SETTINGS = MergeSettings(scored_tokens=500)
 KEPT = replace(SETTINGS, keep_statistics=True)
-NOTHING = Choices(None, None, None, {}, None, None, False, None, None)
+NOTHING = Choices(None, None, None, None, {}, None, None, None, None, None)
 
 
 class _CutError(Exception):
@@ -101,10 +104,35 @@ def test_only_the_new_domain_is_scored_and_the_cost_is_told(folder: Path, tmp_pa
     assert [score is None for score in report.scores] == [True, True, False]
     assert [counts.tokens > 0 for counts in report.counts] == [True, True, True]
     assert any("not law, art; `moerge table version`" in line for line in messages)
-    assert any(line.startswith("not in the body: code; ") for line in report.warnings)
+    assert report.warnings == []
     card = (tmp_path / "out" / "README.md").read_text()
     assert "No scores of: law, art." in card
     assert "merged from 2 experts" in card
+    assert "fitted to the body: code; all others unchanged" in card
+
+
+def test_a_newcomer_that_is_not_fitted_is_told_its_cost(folder: Path, tmp_path: Path) -> None:
+    report = added(folder, tmp_path / "out", "code", settings=replace(SETTINGS, fit=False))
+    assert [line.partition(";")[0] for line in report.warnings] == ["not in the body, and not fitted to it: code"]
+    assert "the experts' own, unchanged" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_head_is_that_of_all_experts_under_the_kept_body(folder: Path, tmp_path: Path) -> None:
+    """The kept experts' files and contributions stay, as they would in a version of all three under that body."""
+    added(folder, tmp_path / "out", "code", settings=replace(KEPT, fit=False))
+    start, grown = kept(folder / "merged"), kept(tmp_path / "out")
+    assert grown.lineage.body == start.lineage.body
+    assert set(start.lineage.contributions) < set(grown.lineage.contributions)
+    assert grown.lineage.head.contributions[:2] == start.lineage.head.contributions
+    names = {"law": "law-elsewhere", "art": "art-elsewhere", "code": "code"}
+    experts = [DenseExpert(domain, folder / name) for domain, name in names.items()]
+    made = local_version(experts, start.body, [*grown.contributions.values()], head_contributions=grown.heads)
+    assert made[0] == grown.lineage
+    head = next(file for file in plan_version(*made).files if file.name == HEAD_FILE)
+    with (tmp_path / "head").open("wb") as out:
+        head.write(out)
+    assert (tmp_path / "head").read_bytes() == (tmp_path / "out" / HEAD_FILE).read_bytes()
+    assert (tmp_path / "head").read_bytes() != (folder / "merged" / HEAD_FILE).read_bytes()
 
 
 def test_a_cut_run_goes_on(folder: Path, tmp_path: Path) -> None:
@@ -150,6 +178,7 @@ def test_incompatible_expert_is_refused_with_differing_field(folder: Path, tmp_p
         ("merged.work", "statistics were not kept"),
         ("merged.work/kept.json", "statistics were not kept"),
         ("merged.work/router-*", "of another merge"),
+        ("merged.work/head-*", "of another merge"),
         ("merged/moerge.json", "expected a folder of moerge merge"),
     ],
 )
@@ -177,12 +206,12 @@ def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -
     ("given", "option"),
     [
         ({"recipe": "dume"}, "`recipe`"),
-        ({"method": "average"}, "`method`"),
+        ({"body": "average"}, "`body`"),
+        ({"head": "average"}, "`head`"),
         ({"base": "seed"}, "`base`"),
         ({"weights": {"law": 2.0}}, "`weights`"),
         ({"ridge_lambda": 0.5}, "`ridge_lambda`"),
         ({"top_k": 2}, "`top_k`"),
-        ({"fit": True}, "`fit`"),
         ({"context": 256}, "`context`"),
         ({"precision": "bfloat16"}, "`precision`"),
     ],
@@ -194,7 +223,7 @@ def test_an_option_that_contradicts_the_version_is_refused(folder: Path, given: 
 
 
 def test_options_that_agree_with_the_version_are_taken(folder: Path) -> None:
-    same = Choices("recommended", "regmean", None, {}, 0.001, 1, False, 512, "float32")
+    same = Choices("recommended", "regmean", "regmean", None, {}, 0.001, 1, False, 512, "float32")
     assert version(folder / "merged", ["code=code"], [], same) is not None
     assert version(None, [], ["law=law"], same) is None
 

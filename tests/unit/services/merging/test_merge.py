@@ -131,7 +131,8 @@ def stop(*_: object) -> None:
 
 # --- runs that are cut
 @pytest.mark.parametrize(
-    ("title", "after"), [("body statistics of art", 3), ("router statistics of law", 3), ("writing", 2)]
+    ("title", "after"),
+    [("body statistics of art", 3), ("head statistics of art", 3), ("router statistics of law", 3), ("writing", 2)],
 )
 def test_interrupted_merge_resumes_without_repeated_layers(
     folder: Path, whole: Path, computed: list[tuple[int, str]], tmp_path: Path, title: str, after: int
@@ -294,8 +295,7 @@ def test_every_text_is_read_and_tokenised_once(folder: Path, monkeypatch: pytest
 
     monkeypatch.setattr(DataFile, "open", opened)
     monkeypatch.setattr(Corpus, "encode", counting)
-    recipe = RECOMMENDED.model_copy(update={"method": "regmean-fitted", "fit": True})
-    merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=recipe))
+    merge(sources(folder), tmp_path / "out", replace(SETTINGS, fit=True))
     assert sorted(read) == [str(folder / "art.jsonl"), str(folder / "law.jsonl")]
     assert len(encoded) == 2 * 90
 
@@ -339,7 +339,9 @@ def test_short_text_causes_a_warning_and_no_score(folder: Path, tmp_path: Path) 
         (["law"], RECOMMENDED, "two experts or more"),
         (["law", "art"], PAPER.model_copy(update={"solve": SolveOptions(top_k=3)}), "3 experts per token, of 2"),
         (["law", "art"], PAPER.model_copy(update={"solve": SolveOptions(lambda_scale="auto")}), "no tuning split"),
-        (["law", "art"], PAPER.model_copy(update={"method": "ties"}), "base"),
+        (["law", "art"], PAPER.model_copy(update={"body": "ties"}), "base"),
+        (["law", "art"], PAPER.model_copy(update={"body": "seed"}), "needs the seed model"),
+        (["law", "art"], PAPER.model_copy(update={"head": "seed"}), "the seed's head under a body by 'average'"),
     ],
 )
 def test_a_recipe_that_can_t_be_followed_is_refused(
@@ -350,7 +352,7 @@ def test_a_recipe_that_can_t_be_followed_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-WEIGHTED = RECOMMENDED.model_copy(update={"method": "weighted"})
+WEIGHTED = RECOMMENDED.model_copy(update={"body": "weighted"})
 
 
 def test_a_weighted_body_has_the_given_weights(folder: Path, tmp_path: Path) -> None:
@@ -498,7 +500,7 @@ def test_contributions_are_equal_for_any_threads_and_windows(
     place, own = tmp_path_factory.mktemp("sums"), DenseExpert("law", folder / "law")
     documents = all_counted([[(7 * token + length) % 256 for token in range(length)] for length in lengths])
     body = local_body([own], folder / "body", "average")
-    work = BodyPass(own, []) if kind == "body" else RouterPass(own, DenseBody(body.path, own), [])
+    work = BodyPass(own, []) if kind == "body" else RouterPass(own, DenseBody(body.path, own.config), [])
     root: Callable[..., Path] = (
         partial(body_contribution, own) if kind == "body" else partial(router_contribution, own, body)
     )
