@@ -25,6 +25,7 @@ from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
+from moerge.versions.file_plans import HEAD_FILE
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
 from moerge_proto.digests import digest_of
@@ -78,7 +79,7 @@ class Assembled:
     def write(self, folder: Path, progress: Progress | None = None, earlier: Path | None = None) -> Path:
         """Solves the routers, writes the version into a new folder, and returns it.
 
-        Files of the folder `earlier`, the version with the kept parts, are linked, not copied.
+        Body and experts of the folder `earlier`, the version with the kept parts, are linked, not copied.
         """
         progress = progress or NoProgress()
         with progress.track("solving the routers", self.body.layers, "layers") as tracker:
@@ -87,7 +88,8 @@ class Assembled:
             else:
                 solution = solve_lineage(self.lineage, self.inputs, lambda layer: tracker.advance(1))
         plan = plan_version(self.lineage, self.inputs, lambda lineage, inputs: solution)
-        files = {} if earlier is None else {file.key: earlier / file.name for file in plan.shared}
+        same = [file for file in plan.shared if file.name != HEAD_FILE]  # the head is that of other experts
+        files = {} if earlier is None else {file.key: earlier / file.name for file in same}
         kept = {key: path for key, path in files.items() if path.is_file()}
         total = sum(sum(file.tensors.values()) for file in plan.files)
         with progress.track(f"writing {folder.name}", total, "B") as tracker:

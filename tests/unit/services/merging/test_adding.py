@@ -81,6 +81,7 @@ def test_a_version_that_has_grown_twice_is_that_of_both_at_once(folder: Path, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["both", "four", "three", "three.work"]
     for name in ("model-body.safetensors", "model-expert-00001.safetensors"):
         assert (tmp_path / "four" / name).samefile(folder / "merged" / name)
+    assert not (tmp_path / "four" / HEAD_FILE).samefile(folder / "merged" / HEAD_FILE)
     mine = work_folder(tmp_path / "three") / "body" / "body.safetensors"
     assert mine.samefile(work_folder(folder / "merged") / "body" / "body.safetensors")
 
