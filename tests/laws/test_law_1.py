@@ -6,15 +6,20 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moerge.documents.shards import plan, shard_name
 from moerge.errors import MoergeError
+from moerge.experts.parts import write_parts
+from moerge.models.dense_files import DenseFiles
+from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.tokens import Tokens, all_counted
 from moerge_proto.evaluations import NewEvaluation, Scored
+from moerge_proto.experts import Parts
 from moerge_proto.progress import Obstacle, Progress
-from moerge_proto.statistics_file import BodyManifest, RouterManifest, StatisticsSettings
+from moerge_proto.statistics_file import BodyManifest, HeadManifest, RouterManifest, StatisticsSettings
 from moerge_workers.data.documents import read_key
 from moerge_workers.leaving.history import Decision, History
 from moerge_workers.policy import Kind
@@ -24,6 +29,7 @@ from support.outbox import item_of, outbox_of
 SWITCHES: dict[Kind, str] = {
     "expert": "expert_weights",
     "body": "body_contributions",
+    "head": "head_contributions",
     "router": "router_contributions",
     "evaluation": "evaluation_sums",
 }
@@ -37,6 +43,8 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     }  # fmt: skip
     both = {"body"} ^ set(RouterManifest.model_fields)
     assert set(BodyManifest.model_fields) == both | {"attention_size", "vocab_size", "rare_below"}
+    assert set(HeadManifest.model_fields) == both
+    assert set(Parts.model_fields) == {"expert", "body", "fitted"}
     assert set(NewEvaluation.model_fields) == {
         "number", "domain", "expert", "documents", "context", "stride", "dense", "version", "oracle", "routed",
         "software",
@@ -45,8 +53,8 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     assert set(Progress.model_fields) == {
         "domain", "stage", "shards_done", "shards_total", "tokens_per_second", "seconds_left", "obstacle",
     }  # fmt: skip
-    words = ["body-strays", "body-harms", "version-altered", "asks-owner", "owner-refused"]
-    assert list(Obstacle) == words
+    words = ["body-refused", "body-strays", "body-harms", "version-altered", "asks-owner", "owner-refused"]
+    assert set(Obstacle) == {*words}
     assert set(StatisticsSettings.model_fields) == {"tokens_per_document", "context", "batch_tokens", "precision"}
 
 
@@ -68,6 +76,17 @@ def test_law_1_nothing_of_a_text_stands_in_the_plan_s_names() -> None:
     [shard] = plan([text], lambda item: Tokens(encode(item)["input_ids"]), StatisticsSettings(), 1, b"key")
     assert len(shard.name) == 64
     assert text not in json.dumps(shard.name)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_law_1_parts_have_neither_attention_nor_embedding(tmp_path: Path, tied: bool) -> None:
+    """The head of a tied expert is its embedding, so that its rows leave as a head."""
+    own = DenseFiles(expert(tmp_path / "expert", 1, tie_word_embeddings=tied))
+    parts = DenseFiles(write_parts(own, tmp_path / "parts"))
+    outside = [name for name in parts.checkpoint.specs if ".mlp." not in name]
+    assert sorted(outside) == [HEAD, FINAL_NORM]
+    assert torch.equal(parts.checkpoint.tensor(HEAD), own.checkpoint.tensor(EMBEDDING if tied else HEAD))
+    assert not parts.config.tie_word_embeddings
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from moerge.errors import CoordinatorError
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import PAPER
 from moerge_proto.versions import Version
-from support.federation import federation_of, honest, send
+from support.federation import Federation, federation_of, honest, send
 from support.lineages import DOMAINS, Group, groupings, solved
 from support.statistics import written
 
@@ -33,7 +33,12 @@ def test_law_5_a_withdrawn_expert_is_gone_from_the_next_version(tmp_path: Path) 
         second, alone = federation.solve(), fresh.solve()
     assert second.lineage.domains == ["law", "art"]
     assert (second.lineage, second.contains_withdrawn) == (alone.lineage, [])
-    assert {file.name: file.sha256 for file in second.files} == {file.name: file.sha256 for file in alone.files}
+    assert files_of(second) == files_of(alone)
+
+
+def files_of(version: Version) -> dict[str, str]:
+    """Name -> SHA-256."""
+    return {file.name: file.sha256 for file in version.files}
 
 
 def routers(version: Version) -> str:
@@ -61,11 +66,39 @@ def test_law_5_withdrawn_contribution_is_undone_and_resendable(tmp_path: Path) -
         assert routers(federation.solve(options=options)) == both
 
 
+def test_law_5_under_the_seed_a_leaver_leaves_no_trace(tmp_path: Path) -> None:
+    """At once, without a remerge or anybody else's work; and joining again gives the version before."""
+
+    def joined(federation: Federation, *domains: str) -> Version:
+        federation.contribute(federation.body(), *domains)
+        federation.contribute_heads(*domains)
+        return federation.solve()
+
+    whole, alone = (federation_of(tmp_path / name, seeded=True) for name in ("whole", "alone"))
+    with whole as federation, alone as fresh:
+        for place, domains in ((federation, ("law", "art", "code")), (fresh, ("law", "code"))):
+            for domain in domains:
+                place.add(domain, seed=1 + ("law", "art", "code").index(domain))
+        first, expected = joined(federation), joined(fresh)
+        sent = federation.operator.contributions()
+        left = [row.digest for row in sent if row.active and row.domain != "art"]
+        art = federation.members["art"]
+        done = art.client.withdraw_expert(federation.expert("art").digest)
+        assert (done.remerge, done.bodies, done.versions) == (None, [], [1])
+        second = federation.solve()
+        assert [row.digest for row in federation.operator.contributions() if row.active] == left
+        assert (second.lineage, second.contains_withdrawn) == (expected.lineage, [])
+        assert files_of(second) == files_of(expected)
+        assert art.register().state is ExpertState.READY
+        again = joined(federation, "art")
+    assert (again.lineage, files_of(again)) == (first.lineage, files_of(first))
+
+
 def test_law_5_cards_name_withdrawn_experts_until_remerge(tmp_path: Path) -> None:
-    """The remaining expert can't make a body, so the old one stays, and the card says so."""
+    """Without its base the body can't be merged again, so the old one stays, and the card says so."""
     with federation_of(tmp_path, "law", "art") as federation:
         law = federation.expert("law").digest
-        federation.contribute(federation.merge(method="base", options={"base": law}))
+        federation.contribute(federation.merge(method="ties", options={"base": law}))
         federation.solve()
         assert "withdrawn" not in federation.get("/versions/1/card").raise_for_status().text
         assert federation.operator.withdraw_expert(law).remerge is None
@@ -83,7 +116,7 @@ def test_law_5_cards_name_withdrawn_experts_until_remerge(tmp_path: Path) -> Non
 def test_law_5_a_domain_that_is_left_out_leaves_no_trace(
     tmp_path_factory: pytest.TempPathFactory, groups: list[Group], gone: str
 ) -> None:
-    """Leaving a domain out of the sums equals a new coordinator without it."""
+    """Leaving a domain out of sums and head equals a new coordinator without it."""
     folder = tmp_path_factory.mktemp("left-out")
     left = [domain for domain in DOMAINS if domain != gone]
     remaining = [group for group in groups if group[0] != gone]

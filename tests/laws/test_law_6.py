@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from moerge.models.dense import domain_model
 from moerge.scoring.routers import forced
-from support.models import expert, on_body
-from support.versions import loaded, logits, published
+from support.models import expert
+from support.versions import behind, loaded, logits, published
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -60,14 +59,14 @@ def test_law_6_equal_experts_give_logits_of_the_dense_model(
 
 
 @pytest.mark.parametrize(("family", "settings"), KINDS)
-def test_law_6_forced_expert_gives_logits_of_body_and_mlps(
+def test_law_6_forced_expert_gives_logits_of_body_mlps_and_head(
     tmp_path: Path, family: str, settings: dict[str, object]
 ) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed, family=family, **settings) for seed in (1, 2, 3)]
-    version = loaded(published(experts, tmp_path), family)
-    seen = []
-    for slot, folder in enumerate(experts):
-        dense, _ = domain_model(*on_body(folder, tmp_path / "body" / "body.safetensors"))
+    folder = published(experts, tmp_path)
+    version, seen = loaded(folder, family), []
+    for slot, own in enumerate(experts):
+        dense = behind(own, tmp_path / "body" / "body.safetensors", folder)
         with forced(version, slot):
             seen.append(logits(version))
         torch.testing.assert_close(seen[-1], logits(dense), atol=1e-4, rtol=0)
@@ -77,9 +76,10 @@ def test_law_6_forced_expert_gives_logits_of_body_and_mlps(
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_law_6_forced_expert_has_all_weight_at_any_top_k(tmp_path: Path, top_k: int) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
-    version = loaded(published(experts, tmp_path, top_k))
-    for slot, folder in enumerate(experts):
+    folder = published(experts, tmp_path, top_k)
+    version = loaded(folder)
+    for slot, own in enumerate(experts):
         with forced(version, slot):
             result = logits(version)
-        dense, _ = domain_model(*on_body(folder, tmp_path / "body" / "body.safetensors"))
+        dense = behind(own, tmp_path / "body" / "body.safetensors", folder)
         torch.testing.assert_close(result, logits(dense), atol=1e-4, rtol=0)

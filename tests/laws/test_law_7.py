@@ -1,4 +1,4 @@
-"""Law 7: a new version costs only its routers. Files of earlier versions are found by their keys, and reused."""
+"""Law 7: a new version costs only its routers and head. Files of earlier versions are found by their keys."""
 
 from pathlib import Path
 
@@ -7,8 +7,12 @@ import torch
 
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families import FAMILIES
-from moerge.versions.file_plans import body_files, expert_file, router_file
+from moerge.trunk.heads import HeadInputs
+from moerge.versions.file_plans import HEAD_FILE, body_files, expert_file, head_file, router_file
 from moerge.versions.plan import VersionPlan
+from moerge_proto.bodies import HeadMethod
+from moerge_proto.options import SolveOptions
+from moerge_proto.versions import HeadLineage, Lineage
 from support.lineages import DOMAINS, Group, planned
 from support.models import expert
 
@@ -27,10 +31,15 @@ def test_law_7_new_statistics_or_options_change_only_routers(tmp_path: Path) -> 
     assert written_anew(planned(tmp_path, ALL, DOMAINS), planned(tmp_path, less, DOMAINS)) == SOLVED
 
 
-def test_law_7_an_appended_expert_adds_its_own_file(tmp_path: Path) -> None:
+def test_law_7_a_new_head_changes_no_body_and_expert(tmp_path: Path) -> None:
+    average = planned(tmp_path, ALL, DOMAINS, "average")
+    assert written_anew(average, planned(tmp_path, ALL, DOMAINS)) <= {HEAD_FILE, *SOLVED}
+
+
+def test_law_7_an_appended_expert_adds_its_file_and_a_head(tmp_path: Path) -> None:
     two, three = planned(tmp_path, ALL[:2], DOMAINS[:2]), planned(tmp_path, ALL, DOMAINS)
     size = {"config.json", "model.safetensors.index.json"}  # they count the experts
-    assert written_anew(three, two) == {"model-expert-00002.safetensors", *SOLVED, *size}
+    assert written_anew(three, two) == {"model-expert-00002.safetensors", HEAD_FILE, *SOLVED, *size}
 
 
 def test_law_7_removing_an_expert_rewrites_only_moved_slots(tmp_path: Path) -> None:
@@ -38,28 +47,45 @@ def test_law_7_removing_an_expert_rewrites_only_moved_slots(tmp_path: Path) -> N
     without = [domain for domain in DOMAINS if domain != DOMAINS[1]]
     anew = written_anew(planned(tmp_path, [ALL[0], ALL[2]], without), three)
     assert {name for name in anew if name.startswith("model-")} == {
-        "model-expert-00001.safetensors", "model-router.safetensors",
+        "model-expert-00001.safetensors", "model-router.safetensors", HEAD_FILE,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", ["lineage", "body", "expert", "slot"])
+@pytest.mark.parametrize("change", ["lineage", "body", "expert", "slot", "head"])
 def test_law_7_a_file_s_key_changes_with_what_it_is_made_of(tmp_path: Path, change: str) -> None:
     """A file with an equal key is reused, so every difference must change the key."""
     folder = expert(tmp_path / "expert", seed=1, tie_word_embeddings=True)
     own, llama = DenseFiles(folder), FAMILIES["llama"]
 
-    def keys(lineage: str = "0", body: str = "1", expert_digest: str = "2", slot: int = 0) -> list[str]:
+    def keys(
+        lineage: str = "0", body: str = "1", expert_digest: str = "2", slot: int = 0, head: HeadMethod = "average"
+    ) -> list[str]:
         routers = router_file(list, 2, (2, 6), llama, torch.float32, lineage)
-        bodies = body_files(own, body, body)
-        made = [routers, *bodies, expert_file(own.checkpoint, llama, 3, slot, expert_digest)]
-        return [plan.key for plan in made]
+        [whole] = body_files(own, body, body)
+        mlps = expert_file(own.checkpoint, llama, 3, slot, expert_digest)
+        inputs = HeadInputs([own.checkpoint], tuple, None, own.checkpoint, as_embedding=True)
+        return [plan.key for plan in (routers, whole, head_file(_lineage(body, expert_digest, head), inputs), mlps)]
 
     other, places = {
         "lineage": (keys(lineage="9"), {0}),
         "body": (keys(body="9"), {1, 2}),
-        "expert": (keys(expert_digest="9"), {3}),
+        "expert": (keys(expert_digest="9"), {2, 3}),
         "slot": (keys(slot=1), {3}),
+        "head": (keys(head="regmean"), {2}),
     }[change]
     same = keys()
     assert {place for place in range(4) if same[place] != other[place]} == places
     assert len({*same}) == 4
+
+
+def _lineage(body: str, expert_digest: str, head: HeadMethod) -> Lineage:
+    return Lineage(
+        body=64 * body,
+        head=HeadLineage(method=head),
+        experts=[64 * expert_digest],
+        domains=["law"],
+        contributions=[],
+        options=SolveOptions(),
+        tied=False,
+        solver="one",
+    )

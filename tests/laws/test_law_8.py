@@ -23,20 +23,28 @@ import zstandard
 from torch import Tensor
 
 from moerge.blobs.s3 import S3, S3Blobs
+from moerge.models.dense_files import DenseFiles
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import all_counted
 from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.progress import NoProgress
 from moerge.routers.influence import layer_influence
 from moerge.routers.system import ridge_system
 from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.contribution import head_contribution
 from moerge.statistics.journal import Journal
+from moerge.trunk import heads
+from moerge.trunk.heads import HeadInputs, head_plan
+from moerge.trunk.merge import FolderFiles, seed_body
 from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import StatisticsFile, gram_length
 from support import federation as fleet
-from support.models import expert
+from support.models import expert, seed_model
 from support.processes import coordinator, peak_bytes
 from support.servers import settings
 from support.statistics import LAYERS, manifest_of, written
-from support.versions import body_file
+from support.versions import ROWS, body_file
 
 
 class Counted:
@@ -72,6 +80,32 @@ def test_law_8_merge_reads_one_tensor_per_expert_at_a_time(tmp_path: Path, monke
     body_file(experts, tmp_path / "body")
     assert counted.made > 8 * len(experts)
     assert counted.most <= len(experts) + 2  # two merged ones, which may be an expert's own
+
+
+def test_law_8_a_seed_s_body_is_written_with_two_tensors_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed, counted, read = DenseFiles(seed_model(tmp_path / "seed")), Counted(), Checkpoint.tensor
+    monkeypatch.setattr(Checkpoint, "tensor", lambda checkpoint, name: counted(read(checkpoint, name)))
+    seed_body(seed, FolderFiles(tmp_path / "body"), NoProgress())
+    assert counted.made > 20
+    assert counted.most <= 2
+
+
+def test_law_8_a_head_is_solved_with_two_grams_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight experts' heads need as many grams as two experts'."""
+    read, most = heads.square, list[int]()
+    for count in (2, 8):
+        experts = [DenseExpert(f"d{n}", expert(tmp_path / f"{count}-{n}", n + 1)) for n in range(count)]
+        sent = [head_contribution(item, all_counted(4 * ROWS), tmp_path / f"{item.domain}-{count}") for item in experts]
+        checkpoints = [item.checkpoint for item in experts]
+        plan = head_plan("regmean", HeadInputs(checkpoints, lambda sent=sent: sent, None, checkpoints[0], False))  # type: ignore[misc]
+        counted = Counted()
+        monkeypatch.setattr(heads, "square", lambda *given, counted=counted: counted(read(*given)))
+        write_safetensors(BytesIO(), plan)
+        assert counted.made >= count
+        most.append(counted.most)
+    assert most[0] == most[1] <= 2
 
 
 # --- summing and solving

@@ -73,10 +73,10 @@ def version(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> di
     return files
 
 
-def solved(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> tuple[bytes, bytes]:
-    """The bytes that depend on the sums: routers and report."""
+def solved(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> list[bytes]:
+    """The bytes that depend on sums: routers, head and report."""
     files = version(folder, groups, domains)
-    return files["model-router.safetensors"], files["moerge-report.json"]
+    return [files[name] for name in ("model-router.safetensors", "model-head.safetensors", "moerge-report.json")]
 
 
 @st.composite

@@ -197,7 +197,7 @@ def registered(seed: Path, folder: Path) -> Body:
 
 
 def expects_letters(folder: Path) -> Path:
-    """Changes an expert to expect lower-case letters while the embedding's first dimension is positive."""
+    """Changes an expert so that it expects letters while the embedding's first dimension is positive."""
     tensors = load_file(folder / "model.safetensors")
     tensors[EMBEDDING][:, 0] = 1
     tensors[HEAD][ord("a") : ord("z") + 1, 0] += 1

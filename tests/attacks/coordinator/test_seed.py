@@ -162,7 +162,7 @@ def test_seed_with_another_head_is_the_same_body(folder: Path, tmp_path: Path, c
 
 
 def test_refusals_answer_nothing_about_text(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
-    """P3: refusals of forged bodies told a bit each about own grams. They are the same for any text."""
+    """P3: refusals of forged bodies told a bit each about grams that never leave. Now any text gets the same."""
     seed = changed(shutil.copytree(folder / "seed", tmp_path / "seed"), EMBEDDING, one_row)
     client.current = registered(seed, tmp_path / "forged")
     answers = set()
