@@ -8,12 +8,18 @@ from moerge.versions.file_plans import record_file
 from moerge_proto.digests import canonical_json
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.records import RECORD_FILE, Build, Record, SoupBank, Specialist, TunedMixture, TunedModel, read_record
-from moerge_proto.versions import Lineage
+from moerge_proto.versions import HeadLineage, Lineage
 
 DIGEST = "a" * 64
 BUILD = Build(moerge="", torch="", transformers="", device="cpu")
 LINEAGE = Lineage(
-    body=DIGEST, experts=[DIGEST], domains=["law"], contributions=[], options=RECOMMENDED.solve, solver="1"
+    body=DIGEST,
+    head=HeadLineage(method="average"),
+    experts=[DIGEST],
+    domains=["law"],
+    contributions=[],
+    options=RECOMMENDED.solve,
+    solver="1",
 )
 TRAINING = {
     **{"recipe": "btx", "options": {}, "tokens": 1, "texts": {}, "weights": {}, "context": 1, "seed": 0},
