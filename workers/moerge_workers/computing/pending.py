@@ -33,7 +33,7 @@ class Whole:
 class PendingStatistics:
     """Statistics of one split of the data, for one kind of contribution.
 
-    A further file of router statistics has only new documents. One for bodies continues the last, and has all.
+    A further file of router statistics has only new documents. One of the expert's own continues the last, and has all.
 
     Attributes:
         compute: sums windows of shards.
@@ -128,6 +128,6 @@ class PendingStatistics:
 
     @property
     def _title(self) -> str:
-        kind = "body statistics" if self._planner.grows else "statistics"
+        kind = f"{self.blank.kind} statistics" if self._planner.grows else "statistics"
         split = f", {self.blank.split}" if self.blank.split != "statistics" else ""
         return f"{kind} of {self.settings.domain}{split}"
