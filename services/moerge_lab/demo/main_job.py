@@ -13,7 +13,7 @@ from pathlib import Path
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge.trunk.heads import HEADS
+from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.demo.processes import Processes, address_in, output_of
 from moerge_lab.demo.stages import Stages

@@ -22,7 +22,6 @@ from moerge_workers.contributing.stages import run_stages
 from moerge_workers.leaving.history import History
 from support.stages import NOW, MemoryClient, body, context_of
 
-
 POLICY = {"min_documents": 5, "min_tokens": 1}
 
 
