@@ -193,7 +193,8 @@ def registered(seed: Path, folder: Path) -> Body:
     """The body of a coordinator that registered a seed, with its files in a folder."""
     folder.mkdir()
     made = seed_body(DenseFiles(seed), FolderFiles(folder), NoProgress(), "org/seed")
-    return Body(**made.model_dump(exclude={"bounds"}), current=True, created=NOW, retired=None)
+    fields = {name: value for name, value in made if name != "bounds"}
+    return Body.model_validate({**fields, "current": True, "created": NOW, "retired": None})
 
 
 def expects_letters(folder: Path) -> Path:

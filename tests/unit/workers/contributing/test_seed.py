@@ -1,0 +1,347 @@
+"""Under the seed's body: it is compared with the owner's copy before any text is read, and only parts leave."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.files import file_sha256
+from moerge.models.dense_files import DenseFiles
+from moerge.models.expert_folder import DenseExpert, dense_folder
+from moerge.trunk.merge import DENSE_BODY_FILE, seed_digest
+from moerge_proto.bodies import Body
+from moerge_proto.messages import FileEntry
+from moerge_proto.progress import Obstacle
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.seed import OtherBodyError
+from moerge_workers.contributing.stages import run_stages
+from support.models import adapter, expert, seed_model
+from support.stages import MemoryClient, body, context_of, registered, seeded
+
+POLICY = {"bodies": ["seed"], "min_documents": 5, "min_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def owner(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Body]:
+    """The folder of an expert and its seed, and the body of a coordinator with the same seed."""
+    folder = tmp_path_factory.mktemp("owner")
+    return folder, seeded(folder)
+
+
+class _Seeded(MemoryClient):
+    """A coordinator of a seed's body, which nobody may download."""
+
+    def __init__(self, served: Body) -> None:
+        super().__init__(Path())
+        self.current = served
+
+    def download(self, path: str, *given: Any, **how: Any) -> int:
+        raise AssertionError(f"it downloaded {path}")
+
+
+@contextmanager
+def run_of(owner: tuple[Path, Body], home: Path, **given: Any) -> Iterator[tuple[Context, _Seeded]]:
+    folder, served = owner
+    client = _Seeded(served)
+    with context_of(folder, home, client, **{"seed": folder / "seed", "policy": POLICY, **given}) as context:
+        yield context, client
+
+
+def ran(owner: tuple[Path, Body], home: Path, **given: Any) -> _Seeded:
+    with run_of(owner, home, **given) as (context, client):
+        run_stages(context)
+    return client
+
+
+def names_of(path: Path) -> set[str]:
+    return set(load_file(path))
+
+
+@pytest.mark.parametrize("fit", [None, False])
+def test_law_1_only_parts_and_sums_leave_and_no_body_comes(
+    owner: tuple[Path, Body], home: Path, fit: bool | None
+) -> None:
+    client = ran(owner, home, fit=fit, policy={**POLICY, "bodies_per_month": 0})
+    [parts] = client.known.values()
+    assert parts.parts is not None
+    own = DenseExpert("law", owner[0] / "expert").digest
+    assert (parts.dense, parts.parts.body, parts.parts.fitted) == (own, owner[1].digest, fit is None)
+    rows = client.rows.values()
+    assert [(row.kind, row.expert) for row in rows] == [("head", parts.digest), ("router", parts.digest)]
+    weights, head, router = [path for path in client.uploaded if path.suffix == ".safetensors"]
+    for name in names_of(weights):
+        assert ".mlp." in name or name in ("model.norm.weight", "lm_head.weight")
+    assert names_of(head) == {"head_input"}
+    assert {name.split(".")[-1] for name in names_of(router)} == {"gram", "cross"}
+
+
+def test_second_run_sends_nothing_and_uses_the_same_files(owner: tuple[Path, Body], home: Path) -> None:
+    client = ran(owner, home, fit=None)
+    sent = len(client.uploaded)
+    with context_of(owner[0], home, client, seed=owner[0] / "seed", policy=POLICY, fit=None) as context:
+        run_stages(context)
+    assert len(client.uploaded) == sent
+    assert len(list((home / "seed").glob(f"*/{DENSE_BODY_FILE}"))) == 1
+
+
+def one_bit(served: Body, folder: Path) -> Body:
+    """The body as a coordinator would have it that changed one bit of it, and computed every name anew."""
+    path = folder / DENSE_BODY_FILE
+    data = bytearray((folder.parent / "registered" / DENSE_BODY_FILE).read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    sha256 = file_sha256(path)
+    files = [FileEntry(name=path.name, sha256=sha256, size=len(data)), *served.files[1:]]
+    return served.model_copy(update={"files": files, "digest": seed_digest(sha256, served.exponents)})
+
+
+def other_exponents(served: Body, folder: Path) -> Body:
+    exponents = [served.exponents[0] + 1, *served.exponents[1:]]
+    digest = seed_digest(served.files[0].sha256, exponents)
+    return served.model_copy(update={"exponents": exponents, "digest": digest})
+
+
+def other_name(served: Body, folder: Path) -> Body:
+    return served.model_copy(update={"digest": "7" * 64})
+
+
+def other_shape(served: Body, folder: Path) -> Body:
+    return served.model_copy(update={"layers": served.layers + 1})
+
+
+def without_file(served: Body, folder: Path) -> Body:
+    return served.model_copy(update={"files": served.files[1:]})
+
+
+@pytest.mark.parametrize(
+    ("forged", "told"),
+    [
+        (one_bit, r"isn't your seed's: it is another revision of the seed, or forged; SHA-256 expected \w{64}, found"),
+        (other_exponents, "the coordinator's exponents aren't your seed's"),
+        (other_name, "the coordinator's body has another name: expected .*, found 7{64}"),
+        (other_shape, "another config: num_hidden_layers is 4; your seed's is 3"),
+        (without_file, "expected .*, found None"),
+    ],
+)
+def test_law_1_forged_body_is_refused_before_text_is_read(
+    owner: tuple[Path, Body], home: Path, forged: Callable[[Body, Path], Body], told: str
+) -> None:
+    folder, served = owner
+    (place := folder / forged.__name__).mkdir()
+    with run_of((folder, forged(served, place)), home) as (context, client):
+        (home / "texts.jsonl").unlink()  # so that reading it is another error
+        with pytest.raises(OtherBodyError, match=told) as caught:
+            run_stages(context)
+        assert context.events.status.state.obstacle is Obstacle.BODY_REFUSED
+        assert context.outbox.history.items() == []
+    assert "called org/seed there" in caught.value.todo
+    assert (client.uploaded, client.known, client.rows) == ([], {}, {})
+
+
+def test_worker_continues_with_the_genuine_body_after_a_forged_one(
+    owner: tuple[Path, Body], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, served = owner
+
+    class Mended(_Seeded):
+        def current_body(self) -> Body | None:
+            if self.rows:
+                raise MoergeError("enough")
+            return next(bodies)
+
+    forged = other_name(served, folder)
+    client, bodies = Mended(forged), iter([forged, forged, served, served, served, served])
+    with (
+        context_of(folder, home, client, seed=folder / "seed", policy=POLICY, once=False) as context,
+        pytest.raises(MoergeError, match="enough"),
+    ):
+        run_stages(context)
+    assert f"sending nothing under body {'7' * 12}: " in capsys.readouterr().err
+    assert {row.body for row in client.rows.values() if row.kind == "router"} == {served.digest}
+
+
+def with_head(seed: Path, folder: Path, factor: float) -> Path:
+    """A model with another head and last norm."""
+    DenseFiles(seed).tokenizer.save_pretrained(folder)
+    tensors = load_file(seed / "model.safetensors")
+    for name in ("model.norm.weight", "lm_head.weight"):
+        tensors[name] = tensors[name].flip(0) * factor
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_bytes((seed / "config.json").read_bytes())
+    return folder
+
+
+def sums(client: MemoryClient) -> list[list[Any]]:
+    """The integers of the router contributions."""
+    files = [path for path in client.uploaded if path.suffix == ".safetensors" and "contributions" in path.parts]
+    result = []
+    for path in files:
+        with StatisticsFile(path) as file:
+            if file.manifest.kind == "router":
+                result.append([file.array(name).tolist() for name, _ in file.manifest.layout()])
+    return result
+
+
+@pytest.mark.parametrize("fit", [None, False])
+def test_law_2_integers_are_equal_under_two_heads(
+    owner: tuple[Path, Body], home: Path, tmp_path: Path, fit: bool | None
+) -> None:
+    """Of a coordinator's seed with another head, and of an own expert with another head."""
+    folder, served = owner
+    other = tmp_path / "other"
+    with_head(folder / "expert", other / "expert", 3.0)
+    same = registered(with_head(folder / "seed", other / "seed", 2.0), other / "registered")
+    assert same.digest == served.digest
+    first = ran(owner, home, fit=fit)
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "key").write_bytes((home / "key").read_bytes())
+    (tmp_path / "second" / "texts.jsonl").write_bytes((home / "texts.jsonl").read_bytes())
+    second = ran((other, same), tmp_path / "second", fit=fit)
+    assert sums(first) == sums(second) != []
+
+
+def test_unset_seed_is_an_error_that_names_the_setting(owner: tuple[Path, Body], home: Path) -> None:
+    with (
+        run_of(owner, home, seed=None) as (context, client),
+        pytest.raises(MoergeError, match="your own copy of the seed isn't set") as caught,
+    ):
+        run_stages(context)
+    assert caught.value.where == "`seed`"
+    assert "org/seed" in caught.value.todo
+    assert client.uploaded == []
+
+
+def test_merged_body_is_refused_unless_the_policy_allows_it(owner: tuple[Path, Body], home: Path) -> None:
+    with run_of((owner[0], body()), home) as (context, client):
+        (home / "texts.jsonl").unlink()
+        with pytest.raises(
+            OtherBodyError, match=r'is merged from experts; the policy allows bodies = \["seed"\]'
+        ) as caught:
+            run_stages(context)
+        assert context.events.status.state.obstacle is Obstacle.BODY_REFUSED
+    assert 'add "merged" to bodies' in caught.value.todo
+    assert client.uploaded == []
+
+
+def test_seed_s_body_is_refused_under_a_policy_for_merged_ones(owner: tuple[Path, Body], home: Path) -> None:
+    with (
+        run_of(owner, home, policy={**POLICY, "bodies": ["merged"]}) as (context, client),
+        pytest.raises(OtherBodyError, match="is a seed's own"),
+    ):
+        run_stages(context)
+    assert client.uploaded == []
+
+
+def test_without_a_body_nothing_leaves_and_no_text_is_read(
+    owner: tuple[Path, Body], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with run_of(owner, home, dry_run=True) as (context, client):
+        (home / "texts.jsonl").unlink()
+        client.current = None
+        run_stages(context)
+    assert "the operator must run: moerge coordinator seed" in capsys.readouterr().err
+    assert client.uploaded == []
+
+
+def test_dry_run_shows_parts_and_contributions_and_sends_nothing(
+    owner: tuple[Path, Body], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ran(owner, home, dry_run=True, fit=None)
+    shown = capsys.readouterr().err
+    for part in (
+        f"law: parts with fitted MLPs for body {owner[1].digest[:12]}",
+        "MLPs, last norm and head",
+        "head contribution",
+        "router contribution",
+    ):
+        assert part in shown
+    assert "not: the expert's attention" in shown
+    assert client.uploaded == []
+
+
+def test_owner_in_ask_mode_is_asked_about_each_item(
+    owner: tuple[Path, Body], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, policy = [], {**POLICY, "mode": "ask", "bodies_per_month": 0}
+    with run_of(owner, home, policy=policy) as (context, client):
+        for _ in range(3):
+            run_stages(context)
+            for item in context.outbox.history.asked():
+                asked.append((item.kind, item.body))
+                context.outbox.history.note(item, "approved")
+    digest = owner[1].digest
+    assert asked == [("expert", digest), ("head", ""), ("router", digest)]
+    assert "What a further body could reveal" not in capsys.readouterr().err
+    assert len(client.rows) == 2
+
+
+def test_refused_parts_end_the_run(owner: tuple[Path, Body], home: Path) -> None:
+    with run_of(owner, home, once=False, policy={**POLICY, "mode": "ask"}) as (context, client):
+        with run_of(owner, home, policy={**POLICY, "mode": "ask"}) as (first, _):
+            run_stages(first)
+            [item] = first.outbox.history.asked()
+            first.outbox.history.note(item, "refused")
+        run_stages(context)
+    assert client.uploaded == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "where", "told"),
+    [
+        ({"tokens": ["<new>"], "vocab_size": 401}, "config.json: vocab_size", "added tokens aren't in the seed's"),
+        ({"rms_norm_eps": 0.001}, "config.json: rms_norm_eps", "isn't trained from the seed"),
+    ],
+)
+def test_expert_of_another_seed_is_refused_in_words(
+    owner: tuple[Path, Body], home: Path, changed: dict[str, Any], where: str, told: str
+) -> None:
+    own = expert(home / "other", 1, **changed)
+    with (
+        run_of(owner, home, expert=own) as (context, client),
+        pytest.raises(IncompatibleExpertError, match=told) as caught,
+    ):
+        run_stages(context)
+    assert caught.value.where == where
+    assert client.uploaded == []
+
+
+def test_seed_with_another_vocabulary_is_refused_in_words(owner: tuple[Path, Body], home: Path) -> None:
+    seed, own = (make(home / name, **{"vocab_size": 416}) for name, make in (("seed", seed_model), ("own", _own)))
+    with (
+        run_of(owner, home, seed=seed, expert=own) as (context, _),
+        pytest.raises(OtherBodyError, match=r"bytes instead of [\d,]+, so another vocabulary or number format"),
+    ):
+        run_stages(context)
+
+
+def _own(folder: Path, **settings: Any) -> Path:
+    return expert(folder, 1, **settings)
+
+
+def test_adapter_of_the_seed_contributes_like_a_dense_expert(owner: tuple[Path, Body], home: Path) -> None:
+    lora = adapter(home / "lora", owner[0] / "seed", seed=3)
+    with run_of(owner, home, expert=lora) as (given, client):
+        own = replace(given.expert, folder=dense_folder(DenseFiles(lora), home / "expert"), adapter=lora)
+        run_stages(replace(given, expert=own))
+    [parts] = client.known.values()
+    assert (parts.dense, parts.adapter) == (own.digest, None)
+    assert [row.kind for row in client.rows.values()] == ["head", "router"]
+
+
+def test_tied_head_is_sent_as_the_embedding_s_rows_and_said(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tied = tmp_path / "tied"
+    own = expert(tied / "expert", 1, tie_word_embeddings=True)
+    served = registered(seed_model(tied / "seed", tie_word_embeddings=True), tied / "registered")
+    client = ran((tied, served), home)
+    [weights] = [path for path in client.uploaded if path.name == "model.safetensors"]
+    embedding = load_file(own / "model.safetensors")["model.embed_tokens.weight"]
+    assert load_file(weights)["lm_head.weight"].equal(embedding)
+    assert "the expert's head is its embedding (tied)" in capsys.readouterr().err
