@@ -139,14 +139,14 @@ def test_vocabularies_are_padded_if_the_settings_say_so(tmp_path: Path) -> None:
 
 
 def test_a_body_of_an_earlier_revision_is_merged_anew(federation: Federation) -> None:
-    new = federation.merge("law", method="regmean-fitted")
+    new = federation.merge("law", method="regmean")
     federation.server.stop()
     with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
         change = "UPDATE bodies SET revision = 1, digest = ? WHERE digest = ?"
         assert database.execute(change, ["1" * 64, new.digest]).rowcount == 1
     federation.server.start()
     assert federation.body().digest == "1" * 64
-    again = federation.merge("law", method="regmean-fitted")
+    again = federation.merge("law", method="regmean")
     assert (again.digest, again.current) == (new.digest, True)
 
 

@@ -18,10 +18,9 @@ from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.digests import sha256_hex
-from moerge_proto.experts import Fitted
 from moerge_proto.owners import Role
 from moerge_proto.rounds import NewRound
-from support.federation import Federation, federation_of, fit, honest_body, registered, send
+from support.federation import Federation, federation_of, honest_body, parted, send
 from support.processes import Coordinator
 from support.statistics import written
 
@@ -58,7 +57,8 @@ def furnish(federation: Federation) -> None:
     law, body = federation.members["law"], federation.merge()
     federation.contribute(body)
     send(law, written(federation.folder / "body-contribution", *honest_body(law)))
-    fit(federation.server, law, body).register(Fitted(expert=registered(law).digest, body=body.digest))
+    federation.contribute_heads()
+    parted(federation.server, law, body).register()
     federation.operator.promote("champion", federation.solve().number)
     deadline = datetime.now(UTC) + timedelta(days=1)
     federation.operator.open_round(NewRound(name="spring", domains=["law"], minimum=1, deadline=deadline))

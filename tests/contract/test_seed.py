@@ -1,0 +1,123 @@
+"""The seed's body over REST, by command and in the dashboard: joining and leaving. Tests continue one another."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from moerge.errors import CoordinatorError
+from moerge_proto.versions import Version
+from support.dashboard import act, signed_in
+from support.federation import Federation, eventually, federation_of
+from support.merging import SMALL
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """law and art with parts for the seed's body; both have contributed."""
+    with federation_of(tmp_path_factory.mktemp("seed"), "law", "art", seeded=True, **SMALL) as federation:
+        federation.contribute(federation.body())
+        yield federation
+
+
+def files(version: Version) -> dict[str, str]:
+    return {file.name: file.sha256 for file in version.files if "moerge" not in file.name and file.name != "README.md"}
+
+
+def test_a_seed_s_body_is_shown_with_its_source(federation: Federation) -> None:
+    body = federation.body()
+    assert (body.method, body.experts, body.source) == ("seed", [], "seed")
+    assert re.search(r"made of\s+│ seed ", federation.moerge("body", "show", COLUMNS="300"))
+    assert re.search(rf"{body.digest}\s+│ seed\s+│ seed\s+│ yes", federation.moerge("body", "list", COLUMNS="300"))
+    with signed_in(federation.server) as browser:
+        assert '<td>seed</td>\n      <td class="words">seed</td>' in browser.get("/bodies").text
+
+
+def test_a_head_is_averaged_until_every_expert_has_a_head_contribution(federation: Federation) -> None:
+    federation.contribute_heads("law")
+    assert federation.solve().lineage.head.method == "average"
+    with pytest.raises(CoordinatorError, match="no head contribution of art"):
+        federation.solve(head="regmean")
+    federation.contribute_heads("art")
+    row = federation.solve()
+    assert (row.lineage.head.method, len(row.lineage.head.contributions)) == ("regmean", 2)
+    for kind in ("router", "head"):
+        assert kind in federation.moerge("contribution", "list", COLUMNS="300").lower()
+
+
+def test_the_command_solves_a_head_and_shows_it(federation: Federation) -> None:
+    federation.moerge("version", "solve", "--head", "seed")
+    federation.moerge("version", "solve")
+    numbers = {row.lineage.head.method: row.number for row in federation.operator.versions()}
+    average, seed, solved = numbers["average"], numbers["seed"], numbers["regmean"]
+    assert "head regmean" in federation.moerge("version", "show", solved, COLUMNS="300")
+    assert "head contribution" not in federation.moerge("version", "show", seed, COLUMNS="300")
+    assert "average to regmean" in federation.moerge("version", "compare", average, solved, COLUMNS="300")
+    signed = federation.operator.version_signatures(solved)
+    assert sorted(row.kind for row in signed) == ["head", "head", "router", "router"]
+    routers = {files(federation.operator.version(number))["model-router.safetensors"] for number in numbers.values()}
+    assert len(routers) == 1, "routers don't depend on the head"
+    with signed_in(federation.server) as browser:
+        assert ">regmean</span>" in browser.get(f"/versions/{solved}").text
+        assert "head contribution" in browser.get(f"/versions/{solved}").text
+        assert "average to regmean" in browser.get(f"/compare?before={average}&version={solved}").text
+        assert "head regmean → seed" in browser.get("/versions").text
+
+
+def test_a_head_is_chosen_in_the_browser(federation: Federation) -> None:
+    with signed_in(federation.server) as browser:
+        page = browser.get("/solve").text
+        assert all(f'<option value="{name}"' in page for name in ("", "seed", "average", "regmean"))
+        assert act(browser, "/solve", head="all", ridge_lambda="0.5", top_k="1").status_code == 422
+        act(browser, "/solve", head="seed", ridge_lambda="0.5", top_k="1")
+        eventually(lambda: next(iter(federation.operator.versions(newest=True))).lineage.options.ridge_lambda == 0.5)
+    assert next(iter(federation.operator.versions(newest=True))).lineage.head.method == "seed"
+
+
+def test_a_newcomer_changes_no_other_part_and_asks_for_no_remerge(federation: Federation) -> None:
+    before = federation.solve()
+    federation.add("code", **SMALL)
+    with signed_in(federation.server) as browser:
+        assert "The newest version has no expert for code" in browser.get("/versions").text
+    federation.contribute(federation.body(), "code")
+    federation.contribute_heads("code")
+    after = federation.solve()
+    kept = {name for name, digest in files(before).items() if files(after).get(name) == digest}
+    assert {"model-body.safetensors", "model-expert-00000.safetensors", "model-expert-00001.safetensors"} <= kept
+    assert "model-head.safetensors" not in kept
+    history = federation.operator.body_history("current")
+    assert (history.remerge, history.before) == (None, None)
+    assert all(not version.newcomers for version in history.versions)
+    for words in (federation.moerge("body", "history", COLUMNS="300"), federation.moerge("body", "list")):
+        assert "newcomer" not in words.partition("\n")[2]
+    with signed_in(federation.server) as browser:
+        for path in ("/versions", "/bodies"):
+            text = browser.get(path).text
+            assert "emerge" not in text, path
+            assert "ewcomer" not in text, path
+        assert browser.get("/bodies/current/remerge").status_code == 404
+    with pytest.raises(AssertionError, match="it is the seed's"):
+        federation.moerge("body", "remerge")
+
+
+def test_a_leaver_needs_no_remerge(federation: Federation) -> None:
+    body, digest = federation.body(), federation.expert("code").digest
+    before = next(row for row in federation.operator.versions() if row.lineage.domains == ["law", "art"])
+    with signed_in(federation.server) as browser:
+        question = browser.get(f"/experts/{digest}/withdraw").text
+        assert "Later versions have no MLPs, head or router column of it." in question
+        assert "emerge" not in question
+    assert "Every owner contributes again" not in federation.moerge("expert", "withdraw", "code", "--yes")
+    assert federation.body() == body
+    assert federation.body().retired is None
+    again = federation.solve(head=before.lineage.head.method)
+    assert files(again)["model-head.safetensors"] == files(before)["model-head.safetensors"]
+
+
+def test_the_seed_s_body_is_made_current_again(federation: Federation) -> None:
+    seed = federation.body()
+    assert federation.moerge("body", "merge", "--method", "seed") == seed.digest
+    with signed_in(federation.server) as browser:
+        assert '<option value="seed"' in browser.get("/bodies/new").text
+        assert act(browser, "/bodies/new", method="seed").headers["Location"].endswith("said=started")
+    eventually(lambda: federation.body() == seed)
