@@ -23,12 +23,6 @@ from moerge_proto.bodies import HeadMethod
 from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 
-<<<<<<< HEAD
-=======
-_ROWS = 2**15
-"""Rows of the head that are solved at a time; float64."""
-
->>>>>>> 11cf5cf9 (heads.py has no conflict marks)
 
 @dataclass(frozen=True)
 class HeadInputs:
