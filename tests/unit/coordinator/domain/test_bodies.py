@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from moerge.blobs.local import LocalBlobs
 from moerge.errors import MoergeError
 from moerge.trunk.merge import MergedBody
+from moerge.trunk.methods.registry import METHODS
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
@@ -56,18 +57,18 @@ def test_a_solved_body_names_who_has_not_contributed(session: Session, law: Expe
 
 def test_experts_that_can_not_be_merged_are_refused(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     body = add_body(session, [law])
-    fitted = add_expert(session, "law", fitted=(law.digest, body.digest))
+    parts = add_expert(session, "law", parts=(law.digest, body.digest))
     art.state = ExpertState.RECEIVED
     for experts, reason in (
-        ([fitted.digest], f"name its original expert: {law.digest}"),
+        ([parts.digest], f"register its dense expert, {law.digest}"),
         ([art.digest], "is not ready"),
         ([law.digest, law.digest], "each only once"),
     ):
         with pytest.raises(RefusedError, match=reason):
             lineage_of(session, experts=experts)
     with pytest.raises(RefusedError, match=f"can't be merged\n.*{law.digest}"):
-        lineage_of(session, method="ties", options={"base": fitted.digest})
-    assert lineage_of(session).experts == [law.digest], "all that are ready and not fitted"
+        lineage_of(session, method="ties", options={"base": parts.digest})
+    assert lineage_of(session).experts == [law.digest], "all that are ready and whole"
 
 
 def test_options_are_checked_before_anything_is_merged(session: Session, law: ExpertRow, art: ExpertRow) -> None:
@@ -78,16 +79,15 @@ def test_options_are_checked_before_anything_is_merged(session: Session, law: Ex
         with pytest.raises(RefusedError, match=reason):
             lineage_of(session, method="weighted", options=options)
     with pytest.raises(MoergeError):
-        lineage_of(session, method="average", options={"seed": 3})
+        lineage_of(session, method="average", options={"random_seed": 3})
     with pytest.raises(RefusedError, match="does not use a round") as caught:
         lineage_of(session, method="average", round="first")
-    assert "regmean, regmean-fitted" in caught.value.todo
-    base = lineage_of(session, method="base", options={"base": art.digest})
-    assert (base.experts, base.revision) == ([art.digest], 1)
+    assert "regmean" in caught.value.todo
     ties = lineage_of(session, method="ties", options={"base": art.digest})
     assert ties.experts == [law.digest], "all but the base"
     add_contribution(session, law, None)
-    assert lineage_of(session, experts=[law.digest], method="regmean-fitted").revision == 3
+    regmean = lineage_of(session, experts=[law.digest], method="regmean")
+    assert regmean.revision == METHODS["regmean"].revision
 
 
 def test_remerge_omits_withdrawn_experts_and_adds_a_new_one(session: Session, law: ExpertRow, art: ExpertRow) -> None:
@@ -117,6 +117,36 @@ def test_solved_body_is_remerged_from_contributed_experts(session: Session, law:
     left = bodies.remerge(session)
     assert left is not None
     assert (left.experts, left.contributions) == ([law.digest], [sent[0].digest])
+
+
+def test_seeds_body_is_never_merged_or_retired(session: Session, law: ExpertRow) -> None:
+    with pytest.raises(RefusedError, match="no seed is registered"):
+        lineage_of(session, method="seed")
+    seed = add_body(session, [], method="seed", source="seed")
+    parts = add_expert(session, "law", parts=(law.digest, seed.digest))
+    assert bodies.remerge(session, parts.digest) is None
+    retired, _ = withdraw_expert(session, law, serve=True)
+    assert (retired, seed.retired, bodies.remerge(session)) == ([], None, None)
+    for change in ({"experts": [law.digest]}, {"round": "first"}, {"options": {"scale": 2.0}}):
+        with pytest.raises(MoergeError) as caught:
+            lineage_of(session, method="seed", **change)
+        assert caught.value.where in (*change, "options.scale")
+
+
+def test_registered_seed_becomes_current_again(session: Session, tmp_path: Path, law: ExpertRow) -> None:
+    blobs = LocalBlobs(tmp_path)
+    seed = add_body(session, [], method="seed", source="seed")
+    seed.files = [kept(blobs, "seed")]
+    add_body(session, [law])
+    lineage = lineage_of(session, method="seed")
+    assert (lineage.experts, lineage.contributions) == ([], [])
+    known = bodies.known(session, blobs, lineage)
+    assert known == merged(seed)
+    assert bodies.make_current(session, blobs, merged(seed)) == seed.digest
+    assert session.scalars(select(BodyRow.digest).where(BodyRow.current)).all() == [seed.digest]
+    other = merged(seed).model_copy(update={"files": [kept(blobs, "seed"), kept(blobs, "another head")]})
+    with pytest.raises(RefusedError, match="seed has the same body, with another head"):
+        bodies.make_current(session, blobs, other)
 
 
 def kept(blobs: LocalBlobs, content: str) -> FileEntry:

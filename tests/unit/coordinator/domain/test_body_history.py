@@ -24,8 +24,8 @@ def body(*domains: str, **change: Any) -> Body:
     fields = {
         "digest": digest(" ".join(domains)), "method": "average", "options": BodyOptions(),
         "experts": [digest(domain) for domain in domains], "contributions": [], "revision": 1, "family": "llama",
-        "hidden_size": 8, "layers": 1, "exponents": [1], "tensors": 1, "files": [], "current": True, "created": NOW,
-        "retired": None,
+        "hidden_size": 8, "layers": 1, "exponents": [1], "tensors": 1, "files": [], "source": None, "current": True,
+        "created": NOW, "retired": None,
     }  # fmt: skip
     return Body.model_validate(fields | change)
 
@@ -133,11 +133,16 @@ def test_an_oracle_counts_from_any_version_of_the_body() -> None:
     assert advice(TWO, version(4, TWO, "law", art=(80, 88), code=(60, 63)), elsewhere).missing == ["law"]
 
 
-def test_no_remerge_is_shown_without_new_experts_or_for_a_base() -> None:
+def test_no_remerge_is_shown_without_newcomers_or_for_a_seed() -> None:
     assert shown(TWO, SECOND, version(3, TWO, law=(90, 92))).remerge is None
     assert shown(TWO, FIRST, SECOND, gone="code").remerge is None
-    base = body("law", method="base", options=BodyOptions(base=digest("law")))
-    assert shown(base, version(1, base, law=(100, 100), art=(50, 50))).remerge is None
+    seed = body(method="seed", source="seed")
+    result = shown(TWO, FIRST, version(2, seed, law=(100, 100), art=(50, 50)), kin=[TWO])
+    assert result.before is None
+    result = shown(seed, version(1, seed, law=(100, 100)), version(2, seed, law=(99, 100), art=(50, 50)))
+    assert (result.remerge, result.before) == (None, None)
+    assert [(item.newcomers, item.behind) for item in result.versions] == [([], None)] * 2
+    assert [score.moved for score in result.versions[1].scores] == [-1, None]
 
 
 def test_what_came_of_a_remerge_stands_beside_what_was_expected() -> None:

@@ -9,6 +9,8 @@ import pytest
 from sqlalchemy import select
 
 from moerge.errors import MoergeError
+from moerge.experts.parts import write_parts
+from moerge.models.dense_files import DenseFiles
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.kinds import CONTRIBUTIONS
 from moerge_coordinator.domain import contribution_rules, contributions, owner_keys, owners, withdrawal
@@ -17,15 +19,27 @@ from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, ShardRow
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
+from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import MAX_TOKENS, BodyManifest, Kind, RouterManifest, StatisticsSettings, exponent
+from moerge_proto.statistics_file import (
+    MAX_EXPERT_TOKENS,
+    MAX_TOKENS,
+    BodyManifest,
+    HeadManifest,
+    Kind,
+    RouterManifest,
+    StatisticsSettings,
+    exponent,
+)
+from support.models import expert
 from support.rows import add_body, add_expert
 from support.statistics import LAYERS, honest_sums, manifest_of, written
 
 HIDDEN, TOKENS = 8, 512
 
 CHECKED = contributions.Checked()
+EXPERT_KINDS: tuple[Kind, ...] = ("body", "head")
 
 
 @dataclass
@@ -46,15 +60,22 @@ class Law:
             written(self.folder / "file", RouterManifest.model_validate({**manifest, **fields, **change}), sums)
         )
 
-    def body_file(self, tokens: int = 1) -> str:
-        """The digest of a file for bodies that is kept; its sums are zeros."""
-        manifest = BodyManifest(
-            owner="law-owner", expert=self.expert.digest, domain="law", settings=StatisticsSettings(),
-            hidden_size=HIDDEN, layers=LAYERS, exponents=[1] * (2 * LAYERS + 1), tokens=tokens, documents=1,
-            shards=["1" * 64], attention_size=HIDDEN, vocab_size=9, rare_below=0,
-        )  # fmt: skip
-        zeros = {name: np.zeros(length, np.int64) for name, length in manifest.layout()}
-        return self.kept(written(self.folder / "file", manifest, ShardSums(zeros, tokens, 1)))
+    def expert_file(self, kind: Kind, tokens: int = 1, hidden: int = HIDDEN, value: int = 0) -> str:
+        """The digest of a kept body or head contribution; its sums all have the same value."""
+        fields = {
+            "kind": kind, "owner": "law-owner", "expert": self.expert.digest, "domain": "law",
+            "settings": StatisticsSettings(), "hidden_size": hidden, "layers": LAYERS, "tokens": tokens, "documents": 1,
+            "shards": ["1" * 64],
+        }  # fmt: skip
+        manifest: BodyManifest | HeadManifest = (
+            HeadManifest.model_validate({**fields, "exponents": [exponent(hidden, hidden, MAX_EXPERT_TOKENS)]})
+            if kind == "head"
+            else BodyManifest.model_validate(
+                {**fields, "exponents": [1] * (2 * LAYERS), "attention_size": hidden, "vocab_size": 9, "rare_below": 0}
+            )
+        )
+        sums = {name: np.full(length, value, np.int64) for name, length in manifest.layout()}
+        return self.kept(written(self.folder / "file", manifest, ShardSums(sums, tokens, 1)))
 
     def kept(self, path: Path) -> str:
         content = path.read_bytes()
@@ -124,11 +145,11 @@ def test_law_4_superseding_is_one_swap(law: Law) -> None:
 def test_contribution_of_the_other_expert_must_be_superseded(law: Law) -> None:
     plain = law.send(law.file(0))
     with law.ports.database.transaction("test") as session:
-        law.expert = add_expert(session, "law", fitted=(law.expert.digest, law.body.digest))
+        law.expert = add_expert(session, "law", parts=(law.expert.digest, law.body.digest))
     with pytest.raises(RefusedError, match="of the domain's expert"):
         law.send(law.file(1))
-    fitted = law.send(law.file(1), plain.digest)
-    assert law.active() == [fitted.digest]
+    parts = law.send(law.file(1), plain.digest)
+    assert law.active() == [parts.digest]
 
 
 def test_counts_that_no_worker_sends_are_refused(law: Law) -> None:
@@ -142,8 +163,9 @@ def test_counts_that_no_worker_sends_are_refused(law: Law) -> None:
         with pytest.raises(MoergeError) as caught:
             law.check(sent)
         assert caught.value.where == where
-    with pytest.raises(MoergeError, match="511 tokens; expected at least 512"):
-        law.check(law.body_file(511))
+    for kind in EXPERT_KINDS:
+        with pytest.raises(MoergeError, match="511 tokens; expected at least 512"):
+            law.check(law.expert_file(kind, 511))
 
 
 def test_all_tokens_under_a_body_have_room_in_the_integers(law: Law) -> None:
@@ -159,27 +181,53 @@ def test_all_tokens_under_a_body_have_room_in_the_integers(law: Law) -> None:
     assert law.send(law.file(3, split="tuning")).active, "splits are not added"
 
 
-def test_an_expert_has_one_active_body_contribution(law: Law) -> None:
-    first, second = law.body_file(1), law.body_file(2)
-    contributions.accept(law.ports, NewContribution(sha256=first), CHECKED)
-    for supersedes in ([], ["0" * 64], [first, first]):
-        with pytest.raises(RefusedError, match=f"active body contribution is {first}"):
+@pytest.mark.parametrize("kind", EXPERT_KINDS)
+def test_an_expert_has_one_active_contribution_of_a_kind(law: Law, kind: Kind) -> None:
+    other = law.expert_file("head" if kind == "body" else "body")
+    first, second = law.expert_file(kind, 1), law.expert_file(kind, 2)
+    for sent in (other, first):
+        contributions.accept(law.ports, NewContribution(sha256=sent), CHECKED)
+    for supersedes in ([], ["0" * 64], [first, first], [other]):
+        with pytest.raises(RefusedError, match=f"active {kind} contribution is {first}"):
             contributions.accept(law.ports, NewContribution(sha256=second, supersedes=supersedes), CHECKED)
     contributions.accept(law.ports, NewContribution(sha256=second, supersedes=[first]), CHECKED)
-    assert law.active() == [second]
+    assert sorted(law.active()) == sorted([other, second])
     assert law.claimed() == {}
 
 
-def test_a_fitted_expert_contributes_under_its_own_body_only(law: Law) -> None:
-    trained = law.expert.digest
+@pytest.mark.parametrize("whole", [True, False])
+def test_head_contribution_must_fit_the_expert(law: Law, tmp_path: Path, *, whole: bool) -> None:
+    """Of a whole expert, or of its parts."""
+    folder = expert(tmp_path / "law", 1, hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=2)
+    folder = folder if whole else write_parts(DenseFiles(folder), tmp_path / "parts")
+    files = [
+        FileEntry(name=path.name, sha256=law.kept(path), size=path.stat().st_size) for path in sorted(folder.iterdir())
+    ]
     with law.ports.database.transaction("test") as session:
-        law.expert = add_expert(session, "law", fitted=(trained, "0" * 64))
-    with pytest.raises(MoergeError, match=f"is fitted to a different body, {'0' * 64}") as caught:
+        if not whole:
+            law.expert = add_expert(session, "law", parts=(law.expert.digest, law.body.digest))
+        session.merge(law.expert).files = files
+    assert law.check(law.expert_file("head", TOKENS, value=2**20)).warnings == []
+    for sent, where in (
+        (law.expert_file("head", TOKENS, value=-(2**40)), "head_input"),
+        (law.expert_file("head", TOKENS, value=2**60), "head_input"),
+        (law.expert_file("head", 16 * TOKENS, hidden=2 * HIDDEN), "manifest.hidden_size"),
+    ):
+        with pytest.raises(MoergeError) as caught:
+            law.check(sent)
+        assert caught.value.where == where
+
+
+def test_parts_contribute_under_their_own_body_only(law: Law) -> None:
+    dense = law.expert.digest
+    with law.ports.database.transaction("test") as session:
+        law.expert = add_expert(session, "law", parts=(dense, "0" * 64))
+    with pytest.raises(MoergeError, match=f"has parts for a different body, {'0' * 64}") as caught:
         law.check(law.file())
     assert caught.value.where == "manifest.expert"
     with pytest.raises(MoergeError, match="so it can't be merged") as caught:
-        law.check(law.body_file(512))
-    assert caught.value.todo == f"send it for {trained}"
+        law.check(law.expert_file("body", 512))
+    assert caught.value.todo == f"send it for {dense}"
 
 
 def test_a_contribution_withdrawn_may_come_again(law: Law) -> None:

@@ -23,10 +23,10 @@ def law(session: Session) -> ExpertRow:
 
 @pytest.fixture
 def version(session: Session, law: ExpertRow) -> VersionRow:
-    """Version 1 of art and of law, whose MLPs are fitted; its body has two layers."""
+    """Version 1 of art and of law, with its parts; its body has two layers."""
     art = add_expert(session, "art")
     body = add_body(session, [law, art])
-    for expert in (add_expert(session, "law", fitted=(law.digest, body.digest)), art):
+    for expert in (add_expert(session, "law", parts=(law.digest, body.digest)), art):
         add_contribution(session, expert, body)
     return add_version(session)
 
@@ -47,13 +47,13 @@ def evaluate(session: Session, new: NewEvaluation, number: int = 1) -> Evaluatio
 def test_what_can_t_be_of_this_version_is_refused_by_its_field(
     session: Session, law: ExpertRow, version: VersionRow
 ) -> None:
-    fitted = version.lineage.experts[0]
-    assert fitted != law.digest
+    parts = version.lineage.experts[0]
+    assert parts != law.digest
     for field, change in (
         ("number", {"number": 2}),
         ("domain", {"domain": "code"}),
         ("expert", {"expert": "0" * 64}),
-        ("expert", {"expert": fitted}),
+        ("expert", {"expert": parts}),
         ("routed", {"routed": [[9, 1]]}),
         ("routed", {"routed": [[9, 1], [5, 5], [5, 5]]}),
         ("routed", {"routed": [[8, 1, 1], [5, 5, 0]]}),

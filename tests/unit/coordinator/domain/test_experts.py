@@ -1,5 +1,6 @@
 """Experts: one of a domain, like all others, and taken in though others come at the same time."""
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,17 +11,21 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.local import LocalBlobs
-from moerge.errors import IncompatibleExpertError
+from moerge.errors import CheckpointError, IncompatibleExpertError
+from moerge.experts.parts import write_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import expert_digest, expert_files
+from moerge.progress import NoProgress
+from moerge.trunk.merge import MergedBody
 from moerge_coordinator.domain import experts, owners
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.withdrawal import withdraw_expert
+from moerge_coordinator.operation import seeds
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.tables import ExpertRow, HoldingRow, now
 from moerge_proto.digests import sha256_hex
-from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert
+from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Role
 from moerge_proto.problems import Problem, ProblemType
@@ -51,6 +56,17 @@ class Joining:
     ports: Ports
     models: Callable[..., Path]
 
+    def parts(self, seed: int, **settings: object) -> Path:
+        """The folder of a random expert's parts."""
+        folder = self.models(seed, **settings)
+        target = folder.with_suffix(".parts")
+        return target if target.exists() else write_parts(DenseFiles(folder), target)
+
+    def seed(self, seed: int = 0, **settings: object) -> MergedBody:
+        """The body of a registered seed, now the current one."""
+        folder, ports = self.models(seed, **settings), self.ports
+        return seeds.register(ports.database, ports.blobs, str(folder), NoProgress())
+
     def uploaded(self, owner: str, folder: Path) -> dict[str, str]:
         """Name -> digest of an expert's files, which the owner holds."""
         files = {}
@@ -69,9 +85,10 @@ class Joining:
         return experts.register(self.ports, caller, NewExpert.model_validate({"domain": domain, "files": files, **new}))
 
     def join(self, domain: str, seed: int, **new: object) -> Expert:
-        """The domain's expert, registered and accepted."""
+        """The domain's expert, registered and accepted; with `parts`, those of the random expert."""
         owner = "two" if domain in ("tax", "code") else f"{domain}-owner"
-        expert = self.register(domain, self.uploaded(owner, self.models(seed)), **new)
+        folder = self.models(seed) if new.get("parts") is None else self.parts(seed)
+        expert = self.register(domain, self.uploaded(owner, folder), **new)
         with self.ports.database.transaction("test") as session:
             assert experts.accept(
                 session, expert.digest, [row.digest for row in experts.references(session, expert.digest)]
@@ -161,16 +178,17 @@ def test_refused_expert_can_be_registered_again_after_upload(joining: Joining) -
     assert (again.state, again.problem) == (ExpertState.RECEIVED, None), "what was wrong may be mended there"
 
 
-def test_fitted_expert_follows_redistribution_of_its_expert(joining: Joining) -> None:
+def test_parts_follow_redistribution_of_their_dense_expert(joining: Joining) -> None:
     law = joining.join("law", 1)
     with joining.ports.database.transaction("test") as session:
         body = add_body(session, [experts.find(session, law.digest)])
-    fitted = joining.join("law", 2, fitted=Fitted(expert=law.digest, body=body.digest), redistribute=True)
-    assert not fitted.redistribute, "its expert's word counts"
+    of = Parts(expert=law.digest, body=body.digest, fitted=True)
+    parts = joining.join("law", 2, parts=of, redistribute=True)
+    assert not parts.redistribute, "the dense expert's setting counts"
     files = {file.name: file.sha256 for file in law.files}
     for permitted in (True, False, True):
         assert joining.register("law", files, redistribute=permitted).redistribute is permitted
-        assert joining.rows()[fitted.digest].redistribute is permitted
+        assert joining.rows()[parts.digest].redistribute is permitted
     assert joining.register("law", files, Role.OPERATOR, source=SOURCE).redistribute, "an operator changes nothing"
 
 
@@ -187,35 +205,87 @@ def test_an_operator_has_experts_fetched_for_their_owners(joining: Joining) -> N
     assert joining.refusal("law", files, Role.OPERATOR)[0] is ProblemType.FORBIDDEN, "it uploads nothing"
 
 
-def test_fitted_expert_requires_ready_expert_and_active_body(joining: Joining) -> None:
+def test_parts_require_ready_expert_and_active_merged_body(joining: Joining) -> None:
     law, art = joining.join("law", 1), joining.join("art", 2)
-    files = joining.uploaded("law-owner", joining.models(3))
     with joining.ports.database.transaction("test") as session:
         body = add_body(session, [experts.find(session, item.digest) for item in (law, art)])
         old = add_body(session, [experts.find(session, art.digest)], retired=now(session))
-    of = Fitted(expert=law.digest, body=body.digest)
+    of = Parts(expert=law.digest, body=body.digest, fitted=True)
     for change, kind, where in (
-        ({"expert": art.digest}, ProblemType.NOT_READY, "fitted.expert"),
-        ({"expert": "0" * 64}, ProblemType.NOT_READY, "fitted.expert"),
-        ({"body": "0" * 64}, ProblemType.WRONG_BODY, "fitted.body"),
-        ({"body": old.digest}, ProblemType.WRONG_BODY, "fitted.body"),
+        ({"expert": art.digest}, ProblemType.NOT_READY, "parts.expert"),
+        ({"expert": "0" * 64}, ProblemType.NOT_READY, "parts.expert"),
+        ({"body": "0" * 64}, ProblemType.WRONG_BODY, "parts.body"),
+        ({"body": old.digest}, ProblemType.WRONG_BODY, "parts.body"),
     ):
-        assert joining.refusal("law", files, fitted=of.model_copy(update=change)) == (kind, where)
-        files = joining.uploaded("law-owner", joining.models(3))  # what is refused is forgotten
-    fitted = joining.join("law", 3, fitted=of)
-    assert (fitted.fitted, fitted.trained) == (of, law.digest)
-    again = of.model_copy(update={"expert": fitted.digest})
-    other = joining.uploaded("law-owner", joining.models(4))
-    assert joining.refusal("law", other, fitted=again) == (ProblemType.NOT_READY, "fitted.expert"), "of no fitted one"
-    other = joining.uploaded("law-owner", joining.models(4))
-    assert joining.refusal("law", other, fitted=of) == (ProblemType.CONFLICT, "domain"), "there is one already"
-    plain = {file.name: file.sha256 for file in law.files}
-    assert joining.refusal("law", plain, fitted=of) == (ProblemType.CONFLICT, "fitted")
+        files = joining.uploaded("law-owner", joining.parts(3))  # refused files are discarded
+        assert joining.refusal("law", files, parts=of.model_copy(update=change)) == (kind, where)
+    parts = joining.join("law", 3, parts=of)
+    assert (parts.parts, parts.dense) == (of, law.digest)
+    for refused, number, change in (
+        ((ProblemType.CONFLICT, "domain"), 4, {}),  # there are some already
+        ((ProblemType.CONFLICT, "parts"), 3, {"fitted": False}),
+    ):
+        files = joining.uploaded("law-owner", joining.parts(number))
+        assert joining.refusal("law", files, parts=of.model_copy(update=change)) == refused
+    with joining.ports.database.transaction("test") as session:
+        current = add_body(session, [experts.find(session, law.digest)])
+    late = of.model_copy(update={"body": current.digest})
+    files = joining.uploaded("law-owner", joining.parts(4))
+    of_parts = late.model_copy(update={"expert": parts.digest})
+    assert joining.refusal("law", files, parts=of_parts) == (ProblemType.NOT_READY, "parts.expert"), "of no parts"
     with joining.ports.database.transaction("test") as session:
         experts.find(session, law.digest).state = ExpertState.RECEIVED
-    late = of.model_copy(update={"body": old.digest})
-    other = joining.uploaded("law-owner", joining.models(4))
-    assert joining.refusal("law", other, fitted=late) == (ProblemType.NOT_READY, "fitted.expert"), "not ready yet"
+    files = joining.uploaded("law-owner", joining.parts(4))
+    assert joining.refusal("law", files, parts=late) == (ProblemType.NOT_READY, "parts.expert"), "not ready yet"
+
+
+def test_parts_under_a_seed_body_are_complete_by_themselves(joining: Joining) -> None:
+    seed = joining.seed()
+    of = Parts(expert="1" * 64, body=seed.digest, fitted=True)
+    parts = joining.join("law", 1, parts=of, redistribute=True)
+    assert (parts.parts, parts.dense, parts.redistribute) == (of, "1" * 64, True)
+    files = {file.name: file.sha256 for file in parts.files}
+    assert not joining.register("law", files, parts=of, redistribute=False).redistribute, "nobody else's setting counts"
+    again = joining.uploaded("law-owner", joining.parts(2))
+    assert joining.refusal("law", again, parts=of) == (ProblemType.CONFLICT, "domain")
+    art = joining.join("art", 2)
+    files = joining.uploaded("law-owner", joining.parts(2))
+    with joining.ports.database.transaction("test") as session:
+        withdraw_expert(session, experts.find(session, parts.digest), serve=True)
+    stolen = of.model_copy(update={"expert": art.digest})
+    assert joining.refusal("law", files, parts=stolen) == (ProblemType.NOT_READY, "parts.expert"), "another's"
+    with joining.ports.database.transaction("test") as session:
+        withdraw_expert(session, experts.find(session, art.digest), serve=True)
+    own = of.model_copy(update={"expert": art.digest, "fitted": False})
+    assert joining.join("art", 3, parts=own).parts == own, "withdrawn, its attention and embedding have left"
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"), [({"vocab_size": 304}, "vocab_size"), ({"rms_norm_eps": 1e-3}, "rms_norm_eps")]
+)
+def test_parts_unlike_the_seed_are_refused(joining: Joining, settings: dict[str, object], where: str) -> None:
+    """Also with added tokens, whatever the setting `vocabulary` allows for merged bodies."""
+    lax = joining.ports.settings.model_copy(update={"vocabulary": "pad"})
+    joining.ports = dataclasses.replace(joining.ports, settings=lax)
+    seed = joining.seed()
+    of = Parts(expert="1" * 64, body=seed.digest, fitted=False)
+    files = joining.uploaded("law-owner", joining.parts(1, **settings))
+    with pytest.raises(IncompatibleExpertError, match=f"differs from the seed {seed.source}") as caught:
+        joining.register("law", files, parts=of)
+    assert caught.value.where == f"config.json: {where}"
+    assert "without added tokens" in caught.value.todo
+
+
+def test_whole_expert_as_parts_and_parts_as_whole_are_refused(joining: Joining) -> None:
+    """Attention and embedding are not taken, if they come with parts."""
+    of = Parts(expert="1" * 64, body=joining.seed().digest, fitted=False)
+    for folder, parts, problem in (
+        (joining.models(1), of, "no such tensor"),
+        (joining.parts(1), None, "tensor not found"),
+    ):
+        with pytest.raises(CheckpointError, match=problem):
+            joining.register("law", joining.uploaded("law-owner", folder), parts=parts)
+    assert joining.rows() == {}
 
 
 def test_incompatible_expert_is_refused_and_its_files_deleted(joining: Joining) -> None:
@@ -231,12 +301,12 @@ def test_incompatible_expert_is_refused_and_its_files_deleted(joining: Joining) 
     assert list(joining.ports.folders.experts.glob(".*")) == []
 
 
-def test_unready_or_fitted_experts_are_not_used_as_reference(joining: Joining) -> None:
+def test_unready_experts_and_parts_are_not_used_as_reference(joining: Joining) -> None:
     with joining.ports.database.transaction("test") as session:
         for domain, change in (
             ("one", {"family": "", "state": ExpertState.RECEIVED}),
             ("two-", {"state": ExpertState.REFUSED}),
-            ("three", {"fitted": ("0" * 64, "1" * 64)}),
+            ("three", {"parts": ("0" * 64, "1" * 64)}),
         ):
             add_expert(session, domain, **change)
     assert joining.join("law", 1).family == "llama"
@@ -313,8 +383,10 @@ def test_weights_are_compared_with_oldest_of_three_owners(session: Session) -> N
     new = add_expert(session, "new", state=ExpertState.RECEIVED)
     assert compared(new.digest) == ["a", "x", "y"]
     assert compared(add_expert(session, "c").digest) == ["x", "y", "z"], "its owner's are not among them"
-    fitted = add_expert(session, "y", fitted=(rows["y"].digest, body.digest))
-    assert compared(fitted.digest) == [], "only its MLPs are used"
+    fitted = add_expert(session, "y", parts=(rows["y"].digest, body.digest))
+    assert compared(fitted.digest) == [], "they depend on their text"
+    own, other = (add_expert(session, domain, (rows["z"].digest, body.digest), fitted=False) for domain in ("z", "w"))
+    assert (compared(own.digest), compared(other.digest)) == (["w"], ["z"]), "parts with parts"
     assert not experts.accept(session, new.digest, ["a"]), "another came meanwhile"
     assert new.state is ExpertState.RECEIVED
     for domain in ("x", "y", "z", "w"):

@@ -3,12 +3,13 @@
 import pytest
 from sqlalchemy.orm import Session
 
+from moerge.trunk.heads import HEADS
 from moerge_coordinator.domain import aliases, cards, contributors, versions
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ExpertRow, now
 from moerge_proto.problems import ProblemType
-from moerge_proto.versions import Lineage, Move, NewVersion
+from moerge_proto.versions import HeadLineage, Lineage, Move, NewVersion
 from support.rows import add_body, add_contribution, add_expert, add_version
 
 
@@ -81,16 +82,64 @@ def test_an_older_body_waits_for_its_own_experts(
     assert lineage_of(session, body=body.digest).domains == ["law", "art"]
 
 
-def test_contributed_fitted_expert_replaces_the_trained_one(
+def test_contributed_parts_replace_their_dense_expert(
     session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
     add_contribution(session, art, body)
-    fitted = add_expert(session, "law", fitted=(law.digest, body.digest))
-    add_contribution(session, fitted, body)
-    assert lineage_of(session).experts == [fitted.digest, art.digest]
+    parts = add_expert(session, "law", parts=(law.digest, body.digest))
+    add_contribution(session, parts, body)
+    assert lineage_of(session).experts == [parts.digest, art.digest]
     with pytest.raises(RefusedError) as caught:
         lineage_of(session, experts=[law.digest])
-    assert caught.value.todo == f"name the domain's contributed expert: {fitted.digest}"
+    assert caught.value.todo == f"name the domain's contributed expert: {parts.digest}"
+
+
+def test_head_is_solved_if_every_expert_has_contributed(
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
+) -> None:
+    """From a head contribution of an expert, or of the dense expert whose parts it is."""
+    parts = add_expert(session, "law", parts=(law.digest, body.digest))
+    for expert in (art, parts):
+        add_contribution(session, expert, body)
+    of_art = add_contribution(session, art, None, kind="head")
+    assert lineage_of(session).head == HeadLineage(method="average")
+    with pytest.raises(RefusedError, match="no head contribution of law") as caught:
+        lineage_of(session, head="regmean")
+    assert (caught.value.kind, caught.value.where) == (ProblemType.NOT_READY, "head")
+    assert lineage_of(session, head="regmean", experts=[art.digest]).head.contributions == [of_art.digest]
+    add_contribution(session, parts, None, kind="head", active=False)
+    dense = add_contribution(session, law, None, kind="head")
+    assert lineage_of(session).head.contributions == [dense.digest, of_art.digest]
+    assert lineage_of(session, experts=[art.digest, parts.digest]).head.contributions == [of_art.digest, dense.digest]
+    own = add_contribution(session, parts, None, kind="head")
+    solved = lineage_of(session)
+    assert solved.head == HeadLineage(
+        method="regmean", contributions=[own.digest, of_art.digest], revision=HEADS["regmean"].revision
+    )
+    mean = add_version(session, head="average").lineage
+    assert (mean.head.contributions, mean.contributions) == ([], solved.contributions)
+    assert versions.number_of(session, solved) == (2, False), "a new head makes a new version"
+
+
+def test_head_contribution_of_another_domain_is_not_taken(session: Session, art: ExpertRow, body: BodyRow) -> None:
+    """Parts may name any unregistered dense expert."""
+    seed = add_body(session, [], method="seed", source="seed")
+    parts = add_expert(session, "law", parts=(art.digest, seed.digest))
+    add_contribution(session, parts, seed)
+    add_contribution(session, art, None, kind="head")
+    assert lineage_of(session).head.method == "average"
+
+
+def test_seed_head_requires_a_seed_body(session: Session, law: ExpertRow, body: BodyRow) -> None:
+    add_contribution(session, law, body)
+    with pytest.raises(RefusedError, match="a merged body has no seed's head") as caught:
+        lineage_of(session, head="seed", partial=True)
+    assert caught.value.where == "head"
+    seed = add_body(session, [], method="seed", source="seed")
+    parts = add_expert(session, "art", parts=("0" * 64, seed.digest))
+    add_contribution(session, parts, seed)
+    lineage = lineage_of(session, head="seed")
+    assert (lineage.head, lineage.experts, lineage.left_out) == (HeadLineage(method="seed"), [parts.digest], [])
 
 
 def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow) -> None:
@@ -152,14 +201,12 @@ def test_owner_gets_version_files_if_all_others_allow_it(
         versions.require_shared(session, "art-owner", row)
 
 
-def test_owner_of_a_fitted_expert_gets_the_version_files(
-    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
-) -> None:
-    fitted = add_expert(session, "law", fitted=(law.digest, body.digest))
-    for expert in (fitted, art):
+def test_owner_of_parts_gets_the_version_files(session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow) -> None:
+    parts = add_expert(session, "law", parts=(law.digest, body.digest))
+    for expert in (parts, art):
         add_contribution(session, expert, body)
     row = add_version(session)
-    assert fitted.digest in row.lineage.experts
+    assert parts.digest in row.lineage.experts
     versions.require_shared(session, "law-owner", row)
     with pytest.raises(RefusedError, match="don't allow redistribution: law"):
         versions.require_shared(session, "art-owner", row)

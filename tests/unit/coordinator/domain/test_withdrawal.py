@@ -52,22 +52,53 @@ def test_law_5_a_withdrawn_expert_is_in_no_later_version(
         withdrawal.require_listed(session, row.lineage)
 
 
-def test_fitted_expert_is_withdrawn_with_its_source_expert(session: Session, law: ExpertRow, body: BodyRow) -> None:
-    fitted = add_expert(session, "law", fitted=(law.digest, body.digest))
-    part = add_contribution(session, fitted, body)
+def test_parts_are_withdrawn_with_their_dense_expert(session: Session, law: ExpertRow, body: BodyRow) -> None:
+    parts = add_expert(session, "law", parts=(law.digest, body.digest))
+    sent = add_contribution(session, parts, body)
     withdrawal.withdraw_expert(session, law, serve=True)
-    assert (fitted.state, part.active) == (ExpertState.WITHDRAWN, False)
+    assert (parts.state, sent.active) == (ExpertState.WITHDRAWN, False)
 
 
-def test_purge_covers_fitted_experts_that_hold_the_parameters(
+def test_leaver_under_a_seed_body_leaves_no_trace(session: Session) -> None:
+    """Law 5: at once, without a remerge; versions that have it stay, and say so."""
+    seed = add_body(session, [], method="seed", source="seed")
+    members = [add_expert(session, domain, parts=("0" * 64, seed.digest)) for domain in ("law", "art")]
+    heads = [add_contribution(session, item, None, kind="head") for item in members]
+    routers = [add_contribution(session, item, seed) for item in members]
+    row = add_version(session)
+    assert row.lineage.head.contributions == [item.digest for item in heads]
+    retired, served = withdrawal.withdraw_expert(session, members[0], serve=True)
+    assert (retired, [item.number for item in served], bodies.remerge(session)) == ([], [1], None)
+    lineage = versions.lineage_of(session, NewVersion())
+    assert (lineage.body, lineage.experts, lineage.withdrawn) == (seed.digest, [members[1].digest], [])
+    assert lineage.contributions == [routers[1].digest]
+    assert (lineage.head.method, lineage.head.contributions) == ("regmean", [heads[1].digest])
+    assert experts.purge(session, members[0], retire=False) == ([members[0].digest], [1])
+    assert (seed.retired, row.retired) == (None, None)
+
+
+def test_version_with_a_withdrawn_head_contribution_stays(session: Session, law: ExpertRow, body: BodyRow) -> None:
+    for expert in session.scalars(select(ExpertRow)).all():
+        add_contribution(session, expert, None, kind="head")
+    row = add_version(session)
+    [sent] = session.scalars(select(ContributionRow).where(ContributionRow.digest == row.lineage.head.contributions[0]))
+    withdrawal.require_inputs(session, row.lineage)
+    withdrawal.withdraw_contribution(session, sent)
+    assert (row.retired, row.withheld, body.retired) == (None, None, None)
+    assert versions.lineage_of(session, NewVersion()).head.method == "average"
+    with pytest.raises(RefusedError, match=f"{sent.digest} was withdrawn meanwhile"):
+        withdrawal.require_inputs(session, row.lineage)
+
+
+def test_purge_covers_parts_of_it_and_for_its_bodies(
     session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
-    """Art's is fitted to the body with law in it."""
-    laws, arts = (add_expert(session, item.domain, fitted=(item.digest, body.digest)) for item in (law, art))
+    """Art's are for the body with law in it."""
+    laws, arts = (add_expert(session, item.domain, parts=(item.digest, body.digest)) for item in (law, art))
     for plain in session.scalars(select(ContributionRow)):
         plain.active = False  # superseded
-    for fitted in (laws, arts):
-        add_contribution(session, fitted, body)
+    for parts in (laws, arts):
+        add_contribution(session, parts, body)
     row = add_version(session)
     withdrawal.withdraw_expert(session, law, serve=False)
     assert (laws.state, arts.state) == (ExpertState.WITHDRAWN, ExpertState.READY)
@@ -76,17 +107,17 @@ def test_purge_covers_fitted_experts_that_hold_the_parameters(
     remerge = bodies.remerge(session)
     assert remerge is not None
     assert remerge.experts == [art.digest]
-    kept = add_expert(session, "art", fitted=(art.digest, add_body(session, [art]).digest))
+    kept = add_expert(session, "art", parts=(art.digest, add_body(session, [art]).digest))
     experts.purge(session, law, retire=True)
     assert [item.purged is not None for item in (law, laws, arts, art, kept)] == [True, True, True, False, False]
     assert needed(session).isdisjoint(file.sha256 for item in (law, laws, arts) for file in item.files)
 
 
-def test_withdrawn_fitted_expert_allows_trained_contribution(session: Session, law: ExpertRow, body: BodyRow) -> None:
+def test_withdrawn_parts_allow_the_dense_contribution(session: Session, law: ExpertRow, body: BodyRow) -> None:
     [plain] = session.scalars(select(ContributionRow).where(ContributionRow.expert == law.digest))
     plain.active = False  # superseded
-    fitted = add_expert(session, "law", fitted=(law.digest, body.digest))
-    assert withdrawal.withdraw_expert(session, fitted, serve=True) == ([], []), "no body contains it"
+    parts = add_expert(session, "law", parts=(law.digest, body.digest))
+    assert withdrawal.withdraw_expert(session, parts, serve=True) == ([], []), "no body contains it"
     assert bodies.remerge(session) is None
     assert plain.withdrawn is not None, "so the same statistics may be sent again"
     assert (law.state, body.retired) == (ExpertState.READY, None)

@@ -38,6 +38,7 @@ def test_values_come_back_as_what_they_were(database: Database) -> None:
     assert expert.withdrawn == datetime(2030, 1, 1, 5, tzinfo=east)
     assert expert.withdrawn.utcoffset() == timedelta(0)
     assert (stored.state, stored.withdrawn[:19]) == ("ready", "2030-01-01 02:00:00")
+    assert (expert.parts, expert.dense, merged.source) == (None, expert.digest, None)
     assert merged.options == BodyOptions(weights={"law": 2.0})
     assert (version.lineage, type(version.lineage), type(version.files[0])) == (lineage, Lineage, VersionFile)
 
@@ -63,8 +64,11 @@ def test_what_laws_forbid_the_tables_refuse(session: Session) -> None:
     law = add_expert(session, "law")
     body = add_body(session, [law])
     part = add_contribution(session, law, body)
-    add_contribution(session, law, None)
-    add_expert(session, "law", fitted=(law.digest, body.digest))
+    for kind in ("body", "head"):
+        add_contribution(session, law, None, kind=kind)
+    other = add_body(session, [law], method="ties")
+    for item in (body, other):
+        add_expert(session, "law", parts=(law.digest, item.digest))
     session.add(ShardRow(body=body.digest, domain="law", shard="1" * 64, contribution=part.digest))
     session.add(KeyRow(owner="law-owner", public_key="0" * 64, fingerprint="0" * 64))
     session.flush()
@@ -76,8 +80,9 @@ def test_what_laws_forbid_the_tables_refuse(session: Session) -> None:
 
     forbidden(ShardRow(body=body.digest, domain="law", shard="1" * 64, contribution=part.digest))
     forbidden(KeyRow(owner="law-owner", public_key="1" * 64, fingerprint="1" * 64))
-    for fitted in (None, (law.digest, body.digest)):
+    for parts in (None, ("0" * 64, body.digest)):
         with pytest.raises(IntegrityError), session.begin_nested():
-            add_expert(session, "law", fitted, files=[])
-    with pytest.raises(IntegrityError), session.begin_nested():
-        add_contribution(session, law, None, tokens=7)
+            add_expert(session, "law", parts, files=[])
+    for kind in ("body", "head"):
+        with pytest.raises(IntegrityError), session.begin_nested():
+            add_contribution(session, law, None, kind=kind, tokens=7)
