@@ -1,4 +1,4 @@
-"""The expert is registered if its owner lets it leave, and so is the one fitted to a body."""
+"""The expert is registered if its owner lets it leave, and so are its parts for a body."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,9 @@ from moerge.models.expert_folder import DenseExpert, dense_folder
 from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.problems import Problem, ProblemType
-from moerge_workers.contributing import expert, fitted
+from moerge_workers.contributing import expert, parts
 from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.expert import KeptError
 from support.models import adapter
 from support.stages import NOW, MemoryClient, body, context_of
 
@@ -22,16 +23,16 @@ from support.stages import NOW, MemoryClient, body, context_of
 def test_it_is_sent_once_and_redistribution_follows_the_policy(folder: Path, home: Path, client: MemoryClient) -> None:
     for redistribute in (False, True):
         with context_of(folder, home, client, policy={"redistribute": redistribute}) as context:
-            assert expert.run(context)
+            expert.run(context)
         assert client.known[context.expert.digest].redistribute is redistribute
     assert len({path.name for path in client.uploaded}) == len(client.uploaded)
 
 
 def test_law_1_without_an_answer_or_in_a_dry_run_it_stays(folder: Path, home: Path, client: MemoryClient) -> None:
-    with context_of(folder, home, client, policy={"mode": "ask"}) as context:
-        assert not expert.run(context)
+    with context_of(folder, home, client, policy={"mode": "ask"}) as context, pytest.raises(KeptError):
+        expert.run(context)
     with context_of(folder, home, client, dry_run=True) as context:
-        assert expert.run(context)  # so that the later stages can be shown
+        expert.run(context)  # so that the later stages can be shown
     with (
         context_of(folder, home, client, policy={"expert_weights": False}) as context,
         pytest.raises(MoergeError, match="the policy forbids sending expert weights"),
@@ -59,7 +60,7 @@ def test_history_records_bytes_of_adapter_then_whole_expert(
     lora = adapter(home / "lora", folder / "expert", seed=3)
     with context_of(folder, home, client) as given:
         own = replace(given.expert, folder=dense_folder(DenseFiles(lora), home / "expert"), adapter=lora)
-        assert expert.run(replace(given, expert=own))
+        expert.run(replace(given, expert=own))
         sent = {sending.item.about: (sending.item.bytes, sending.became) for sending in given.outbox.history.sendings()}
     whole = sum(path.stat().st_size for path in own.folder.iterdir())
     assert sent["law: adapter, 1 file"] == ((lora / WEIGHTS).stat().st_size, "arrived")
@@ -80,7 +81,7 @@ def test_without_its_base_the_whole_expert_leaves(folder: Path, home: Path, caps
     lora = adapter(home / "lora", folder / "expert", seed=3)
     with context_of(folder, home, client) as given:
         own = replace(given.expert, folder=dense_folder(DenseFiles(lora), home / "expert"), adapter=lora)
-        assert expert.run(replace(given, expert=own))
+        expert.run(replace(given, expert=own))
     assert client.known[own.digest].adapter is None
     assert lora / WEIGHTS not in client.uploaded
     assert f"the adapter alone has {decimal((lora / WEIGHTS).stat().st_size)}" in capsys.readouterr().err
@@ -90,12 +91,12 @@ def fit(context: Context, client: MemoryClient) -> DenseExpert | None:
     weights = context.settings.home / "bodies" / "body" / DENSE_BODY_FILE
     if not weights.is_file():
         client.download("", [], weights.parent, context.events, title="")
-    return fitted.run(context, body(), DenseBody(weights, context.expert))
+    return parts.run(context, body(), DenseBody(weights, context.expert.config))
 
 
-def test_fitted_expert_replaces_the_expert_unless_refused(folder: Path, home: Path, client: MemoryClient) -> None:
+def test_fitted_mlps_replace_the_expert_unless_refused(folder: Path, home: Path, client: MemoryClient) -> None:
     ask = {"mode": "ask", "min_documents": 5, "min_tokens": 1}
-    with context_of(folder, home, client, policy=ask) as context:
+    with context_of(folder, home, client, policy=ask, fit=True) as context:
         assert fit(context, client) is None
         [item] = context.outbox.history.asked()
         context.outbox.history.note(item, "refused")
@@ -104,14 +105,13 @@ def test_fitted_expert_replaces_the_expert_unless_refused(folder: Path, home: Pa
         context.outbox.history.note(item, "approved")
         result = fit(context, client)
         assert result is not None
-        assert result.trained is context.expert
-        assert client.known[result.digest].trained == context.expert.digest
+        assert client.known[result.digest].dense == context.expert.digest
         gone = {"state": ExpertState.WITHDRAWN, "withdrawn": NOW}
         client.known[result.digest] = client.known[result.digest].model_copy(update=gone)
         assert fit(context, client) is context.expert
 
 
 def test_with_too_little_text_the_expert_stays_as_it_is(folder: Path, home: Path, client: MemoryClient) -> None:
-    with context_of(folder, home, client, policy={"min_documents": 100}) as context:
+    with context_of(folder, home, client, policy={"min_documents": 100}, fit=True) as context:
         assert fit(context, client) is context.expert
     assert client.uploaded == []

@@ -12,9 +12,9 @@ from moerge.experts.sample import need_of
 from moerge.memory.machine import Free
 from moerge.models.dense_files import DenseBody
 from moerge.trunk.merge import DENSE_BODY_FILE
-from moerge_workers.contributing import fitted
+from moerge_workers.contributing import parts
 from support.models import texts, tokenizer
-from support.stages import MemoryClient, context_of
+from support.stages import MemoryClient, body, context_of
 
 TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(60)]
 
@@ -55,12 +55,12 @@ def test_little_memory_reduces_fitted_tokens_or_is_refused(
     texts(home / "texts.jsonl", 1, 600)
     with context_of(folder, home, MemoryClient(folder)) as context:
         need = need_of(context.expert, context.settings.statistics, "cpu")
-        body = DenseBody(home / DENSE_BODY_FILE, context.expert)
+        weights = DenseBody(home / DENSE_BODY_FILE, context.expert.config)
         shutil.copy(folder / DENSE_BODY_FILE, home)
 
         def fitted_with(tokens: int) -> Path | None:
-            monkeypatch.setattr(fitted, "free_for", lambda device: Free(need.total(tokens), None))
-            return fitted.fitted_folder(context, body)
+            monkeypatch.setattr(parts, "free_for", lambda device: Free(need.total(tokens), None))
+            return parts._fitted(context, body(), weights)
 
         with pytest.raises(MoergeError, match="hidden states of 16,384 tokens"):
             fitted_with(16_000)

@@ -16,7 +16,7 @@ from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge_proto.contributions import Contribution
-from moerge_workers.contributing import router
+from moerge_workers.contributing import under_body
 from moerge_workers.contributing.body_check import sampled_grams
 from support.models import expert, texts
 from support.stages import MemoryClient, body, context_of
@@ -25,7 +25,7 @@ from support.stages import MemoryClient, body, context_of
 def contributed(folder: Path, home: Path, client: MemoryClient, **given: Any) -> list[Contribution]:
     """The outcome of one run."""
     with context_of(folder, home, client, **given) as context:
-        return router.run(context, body(), None)
+        return under_body.run(context, body(), None)
 
 
 def lines(home: Path, keep: slice) -> None:
@@ -97,10 +97,10 @@ def test_a_split_without_documents_is_withdrawn(folder: Path, home: Path, client
     assert client.rows[tuning.digest].withdrawn is not None
 
 
-def test_contribution_is_refused_beside_that_of_fitted_expert(folder: Path, home: Path, client: MemoryClient) -> None:
+def test_contribution_is_refused_beside_that_of_other_parts(folder: Path, home: Path, client: MemoryClient) -> None:
     [sent] = contributed(folder, home, client)
     client.rows[sent.digest] = sent.model_copy(update={"expert": "f" * 64})
-    with pytest.raises(MoergeError, match=r"its fitted expert f{64} contributes") as caught:
+    with pytest.raises(MoergeError, match=r"the expert's parts f{64}, with other MLPs, contribute") as caught:
         contributed(folder, home, client)
     assert "`fit`" in caught.value.todo
 
@@ -108,14 +108,14 @@ def test_contribution_is_refused_beside_that_of_fitted_expert(folder: Path, home
 def test_contribution_refused_by_its_owner_is_not_sent(folder: Path, home: Path, client: MemoryClient) -> None:
     ask = {"mode": "ask", "min_documents": 5, "min_tokens": 1}
     with context_of(folder, home, client, policy=ask) as context:
-        assert router.run(context, body(), None) == []
+        assert under_body.run(context, body(), None) == []
         [item] = context.outbox.history.asked()
         context.outbox.history.note(item, "refused")
     assert contributed(folder, home, client, policy=ask) == []
     assert client.uploaded == []
     with context_of(folder, home, client, policy=ask) as context:
         context.outbox.history.note(item, "approved")
-        [sent] = router.run(context, body(), None)
+        [sent] = under_body.run(context, body(), None)
     assert sent.digest == item.digest
 
 
@@ -127,7 +127,7 @@ def test_law_1_nothing_is_computed_under_a_body_that_strays(folder: Path, home: 
     client.weights = expert(home / "other", 2) / "model.safetensors"
     policy = {"max_stray": 0.01}
     with context_of(folder, home, client, policy=policy) as context, pytest.raises(IncompatibleExpertError):
-        router.run(replace(context, compute=_never), body(), None)
+        under_body.run(replace(context, compute=_never), body(), None)
 
 
 def test_too_few_documents_are_kept_here(folder: Path, home: Path, client: MemoryClient) -> None:
@@ -149,7 +149,7 @@ def test_what_waits_for_an_answer_follows_the_data(folder: Path, home: Path, cli
     contributed(folder, home, client, policy=ask)
     texts(home / "texts.jsonl", 1, 60)
     with context_of(folder, home, client, policy=ask) as context:
-        assert router.run(context, body(), None) == []
+        assert under_body.run(context, body(), None) == []
         [item] = context.outbox.history.asked()
     assert " 60 documents" in item.about
 
