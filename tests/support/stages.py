@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, TypeVar
 
 from safetensors.torch import load_file, save_file
@@ -39,7 +40,7 @@ from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import Lines
-from support.models import SMALL, expert, seed_model
+from support.models import SMALL, expert, seed_model, tokenizer
 from support.outbox import COORDINATOR
 
 T = TypeVar("T")
@@ -193,15 +194,15 @@ def registered(seed: Path, folder: Path) -> Body:
     """The body of a coordinator that registered a seed, with its files in a folder."""
     folder.mkdir()
     made = seed_body(DenseFiles(seed), FolderFiles(folder), NoProgress(), "org/seed")
-    fields = {name: value for name, value in made if name != "bounds"}
-    return Body.model_validate({**fields, "current": True, "created": NOW, "retired": None})
+    facts = {name: value for name, value in made if name in Body.model_fields}
+    return Body(**facts, current=True, created=NOW, retired=None)
 
 
 def expects_letters(folder: Path) -> Path:
     """Changes an expert so that it expects letters while the embedding's first dimension is positive."""
     tensors = load_file(folder / "model.safetensors")
-    tensors[EMBEDDING][:, 0] = 1
-    tensors[HEAD][ord("a") : ord("z") + 1, 0] += 1
+    tensors[EMBEDDING][:, 0] = 0.2
+    tensors[HEAD][tokenizer()(ascii_lowercase)["input_ids"], 0] += 1
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 

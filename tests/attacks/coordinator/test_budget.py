@@ -64,7 +64,9 @@ def test_harmful_body_that_passes_as_near_causes_no_work(
     policy = {**POLICY, "max_stray": 1000}
     for _ in range(2):
         with context_of(folder, home, client, fit=fit, policy=policy) as context:
-            with pytest.raises(HarmfulBodyError, match=r"perplexity .* with its own MLPs, .* by the expert") as caught:
+            with pytest.raises(
+                HarmfulBodyError, match=r"perplexity .* with its own MLPs and head, .* by the expert"
+            ) as caught:
                 contribute(replace(context, compute=never), body())
             assert context.outbox.history.sendings() == []
         (home / "texts.jsonl").write_text('{"text": "the scores are kept"}\n')

@@ -92,7 +92,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The owner's expert, another one, their body, and the version of both."""
     folder = tmp_path_factory.mktemp("owner")
     places = {"law": folder / "expert", "art": folder / "other"}
-    own = [DenseExpert(name, expects_letters(expert(at, seed))) for seed, (name, at) in enumerate(places.items(), 1)]
+    own = [
+        DenseExpert(name, expects_letters(expert(at, seed, apart=0.002)))
+        for seed, (name, at) in enumerate(places.items(), 1)
+    ]
     merged = local_body(own, folder / "body", "average")
     sent = [router_contribution(item, merged, all_counted(ROWS), folder / f"{item.domain}.safetensors") for item in own]
     lineage, inputs = local_version(own, merged, sent, head="average")
