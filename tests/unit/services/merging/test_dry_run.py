@@ -120,15 +120,16 @@ def test_an_unsuitable_input_is_refused_as_in_the_merge(folder: Path, tmp_path: 
     assert not (tmp_path / "out.work").exists()
 
 
-def test_an_addition_has_one_pass_under_the_version_s_body(folder: Path, tmp_path: Path, windows: list[int]) -> None:
+def test_an_addition_has_passes_of_the_new_expert_alone(folder: Path, tmp_path: Path, windows: list[int]) -> None:
     merge(sources(folder), tmp_path / "merged", replace(SETTINGS, keep_statistics=True))
     before, version = files(tmp_path), kept(tmp_path / "merged")
     costs = dry_run.merge(sources(folder, "code"), tmp_path / "out", SETTINGS, version=version)
-    assert (of(costs), list(costs.memory)) == ([("code", "router")], ["solving the routers"])
+    steps = ["fitting MLPs", "making the head", "solving the routers"]
+    assert (of(costs), list(costs.memory)) == ([("code", "head"), ("code", "router")], steps)
     assert files(tmp_path) == before
     windows.clear()
     merge(sources(folder, "code"), tmp_path / "out", SETTINGS, version=version)
-    assert len(windows) == costs.passes[0].estimate.windows
+    assert len(windows) == sum(item.estimate.windows for item in costs.passes)
     with pytest.raises(MoergeError, match="is the expert of 'law'"):
         dry_run.merge(
             [replace(item, expert=replace(item.expert, domain="new")) for item in sources(folder, "law")],
@@ -144,7 +145,7 @@ def test_dry_run_generates_no_texts_and_keeps_interrupted_work(folder: Path, tmp
     (work / "generated-art.jsonl").write_text("some")
     written = replace(source(folder, "art"), corpus=Prompts(["abc"], 2_000))
     costs = dry_run.merge([source(folder, "law"), written], tmp_path / "out", SETTINGS)
-    assert [item.estimate.tokens for item in costs.passes if item.domain == "art"] == [2_000, 2_000]
+    assert [item.estimate.tokens for item in costs.passes if item.domain == "art"] == [2_000] * 3
     assert costs.memory["writing texts of art"] > 0
     assert any(line.startswith("Unknown: the time to write the text of art") for line in costs.unknown)
     assert any(str(work) in line for line in costs.unknown)
@@ -174,4 +175,4 @@ def test_the_command_prints_the_costs_as_json_or_in_80_columns(folder: Path, tmp
             console.print(part)
     lines = shown.get().splitlines()
     assert max(map(len, lines)) <= 80
-    assert sum(line.startswith(("│ law ", "│ art ", "│ total ")) for line in lines) == 5
+    assert sum(line.startswith(("│ law ", "│ art ", "│ total ")) for line in lines) == 7

@@ -30,6 +30,7 @@ from moerge.merging.local import local_body
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.texts import read_corpus
+from moerge.models.dense import body_names
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens, all_counted
@@ -38,6 +39,7 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import Computing, body_contribution, router_contribution
 from moerge.statistics.passes import BodyPass, RouterPass, need_of
 from moerge.statistics.streamed import Streamed
+from moerge.versions.file_plans import HEAD_FILE
 from moerge_proto.bodies import BodyOptions
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
@@ -194,9 +196,9 @@ def test_a_killed_run_leaves_no_output_and_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("title", ["body statistics of art", "writing"])
+@pytest.mark.parametrize(("title", "finished"), [("body statistics of art", ["body"]), ("writing", ["body", "head"])])
 def test_a_changed_text_begins_its_statistics_anew(
-    folder: Path, computed: list[tuple[int, str]], tmp_path: Path, title: str
+    folder: Path, computed: list[tuple[int, str]], tmp_path: Path, title: str, finished: list[str]
 ) -> None:
     text = Path(shutil.copy(folder / "art.jsonl", tmp_path / "art.jsonl"))
     given = [source(folder, "law"), source(folder, "art", text)]
@@ -209,7 +211,8 @@ def test_a_changed_text_begins_its_statistics_anew(
     computed.clear()
     merge(given, tmp_path / "fresh", KEPT)
     assert files(tmp_path / "out") == files(tmp_path / "fresh")
-    assert again == len(computed) - LAYERS * shards_of(tmp_path / "fresh.work" / "body-law.safetensors")
+    reused = sum(shards_of(tmp_path / "fresh.work" / f"{kind}-law.safetensors") for kind in finished)
+    assert again == len(computed) - LAYERS * reused
 
 
 def test_kept_statistics_are_used_again(folder: Path, whole: Path, computed: list[tuple[int, str]]) -> None:
@@ -364,6 +367,38 @@ def test_a_weighted_body_has_the_given_weights(folder: Path, tmp_path: Path) -> 
     torch.testing.assert_close(body, (3 * law + art) / 4)
 
 
+def test_a_seed_s_body_is_the_base_s_with_fitted_experts(folder: Path, tmp_path: Path) -> None:
+    seed = DenseExpert("base", expert(tmp_path / "seed", 3, **SMALL), hub_id="org/seed")
+    recipe = RECOMMENDED.model_copy(update={"body": "seed"})
+    merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=recipe, base=seed))
+    published = {
+        name: tensor for path in (tmp_path / "out").glob("*.safetensors") for name, tensor in load_file(path).items()
+    }
+    assert all(published[name].equal(seed.checkpoint.tensor(name)) for name in body_names(seed))
+    assert not published["lm_head.weight"].equal(seed.checkpoint.tensor("lm_head.weight"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "that of org/seed, unchanged" in card
+    assert "fitted to the body: law, art" in card
+    alone = replace(SETTINGS, recipe=recipe.model_copy(update={"head": "seed"}), base=seed, fit=False)
+    merge(sources(folder), tmp_path / "own", alone)
+    head = load_file(tmp_path / "own" / HEAD_FILE)["lm_head.weight"]
+    assert head.equal(seed.checkpoint.tensor("lm_head.weight"))
+    assert "the experts' own, unchanged" in (tmp_path / "own" / "README.md").read_text()
+
+
+def test_a_family_without_fittable_mlps_is_merged_as_trained(folder: Path, tmp_path: Path) -> None:
+    for seed, domain in enumerate(("law", "art", "seed"), 1):
+        expert(tmp_path / domain, seed, "olmo2", **SMALL)
+    given = [source(tmp_path, domain, folder / f"{domain}.jsonl") for domain in ("law", "art")]
+    seed_body = replace(
+        SETTINGS, recipe=PAPER.model_copy(update={"body": "seed"}), base=DenseExpert("base", tmp_path / "seed")
+    )
+    with pytest.raises(IncompatibleExpertError, match="can't be fitted"):
+        merge(given, tmp_path / "out", replace(seed_body, fit=True))
+    merge(given, tmp_path / "out", seed_body)
+    assert "the experts' own, unchanged" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_a_weight_of_an_unknown_domain_is_refused(folder: Path, tmp_path: Path) -> None:
     weights = BodyOptions(weights={"lew": 3.0})
     with pytest.raises(MoergeError, match="no expert of lew"):
@@ -430,6 +465,8 @@ def test_an_output_without_a_name_is_refused(folder: Path, out: str) -> None:
         (["--expert=law=law"], 1, "'law' is given 2 times"),
         (["--expert=Law=law"], 1, "'Law' is not a valid domain name"),
         (["--lambda=0"], 1, "--lambda"),
+        (["--body=seed"], 1, "--base: the method 'seed' needs the seed model"),
+        (["--head=seed"], 1, "--head: the seed's head under a body by 'regmean'"),
         (["--slots=0"], 2, "--slots"),
         (["--host-memory=much"], 1, "--host-memory: expected a size, found 'much'"),
     ],
