@@ -34,7 +34,8 @@ def given(*arguments: str) -> dict[str, Any]:
 def test_recommended_and_paper_recipes_have_documented_values() -> None:
     """docs/quality.md has the figures of these values; others need new figures."""
     assert RECOMMENDED.model_dump() == {
-        "method": "regmean",
+        "body": "regmean",
+        "head": "regmean",
         "fit": False,
         "solve": {
             "ridge_lambda": 0.001,
@@ -46,7 +47,7 @@ def test_recommended_and_paper_recipes_have_documented_values() -> None:
         },
     }
     paper = {"ridge_lambda": 0.01, "lambda_scale": "absolute", "domain_weights": {}, "routers": "ridge"}
-    assert (PAPER.method, PAPER.fit) == ("average", False)
+    assert (PAPER.body, PAPER.head, PAPER.fit) == ("average", "average", False)
     assert PAPER.solve.model_dump() == {**paper, "top_k": 1, "temperature": 1.0}
 
 

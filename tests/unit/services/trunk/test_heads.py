@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.expert_folder import DenseExpert
@@ -42,8 +43,6 @@ def head(method: HeadMethod, inputs: HeadInputs) -> dict[str, Tensor]:
 @torch.inference_mode()
 def read_by_head(folder: Path, rows: list[list[int]]) -> Tensor:
     """[n, H] float64: the head's inputs, by a hook of our own."""
-    from transformers import AutoModelForCausalLM
-
     model, seen = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64), []
     model.lm_head.register_forward_pre_hook(lambda _, given: seen.append(given[0][0]))
     for row in rows:
@@ -61,7 +60,7 @@ def test_regmean_head_is_the_least_squares_fit_of_equal_domains(tmp_path: Path) 
         right.append(x @ Checkpoint(folder).tensor(HEAD).double().T)
     size, tokens = left[0].shape[1], sum(map(len, left))
     shrinkage = (SHRINKAGE_TO_AVERAGE * size / tokens) ** 0.5 * torch.eye(size, dtype=torch.float64)
-    mean = sum(Checkpoint(folder).tensor(HEAD).double() for folder in experts) / 2
+    mean = torch.stack([Checkpoint(folder).tensor(HEAD).double() for folder in experts]).mean(dim=0)
     expected = torch.linalg.lstsq(torch.cat([*left, shrinkage]), torch.cat([*right, shrinkage @ mean.T])).solution.T
     result = head("regmean", inputs_of(experts, tmp_path))
     torch.testing.assert_close(result[HEAD].double(), expected, rtol=0, atol=1e-3 * float(expected.std()))
@@ -77,7 +76,7 @@ def test_regmean_head_of_one_expert_is_its_own_for_any_number_of_row_blocks(
     torch.testing.assert_close(alone[HEAD], Checkpoint(experts[0]).tensor(HEAD), rtol=0, atol=1e-5)
     inputs = inputs_of(experts, tmp_path)
     whole = head("regmean", inputs)[HEAD]
-    monkeypatch.setattr("moerge.trunk.heads._ROWS", 70)
+    monkeypatch.setattr("moerge.trunk.heads.HEAD_ROWS", 70)
     torch.testing.assert_close(head("regmean", inputs)[HEAD], whole, rtol=0, atol=1e-6)
 
 

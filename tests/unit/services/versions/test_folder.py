@@ -9,10 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from moerge.models.dense import domain_model
 from moerge.scoring.routers import forced, randomised, routers
-from support.models import expert, on_body
-from support.versions import ROWS, body_file, loaded, logits, published
+from support.models import expert
+from support.versions import ROWS, behind, body_file, loaded, logits, published
 
 
 def test_the_routers_on_disk_are_those_that_decide(tmp_path: Path) -> None:
@@ -40,7 +39,7 @@ def test_an_expert_of_mixed_dtypes_keeps_them(tmp_path: Path) -> None:
     kept = {name: tensor.dtype for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
     assert {dtype for name, dtype in kept.items() if "norm" in name} == {torch.float32}
     assert {dtype for name, dtype in kept.items() if "norm" not in name} == {torch.bfloat16}
-    dense, _ = domain_model(*on_body(experts[1], tmp_path / "body" / "body.safetensors"))
+    dense = behind(experts[1], tmp_path / "body" / "body.safetensors", folder)
     version = loaded(folder)
     with forced(version, 1):
         torch.testing.assert_close(logits(version), logits(dense), atol=1e-4, rtol=0)
@@ -58,11 +57,11 @@ def test_names_and_index_are_what_the_engines_read(tmp_path: Path) -> None:
     assert index["weight_map"] == result
     assert index["metadata"]["total_size"] == sum(_tensor_bytes(path) for path in folder.glob("*.safetensors"))
     assert sorted(set(result.values())) == [
-        "model-expert-00000.safetensors", "model-expert-00001.safetensors", "model-router.safetensors",
-        "model-body-added.safetensors", "model-body.safetensors",
+        "model-body.safetensors", "model-expert-00000.safetensors", "model-expert-00001.safetensors",
+        "model-head.safetensors", "model-router.safetensors",
     ]  # fmt: skip
     assert result["model.layers.2.block_sparse_moe.experts.1.w3.weight"] == "model-expert-00001.safetensors"
-    assert result["lm_head.weight"] == "model-body-added.safetensors"
+    assert result["lm_head.weight"] == "model-head.safetensors"
     config = json.loads((folder / "config.json").read_text())
     assert (config["tie_word_embeddings"], config["head_dim"], config["rope_theta"]) == (False, 8, 10000.0)
 
