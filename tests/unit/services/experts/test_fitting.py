@@ -1,20 +1,22 @@
 """An owner's MLPs, fitted to a body: behind it they do what they did in the expert."""
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from moerge.errors import IncompatibleExpertError
 from moerge.experts.fitting import SHRINKAGE_TO_EXPERT, fit
 from moerge.models.batches import batches
-from moerge.models.dense import domain_model, expert_model
-from moerge.models.dense_files import DenseFiles
+from moerge.models.dense import HEAD_NAMES, domain_model, expert_model, mlp_names
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
+from moerge.models.stored import SINGLE
 from moerge.models.tokens import Tokens, all_counted
 from support.fitting import whole_fit
 from support.models import expert, on_body
@@ -115,7 +117,7 @@ def test_interrupted_fit_resumes_at_the_interrupted_layer(tmp_path: Path) -> Non
         fit(*on_body(folder, body), cut[1:], tmp_path / "fitted", done=until(0))
     result = fit(*on_body(folder, body), cut, tmp_path / "fitted") / "model.safetensors"
     assert result.read_bytes() == whole.read_bytes()
-    assert begun() == kept(folder)
+    assert begun() == sorted(path.name for path in folder.iterdir())
 
 
 def test_it_runs_on_one_thread_and_leaves_as_many_as_there_were(tmp_path: Path) -> None:
@@ -165,6 +167,11 @@ def divergence(one: nn.Module, other: nn.Module) -> float:
     return total / tokens
 
 
+def behind(folder: Path, parts: Path, body: Path) -> nn.Module:
+    """The body with an expert's parts."""
+    return domain_model(DenseFiles(parts), DenseBody(body, DenseFiles(folder).config))[0]
+
+
 PRE_NORM = sorted(name for name, family in FAMILIES.items() if family.gain)
 
 
@@ -172,7 +179,7 @@ PRE_NORM = sorted(name for name, family in FAMILIES.items() if family.gain)
 def test_fitted_mlps_reduce_divergence_from_the_expert(tmp_path: Path, family: str) -> None:
     folder, body = two(tmp_path, family)
     target = fit(*on_body(folder, body), list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
-    after = AutoModelForCausalLM.from_pretrained(target)
+    after = behind(folder, target, body)
     own, before = (
         expert_model(DenseFiles(folder)),
         domain_model(*on_body(folder, body))[0],
@@ -185,20 +192,25 @@ def test_behind_the_expert_s_own_body_nothing_changes(tmp_path: Path, family: st
     folder = expert(tmp_path / "expert", seed=1, family=family)
     body = body_file([folder], tmp_path / "body")
     fit(*on_body(folder, body), list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
-    assert divergence(expert_model(DenseFiles(folder)), expert_model(DenseFiles(tmp_path / "fitted"))) < 1e-6
+    assert divergence(expert_model(DenseFiles(folder)), behind(folder, tmp_path / "fitted", body)) < 1e-6
 
 
-def test_a_fitted_expert_is_the_body_with_the_fitted_mlps(tmp_path: Path) -> None:
+@torch.inference_mode()
+def test_a_fit_depends_on_no_head(tmp_path: Path) -> None:
+    """Neither the expert's nor the body's: in the last layer, too, the target is the expert's own residual."""
     folder, body = two(tmp_path)
-    result, merged = fitted(folder, body), Checkpoint(body)
-    assert result.specs.keys() == merged.specs.keys() | set(FAMILIES["llama"].dense_mlp_names(3))
-    assert all(torch.equal(result.tensor(name), merged.tensor(name)) for name in merged.specs)
-    assert sorted(path.name for path in result.path.iterdir()) == kept(folder)
-
-
-def kept(folder: Path) -> Sequence[str]:
-    """An expert's files that are needed to load it."""
-    return sorted(path.name for path in folder.iterdir() if path.name != "generation_config.json")
+    one = fitted(folder, body)
+    tensors = load_file(folder / SINGLE)
+    for name in HEAD_NAMES:
+        tensors[name] = torch.randn(tensors[name].shape)
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    save_file(tensors, other / SINGLE)
+    same = Checkpoint(fit(*on_body(other, body), list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "of-other"))
+    for name in mlp_names(DenseFiles(folder)):
+        assert torch.equal(one.tensor(name), same.tensor(name)), name
+    models = domain_model(*on_body(folder, body))[0], expert_model(DenseFiles(folder)), behind(folder, one.path, body)
+    before, target, residual = (reads(model, "model.norm") for model in models)
+    assert (residual - target).pow(2).mean() < 0.5 * (before - target).pow(2).mean()
 
 
 def test_a_family_that_normalises_its_mlps_outputs_is_refused(tmp_path: Path) -> None:
