@@ -210,7 +210,7 @@ def test_a_fit_depends_on_no_head(tmp_path: Path) -> None:
         assert torch.equal(one.tensor(name), same.tensor(name)), name
     models = domain_model(*on_body(folder, body))[0], expert_model(DenseFiles(folder)), behind(folder, one.path, body)
     before, target, residual = (reads(model, "model.norm") for model in models)
-    assert (residual - target).pow(2).mean() < 0.5 * (before - target).pow(2).mean()
+    assert (residual - target).pow(2).mean() < 0.8 * (before - target).pow(2).mean()
 
 
 def test_a_family_that_normalises_its_mlps_outputs_is_refused(tmp_path: Path) -> None:

@@ -1,13 +1,17 @@
 """The documents of a fit: as many tokens as memory has room for."""
 
+from pathlib import Path
+
 import pytest
 
 from moerge.documents.fitting_sample import fitting_tokens
 from moerge.errors import MoergeError
 from moerge.experts.fitted_files import fitted_bytes
+from moerge.experts.parts import write_parts
 from moerge.experts.sample import fitting_sample_that_fits, least_fitting_tokens, need_of
 from moerge.memory.machine import Free
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.reader import Checkpoint
 from moerge.models.tokens import Tokens
 from moerge_proto.statistics_file import StatisticsSettings
 from support.models import expert
@@ -37,8 +41,9 @@ def chosen(own: DenseExpert, free: Free, least: int = 0) -> tuple[int, list[str]
     return tokens, messages
 
 
-def test_a_fit_writes_the_expert_and_its_mlps(own: DenseExpert) -> None:
-    assert fitted_bytes(own) == sum(spec.bytes for spec in own.checkpoint.specs.values()) + 3 * 3 * 4 * H * INNER
+def test_a_fit_writes_the_expert_s_parts_and_its_mlps(own: DenseExpert, tmp_path: Path) -> None:
+    parts = Checkpoint(write_parts(own, tmp_path / "parts"))
+    assert fitted_bytes(own) == sum(spec.bytes for spec in parts.specs.values()) + 3 * 3 * 4 * H * INNER
 
 
 def test_as_many_tokens_as_fit_are_chosen(own: DenseExpert) -> None:

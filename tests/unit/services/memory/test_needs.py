@@ -9,7 +9,7 @@ import torch
 from rich.filesize import decimal
 from transformers import LlamaConfig
 
-from moerge.memory.needs import Need, fitting, merging, passing, scoring, writing_texts
+from moerge.memory.needs import Need, fitting, merging, merging_head, passing, scoring, writing_texts
 from moerge.memory.shapes import Shape
 from moerge.models.config import read_config
 from moerge.models.families import FAMILIES
@@ -87,7 +87,7 @@ def test_scoring_needs_two_layers_and_head_or_batch(tmp_path: Path) -> None:
 def test_a_fit_needs_two_models_a_solve_and_residuals() -> None:
     need = fitting(small(), 1024)
     assert need.device["two layers of both models"] == 4 * 4 * LAYER
-    assert need.device["a solve"] == max(16 * INNER**2 + 32 * INNER * H, 16 * VOCAB * H + 48 * H**2)
+    assert need.device["a solve"] == 16 * INNER**2 + 32 * INNER * H
     assert need.total(1000) == need.on_device + 1000 * 2 * 4 * H
 
 
@@ -97,15 +97,16 @@ def test_an_expert_that_writes_texts_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "tensors"), [("average", 6), ("weighted", 6), ("base", 3), ("dare", 7), ("ties", 10), ("regmean", 14)]
+    ("method", "tensors"), [("average", 6), ("weighted", 6), ("seed", 2), ("dare", 7), ("ties", 10), ("regmean", 5)]
 )
 def test_a_merge_needs_tensors_of_its_method(method: str, tensors: int) -> None:
-    """Of four experts, in sizes of the head; the grams are small beside it."""
+    """Of four experts, in sizes of the embedding; the grams are small beside it."""
     need = merging(Shape.of(preset("1b"), torch.float32), 4, METHODS[method], 1)
     assert need.total() / (4 * 128256 * 2048) == pytest.approx(tensors, rel=0.02)
 
 
-def test_alignment_adds_a_head_and_two_grams_an_expert() -> None:
+def test_a_head_needs_every_expert_s_and_a_solved_one_blocks_and_squares() -> None:
     shape = Shape.of(preset("1b"), torch.float32)
-    plain, aligned = (merging(shape, 4, METHODS[method], 1).total() for method in ("regmean", "regmean-fitted"))
-    assert aligned - plain == 4 * 128256 * 2048 + 4 * 2 * 8 * 2048**2
+    plain, solved = (merging_head(shape, 4, solved=solved).total() for solved in (False, True))
+    assert plain == (4 + 2) * 4 * 128256 * 2048
+    assert solved - plain == 4 * 8 * 2**15 * 2048 + 5 * 8 * 2048**2

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from moerge.experts.sample import need_of as fitting_need
-from moerge.memory.needs import merging, scoring
+from moerge.memory.needs import merging, merging_head, scoring
 from moerge.memory.shapes import Shape
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.published import published_weights
 from moerge.models.tokens import all_counted
-from moerge.statistics.contribution import body_contribution
+from moerge.statistics.contribution import body_contribution, head_contribution
 from moerge.statistics.passes import RouterPass, need_of
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import StatisticsSettings
@@ -74,7 +74,7 @@ from moerge.models.dense_files import DenseFiles, DenseBody
 from moerge.models.tokens import all_counted
 def call(folder, body, place):
     own = DenseFiles(folder)
-    fit(own, DenseBody(body, own), list(batches(all_counted([range(64)] * 2), 128)), Path(mkdtemp(dir=place)))
+    fit(own, DenseBody(body, own.config), list(batches(all_counted([range(64)] * 2), 128)), Path(mkdtemp(dir=place)))
 """
 
 
@@ -95,30 +95,60 @@ from moerge.models.expert_folder import DenseExpert
 from moerge_proto.bodies import BodyOptions
 def call(folder, method):
     name, own = method.name, [DenseExpert(f"d{{n}}", folder / str(n)) for n in range({count})]
-    base = own[0] if name in ("base", "ties", "dare") else None
-    sums = [folder / f"sums-{{n}}" for n in range({count})] if name in ("regmean", "regmean-fitted") else []
+    base = own[0] if name in ("seed", "ties", "dare") else None
+    sums = [folder / f"sums-{{n}}" for n in range({count})] if name == "regmean" else []
     options = BodyOptions(**{options})
     local_body(own, Path(mkdtemp(dir=folder)), name, sums, options, base=base)
 """
 OPTIONS = {"ties": {"retain": 0.5}, "dare": {"retain": 0.5}}
 
 
-HEAD, ATTENTION = {"hidden_size": 256, "vocab_size": 32768}, {"hidden_size": 1024, "vocab_size": 300}
+EMBEDDING, ATTENTION = {"hidden_size": 256, "vocab_size": 32768}, {"hidden_size": 1024, "vocab_size": 300}
+
+
+def two(folder: Path, large: dict[str, Any]) -> list[DenseExpert]:
+    sizes: dict[str, Any] = {**large, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}
+    return [DenseExpert(f"d{slot}", expert(folder / str(slot), slot + 1, **sizes)) for slot in range(2)]
+
+
+def require_peak(peak: int, need: int) -> None:
+    assert peak < need + SLACK
+    assert peak > 0.8 * need - SLACK or not peak  # unknown here
 
 
 @pytest.mark.parametrize(
     ("method", "large"),
-    [("average", HEAD), ("dare", HEAD), ("ties", HEAD), ("regmean-fitted", HEAD), ("regmean", ATTENTION)],
-    ids=["average", "dare", "ties", "regmean-fitted", "regmean"],
+    [
+        *[(name, EMBEDDING) for name in ("seed", "average", "dare", "ties", "regmean")],
+        pytest.param("regmean", ATTENTION, id="regmean-attention"),
+    ],
 )
 def test_a_merge_by(tmp_path: Path, method: str, large: dict[str, Any]) -> None:
-    """Two experts with a large head or a wide attention."""
-    sizes: dict[str, Any] = {**large, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}
-    for number in range(2):
-        own = DenseExpert(f"d{number}", expert(tmp_path / str(number), number + 1, **sizes))
+    """Two experts with a large embedding or a wide attention."""
+    own = two(tmp_path, large)
+    for slot, item in enumerate(own):
         if METHODS[method].solved:
-            body_contribution(own, all_counted([range(2, 66)] * 4), tmp_path / f"sums-{number}")
-    need = merging(Shape.of(own.config, torch.float32), 2, METHODS[method], 1).total()
-    peak = peak_of(MERGE.format(count=2, options=OPTIONS.get(method, {})), tmp_path, Path(method))
-    assert peak < need + SLACK
-    assert peak > 0.8 * need - SLACK or not peak  # unknown here
+            body_contribution(item, all_counted([range(2, 66)] * 4), tmp_path / f"sums-{slot}")
+    need = merging(Shape.of(own[0].config, torch.float32), 2, METHODS[method], 1).total()
+    require_peak(peak_of(MERGE.format(count=2, options=OPTIONS.get(method, {})), tmp_path, Path(method)), need)
+
+
+HEADS = """
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import write_safetensors
+from moerge.trunk.heads import HeadInputs, head_plan
+def call(folder, method):
+    models = [Checkpoint(folder / str(slot)) for slot in range(2)]
+    inputs = HeadInputs(models, lambda: [folder / f"sums-{slot}" for slot in range(2)], None, models[0], False)
+    with (folder / "head").open("wb") as out:
+        write_safetensors(out, head_plan(method.name, inputs))
+"""
+
+
+@pytest.mark.parametrize("method", ["average", "regmean"])
+def test_a_head_by(tmp_path: Path, method: str) -> None:
+    own = two(tmp_path, EMBEDDING)
+    for slot, item in enumerate(own):
+        head_contribution(item, all_counted([range(2, 66)] * 4), tmp_path / f"sums-{slot}")
+    need = merging_head(Shape.of(own[0].config, torch.float32), 2, solved=method == "regmean").total()
+    require_peak(peak_of(HEADS, tmp_path, Path(method)), need)
