@@ -1,11 +1,14 @@
 """A tiny fleet, and recipes' models of it."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from moerge.scoring.perplexity import Rows
 from moerge_lab.recipes.base import Domain, Fleet, Model
@@ -46,6 +49,14 @@ def logits(model: Model, rows: Rows) -> Tensor:
     """The logits of a model that has them."""
     assert isinstance(model, FromLogits)
     return model.logits(rows)
+
+
+def with_average_head(model: PreTrainedModel, experts: Sequence[Path]) -> PreTrainedModel:
+    """The dense model, with the mean of the experts' last norms and heads."""
+    for module, name in ((model.model.norm, "model.norm.weight"), (model.lm_head, "lm_head.weight")):
+        heads = [load_file(expert / "model.safetensors")[name].double() for expert in experts]
+        module.weight = torch.nn.Parameter(torch.stack(heads).mean(dim=0).float())
+    return model
 
 
 def state(model: Model) -> dict[str, Tensor]:

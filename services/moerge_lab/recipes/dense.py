@@ -16,7 +16,7 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.reader import Checkpoint
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
-from moerge.trunk.pieces import Piece
+from moerge.trunk.pieces import merge_plan
 from moerge_lab.recipes.base import Fleet, Model, Options, Recipe, number
 from moerge_lab.recipes.likelihoods import Dense
 from moerge_lab.recipes.models import Loaded
@@ -71,11 +71,9 @@ def merged_model(fleet: Fleet, method: BodyMethod, options: Options) -> PreTrain
         options=body_options(method, fleet, options),
         base=None if base is None else Checkpoint(base),
     )
-    state = {plan.name: plan.compute().float() for plan in METHODS[method].plan(inputs)}
-    merge = rule(inputs)
-    for name in sorted(experts[0].checkpoint.specs.keys() - state.keys()):  # MLPs and head
-        tensors = [expert.checkpoint.tensor(name) for expert in experts]
-        state[name] = merge(Piece(name, 0, range(len(experts)), tensors, torch.float32))
+    names = {name for expert in experts for name in expert.checkpoint.specs}
+    plans = merge_plan([expert.checkpoint for expert in experts], names, rule(inputs))
+    state = {plan.name: plan.compute().float() for plan in plans}
     model = dense_model(experts[0].config, state, torch.float32)
     place(model, fleet.device)
     return model

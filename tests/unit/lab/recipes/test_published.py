@@ -17,11 +17,11 @@ from moerge.trunk.least_squares import SHRINKAGE_TO_AVERAGE
 from moerge.versions.plan import solve_lineage
 from moerge_lab.recipes.base import Fleet, Shared
 from moerge_lab.recipes.models import Loaded
-from moerge_lab.recipes.published import assembled, body_in
+from moerge_lab.recipes.published import assembled
 from moerge_lab.recipes.registry import parse
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import SMALL, VOCAB, on_body
-from support.recipes import built, fleet, logits, only
+from support.recipes import built, fleet, logits, only, with_average_head
 from support.versions import body_file
 
 HELD = torch.tensor([[3 * column % 250 for column in range(30)]])
@@ -75,8 +75,10 @@ def test_expert_joining_a_kept_body_is_solved_like_all_others(tmp_path: Path) ->
     on = fleet(tmp_path)
     recipe, options, _ = parse("dume")
     assert recipe.parts is not None
-    body = body_in(recipe.parts, replace(on, domains=on.domains[:2]), options)
-    made = assembled(recipe.parts, on, options, body=body)
+    early = assembled(recipe.parts, replace(on, domains=on.domains[:2]), options)
+    made = assembled(recipe.parts, on, options, kept=early.parts)
+    assert made.lineage.contributions != early.lineage.contributions
+    assert set(made.lineage.contributions) > set(early.lineage.contributions)
     result = solve_lineage(made.lineage, made.inputs)[0]
     for layer in range(3):
         expected = textbook(on, layer, [domain.statistics for domain in on.domains], 0.01, merged=2)
@@ -107,13 +109,15 @@ def test_out_of_distribution_statistics_use_the_other_text(tmp_path: Path) -> No
     torch.testing.assert_close(result[1], expected, atol=2e-3, rtol=0)
 
 
-def test_an_oracle_is_the_body_with_the_text_s_own_mlps(tmp_path: Path) -> None:
+def test_an_oracle_is_body_and_head_with_the_text_s_own_mlps(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     oracle = only("oracle", on)
-    body = body_file([domain.expert for domain in on.domains], tmp_path / "body")
+    experts = [domain.expert for domain in on.domains]
+    body = body_file(experts, tmp_path / "body")
     for domain in on.domains:
+        model = with_average_head(domain_model(*on_body(domain.expert, body))[0], experts)
         with torch.inference_mode():
-            expected = domain_model(*on_body(domain.expert, body))[0](HELD).logits
+            expected = model(HELD).logits
             result = logits(oracle, Rows(HELD, [30], domain.name))
         torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
@@ -165,7 +169,7 @@ def test_a_table_s_recipes_share_equal_bodies_and_only_these(tmp_path: Path) -> 
     for spec in ("regmean", "recommended", "regmean-oracle", "regmean:rare_below=0", "regmean:tokens=5", "dume"):
         result = logits(only(spec, on), rows)
         torch.testing.assert_close(result, logits(only(spec, alone), rows), msg=spec)
-    assert len(on.shared.bodies) == 3
+    assert (len(on.shared.bodies), len(on.shared.heads)) == (3, 2)
 
 
 def test_counts_of_rare_tokens_are_withheld_unless_asked_for(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from moerge.models.dense import domain_model
@@ -33,7 +34,7 @@ def features(on: Fleet, layer: int, *, fitted: bool) -> list[Tensor]:
     return item
 
 
-@pytest.mark.parametrize("spec", ["recommended", "recommended:fit=1"])
+@pytest.mark.parametrize("spec", ["recommended", "recommended:fit=1", "recommended:body=seed,fit=1"])
 def test_routers_are_discriminants_of_features_with_owner_mlps(tmp_path: Path, spec: str) -> None:
     on = fleet(tmp_path)
     model = only(spec, on)
@@ -61,5 +62,6 @@ def test_its_oracle_runs_each_domain_s_fitted_expert(tmp_path: Path) -> None:
         alone, _ = domain_model(
             *on_body(next(on.work.glob(f"fitted-d{slot}-*")), on.work / "body" / "body.safetensors"),
         )
+        alone.load_state_dict(load_file(on.work / "version" / "model-head.safetensors"), strict=False)
         result = logits(model, Rows(ids, [30], domain.name))
         torch.testing.assert_close(result, alone(ids).logits, rtol=0, atol=1e-4)

@@ -15,7 +15,7 @@ from moerge.models.tokens import all_counted
 from moerge.scoring.perplexity import Losses, Rows, Window, windows
 from moerge_lab.recipes.base import Fleet, Model
 from moerge_lab.recipes.models import Loaded
-from moerge_lab.recipes.published import body_of
+from moerge_lab.recipes.published import body_by
 from moerge_lab.recipes.tuning import WINDOWS, choose, choose_scale
 from support.models import expert, on_body
 from support.recipes import fleet, only
@@ -81,13 +81,13 @@ def test_task_vector_scale_minimises_loss_on_tuning_text(tmp_path: Path, name: s
     assert sum(mean_loss(chosen, text) for text in texts) == pytest.approx(result[best])
 
 
-def test_body_scale_minimises_loss_with_the_domains_own_mlps(tmp_path: Path) -> None:
+def test_body_scale_minimises_loss_with_own_mlps_and_heads(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     texts = [[(7 * place + slot) % 250 for place in range(30)] for slot in range(3)]
     on = tuned(on, [windows(all_counted([text]), 64, 32) for text in texts])
     result = {}
     for scale in SCALES:
-        body = body_of(on, "ties", {"retain": 0.8, "scale": scale})
+        body = body_by(on, "ties", {"retain": 0.8, "scale": scale})
         models = [domain_model(*on_body(domain.expert, body.path))[0] for domain in on.domains]
         result[scale] = sum(mean_loss(model, text) for model, text in zip(models, texts, strict=True))
     assert only("dume-ties", on).chosen == {"scale": min(result, key=result.__getitem__)}

@@ -9,7 +9,10 @@ import pytest
 from rich.table import Table as RichTable
 
 from moerge.errors import MoergeError
+from moerge.experts.fitting import fit
+from moerge.merging import assemble
 from moerge.models.dense import domain_model
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import LogProgress
 from moerge.scoring.perplexity import score, windows
@@ -24,7 +27,7 @@ from moerge_lab.table.measure import Settings, Texts, measure
 from moerge_lab.table.table import Run
 from support.models import expert, on_body, texts
 from support.progress import Silent
-from support.recipes import fleet
+from support.recipes import fleet, with_average_head
 from support.versions import body_file
 from unit.lab.table.test_table import table
 
@@ -58,10 +61,11 @@ def test_a_newcomer_speaks_through_the_body_that_it_is_not_in(tmp_path: Path) ->
     first, second = joined(on, "dume").kept
     assert (first.domains, second.domains) == (("d0", "d1"), ("d0", "d1", "d2"))
     assert (first.body, second.body) == (("d0", "d1"), ("d0", "d1"))
-    assert second.oracles["d0"] == first.oracles["d0"]  # routers don't touch it
+    assert second.oracles["d0"] != first.oracles["d0"]  # the head is that of all three
     body = body_file([domain.expert for domain in on.domains[:2]], tmp_path / "body")
     domain, held = on.domains[2], measured(on)["d2"].held_out
-    behind = score(domain_model(*on_body(domain.expert, body))[0], held, Silent()).perplexity
+    model = domain_model(*on_body(domain.expert, body))[0]
+    behind = score(with_average_head(model, [item.expert for item in on.domains]), held, Silent()).perplexity
     alone = score(
         domain_model(
             *on_body(domain.expert, body_file([domain.expert], tmp_path / "own")),
@@ -84,6 +88,20 @@ def test_under_a_kept_body_the_newcomer_alone_contributes(tmp_path: Path, monkey
     kept = computed[0][1]
     assert [expert for expert, body in computed if body == kept] == ["expert-0", "expert-1", "expert-2"]
     assert len(computed) == 3 + 3
+
+
+def test_newcomers_of_the_recommended_recipe_alone_are_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on, seen = fleet(tmp_path), list[str]()
+
+    def counting(expert: DenseExpert, *given: Any) -> Any:
+        seen.append(expert.folder.name)
+        return fit(expert, *given)
+
+    monkeypatch.setattr(assemble, "fit", counting)
+    joined(on, "recommended")
+    assert seen == ["expert-2"]
+    joined(on, "dume")
+    assert seen == ["expert-2"]
 
 
 def test_fitted_experts_join_with_every_seed(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from moerge_lab.table.runs import possible, with_experts
 from moerge_lab.table.table import Run
 from moerge_lab.table.texts import Sources, Split, read_elsewhere, read_texts, switched
 from moerge_proto.options import SolveOptions
-from moerge_proto.versions import Lineage
+from moerge_proto.versions import HeadLineage, Lineage
 from support.documents import texts_of
 from support.models import expert, texts, tokenizer
 from support.progress import Silent
@@ -51,6 +51,7 @@ def version_of(experts: list[Path], folder: Path) -> Path:
     version = published(experts, folder)
     lineage = Lineage(
         body="0" * 64,
+        head=HeadLineage(method="average"),
         experts=["1" * 64] * len(experts),
         domains=[f"d{slot}" for slot in range(len(experts))],
         contributions=["2" * 64],
