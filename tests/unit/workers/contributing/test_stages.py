@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import CoordinatorError, MoergeError
+from moerge.models.families import EMBEDDING
 from moerge.models.stored import SINGLE
 from moerge.progress import Progress
 from moerge.trunk.merge import DENSE_BODY_FILE
@@ -135,7 +136,7 @@ class _Harmful(MemoryClient):
         came = super().download(path, files, folder, progress, title=title)
         if self.current == body():
             tensors = load_file(self.weights)
-            tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].roll(1, 0)
+            tensors[EMBEDDING][:, 0] *= -1  # what letters are known by
             save_file(tensors, folder / DENSE_BODY_FILE)
             self.current = body("8" * 64)
         return came
@@ -143,7 +144,7 @@ class _Harmful(MemoryClient):
 
 def test_worker_continues_with_next_body_after_a_refused_one(folder: Path, home: Path) -> None:
     client = _Harmful(folder / DENSE_BODY_FILE)
-    policy = {**POLICY, "max_stray": 1000, "max_perplexity_ratio": 1.001}
+    policy = {**POLICY, "max_stray": 1000}
     with context_of(folder, home, client, once=False, policy=policy) as context, pytest.raises(_EndedError):
         run_stages(context)
     assert [row.body for row in routers(client)] == ["8" * 64]
@@ -153,7 +154,7 @@ def test_once_ends_at_refused_body_and_reports_the_obstacle(folder: Path, home: 
     client = _Harmful(folder / DENSE_BODY_FILE)
     for most, obstacle in (1000.0, Obstacle.BODY_HARMS), (0.6, Obstacle.BODY_STRAYS):
         client.current = body()
-        policy = {**POLICY, "max_stray": most, "max_perplexity_ratio": 1.001}
+        policy = {**POLICY, "max_stray": most}
         with context_of(folder, home, client, policy=policy) as context:
             with pytest.raises(MoergeError):
                 run_stages(context)
