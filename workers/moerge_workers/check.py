@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from rich.filesize import decimal
@@ -17,24 +18,30 @@ from moerge.documents.fitting_sample import fitting_tokens
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import require_fittable
+from moerge.experts.parts import part_bytes
 from moerge.experts.sample import need_of as fitting_need
 from moerge.memory.messages import described, machine
 from moerge.memory.room import Room
 from moerge.memory.shapes import Shape
 from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert, check_expert
+from moerge.progress import NoProgress
 from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
 from moerge.statistics.estimate import estimate
 from moerge.statistics.passes import BodyPass, RouterPass
+from moerge_proto.bodies import Body
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.memory import free_memory, require_gpus, room_of
+from moerge_workers.contributing.body_check import require_kind
 from moerge_workers.contributing.evaluation import require_memory
 from moerge_workers.contributing.expert import require_allowed
+from moerge_workers.contributing.seed import own_body, own_seed, require_expert_of_seed, require_same_body
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
 from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.owner_key import own_identity, require_approved
+from moerge_workers.policy import body_kind
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import ActorEvents
 
@@ -66,6 +73,8 @@ def checks(settings: Settings) -> Iterator[Line]:
     yield _line("data", machine.data)
     yield from (Line("data", remark) for remark in machine.remarks)
     if expert.problem is None:
+        if settings.seed is not None or settings.policy.bodies == ["seed"]:
+            yield _line("seed", machine.seed)
         yield _line("disk", machine.disk)
         yield (memory := _line("memory", machine.memory))
         if memory.problem is None:
@@ -89,7 +98,9 @@ def checks(settings: Settings) -> Iterator[Line]:
         if token.problem is None:
             yield _line("key", fleet.key)
             if expert.problem is None:
-                yield _line("fleet", fleet.expert)
+                yield (body := _line("body", fleet.body))
+                if body.problem is None:
+                    yield _line("fleet", fleet.expert)
             if expert.problem is None and settings.policy.evaluation_sums:
                 yield _line("evaluation", fleet.evaluation)
             yield _line("budget", fleet.budget)
@@ -146,11 +157,16 @@ class _Machine:
         self.tokens = first.tokens
         return first.summary
 
+    def seed(self) -> str:
+        """The own copy of the seed fits the expert."""
+        own = own_seed(self.settings.seed)
+        check_expert(own, None, str(own.folder))
+        require_expert_of_seed(self.own, own)
+        return f"{own.folder}: config and tokenizer are the expert's"
+
     def disk(self) -> str:
-        """The home has room for a body and a few statistics files."""
-        home = self.settings.home
-        while not home.is_dir():
-            home = home.parent
+        """The home has room for a body, a few statistics files and the expert's parts."""
+        home = _existing(self.settings.home)
         with tempfile.TemporaryFile(dir=home):
             pass
         specs = self.own.checkpoint.specs
@@ -158,10 +174,10 @@ class _Machine:
         sums = body_contribution_bytes if self.settings.body_contribution else router_contribution_bytes
         needed = body + _FILES * sums(Shape.of(self.own.config, torch.float32))
         needed += self.own.is_adapter * sum(spec.bytes for spec in specs.values())
-        needed += fitted_bytes(self.own) if self.settings.fit else 0
+        needed += part_bytes(self.own) if self.settings.fit is False else fitted_bytes(self.own)
         free = shutil.disk_usage(home).free
         if free < needed:
-            problem = f"{decimal(free)} free; a body and the sums need {decimal(needed)}"
+            problem = f"{decimal(free)} free; body, parts and sums need {decimal(needed)}"
             raise MoergeError(problem, where=str(home), todo="free space, or choose a home on a larger disk")
         return f"{self.settings.home}: {decimal(free)} free, {decimal(needed)} needed"
 
@@ -180,6 +196,7 @@ class _Machine:
         ]
         if settings.fit:
             require_fittable(self.own)
+        if settings.fit is not False and self.own.family.gain is not None:
             tokens = fitting_tokens(self.own.config.hidden_size)
             lines.append(described(fitting_need(self.own, settings.statistics, settings.device), tokens))
         return "; ".join([*lines, *machine(free)])
@@ -198,6 +215,11 @@ class _Machine:
         return str(estimate(self._work, self._room, self.tokens, self.rate, self.settings.slots))
 
 
+def _existing(folder: Path) -> Path:
+    """The folder, or its nearest parent that exists."""
+    return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
 @dataclass
 class _Fleet:
     """The checks with the coordinator."""
@@ -205,6 +227,7 @@ class _Fleet:
     settings: Settings
     own: DenseExpert
     client: Client
+    _body: Body | None = None
 
     def greeting(self) -> str:
         self._greeting = self.client.greeting()
@@ -242,17 +265,33 @@ class _Fleet:
         if self.settings.home.is_dir():
             with closing(History(self.settings.home)) as history:
                 used = budget.summary(history)
-        allowed = (
-            f"{policy.bodies_per_month} and {policy.versions_per_month} are allowed, further ones need your approval"
-        )
+        bodies = f"{policy.bodies_per_month} and " if "merged" in policy.bodies else ""
+        allowed = f"{bodies}{policy.versions_per_month} are allowed, further ones need your approval"
         return f"new in the last 30 days: {used}; {allowed}"
+
+    def body(self) -> str:
+        """The coordinator's body: its kind, and a seed's is the own copy's."""
+        body = self._body = self.client.current_body()
+        if body is None:
+            return "no body yet"
+        require_kind(self.settings.policy, body)
+        if body_kind(body.method) == "merged":
+            return f"{body.digest[:12]}, merged from {len(body.experts)} experts; `run` checks stray and loss"
+        own, made = own_seed(self.settings.seed, body.source), self.settings.home / "seed"
+        require_expert_of_seed(self.own, own)
+        with tempfile.TemporaryDirectory(dir=_existing(self.settings.home)) as folder:
+            require_same_body(own_body(own, made if made.is_dir() else Path(folder), NoProgress()), body)
+        return f"{body.digest[:12]}, your seed's, byte for byte"
 
     def expert(self) -> str:
         own = self.own
         if registered(self.client, own.folder, own.domain, own.digest) is not None:
             return "already registered"
-        require_allowed(self.settings)
-        body = self.client.current_body()
+        body = self._body
+        is_seed = body is not None and body_kind(body.method) == "seed"
+        require_allowed(self.settings, as_parts=is_seed)
+        if is_seed:
+            return f"only the expert's parts leave, {decimal(part_bytes(own))}: MLPs, last norm and head"
         if body is None:
             return "no body yet; before `run` sends weights, it checks config and tokenizer"
         config, names = own.config, ("family", "hidden_size", "num_hidden_layers")

@@ -12,7 +12,7 @@ from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import atomic_file, file_sha256
 from moerge.memory.machine import is_out_of_memory
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
-from moerge.models.dense_files import DenseBody, DenseFiles
+from moerge.models.dense_files import DenseBody
 from moerge.scoring.perplexity import Score, Window, windows
 from moerge.scoring.streamed import streamed_model
 from moerge.statistics.contribution import Computing, body_contribution
@@ -24,7 +24,7 @@ from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.contributing import seed
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.seed import OtherBodyError
-from moerge_workers.policy import body_kind
+from moerge_workers.policy import Policy, body_kind
 
 TOKENS = 4096
 """Tokens of the scored sample, at most `DOCUMENT_TOKENS` of each document."""
@@ -76,10 +76,18 @@ def checked_body(
 
 
 def require_allowed(context: Context, body: Body) -> None:
-    """Require a policy that allows bodies of this kind; OtherBodyError: it doesn't."""
-    kind, allowed = body_kind(body.method), context.settings.policy.bodies
-    if kind not in allowed:
+    """As `require_kind`, and records a refusal."""
+    try:
+        require_kind(context.settings.policy, body)
+    except OtherBodyError:
         context.events.hindered(Obstacle.BODY_REFUSED)
+        raise
+
+
+def require_kind(policy: Policy, body: Body) -> None:
+    """Require a policy that allows bodies of this kind; OtherBodyError: it doesn't."""
+    kind, allowed = body_kind(body.method), policy.bodies
+    if kind not in allowed:
         what = "merged from experts" if kind == "merged" else "a seed's own"
         problem = f"body {body.digest[:12]} is {what}; the policy allows bodies = {json.dumps(allowed)}"
         others = "" if kind == "seed" else "ask the operator for the seed's body (moerge coordinator seed); or "
@@ -90,7 +98,7 @@ def require_allowed(context: Context, body: Body) -> None:
 def _own_body(context: Context, body: Body) -> DenseBody:
     """The body of the own copy of the seed, after the comparison with the coordinator's."""
     settings = context.settings
-    own = DenseFiles(seed.require_seed(settings.seed, body.source))
+    own = seed.own_seed(settings.seed, body.source)
     try:
         seed.require_expert_of_seed(context.expert, own)
         context.events.say(f"comparing body {body.digest[:12]} with your own copy of the seed: {own.folder}")

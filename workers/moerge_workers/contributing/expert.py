@@ -81,7 +81,7 @@ def _leaving(
     body, adapter = "" if parts is None else parts.body, expert.adapter
     name = "expert" if parts is None else "parts with fitted MLPs" if parts.fitted else "parts"
     whole = context.outbox.expert(expert.digest, expert_files(expert), name, body)
-    require_allowed(context.settings, parts)
+    require_allowed(context.settings, as_parts=parts is not None)
     if not context.outbox.may_leave(whole, lambda: bool(body) and context.is_replaced(body)):
         raise KeptError(whole)
     item = whole
@@ -99,12 +99,12 @@ def _leaving(
         yield
 
 
-def require_allowed(settings: Settings, parts: Parts | None = None) -> None:
-    """Require a policy that allows expert weights; `parts`: of which only these leave."""
+def require_allowed(settings: Settings, *, as_parts: bool = False) -> None:
+    """Require a policy that allows expert weights; `as_parts`: of which only the parts leave."""
     if not settings.policy.expert_weights:
         todo = "provide it another way (moerge expert add --source), or set expert_weights = true"
         problem = "the coordinator doesn't have this expert, and the policy forbids sending expert weights"
-        if parts is not None:
+        if as_parts:
             todo = "set expert_weights = true: MLPs, last norm and head leave, and neither attention nor embedding"
             problem = "a version needs the expert's parts, and the policy forbids sending expert weights"
         raise MoergeError(problem, where=str(settings.expert), todo=todo)

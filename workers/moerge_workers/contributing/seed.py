@@ -21,13 +21,13 @@ class OtherBodyError(IncompatibleExpertError):
     """The coordinator's body isn't the one that the owner allows and can verify."""
 
 
-def require_seed(seed: Path | None, source: str | None = None) -> Path:
-    """The folder of the owner's own copy; MoergeError: it isn't set. `source`: the coordinator's name for the seed."""
-    if seed is None:
+def own_seed(folder: Path | None, source: str | None = None) -> DenseFiles:
+    """The owner's own copy in a folder; MoergeError: none is set. `source`: the coordinator's name for the seed."""
+    if folder is None:
         named = "" if source is None else f", which the coordinator calls {source}"
         todo = f"set `seed` to the folder or hub id (name/model@revision) of your own copy{named}"
         raise MoergeError("the body is a seed's, and your own copy of the seed isn't set", where="`seed`", todo=todo)
-    return seed
+    return DenseFiles(folder)
 
 
 def own_body(seed: DenseFiles, folder: Path, progress: Progress) -> DenseBody:
