@@ -88,13 +88,13 @@ def test_lambda_auto_needs_every_tuning_split(federation: Federation) -> None:
     assert [layer.ridge_lambda > 0 and layer.condition >= 1 for layer in report.layers] == [True] * 3
 
 
-def test_a_version_is_tied_unless_its_body_has_a_head(federation: Federation) -> None:
+def test_a_version_is_tied_unless_its_head_is_solved(federation: Federation) -> None:
     federation.contribute(federation.merge())
     folder = federation.version(federation.solve(tied=True).number)
     assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is True
-    federation.contribute(federation.merge("law", method="regmean"), "law")
-    with pytest.raises(CoordinatorError, match="isn't its embedding"):
-        federation.solve(tied=True)
+    federation.contribute_heads("law")
+    with pytest.raises(CoordinatorError, match="the head isn't the embedding"):
+        federation.solve(experts=federation.digests("law"), head="regmean", tied=True)
 
 
 def test_the_commands_show_a_body_and_a_version(federation: Federation) -> None:
@@ -129,7 +129,8 @@ def test_vocabularies_are_padded_if_the_settings_say_so(tmp_path: Path) -> None:
             padded.add("code", 3, tokens=["<code>"])
         body = padded.merge()
         merged = tensors(padded, body)
-        assert merged[EMBEDDING].shape == merged[HEAD].shape == (304, 32)
+        assert merged[EMBEDDING].shape == (304, 32)
+        assert HEAD not in merged
         assert torch.equal(merged[EMBEDDING][300:], weights(padded, "law")[EMBEDDING][300:])
         padded.contribute(body)
         folder = padded.version(padded.solve().number)
