@@ -56,7 +56,8 @@ class Worker:
         return self.folder / "worker"
 
     def given(self, **settings: Any) -> dict[str, object]:
-        """The worker's settings. Its policy allows merged bodies, by default."""
+        """The worker's settings. Without a seed, its policy allows merged bodies, by default."""
+        how: dict[str, Any] = {"policy": {"bodies": BODIES}} if self.seed is None else {"seed": str(self.seed)}
         return {
             "coordinator": self.server.url,
             "token": self.member.token,
@@ -65,9 +66,9 @@ class Worker:
             "data": [str(self.folder / "data")],
             "home": str(self.home),
             "once": True,
-            **({} if self.seed is None else {"seed": str(self.seed)}),
+            **how,
             **settings,
-            "policy": {"bodies": BODIES, **settings.get("policy", {})},
+            "policy": {**how.get("policy", {}), **settings.get("policy", {})},
         }
 
     def run(self, **settings: Any) -> str:

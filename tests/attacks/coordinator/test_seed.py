@@ -34,7 +34,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Body]:
 
 
 @pytest.fixture
-def folder(honest: tuple[Path, Body]) -> Path:
+def folder(honest: tuple[Path, Body], tmp_path: Path) -> Path:
+    texts(tmp_path / "texts.jsonl", 1, 40)
     return honest[0]
 
 
@@ -59,8 +60,6 @@ def never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
 
 def ran(folder: Path, home: Path, client: MemoryClient) -> None:
     """One run of the owner's worker, over 40 documents."""
-    if not (home / "texts.jsonl").exists():
-        texts(home / "texts.jsonl", 1, 40)
     with context_of(folder, home, client, seed=folder / "seed", **DEFAULT) as context:
         run_stages(context)
 
@@ -110,7 +109,7 @@ def test_worker_with_the_seed_downloads_no_body(folder: Path, tmp_path: Path, cl
 def test_forged_body_is_refused_before_text_is_read(
     folder: Path, tmp_path: Path, client: MemoryClient, name: str, change: Callable[[torch.Tensor], None]
 ) -> None:
-    seed = changed(shutil.copytree(folder / "seed", tmp_path / "seed"), name, change)
+    seed = changed(shutil.copytree(folder / "seed", tmp_path / "other"), name, change)
     client.current = registered(seed, tmp_path / "forged")
     assert refusal(folder, tmp_path, client)[1] is Obstacle.BODY_REFUSED
 
@@ -151,7 +150,7 @@ def test_seed_with_another_head_is_the_same_body(folder: Path, tmp_path: Path, c
     """P2: a change of the final norm gave a second contribution over all documents."""
     ran(folder, tmp_path, client)
     sent = list(client.uploaded)
-    seed = shutil.copytree(folder / "seed", tmp_path / "seed")
+    seed = shutil.copytree(folder / "seed", tmp_path / "other")
     for name in (FINAL_NORM, HEAD):
         changed(seed, name, lambda tensor: tensor.mul_(1.0001))
     before, client.current = client.current, registered(seed, tmp_path / "served")
@@ -163,14 +162,13 @@ def test_seed_with_another_head_is_the_same_body(folder: Path, tmp_path: Path, c
 
 def test_refusals_answer_nothing_about_text(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
     """P3: refusals of forged bodies told a bit each about grams that never leave. Now any text gets the same."""
-    seed = changed(shutil.copytree(folder / "seed", tmp_path / "seed"), EMBEDDING, one_row)
+    seed = changed(shutil.copytree(folder / "seed", tmp_path / "other"), EMBEDDING, one_row)
     client.current = registered(seed, tmp_path / "forged")
     answers = set()
     for number in range(3):
         home = tmp_path / f"home-{number}"
         home.mkdir()
-        if number:  # otherwise there is no text at all
-            texts(home / "texts.jsonl", number, 40 * number)
+        texts(home / "texts.jsonl", number, 40 * number + 1)
         answers.add(refusal(folder, home, client))
         kept = {path.relative_to(home).parts[0] for path in home.rglob("*") if path.is_file()}
         assert not kept & {"bodies", "contributions", "losses", "own-grams", "parts"}
