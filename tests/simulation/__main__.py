@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from moerge.progress import LogProgress
 from simulation.check import require_all
 from simulation.faults import Faults
-from simulation.operations import Operation, Run, faults, schedules
+from simulation.operations import Operation, Run, faults, schedules, seed_folder
 from simulation.world import InProcess, OfProcesses, OfReplicas, World
 from support.servers import postgres_server, store_server
 
@@ -32,13 +32,13 @@ def worlds(kind: str, place: Path) -> Iterator[Callable[[Path], World]]:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         stamina.set_testing(True, attempts=10_000)
         faulty, template = Faults(), place / "template"
-        token = InProcess.template(template)
+        token = InProcess.template(template, seed_folder())
         yield lambda folder: InProcess(folder / "home", template, token, faulty)
     elif kind == "processes":
-        yield lambda folder: OfProcesses(folder / "home")
+        yield lambda folder: OfProcesses(folder / "home", seed_folder())
     else:
         with postgres_server() as postgres, store_server(place) as store:
-            yield lambda folder: OfReplicas(folder, postgres, store)
+            yield lambda folder: OfReplicas(folder, seed_folder(), postgres, store)
 
 
 def play(world: World, folder: Path, schedule: list[Operation]) -> None:

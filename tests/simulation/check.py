@@ -13,17 +13,21 @@ from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import expert_files
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
+from moerge.models.writer import write_safetensors
 from moerge.routers.solve import solve_layers
-from moerge.versions.file_plans import FilePlan, body_files, expert_file, router_file
+from moerge.trunk.heads import HeadInputs, head_plan
+from moerge.trunk.merge import SEED_HEAD_FILE
+from moerge.versions.file_plans import HEAD_FILE, FilePlan, body_files, expert_file, router_file
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import ShardRow, UploadRow
+from moerge_proto.contributions import Contribution
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
-from simulation.model import SHARDS, Key, Part
-from simulation.operations import Run, experts, sums
+from simulation.model import SHARDS, Key, Sent
+from simulation.operations import Run, experts, head_sums, parts, seed_body_file, seed_folder, sums
 from support.statistics import manifest_of, written
 from support.versions import body_file
 
@@ -53,23 +57,27 @@ def _require_state(run: Run) -> None:
     model = run.model
     with run._as(None) as client:
         states = {row.digest: row.state for row in client.experts()}
-        for domain, digest in run.digests.items():
-            expected = ExpertState.READY if domain in model.ready else ExpertState.WITHDRAWN
-            assert states[digest] is expected, domain
-        body = client.current_body()
-        assert (run._domains(body.experts) if body else None) == model.body
-        assert body is None or (body.retired is not None) == (model.body in model.retired)
-        parts = {row.digest: row for row in client.contributions()}
-        assert len(parts) == len(model.parts)
-        for part, state in model.parts.items():
-            row = parts[run.part_digests[part]]
-            problem = "active" if row.active else "withdrawn" if row.withdrawn else "superseded"
-            assert problem == state, part
+        for digests, ready in ((run.digests, model.ready), (run.part_digests, model.ready_parts)):
+            for domain, digest in digests.items():
+                expected = ExpertState.READY if domain in ready else ExpertState.WITHDRAWN
+                assert states[digest] is expected, domain
+        body = client.body("current")
+        assert run._domains(body.experts) == model.body
+        assert (body.retired is not None) == (model.body in model.retired)
+        heads = {row.digest: row for row in client.contributions("head")}
+        assert {domain: _state(heads[run.head_digests[domain]]) for domain in model.heads} == model.heads
+        assert len(heads) == len(model.heads)
+        sent = {row.digest: row for row in client.contributions()}
+        assert len(sent) == len(model.sent)
+        for item, state in model.sent.items():
+            row = sent[run.sent_digests[item]]
+            assert _state(row) == state, item
         versions = list(client.versions())
         assert [version.number for version in versions] == list(range(1, len(model.versions) + 1))
         for version, made in zip(versions, model.versions, strict=True):
             assert tuple(version.lineage.domains) == made.key.domains
-            assert set(version.lineage.contributions) == {run.part_digests[part] for part in made.key.parts}
+            assert version.lineage.head.method == made.key.head
+            assert set(version.lineage.contributions) == {run.sent_digests[item] for item in made.key.sent}
             assert (version.retired is not None, version.withheld is not None) == (made.retired, made.withheld), version
             files = {file.name: file.sha256 for file in version.files}
             for name, sha256 in _weights(made.key).items():
@@ -78,28 +86,37 @@ def _require_state(run: Run) -> None:
         assert aliases.get("champion") == (model.champion[-1] if model.champion else None)
 
 
+def _state(row: Contribution) -> str:
+    return "active" if row.active else "withdrawn" if row.withdrawn else "superseded"
+
+
 @cache
 def _weights(key: Key) -> dict[str, str]:
     """Name -> SHA-256 of a version's weights, computed by the library alone."""
     folder = next(iter(experts().values())).parent
     dense = [experts()[domain] for domain in key.body]
-    path = body_file(dense, folder / f"body-{'-'.join(key.body)}")
-    body = DenseBody(path, DenseFiles(dense[0]))
+    path = body_file(dense, folder / f"body-{'-'.join(key.body)}") if key.body else seed_body_file()[0]
+    body = DenseBody(path, DenseFiles(seed_folder()).config)
     config, family, layers = body.config, body.family, body.config.num_hidden_layers
     plans = body_files(body, "", file_sha256(path))
-    for slot, domain in enumerate(key.domains):
-        plans.append(expert_file(Checkpoint(experts()[domain]), family, layers, slot, ""))
-    files = [_statistics(part, folder) for part in sorted(key.parts)]
+    slots = [Checkpoint(experts()[domain] if key.body else parts(domain)[0]) for domain in key.domains]
+    for slot, weights in enumerate(slots):
+        plans.append(expert_file(weights, family, layers, slot, ""))
+    seed_head = Checkpoint.of_file(seed_body_file()[0].with_name(SEED_HEAD_FILE))
+    solved = [written(folder / f"head-{domain}", *head_sums(domain)) for domain in key.domains]
+    head = head_plan(key.head, HeadInputs(slots, lambda: solved, seed_head, body.checkpoint, as_embedding=False))
+    plans.append(FilePlan(HEAD_FILE, "", lambda out: write_safetensors(out, head), {}))
+    files = [_statistics(item, folder) for item in sorted(key.sent)]
     routers, _ = solve_layers(files, key.domains, feature_gains(body), SolveOptions(ridge_lambda=key.ridge_lambda))
     shape = (len(key.domains), config.hidden_size)
     plans.append(router_file(lambda: routers, layers, shape, family, body.checkpoint.specs[EMBEDDING].dtype, ""))
     return {plan.name: _sha256(plan) for plan in plans}
 
 
-def _statistics(part: Part, folder: Path) -> StatisticsFile:
-    content = sums(part.domain, part.variant)
-    path = folder / f"part-{part.domain}-{part.variant}"
-    return StatisticsFile(written(path, manifest_of(content, len(SHARDS[part.variant]), domain=part.domain), content))
+def _statistics(item: Sent, folder: Path) -> StatisticsFile:
+    content = sums(item.domain, item.variant)
+    path = folder / f"item-{item.domain}-{item.variant}"
+    return StatisticsFile(written(path, manifest_of(content, len(SHARDS[item.variant]), domain=item.domain), content))
 
 
 def _sha256(plan: FilePlan) -> str:
@@ -115,20 +132,23 @@ def _require_disk(run: Run) -> None:
     assert not wanted - kept.keys(), f"missing blobs: {wanted - kept.keys()}"
     assert not kept.keys() - wanted, f"orphans: {kept.keys() - wanted}"
     assert all(name == content for name, content in kept.items()), "an altered blob"
-    active = {part for part, state in run.model.parts.items() if state == "active"}
-    assert len(shards) == sum(len(SHARDS[part.variant]) for part in active)
-    for part in active:
-        assert sum(shard == run.part_digests[part] for shard in shards.values()) == len(SHARDS[part.variant])
+    active = {item for item, state in run.model.sent.items() if state == "active"}
+    assert len(shards) == sum(len(SHARDS[item.variant]) for item in active)
+    for item in active:
+        assert sum(shard == run.sent_digests[item] for shard in shards.values()) == len(SHARDS[item.variant])
     _require_folders(run, home, set(map(str, uploads)))
 
 
 def _require_folders(run: Run, home: Path, uploads: set[str]) -> None:
     assert not [path for path in home.rglob(".*") if path.name != ".lock"]
     kept = {path.name for path in (home / "experts").glob("*")}
-    purged = {run.digests[domain] for domain in run.model.purged if domain not in run.model.ready}
-    assert not kept & purged
-    assert all(path.name in expert_files(DenseFiles(experts()[d])) for d, e in run.digests.items() if e in kept
-               for path in (home / "experts" / e).iterdir())  # fmt: skip
+    model = run.model
+    assert not kept & {run.digests[domain] for domain in model.purged - model.ready}
+    assert not kept & {run.part_digests[domain] for domain in model.purged_parts - model.ready_parts}
+    places = {digest: experts()[domain] for domain, digest in run.digests.items()}
+    places |= {digest: parts(domain)[0] for domain, digest in run.part_digests.items()}
+    assert all(path.name in expert_files(DenseFiles(place)) for digest, place in places.items() if digest in kept
+               for path in (home / "experts" / digest).iterdir())  # fmt: skip
     if not (home / "blobs").is_dir():  # it is a store's cache then, and versions are pulled
         return
     assert list((home / "blobs" / "incoming").glob("*")) == []

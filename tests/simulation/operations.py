@@ -16,31 +16,40 @@ from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.client.pull import pull
 from moerge.errors import CoordinatorError
+from moerge.experts.fitting import fit
+from moerge.models.batches import batches
 from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import expert_files
+from moerge.models.expert_folder import DenseExpert, expert_files
+from moerge.models.tokens import all_counted
 from moerge.progress import LogProgress
-from moerge_proto.bodies import NewBody
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.contribution import head_manifest
+from moerge.statistics.passes import HeadPass
+from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body
+from moerge_proto.bodies import HeadMethod, NewBody
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
-from moerge_proto.experts import ExpertState, NewExpert
+from moerge_proto.experts import ExpertState, NewExpert, Parts
 from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.statistics_file import RouterManifest, StatisticsSettings
+from moerge_proto.statistics_file import HeadManifest, RouterManifest, StatisticsSettings
 from moerge_proto.uploads import Upload
 from moerge_proto.versions import NewVersion
 from simulation.faults import Fault
-from simulation.model import SHARDS, Model, Part
+from simulation.model import SEED, SHARDS, Body, Model, Sent
 from simulation.world import World
-from support.models import expert
+from support.models import expert, on_body, seed_model
+from support.passes import sums_of
 from support.statistics import LAYERS, honest_shards, written
 from support.uploads import announced
+from support.versions import ROWS
 
 DOMAINS = ("law", "art", "code")
 HIDDEN = 16
-SMALL = {"hidden_size": HIDDEN, "intermediate_size": 16, "num_hidden_layers": LAYERS}
+SMALL: dict[str, Any] = {"hidden_size": HIDDEN, "intermediate_size": 16, "num_hidden_layers": LAYERS}
 Kind = Literal[
-    "join", "merge", "contribute", "supersede", "stale", "together", "withdraw", "withdraw_part", "purge", "solve",
-    "promote", "roll_back", "retire", "pull", "abandon", "jump", "restart",
+    "join", "merge", "contribute", "supersede", "stale", "together", "withdraw", "withdraw_sent", "purge", "solve",
+    "promote", "roll_back", "retire", "pull", "abandon", "jump", "restart", "join_parts", "seed", "head", "leave",
 ]  # fmt: skip
 
 
@@ -60,15 +69,21 @@ def faults(kinds: tuple[str, ...], most: int) -> st.SearchStrategy[Fault | None]
 
 def schedules(fault: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[Operation]]:
     """Up to thirty operations, usually with those that a version needs at the start."""
-    often: tuple[Kind, ...] = ("contribute", "contribute", "solve", "solve", "promote", "withdraw", "join", "merge")
+    often: tuple[Kind, ...] = (
+        "contribute", "contribute", "solve", "solve", "promote", "withdraw", "join", "merge", "join_parts", "seed",
+        "head", "leave",
+    )  # fmt: skip
     every: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
     small = st.integers(0, 5)
     anything = st.builds(Operation, kind=st.sampled_from(often + every), which=small, other=small, fault=fault)
-    joins = [st.builds(Operation, kind=st.just("join"), which=st.just(n), fault=fault) for n in range(2)]
-    merge = st.builds(Operation, kind=st.just("merge"), fault=fault)
-    parts = [st.builds(Operation, kind=st.just("contribute"), which=st.just(n), fault=fault) for n in range(2)]
-    solve = st.builds(Operation, kind=st.just("solve"), fault=fault)
-    opening = st.tuples(*joins, merge, *parts, solve).map(list)
+
+    def by_both(kind: Kind) -> list[st.SearchStrategy[Operation]]:
+        return [st.builds(Operation, kind=st.just(kind), which=st.just(n), fault=fault) for n in range(2)]
+
+    merge, solve = (st.builds(Operation, kind=st.just(kind), fault=fault) for kind in ("merge", "solve"))
+    merged = st.tuples(*by_both("join"), merge, *by_both("contribute"), solve).map(list)
+    seeded = st.tuples(*by_both("join_parts"), *by_both("contribute"), *by_both("head"), solve).map(list)
+    opening = merged | seeded
     rest = st.sampled_from([1, 4, 10]).flatmap(lambda least: st.lists(anything, min_size=least, max_size=24))
     return st.tuples(st.just([]) | opening, rest).map(lambda two: two[0] + two[1])
 
@@ -76,7 +91,38 @@ def schedules(fault: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[
 @cache
 def experts() -> dict[str, Path]:
     folder = Path(tempfile.mkdtemp(prefix="moerge-simulation-"))
-    return {domain: expert(folder / domain, seed, **SMALL) for seed, domain in enumerate(DOMAINS, start=1)}  # type: ignore[arg-type]
+    return {domain: expert(folder / domain, seed, **SMALL) for seed, domain in enumerate(DOMAINS, start=1)}
+
+
+@cache
+def seed_folder() -> Path:
+    return seed_model(Path(tempfile.mkdtemp(prefix="moerge-simulation-")), **SMALL)
+
+
+@cache
+def seed_body_file() -> tuple[Path, MergedBody]:
+    """The seed's body, made by the library alone, and its facts."""
+    place = FolderFiles(Path(tempfile.mkdtemp(prefix="moerge-simulation-")))
+    return place.folder / DENSE_BODY_FILE, seed_body(DenseFiles(seed_folder()), place, SILENT)
+
+
+@cache
+def parts(domain: str) -> tuple[Path, Parts]:
+    """The folder of a domain's parts, with MLPs fitted to the seed's body, and their origin."""
+    own = experts()[domain]
+    rows = list(batches(all_counted(ROWS), 512))
+    folder = fit(*on_body(own, seed_body_file()[0]), rows, own.with_name(f"{domain}-parts"))
+    return folder, Parts(expert=DenseExpert(domain, own).digest, body=seed_body_file()[1].digest, fitted=True)
+
+
+@cache
+def head_sums(domain: str) -> tuple[HeadManifest, ShardSums]:
+    """Those of a domain's head contribution, and its manifest but for the expert's digest."""
+    own = DenseExpert(domain, experts()[domain])
+    manifest = head_manifest(f"{domain}-owner", own, own.digest, StatisticsSettings())
+    content = sums_of(HeadPass(own, manifest.exponents), 4 * ROWS)
+    counts = {"tokens": content.tokens, "documents": content.documents, "shards": [sha256_hex(domain.encode())]}
+    return manifest.model_copy(update=counts), content
 
 
 @cache
@@ -94,8 +140,10 @@ class Run:
     folder: Path
     model: Model = field(default_factory=Model)
     digests: dict[str, str] = field(default_factory=dict)
+    part_digests: dict[str, str] = field(default_factory=dict)
     body_digests: dict[Any, str] = field(default_factory=dict)
-    part_digests: dict[Part, str] = field(default_factory=dict)
+    sent_digests: dict[Sent, str] = field(default_factory=dict)
+    head_digests: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
     abandoned: int = 0
 
@@ -135,6 +183,18 @@ class Run:
 
     def join(self, operation: Operation) -> None:
         domain = self._domain(operation)
+        answer = self._register(operation, domain, experts()[domain], None, self.digests)
+        self._expect(operation, answer, self.model.join(domain))
+
+    def join_parts(self, operation: Operation) -> None:
+        domain = self._domain(operation)
+        answer = self._register(operation, domain, *parts(domain), self.part_digests)
+        self._expect(operation, answer, self.model.join_parts(domain))
+
+    def _register(
+        self, operation: Operation, domain: str, folder: Path, origin: Parts | None, digests: dict[str, str]
+    ) -> str:
+        """The state of the expert or the parts in a folder, whose digest is noted."""
 
         def add_owner(client: Client) -> str:
             client.add_owner(NewOwner(name=f"{domain}-owner", domains=[domain]))
@@ -145,15 +205,29 @@ class Run:
                 self.tokens[domain] = add_owner(client)
 
         def register(client: Client) -> str:
-            paths = expert_files(DenseFiles(experts()[domain]))
+            paths = expert_files(DenseFiles(folder))
             files = {name: client.upload(path, SILENT, title=name).sha256 for name, path in paths.items()}
-            made = client.register_expert(NewExpert(domain=domain, files=files))
-            self.digests[domain] = made.digest
+            made = client.register_expert(NewExpert(domain=domain, files=files, parts=origin))
+            digests[domain] = made.digest
             while made.state is ExpertState.RECEIVED:
                 made = client.expert(made.digest)
             return made.state.value
 
-        self._expect(operation, self._attempt(operation, domain, register), self.model.join(domain))
+        return self._attempt(operation, domain, register)
+
+    def leave(self, operation: Operation) -> None:
+        """The parts alone are withdrawn."""
+        domain, serve = self._domain(operation), operation.other != 5
+        if domain not in self.part_digests:
+            return
+
+        def leave(client: Client) -> str:
+            done = client.withdraw_expert(self.part_digests[domain], serve=serve)
+            assert (done.remerge, done.bodies) == (None, [])
+            return done.expert.state.value
+
+        expected = self.model.withdraw_parts(domain, serve=serve)
+        self._expect(operation, self._attempt(operation, domain, leave), expected)
 
     def withdraw(self, operation: Operation) -> None:
         domain = self._domain(operation)
@@ -173,7 +247,7 @@ class Run:
 
     def _await_remerge(self) -> None:
         """Waits for the current body, because the lost answer may have had the workflow's name."""
-        if self.model.body is None or self.model.body in self.model.retired:
+        if self.model.body in self.model.retired:
             return
         with self._as(None) as client:
             while (body := client.current_body()) is None or self._domains(body.experts) != self.model.body:
@@ -201,91 +275,122 @@ class Run:
 
         self._expect(operation, self._attempt(operation, None, merge), self.model.merge())
 
-    def _file(self, part: Part) -> Path:
-        path = self.folder / f"{part.domain}-{part.variant}-{len(part.body)}"
-        if part.body not in self.body_digests:
+    def seed(self, operation: Operation) -> None:
+        """The seed's body becomes the current one again."""
+
+        def seed(client: Client) -> str:
+            wait(client, client.merge_body(NewBody(method="seed")))
+            return "merged"
+
+        self._expect(operation, self._attempt(operation, None, seed), self.model.seed())
+
+    def head(self, operation: Operation) -> None:
+        domain = self._domain(operation)
+        if domain not in self.part_digests:
+            return
+        manifest, content = head_sums(domain)
+        manifest = manifest.model_copy(update={"expert": self.part_digests[domain]})
+        path = written(self.folder / f"{domain}-head", manifest, content)
+        self.head_digests[domain] = sha256_hex(path.read_bytes())
+
+        def send(client: Client) -> str:
+            stored = client.upload(path, SILENT, title="contribution", compress=True)
+            made = client.contribute(NewContribution(sha256=stored.sha256))
+            return "active" if made.active else "superseded"
+
+        self._expect(operation, self._attempt(operation, domain, send), self.model.contribute_head(domain))
+
+    def _expert(self, body: Body, domain: str) -> str | None:
+        """The digest of a domain's expert under a body; None before it was registered."""
+        return (self.part_digests if body == SEED else self.digests).get(domain)
+
+    def _file(self, item: Sent) -> Path:
+        path = self.folder / f"{item.domain}-{item.variant}-{len(item.body)}"
+        if item.body not in self.body_digests:
             with self._as(None) as client:
                 for row in client.bodies():
                     self.body_digests[self._domains(row.experts)] = row.digest
-        content = sums(part.domain, part.variant)
+        content = sums(item.domain, item.variant)
         manifest = RouterManifest(
-            owner=f"{part.domain}-owner",
-            expert=self.digests[part.domain],
-            domain=part.domain,
-            body=self.body_digests[part.body],
+            owner=f"{item.domain}-owner",
+            expert=str(self._expert(item.body, item.domain)),
+            domain=item.domain,
+            body=self.body_digests[item.body],
             settings=StatisticsSettings(),
             hidden_size=HIDDEN,
             layers=LAYERS,
             exponents=[16] * LAYERS,
             tokens=content.tokens,
             documents=content.documents,
-            shards=sorted(sha256_hex(f"{part.domain} {n}".encode()) for n in SHARDS[part.variant]),
+            shards=sorted(sha256_hex(f"{item.domain} {n}".encode()) for n in SHARDS[item.variant]),
         )
         written(path, manifest, content)
-        self.part_digests[part] = sha256_hex(path.read_bytes())
+        self.sent_digests[item] = sha256_hex(path.read_bytes())
         return path
 
     def _domains(self, digests: list[str]) -> tuple[str, ...]:
         names = {digest: domain for domain, digest in self.digests.items()}
         return tuple(names[digest] for digest in digests)
 
-    def _part(self, operation: Operation) -> Part | None:
+    def _sent_of(self, operation: Operation) -> Sent | None:
         domain = self._domain(operation)
-        if self.model.body is None or domain not in self.digests:
+        if self._expert(self.model.body, domain) is None:
             return None
-        return Part(self.model.body, domain, operation.other % len(SHARDS))
+        return Sent(self.model.body, domain, operation.other % len(SHARDS))
 
-    def _send(self, part: Part, supersedes: int | None = None) -> Callable[[Client], str]:
-        path = self._file(part)
-        old = None if supersedes is None else part._replace(variant=supersedes)
-        if old is not None and old not in self.part_digests:
+    def _send(self, item: Sent, supersedes: int | None = None) -> Callable[[Client], str]:
+        path = self._file(item)
+        old = None if supersedes is None else item._replace(variant=supersedes)
+        if old is not None and old not in self.sent_digests:
             self._file(old)
 
         def send(client: Client) -> str:
             stored = client.upload(path, SILENT, title="contribution", compress=True)
-            named = [] if old is None else [self.part_digests[old]]
+            named = [] if old is None else [self.sent_digests[old]]
             made = client.contribute(NewContribution(sha256=stored.sha256, supersedes=named))
             return "active" if made.active else "superseded"
 
         return send
 
     def contribute(self, operation: Operation) -> None:
-        part = self._part(operation)
-        if part is not None:
-            answer = self._attempt(operation, part.domain, self._send(part))
-            self._expect(operation, answer, self.model.contribute(part))
+        item = self._sent_of(operation)
+        if item is not None:
+            answer = self._attempt(operation, item.domain, self._send(item))
+            self._expect(operation, answer, self.model.contribute(item))
 
     def supersede(self, operation: Operation) -> None:
-        part = self._part(operation)
-        if part is not None:
-            old = (part.variant + 1) % len(SHARDS)
-            answer = self._attempt(operation, part.domain, self._send(part, old))
-            self._expect(operation, answer, self.model.contribute(part, old))
+        item = self._sent_of(operation)
+        if item is not None:
+            old = (item.variant + 1) % len(SHARDS)
+            answer = self._attempt(operation, item.domain, self._send(item, old))
+            self._expect(operation, answer, self.model.contribute(item, old))
 
     def stale(self, operation: Operation) -> None:
         """A contribution under a body that is not the current one."""
-        part = self._part(operation)
+        item = self._sent_of(operation)
         others = sorted(self.model.bodies - {self.model.body})
-        if part is not None and others:
-            part = part._replace(body=others[operation.other % len(others)])
-            answer = self._attempt(operation, part.domain, self._send(part))
-            self._expect(operation, answer, self.model.contribute(part))
+        if item is not None and others:
+            item = item._replace(body=others[operation.other % len(others)])
+            if self._expert(item.body, item.domain) is None:
+                return
+            answer = self._attempt(operation, item.domain, self._send(item))
+            self._expect(operation, answer, self.model.contribute(item))
 
     def together(self, operation: Operation) -> None:
         """Two owners at once; their order makes no difference."""
-        parts = [self._part(operation), self._part(Operation("contribute", operation.which + 1, operation.other))]
-        result = [part for part in parts if part is not None]
-        sends = [(part, self._send(part)) for part in result]
+        sent = [self._sent_of(operation), self._sent_of(Operation("contribute", operation.which + 1, operation.other))]
+        result = [item for item in sent if item is not None]
+        sends = [(item, self._send(item)) for item in result]
 
         def both(client: Client) -> str:
             answers: dict[str, str] = {}
 
-            def one(part: Part, send: Callable[[Client], str]) -> None:
-                with self._as(part.domain) as own:
+            def one(item: Sent, send: Callable[[Client], str]) -> None:
+                with self._as(item.domain) as own:
                     try:
-                        answers[part.domain] = send(own)
+                        answers[item.domain] = send(own)
                     except CoordinatorError as error:
-                        answers[part.domain] = error.type.removeprefix("urn:moerge:problem:")
+                        answers[item.domain] = error.type.removeprefix("urn:moerge:problem:")
 
             threads = [threading.Thread(target=one, args=item) for item in sends]
             for thread in threads:
@@ -294,32 +399,34 @@ class Run:
                 thread.join()
             if "storage-full" in answers.values():
                 return "storage-full"
-            return " ".join(answers[part.domain] for part in result)
+            return " ".join(answers[item.domain] for item in result)
 
-        expected = " ".join(self.model.contribute(part) for part in result)
+        expected = " ".join(self.model.contribute(item) for item in result)
         self._expect(operation, self._attempt(operation, None, both), expected)
 
-    def withdraw_part(self, operation: Operation) -> None:
-        part = self._part(operation)
-        if part is None or part not in self.model.parts:
+    def withdraw_sent(self, operation: Operation) -> None:
+        item = self._sent_of(operation)
+        if item is None or item not in self.model.sent:
             return
 
         def withdraw(client: Client) -> str:
-            return "withdrawn" if client.withdraw_contribution(self.part_digests[part]).withdrawn else "counts"
+            return "withdrawn" if client.withdraw_contribution(self.sent_digests[item]).withdrawn else "counts"
 
-        expected = self.model.withdraw_contribution(part)
-        self._expect(operation, self._attempt(operation, part.domain, withdraw), expected)
+        expected = self.model.withdraw_contribution(item)
+        self._expect(operation, self._attempt(operation, item.domain, withdraw), expected)
 
     # --- versions
 
     def solve(self, operation: Operation) -> None:
         ridge_lambda = (0.01, 1.0)[operation.which % 2]
+        heads: list[HeadMethod | None] = [None, None, None, None, "average", "seed"]
+        head = heads[operation.other]
 
         def solve(client: Client) -> str:
-            new = NewVersion(options=SolveOptions(ridge_lambda=ridge_lambda), partial=True)
+            new = NewVersion(options=SolveOptions(ridge_lambda=ridge_lambda), head=head, partial=True)
             return wait(client, client.solve_version(new))
 
-        self._expect(operation, self._attempt(operation, None, solve), self.model.solve(ridge_lambda))
+        self._expect(operation, self._attempt(operation, None, solve), self.model.solve(ridge_lambda, head))
 
     def _number(self, operation: Operation) -> int | None:
         count = len(self.model.versions)

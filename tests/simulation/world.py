@@ -5,6 +5,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import cycle
 from pathlib import Path
@@ -16,12 +17,22 @@ from dbos import _dbos
 from moerge.blobs.s3 import S3, S3Blobs
 from moerge.client.client import Client
 from moerge.files import file_sha256
-from moerge_coordinator.bootstrap import make_app
+from moerge.progress import NoProgress
+from moerge_coordinator.bootstrap import make_app, stores
 from moerge_coordinator.operation.home import initialise
+from moerge_coordinator.operation.seeds import register
 from moerge_coordinator.settings import read_settings
+from moerge_coordinator.storage.database import open_database
 from simulation.faults import Fault, Faults, LossyTransport
 from support.processes import Coordinator
 from support.servers import BUCKET, Postgres, leader, settings
+
+
+def register_seed(home: Path, seed: Path) -> None:
+    """Registers a seed model in a coordinator's home."""
+    settings = read_settings(home)
+    with closing(open_database(settings.database)) as database:
+        register(database, stores(settings)[0], str(seed), NoProgress())
 
 
 class World(ABC):
@@ -87,9 +98,11 @@ class InProcess(World):
         self._thread: threading.Thread | None = None
 
     @staticmethod
-    def template(folder: Path) -> str:
-        """Makes a home for all schedules to copy; returns its operator token."""
-        return initialise(folder).secret
+    def template(folder: Path, seed: Path) -> str:
+        """Makes a home with a registered seed for all schedules to copy; returns its operator token."""
+        secret = initialise(folder).secret
+        register_seed(folder, seed)
+        return secret
 
     def start(self) -> None:
         registry = _dbos._get_or_create_dbos_registry()
@@ -144,8 +157,9 @@ class InProcess(World):
 class OfProcesses(World):
     """A real `moerge coordinator serve`, killed with SIGKILL."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, seed: Path) -> None:
         self._coordinator = Coordinator(home)
+        register_seed(home, seed)
         self.home, self.operator_token = home, self._coordinator.operator_token
 
     def start(self) -> None:
@@ -171,7 +185,7 @@ class OfProcesses(World):
 class OfReplicas(World):
     """Two coordinators on one PostgreSQL database and S3 store, called in turn."""
 
-    def __init__(self, folder: Path, postgres: Postgres, store: str) -> None:
+    def __init__(self, folder: Path, seed: Path, postgres: Postgres, store: str) -> None:
         self._database = postgres.database()
         self._place = S3(bucket=BUCKET, endpoint=store, prefix=folder.name.replace("_", "-"))
         self._replicas: list[Coordinator] = []
@@ -180,6 +194,7 @@ class OfReplicas(World):
             token = self._replicas[0].operator_token if self._replicas else None
             self._replicas.append(Coordinator(folder / name, token, text))
         self.home, self.operator_token = folder / "one", self._replicas[0].operator_token
+        register_seed(self.home, seed)
         self._turns = cycle(self._replicas)
 
     def start(self) -> None:
