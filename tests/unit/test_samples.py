@@ -1,5 +1,6 @@
 """What README and deploy/ tell people to type exists: commands, options, paths, settings, extras."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -181,7 +182,8 @@ def test_the_documented_settings_are_those_that_exist() -> None:
     text = (ROOT / "docs" / "worker.md").read_text()
     for name, field in Policy.model_fields.items():
         [row] = [line for line in text.splitlines() if line.startswith(f"| `{name}`")]
-        assert field.default is None or f" {str(field.default).lower()} " in row.replace("`", " ")
+        default = field.default if isinstance(field.default, str) else json.dumps(field.default)
+        assert field.default is None or f" {default} " in row.replace("`", " ")
 
 
 def test_the_proxy_lets_chunks_pass_and_limits_peers() -> None:
