@@ -28,7 +28,7 @@ def lineage_of(session: Session, asked: HeadMethod | None, experts: Sequence[str
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="head", todo=todo)
     if method.solved and not complete:
         missing = ", ".join(rows[digest].domain for digest in experts if digest not in contributions)
-        todo = f"ask their owners to set `head_contribution`, or use the head {PAPER.head!r}"
+        todo = f"ask their owners to allow head_contributions, or use the head {PAPER.head!r}"
         raise RefusedError(ProblemType.NOT_READY, f"no head contribution of {missing}", where="head", todo=todo)
     return HeadLineage(
         method=method.name,
