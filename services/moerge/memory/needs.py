@@ -17,8 +17,8 @@ from moerge_proto.statistics_file import gram_length
 
 SUM_ROWS = 128
 """Rows of a gram in a block of a sum; a block has only the columns from its first row on."""
-HEAD_ROWS = 2**15
-"""Rows of a head that are solved at a time."""
+EMBEDDING_ROWS, HEAD_ROWS = 2**12, 2**15
+"""Rows of an embedding that are weighted at a time, and of a head that are solved."""
 CHECKS_AT_ONCE = 2
 """Contributions that a coordinator checks at a time."""
 _BLOCK = 2**24
@@ -149,7 +149,8 @@ class MergeMethod(Protocol):
 def merging(shape: Shape, experts: int, method: MergeMethod, cores: int) -> Need:
     """A merge of a body: tensors of each expert and the base, a merged one, and an earlier one that is written."""
     if method.is_seed:
-        return Need("writing the seed's body", {"tensors": 2 * shape.number * shape.largest})
+        tensors = shape.largest + shape.hidden * shape.attention_size  # the second one is written
+        return Need("writing the seed's body", {"tensors": shape.number * tensors})
     if method.solved:
         return Need("merging the body", {"tensors and grams": _solved(shape, experts, cores)})
     read = experts + int("base" in method.needs)
@@ -160,10 +161,12 @@ def merging(shape: Shape, experts: int, method: MergeMethod, cores: int) -> Need
 def _solved(shape: Shape, experts: int, cores: int) -> int:
     """The larger of embedding and attention.
 
-    Embedding: of each expert, a merged one, and five float64 numbers an expert and token. Attention: the written
-    embedding; of each projection at work a tensor of each expert and seven float64 squares.
+    Embedding: of each expert, a merged one, four float64 blocks of `EMBEDDING_ROWS` rows, and five float64 numbers an
+    expert and token. Attention: the written embedding; of each projection at work a tensor of each expert and seven
+    float64 squares.
     """
-    embedding = (experts + 1) * shape.number * shape.embedding + experts * 5 * 8 * shape.vocabulary
+    rows = 4 * 8 * min(EMBEDDING_ROWS, shape.vocabulary) * shape.hidden + experts * 5 * 8 * shape.vocabulary
+    embedding = (experts + 1) * shape.number * shape.embedding + rows
     projection = experts * shape.number * shape.hidden * shape.attention_size + 7 * 8 * shape.widest**2
     return max(embedding, shape.number * shape.embedding + min(cores, AT_ONCE) * projection)
 

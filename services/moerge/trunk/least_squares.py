@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from moerge.errors import SolveError
+from moerge.memory.needs import EMBEDDING_ROWS
 from moerge.routers.ridge import Ridge
 from moerge.trunk.pieces import Piece
 from moerge_proto.statistics_file import StatisticsFile
 
-_ROWS = 4096
 SHRINKAGE_TO_AVERAGE = 0.1
 """Ridge towards the average, times dimensions per token, in units of the summed grams' mean diagonal.
 
@@ -73,8 +73,8 @@ def weighted_rows(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
     """Rows weighted by `_shares`."""
     weights = _shares(piece, files)
     merged = torch.empty(piece.tensors[0].shape, dtype=piece.dtype)
-    for start in range(0, len(merged), _ROWS):
-        rows = slice(start, start + _ROWS)
+    for start in range(0, len(merged), EMBEDDING_ROWS):
+        rows = slice(start, start + EMBEDDING_ROWS)
         parts = zip(weights, piece.tensors, strict=True)
         merged[rows] = sum(share[rows, None] * tensor[rows].double() for share, tensor in parts)
     return merged
