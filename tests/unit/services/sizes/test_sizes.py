@@ -7,14 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from moerge.experts.fitting import fit as fit_mlps
+from moerge.experts.parts import write_parts
 from moerge.memory.shapes import Shape
 from moerge.merging.local import LocalBody, local_body, local_version
+from moerge.models.batches import batches
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.sizes import files
 from moerge.sizes.estimate import estimate
-from moerge.statistics.contribution import body_contribution, router_contribution
+from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
+from moerge.trunk.methods.registry import METHODS
 from moerge.versions.file_plans import ROUTER_FILE, expert_name
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version, solve_lineage
@@ -59,6 +63,7 @@ class Made:
     experts: list[DenseExpert]
     body: LocalBody
     body_sums: list[Path]
+    head_sums: list[Path]
     router_sums: list[Path]
     version: Path
 
@@ -79,13 +84,17 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     body_sums = [
         body_contribution(item, text, folder / f"body-{item.domain}") for item, text in zip(own, rows, strict=True)
     ]
+    head_sums = [
+        head_contribution(item, text, folder / f"head-{item.domain}") for item, text in zip(own, rows, strict=True)
+    ]
     body = local_body(own, folder / "body", "regmean", body_sums)
     router_sums = [
         router_contribution(item, body, all_counted(contributed_rows(slot)), folder / f"router-{item.domain}")
         for slot, item in enumerate(own)
     ]
-    version = write_folder(plan_version(*local_version(own, body, router_sums)).files, folder / "version")
-    return Made(shape, own, body, body_sums, router_sums, version)
+    inputs = local_version(own, body, router_sums, head_contributions=head_sums)
+    version = write_folder(plan_version(*inputs).files, folder / "version")
+    return Made(shape, own, body, body_sums, head_sums, router_sums, version)
 
 
 def test_files_have_the_bytes_of_their_formulas(made: Made) -> None:
@@ -94,6 +103,7 @@ def test_files_have_the_bytes_of_their_formulas(made: Made) -> None:
         assert body_bytes(item.folder / "model.safetensors") == files.expert_bytes(shape)
     assert body_bytes(made.body.path) == files.body_bytes(shape)
     assert {*map(body_bytes, made.body_sums)} == {files.body_contribution_bytes(shape)}
+    assert {*map(body_bytes, made.head_sums)} == {files.head_contribution_bytes(shape)}
     assert {*map(body_bytes, made.router_sums)} == {files.router_contribution_bytes(shape)}
     assert body_bytes(made.version / ROUTER_FILE) == files.router_bytes(shape, DOMAINS)
     assert {body_bytes(made.version / expert_name(slot)) for slot in range(DOMAINS)} == {files.mlp_bytes(shape)}
@@ -102,15 +112,33 @@ def test_files_have_the_bytes_of_their_formulas(made: Made) -> None:
 
 def test_traffic_and_disk_are_those_of_the_files(made: Made) -> None:
     shape = made.shape
-    sums = [*made.body_sums, *made.router_sums]
+    sums = [*made.body_sums, *made.head_sums, *made.router_sums]
     sent = [item.folder / "model.safetensors" for item in made.experts] + sums
-    size = estimate(shape, DOMAINS, 1000, 1, 1000)
+    size = estimate(shape, METHODS["regmean"], DOMAINS, 1000, 1, 1000)
     assert sum(map(body_bytes, sent)) == size.coordinator.received == DOMAINS * size.worker.sent
     assert DOMAINS * body_bytes(made.body.path) == size.coordinator.sent == DOMAINS * size.worker.received
     kept = [*sent, *made.version.glob("*.safetensors")]
     assert sum(map(body_bytes, kept)) == size.coordinator.disk["disk or S3"]
-    written = [made.body.path, made.version / expert_name(0), *sums]
+    written = [made.experts[0].folder / "model.safetensors", made.body.path, made.version / expert_name(0), *sums]
     assert max(map(body_bytes, written)) == size.coordinator.disk["disk"]
+
+
+@pytest.mark.parametrize("fit", [False, True], ids=["own", "fitted"])
+def test_under_a_seed_s_body_owners_send_parts_and_receive_nothing(made: Made, tmp_path: Path, fit: bool) -> None:
+    """Parts of one expert, with its head and router contributions; the attention stays."""
+    own, shape = made.experts[0], made.shape
+    body = local_body([], tmp_path / "body", "seed", base=own)
+    parts = tmp_path / "parts"
+    if fit:
+        fit_mlps(own, body, list(batches(all_counted(ROWS), 512)), parts)
+    else:
+        write_parts(own, parts)
+    assert body_bytes(body.path) == files.body_bytes(shape)
+    assert body_bytes(parts / "model.safetensors") == files.part_bytes(shape)
+    sent = [parts / "model.safetensors", made.head_sums[0], made.router_sums[0]]
+    size = estimate(shape, METHODS["seed"], DOMAINS, 1000, 1, 1000)
+    assert sum(map(body_bytes, sent)) == size.worker.sent == size.coordinator.received // DOMAINS
+    assert size.worker.received == size.coordinator.sent == 0
 
 
 def closed(counted: Sequence[Counted]) -> int:
@@ -122,7 +150,7 @@ def closed(counted: Sequence[Counted]) -> int:
 
 def test_solve_reads_each_contribution_once_one_gram_at_a_time(made: Made) -> None:
     sums = [Counted(path) for path in made.router_sums]
-    lineage, inputs = local_version(made.experts, made.body, made.router_sums)
+    lineage, inputs = local_version(made.experts, made.body, made.router_sums, head="average")
     solve_lineage(lineage, replace(inputs, statistics=lambda: sums))
     assert closed(sums) == DOMAINS * files.router_contribution_bytes(made.shape)
     assert {item.most for item in sums} == {8 * gram_length(made.shape.hidden)}
@@ -130,7 +158,7 @@ def test_solve_reads_each_contribution_once_one_gram_at_a_time(made: Made) -> No
 
 def test_writing_a_version_reads_each_expert_s_mlps_once(made: Made) -> None:
     weights = made.counted()
-    lineage, inputs = local_version(made.experts, made.body, made.router_sums)
+    lineage, inputs = local_version(made.experts, made.body, made.router_sums, head="average")
     slots = [
         replace(slot, weights=Checkpoint(slot.side_files.folder, {"model.safetensors": file}))
         for slot, file in zip(inputs.slots, weights, strict=True)
