@@ -11,8 +11,7 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.models.config import require_same_config
+from moerge.errors import MoergeError
 from moerge.models.dense import require_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_small_files, counts, expert_digest, is_weights
@@ -21,6 +20,7 @@ from moerge_coordinator.domain import bodies, versions
 from moerge_coordinator.domain.adapters import require_base, require_complete
 from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.seeds import find_seed, require_like_seed
 from moerge_coordinator.domain.sources import require_allowed
 from moerge_coordinator.domain.withdrawal import containing, parts_from, purge_expert
 from moerge_coordinator.problems import RefusedError, existing
@@ -69,7 +69,7 @@ def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
     try:
         with ports.database.reading() as session:
             _require_free(session, new)
-            seed = _seed(session, new.parts)
+            seed = find_seed(session, new.parts)
             others = _others(session, seed)
         entries = _held(ports, owner, {name: new.files[name] for name in small})
         with _checked(ports, entries, others, seed, new.domain):
@@ -139,7 +139,7 @@ def add_checked(
     """
     while True:
         with ports.database.reading() as session:
-            seed = _seed(session, parts)
+            seed = find_seed(session, parts)
             before = _others(session, seed)
         with _checked(ports, entries, before, seed, domain) as expert:
             if parts is None:
@@ -152,12 +152,6 @@ def add_checked(
             if _others(session, seed) == before:
                 _require_held(session, owner, entries)
                 return add(session, expert.family.model_type)
-
-
-def _seed(session: Session, parts: Parts | None) -> BodyRow | None:
-    """The seed's body that parts are for; None for whole experts and under a merged body."""
-    row = None if parts is None else session.scalar(select(BodyRow).where(BodyRow.digest == parts.body))
-    return None if row is None or row.experts else row
 
 
 def _others(session: Session, seed: BodyRow | None) -> list[str]:
@@ -183,19 +177,10 @@ def _checked(
         expert = ports.folders.shown(entries, folder)
         check_small_files(expert, reference, who, ports.settings.vocabulary)
         if seed is not None:
-            _require_like_seed(ports, expert, seed, who)
+            require_like_seed(ports, expert, seed, who)
         yield expert
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _require_like_seed(ports: Ports, expert: DenseFiles, seed: BodyRow, who: str) -> None:
-    """Requires the seed's settings; its embedding has no rows for added tokens."""
-    try:
-        require_same_config(ports.folders.body(seed).config, expert.config, who, "same")
-    except IncompatibleExpertError as error:
-        what, todo = f"{who} differs from the seed {seed.source}", "train it from this seed, without added tokens"
-        raise IncompatibleExpertError(what, where=error.where, todo=todo) from error
 
 
 def _require_held(session: Session, owner: str, entries: Sequence[FileEntry]) -> None:

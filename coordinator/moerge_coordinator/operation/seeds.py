@@ -24,7 +24,8 @@ def register(database: Database, blobs: Blobs, model: str, progress: Progress) -
         require_finite(seed.checkpoint, tracker)
     source = folder.resolve().name if hub is None else f"{hub}@{folder.name}"  # a hub's folder is named by its commit
     while True:
-        body = seed_body(seed, blobs, progress, source)
+        with blobs.holding():
+            body = seed_body(seed, blobs, progress, source)
         with database.transaction("register seed") as session:
             if bodies.make_current(session, blobs, body) is not None:
                 return body

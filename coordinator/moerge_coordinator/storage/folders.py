@@ -69,10 +69,10 @@ class Folders:
         config = self.shown([files[CONFIG_FILE]], self.experts / row.digest).config
         return DenseBody(self.blobs.source(files[DENSE_BODY_FILE].sha256), config)
 
-    def seed_head(self, row: BodyRow) -> Checkpoint | None:
-        """The head of a seed's body; None for a merged one."""
-        head = next((file for file in row.files if file.name == SEED_HEAD_FILE), None)
-        return None if head is None else Checkpoint.of_file(self.blobs.source(head.sha256))
+    def seed_head(self, row: BodyRow) -> Checkpoint:
+        """The head beside a seed's body."""
+        files = {file.name: file for file in row.files}
+        return Checkpoint.of_file(self.blobs.source(files[SEED_HEAD_FILE].sha256))
 
     def files(self, digest: str) -> list[FileEntry]:
         with self.database.reading() as session:

@@ -178,7 +178,7 @@ class PublishVersion(Work):
             ],
             statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
             head_statistics=lambda: [blobs.source(digest) for digest in lineage.head.contributions],
-            seed_head=folders.seed_head(body),
+            seed_head=None if body.experts else folders.seed_head(body),
         )
 
     def _slot(self, row: ExpertRow, experts: Mapping[str, ExpertRow]) -> Slot:

@@ -4,21 +4,18 @@ import shutil
 from typing import Any
 
 from dbos import DBOS
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.errors import IncompatibleExpertError
-from moerge.models.distance import distance, require_near_others
+from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
-from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
-from moerge.models.reader import Checkpoint
 from moerge_coordinator.domain import bodies, experts
 from moerge_coordinator.domain.adapters import merge_adapter
 from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.seeds import find_seed, require_near_seed
 from moerge_coordinator.domain.sources import fetch
 from moerge_coordinator.log import progress
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import BodyRow, ExpertRow
+from moerge_coordinator.storage.tables import ExpertRow
 from moerge_coordinator.workflows.merge_body import MergeBody
 from moerge_coordinator.workflows.steps import Outcome, Work, telling_problems
 from moerge_proto.experts import Expert
@@ -84,14 +81,19 @@ class TakeInExpert(Work):
     @DBOS.step()
     @telling_problems
     def _check_weights(self, digest: str) -> str:
-        checkpoint = self.ports.folders.expert(digest).checkpoint
+        files = self.ports.folders.expert(digest)
+        checkpoint = files.checkpoint
+        with self.ports.database.reading() as session:
+            new = experts.find(session, digest)
+            seed = find_seed(session, new.parts)
         total = sum(spec.bytes for spec in checkpoint.specs.values())
         with progress().track(f"expert {digest[:12]}: checking weights", total, "B") as tracker:
             require_finite(checkpoint, tracker)
-        self._require_near_seed(digest, checkpoint)
+        if seed is not None:
+            require_near_seed(self.ports, files, seed, _named(new))
         while True:
             with self.ports.database.reading() as session:
-                new, compared = experts.find(session, digest), experts.references(session, digest)
+                compared = experts.references(session, digest)
             others = {_named(row): self.ports.folders.expert(row.digest).checkpoint for row in compared}
             title = f"expert {digest[:12]}: comparing weights"
             with progress().track(title, total * len(others), "B") as tracker:
@@ -100,21 +102,6 @@ class TakeInExpert(Work):
             with self.ports.database.transaction("accept expert") as session:
                 if experts.accept(session, digest, [row.digest for row in compared]):
                     return digest
-
-    def _require_near_seed(self, digest: str, checkpoint: Checkpoint) -> None:
-        """Requires that norm and head of parts for a seed's body are near the seed's."""
-        with self.ports.database.reading() as session:
-            new = experts.find(session, digest)
-            body = session.scalar(select(BodyRow).where(BodyRow.digest == new.parts_body))
-        if body is None or (seed := self.ports.folders.seed_head(body)) is None:
-            return
-        head = (seed, HEAD) if HEAD in seed.specs else (self.ports.folders.body(body).checkpoint, EMBEDDING)
-        for name, (place, stored) in {FINAL_NORM: (seed, FINAL_NORM), HEAD: head}.items():
-            apart = distance(checkpoint.tensor(name), place.tensor(stored), rows=name == HEAD)
-            if not apart.within(self.ports.settings.expert_max_distance):
-                what = f"{_named(new)} differs from the seed {body.source} by {apart.whole:.3g} times the tensor's norm"
-                todo = "register an expert that was trained from this seed, or ask the operator to raise"
-                raise IncompatibleExpertError(what, where=name, todo=f"{todo} expert_max_distance in coordinator.toml")
 
     @DBOS.step()
     def _with_newcomer(self, digest: str) -> dict[str, Any] | None:

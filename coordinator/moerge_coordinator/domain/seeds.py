@@ -1,0 +1,43 @@
+"""Parts for a seed's body, compared with the seed."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.errors import IncompatibleExpertError
+from moerge.models.config import require_same_config
+from moerge.models.dense_files import DenseFiles
+from moerge.models.distance import distance
+from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
+from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.storage.tables import BodyRow
+from moerge_proto.experts import Parts
+
+
+def find_seed(session: Session, parts: Parts | None) -> BodyRow | None:
+    """The seed's body that parts are for; None for whole experts and under a merged body."""
+    row = None if parts is None else session.scalar(select(BodyRow).where(BodyRow.digest == parts.body))
+    return None if row is None or row.experts else row
+
+
+def require_like_seed(ports: Ports, expert: DenseFiles, seed: BodyRow, who: str) -> None:
+    """Requires the seed's settings; its embedding has no rows for added tokens. `who` names the expert in errors."""
+    try:
+        require_same_config(ports.folders.body(seed).config, expert.config, who, "same")
+    except IncompatibleExpertError as error:
+        what, todo = f"{who} differs from the seed {seed.source}", "train it from this seed, without added tokens"
+        raise IncompatibleExpertError(what, where=error.where, todo=todo) from error
+
+
+def require_near_seed(ports: Ports, expert: DenseFiles, seed: BodyRow, who: str) -> None:
+    """Requires the norm and head of parts near the seed's; a tied seed's head is its embedding."""
+    limit, head = ports.settings.expert_max_distance, ports.folders.seed_head(seed)
+    body = ports.folders.body(seed).checkpoint
+    rows = head.tensor(HEAD) if HEAD in head.specs else body.tensor(EMBEDDING)
+    for name, theirs in ((FINAL_NORM, head.tensor(FINAL_NORM)), (HEAD, rows)):
+        apart = distance(expert.checkpoint.tensor(name), theirs, rows=name == HEAD)
+        if not apart.within(limit):
+            what = f"{who} differs from the seed {seed.source}: {apart.whole:.3g} times the tensor's norm"
+            if apart.whole <= limit:
+                what = f"a row of {who} differs from the seed {seed.source}: {apart.row:.3g} times a row's norm"
+            todo = "train it from this seed, or ask the operator to raise expert_max_distance in coordinator.toml"
+            raise IncompatibleExpertError(what, where=name, todo=todo)

@@ -1,0 +1,123 @@
+"""Seeds: registered once, current again on request, verified and backed up like all else."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sqlalchemy import select
+from typer.testing import CliRunner
+
+from moerge.blobs.local import LocalBlobs
+from moerge.errors import CheckpointError
+from moerge.models.families import FINAL_NORM
+from moerge.trunk.merge import MergedBody
+from moerge_coordinator.commands import app
+from moerge_coordinator.operation.backups import back_up, restore
+from moerge_coordinator.operation.home import initialise
+from moerge_coordinator.operation.seeds import register
+from moerge_coordinator.operation.verify import Finding, verify
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.settings import read_settings
+from moerge_coordinator.storage.database import Database, open_database
+from moerge_coordinator.storage.tables import BodyRow
+from support.federation import SILENT
+from support.models import seed_model
+from support.rows import add_body, add_expert
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seed_model(tmp_path_factory.mktemp("model") / "small", tie_word_embeddings=request.param)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    initialise(tmp_path / "home")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def database(home: Path) -> Iterator[Database]:
+    with closing(open_database(read_settings(home).database)) as database:
+        yield database
+
+
+def registered(home: Path, database: Database, model: Path) -> MergedBody:
+    return register(database, LocalBlobs(home / "blobs"), str(model), SILENT)
+
+
+def current(database: Database) -> list[str]:
+    with database.reading() as session:
+        return list(session.scalars(select(BodyRow.digest).where(BodyRow.current)))
+
+
+def findings(home: Path, database: Database) -> list[Finding]:
+    return verify(read_settings(home), database, LocalBlobs(home / "blobs"), SILENT)
+
+
+def changed(model: Path, folder: Path, name: str, value: float) -> Path:
+    """A copy of the model with one element changed."""
+    folder.mkdir()
+    for path in model.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(model / "model.safetensors")
+    tensors[name].view(-1)[0] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_registered_seed_is_current_until_another_body_is(home: Path, database: Database, model: Path) -> None:
+    body = registered(home, database, model)
+    assert (body.method, body.experts, body.source) == ("seed", [], "small")
+    assert [file.name for file in body.files] == ["body.safetensors", "config.json", "head.safetensors"]
+    with database.transaction("test") as session:
+        other = add_body(session, [add_expert(session, "law")])
+    assert current(database) == [other.digest]
+    assert registered(home, database, model) == body
+    assert current(database) == [body.digest]
+
+
+def test_seed_with_another_head_is_refused(home: Path, database: Database, model: Path, tmp_path: Path) -> None:
+    body = registered(home, database, model)
+    with pytest.raises(RefusedError, match="small has the same body, with another head"):
+        registered(home, database, changed(model, tmp_path / "other", FINAL_NORM, 3.0))
+    other = registered(home, database, changed(model, tmp_path / "third", "model.embed_tokens.weight", 3.0))
+    assert other.digest != body.digest
+    assert current(database) == [other.digest]
+
+
+def test_seed_that_is_no_model_leaves_no_body(home: Path, database: Database, model: Path, tmp_path: Path) -> None:
+    for folder, problem in (
+        (tmp_path / "nowhere", "no such folder"),
+        (changed(model, tmp_path / "other", FINAL_NORM, torch.inf), "contains NaN or infinity"),
+    ):
+        with pytest.raises(CheckpointError, match=problem):
+            registered(home, database, folder)
+    assert current(database) == []
+    assert list(LocalBlobs(home / "blobs").digests()) == []
+
+
+def test_seed_is_verified_and_in_backups(home: Path, database: Database, model: Path, tmp_path: Path) -> None:
+    body = registered(home, database, model)
+    assert findings(home, database) == []
+    back_up(read_settings(home), tmp_path / "backup", SILENT)
+    restore(tmp_path / "backup", tmp_path / "again", SILENT)
+    with closing(open_database(read_settings(tmp_path / "again").database)) as restored:
+        assert current(restored) == [body.digest]
+    with database.transaction("test") as session:
+        row = session.scalars(select(BodyRow)).one()
+        row.exponents = [row.exponents[0] - 1, *row.exponents[1:]]
+    [finding] = findings(home, database)
+    assert (finding.what, finding.digest) == ("altered", body.digest)
+
+
+def test_init_registers_a_seed(model: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["init", str(tmp_path / "home"), "--seed", str(model)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "of small is current" in result.stderr
+    assert result.stdout.startswith("moerge_")
+    with closing(open_database(read_settings(tmp_path / "home").database)) as database:
+        assert len(current(database)) == 1
