@@ -60,10 +60,25 @@ def test_json_has_bytes() -> None:
 
 def test_a_shape_is_that_of_a_config_or_an_experts_folder(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", 1)
-    sizes = [json.loads(said("--config", str(path), *COMMON, "--json")) for path in (folder, folder / "config.json")]
+    merged = (*COMMON, "--body", "regmean", "--json")
+    sizes = [json.loads(said("--config", str(path), *merged)) for path in (folder, folder / "config.json")]
     assert sizes[0] == sizes[1]
     weights = Checkpoint(folder).specs.values()
     assert sizes[0]["files"]["an expert"] == sum(weight.bytes for weight in weights)
+
+
+def test_head_is_the_largest_need_under_a_seed_body() -> None:
+    """No body is merged or sent, and only parts are received."""
+    seed, merged = (
+        json.loads(said("--shape", "70b", *COMMON, "--body", body, "--json")) for body in ("seed", "regmean")
+    )
+    memory = seed["coordinator"]["memory"]
+    assert max(memory, key=memory.__getitem__) == "making the head"
+    assert "merging the body" not in memory
+    assert (seed["coordinator"]["sent"], seed["worker"]["received"]) == (0, 0)
+    assert seed["coordinator"]["received"] < merged["coordinator"]["received"]
+    assert "an expert" not in seed["files"]
+    assert "a body contribution" not in seed["files"]
 
 
 @pytest.mark.parametrize("given", [(), ("--shape", "8b", "--config", "config.json")])
