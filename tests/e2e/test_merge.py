@@ -1,4 +1,4 @@
-"""`moerge merge` makes the service's versions, without fitted MLPs and with them, also when an expert joins."""
+"""`moerge merge` makes the service's versions, under merged and seed's bodies, also when an expert joins."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from moerge_proto.bodies import Body
 from moerge_proto.options import RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.versions import Lineage
-from support.federation import federation_of
+from support.federation import Federation, federation_of
 from support.models import expert
 from support.processes import Coordinator
 from support.worker import Worker, worker_of
@@ -32,7 +32,7 @@ KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 STATISTICS = StatisticsSettings(context=128, batch_tokens=512)
 RARE_BELOW = 300
-FITTED = RECOMMENDED.model_copy(update={"method": "regmean-fitted", "fit": True})
+SEEDED = RECOMMENDED.model_copy(update={"body": "seed", "fit": True})
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,16 @@ class Service:
     Attributes:
         number: the version's.
         recipe: by which it was made.
+        seed: that of the version's body.
         owned: the owners' experts, in order.
-        experts: the version's; behind fitted MLPs they are not the owners'.
+        experts: the version's; with fitted MLPs they are the owners' parts.
         body: the version's.
     """
 
     server: Coordinator
     number: int
     recipe: VersionRecipe
+    seed: DenseExpert | None
     owned: list[DenseExpert]
     experts: list[DenseExpert]
     body: Body
@@ -68,6 +70,7 @@ class Service:
     def settings(self) -> MergeSettings:
         return MergeSettings(
             recipe=self.recipe,
+            base=self.seed,
             statistics=STATISTICS,
             held_out_share=0,
             rare_below=RARE_BELOW,
@@ -110,63 +113,71 @@ def _write_texts(path: Path, seed: int) -> None:
     path.write_text("".join(json.dumps({"text": "".join(map(chr, row))}) + "\n" for row in letters.tolist()))
 
 
+class Owners:
+    """The owners of a federation; each contributes by its worker, and versions are solved of all."""
+
+    def __init__(self, federation: Federation, stack: ExitStack) -> None:
+        self.federation, self._stack = federation, stack
+        self.owned, self.workers = list[DenseExpert](), list[Worker]()
+
+    def join(self, domain: str) -> None:
+        home, seed = self.federation.folder / domain, len(self.owned) + 1
+        own = DenseExpert(domain, expert(home / "expert", seed, **SMALL), f"{domain}-owner", f"licence-{seed}")
+        _write_texts(_texts(own), seed)
+        (home / "worker").mkdir()
+        (home / "worker" / "key").write_bytes(KEY)
+        member, server = self.federation.join(domain, own.folder), self.federation.server
+        self.workers.append(self._stack.enter_context(worker_of(server, member, home, self.federation.seed)))
+        self.owned.append(own)
+
+    def contribute(self, *, routers: bool = True) -> None:
+        """One owner after the other, so that the order is known."""
+        for worker, own in zip(self.workers, self.owned, strict=True):
+            told = {"domain": own.domain, "license": own.license, "statistics": STATISTICS.model_dump()}
+            # random experts are alike, so regmean mixes them
+            policy = {"max_stray": 100, "max_perplexity_ratio": 100, "router_contributions": routers}
+            if not worker.seed:
+                told |= {"body_contribution": True, "rare_below": RARE_BELOW}
+            assert worker.run(**told, policy=policy) == "ran"
+
+    def solved(self, recipe: VersionRecipe, body: Body) -> Service:
+        homes = [worker.home / "parts" / body.digest for worker in self.workers]
+        folders = [next(home.glob("fitted-*"), None) for home in homes]
+        experts = [
+            own if at is None else replace(own, folder=at, trained=own)
+            for own, at in zip(self.owned, folders, strict=True)
+        ]
+        made, seed = self.federation, self.federation.seed
+        base = None if seed is None else DenseExpert("seed", seed)
+        return Service(made.server, made.solve().number, recipe, base, list(self.owned), experts, body)
+
+
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
-    """One coordinator: versions of experts as they are, and with fitted MLPs behind another body.
+    """Of each kind, a version of two experts, and one that a third expert has joined.
 
-    Each kind has a version of the body's two experts, and one that a third expert has joined.
+    merged: under a body of the two, to which the third is fitted. seed: all are fitted to a seed's body.
     """
-    folder = tmp_path_factory.mktemp("service")
-    with federation_of(folder) as federation, ExitStack() as stack:
-        owned, workers, made = list[DenseExpert](), list[Worker](), dict[str, Service]()
-
-        def join(domain: str) -> None:
-            home, seed = folder / domain, len(owned) + 1
-            own = DenseExpert(domain, expert(home / "expert", seed, **SMALL), f"{domain}-owner", f"licence-{seed}")
-            _write_texts(_texts(own), seed)
-            (home / "worker").mkdir()
-            (home / "worker" / "key").write_bytes(KEY)
-            member = federation.join(domain, own.folder)
-            workers.append(stack.enter_context(worker_of(federation.server, member, home)))
-            owned.append(own)
-
-        def contribute(which: slice, *, routers: bool = True, **settings: object) -> None:
-            """One owner after the other, so that the order is known."""
-            for worker, own in zip(workers[which], owned[which], strict=True):
-                told = {"domain": own.domain, "license": own.license, "statistics": STATISTICS.model_dump()}
-                # random heads are alike, so regmean mixes them
-                policy = {"max_stray": 100, "max_perplexity_ratio": 100, "router_contributions": routers}
-                ran = worker.run(**told, body_contribution=True, rare_below=RARE_BELOW, policy=policy, **settings)
-                assert ran == "ran"
-
-        def solved(name: str, recipe: VersionRecipe, body: Body) -> None:
-            experts = list(owned)
-            if recipe.fit:
-                homes = [worker.home / "bodies" / body.digest for worker in workers]
-                folders = [next(home.glob("fitted-*")) if home.is_dir() else None for home in homes]
-                experts = [replace(own, folder=at, trained=own) for own, at in zip(owned, folders, strict=True) if at]
-            own = owned[: len(experts)]
-            made[name] = Service(federation.server, federation.solve().number, recipe, own, experts, body)
-
-        first, third = slice(2), slice(2, 3)
-        for domain in ("law", "art"):
-            join(domain)
-        contribute(first, routers=False)
-        body = federation.merge()
-        contribute(first)
-        solved("plain", RECOMMENDED, body)
-        join("code")
-        contribute(third)
-        solved("plain, joined", RECOMMENDED, body)
-        body = federation.merge("law", "art", method=FITTED.method)
-        contribute(first, fit=True)
-        solved("fitted", FITTED, body)
-        contribute(third, fit=True)
-        solved("fitted, joined", FITTED, body)
+    folder, made = tmp_path_factory.mktemp("service"), dict[str, Service]()
+    with ExitStack() as stack:
+        for kind, recipe in (("merged", RECOMMENDED), ("seed", SEEDED)):
+            seeded = kind == "seed"
+            federation = stack.enter_context(federation_of(folder / kind, seeded=seeded, **SMALL))
+            owners = Owners(federation, stack)
+            for domain in ("law", "art"):
+                owners.join(domain)
+            if not seeded:
+                owners.contribute(routers=False)
+            body = federation.body() if seeded else federation.merge()
+            owners.contribute()
+            made[kind] = owners.solved(recipe, body)
+            owners.join("code")
+            owners.contribute()
+            made[f"{kind}, joined"] = owners.solved(recipe, body)
         yield made
 
 
-@pytest.fixture(params=["plain", "fitted"])
+@pytest.fixture(params=["merged", "seed"])
 def service(request: pytest.FixtureRequest, services: dict[str, Service]) -> Service:
     return services[request.param]
 
@@ -178,10 +189,12 @@ def files(folder: Path) -> dict[str, str]:
 
 def test_equal_inputs_and_lineage_give_equal_version_files(service: Service, tmp_path: Path) -> None:
     body_parts = [service.blob(digest) for digest in service.body.contributions]
-    body = local_body(service.owned, tmp_path / "body", service.recipe.method, body_parts)
+    recipe = service.recipe
+    body = local_body(service.owned, tmp_path / "body", recipe.body, body_parts, base=service.seed)
     lineage = service.lineage()
     parts = [service.blob(digest) for digest in lineage.contributions]
-    made, inputs = local_version(service.experts, body, parts, service.recipe.solve)
+    heads = [service.blob(digest) for digest in lineage.head.contributions]
+    made, inputs = local_version(service.experts, body, parts, recipe.solve, head=recipe.head, head_contributions=heads)
     assert made == lineage
     assert files(write_folder(plan_version(lineage, inputs).files, tmp_path / "out")) == files(service.version)
 
@@ -197,7 +210,7 @@ def test_with_another_key_all_but_lineage_and_card_are_equal(service: Service, t
     assert {name for name in made if made[name] != published[name]} == {"moerge.json", "README.md"}
 
 
-@pytest.mark.parametrize("kind", ["plain", "fitted"])
+@pytest.mark.parametrize("kind", ["merged", "seed"])
 def test_an_added_expert_gives_the_version_that_it_has_joined(
     services: dict[str, Service], tmp_path: Path, kind: str
 ) -> None:
@@ -208,4 +221,4 @@ def test_an_added_expert_gives_the_version_that_it_has_joined(
     assert files(tmp_path / "out") == files(joined.version)
     assert files(merged) == files(before.version)
     shared = sorted(path.name for path in merged.iterdir() if path.samefile(tmp_path / "out" / path.name))
-    assert shared == ["model-expert-00000.safetensors", "model-expert-00001.safetensors", "model-body.safetensors"]
+    assert shared == ["model-body.safetensors", "model-expert-00000.safetensors", "model-expert-00001.safetensors"]
