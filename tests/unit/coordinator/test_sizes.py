@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from moerge.errors import MoergeError
-from moerge.models.reader import Checkpoint
+from moerge.experts.parts import part_bytes
+from moerge.models.dense_files import DenseFiles
 from moerge_coordinator.commands import app
 from support.models import expert
 
@@ -63,8 +64,7 @@ def test_a_shape_is_that_of_a_config_or_an_experts_folder(tmp_path: Path) -> Non
     merged = (*COMMON, "--body", "regmean", "--json")
     sizes = [json.loads(said("--config", str(path), *merged)) for path in (folder, folder / "config.json")]
     assert sizes[0] == sizes[1]
-    weights = Checkpoint(folder).specs.values()
-    assert sizes[0]["files"]["an expert"] == sum(weight.bytes for weight in weights)
+    assert sizes[0]["files"]["an expert's parts"] == part_bytes(DenseFiles(folder))
 
 
 def test_head_is_the_largest_need_under_a_seed_body() -> None:
