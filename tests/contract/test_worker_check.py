@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         text = "".join(json.dumps({"text": f"document {number} of the law"}) + "\n" for number in range(3000))
         (federation.folder / "data" / "a.jsonl").write_text(text)
         federation.merge()
+        (federation.folder / "worker.toml").write_text("[policy]\nbodies = ['seed', 'merged']\n")
         yield federation
 
 
@@ -37,20 +39,21 @@ def options_of(federation: Federation, **options: object) -> dict[str, object]:
     }
 
 
-def lines_of(federation: Federation, **options: object) -> dict[str, str]:
+def lines_of(federation: Federation, **options: Any) -> dict[str, str]:
     """Check -> its line. So many slots have no room, so there is no probe in Ray."""
     given = options_of(federation, slots=10**6, **options)
-    settings = Settings.model_validate({**given, "data": [str(given["data"])]})
+    policy = {"bodies": ["seed", "merged"], **options.get("policy", {})}
+    settings = Settings.model_validate({**given, "data": [str(given["data"])], "policy": policy})
     return {line.name: str(line) for line in reversed(list(checks(settings)))}
 
 
 def test_a_worker_that_can_start_has_ok_on_every_line(federation: Federation) -> None:
-    options = options_of(federation, held_out_share=0.2)
+    options = options_of(federation, held_out_share=0.2, config=federation.folder / "worker.toml")
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     shown = moerge("worker", "check", *words, "--fit").splitlines()
     lines = {line.split()[1]: line for line in shown}
     assert "fitting MLPs needs" in lines["memory"]
-    names = "expert data disk memory Ray pass coordinator clock token key fleet budget"
+    names = "expert data disk memory Ray pass coordinator clock token key body fleet budget"
     assert list(lines) == names.split()
     assert all(line.startswith("ok ") for line in shown)
     assert "llama, H 32, 3 layers" in lines["expert"]
@@ -96,6 +99,27 @@ def test_the_fleet_line_says_what_registering_would_do(federation: Federation, t
         ("same as the body: llama", {"expert": other}),
     ):
         assert expected in lines_of(federation, **options)["fleet"]
+
+
+def test_the_body_line_refuses_kinds_that_the_policy_forbids(federation: Federation) -> None:
+    lines = lines_of(federation, policy={"bodies": ["seed"]})
+    assert "your own copy of the seed isn't set" in lines["seed"]
+    assert "is merged from experts" in lines["body"]
+    assert "fleet" not in lines
+    assert "merged from 1 experts" in lines_of(federation)["body"]
+
+
+def test_a_seed_s_body_is_compared_with_the_own_copy(federation: Federation, tmp_path: Path) -> None:
+    policy = {"bodies": ["seed"]}
+    with federation_of(tmp_path / "seeded", "law", seeded=True) as seeded:
+        options = {"data": federation.folder / "data", "policy": policy, "home": tmp_path / "worker"}
+        right = lines_of(seeded, seed=tmp_path / "seeded" / "seed", **options)
+        wrong = lines_of(seeded, seed=expert(tmp_path / "other", 5), **options)
+    assert "config and tokenizer are the expert's" in right["seed"]
+    assert "your seed's, byte for byte" in right["body"]
+    assert "only the expert's parts leave, " in right["fleet"]
+    assert "another revision of the seed, or forged" in wrong["body"]
+    assert not (tmp_path / "worker").exists()
 
 
 def test_a_withdrawn_expert_is_a_problem(federation: Federation, tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def own_seed(folder: Path | None, source: str | None = None) -> DenseFiles:
     if folder is None:
         named = "" if source is None else f", which the coordinator calls {source}"
         todo = f"set `seed` to the folder or hub id (name/model@revision) of your own copy{named}"
-        raise MoergeError("the body is a seed's, and your own copy of the seed isn't set", where="`seed`", todo=todo)
+        raise MoergeError(
+            "your own copy of the seed isn't set; the body is compared with it", where="`seed`", todo=todo
+        )
     return DenseFiles(folder)
 
 
