@@ -54,6 +54,10 @@ def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
         ("held_out_share = 0.6", {"tuning_share": 0.4}, FILE, "must add up to less than 1"),
         ("[policy]\ndomains = ['art']", {}, FILE, "the policy's domains are art; not law"),
         ("[policy]\nbody_contributions = false", {"body_contribution": True}, FILE, "needs body_contributions"),
+        ("", {"body_contribution": True}, FILE, 'add "merged" to bodies in the policy'),
+        ("[policy]\nbodies = []", {}, FILE, "policy.bodies"),
+        ("[policy]\nbodies = ['any']", {}, FILE, "policy.bodies"),
+        ("seed = 'nowhere'", {}, "nowhere", "no such folder"),
         ("[policy]\nevaluation_sums = true", {}, FILE, "set held_out_share"),
         ("held_out_share = 0.1\n[policy]\nevaluation_sums = true", {"context": 1}, FILE, "a context of 2 or more"),
         ("= 3", {}, FILE, "not TOML"),
@@ -82,3 +86,10 @@ def test_no_option_widens_the_policy_s_tokens_per_document(
     write(home, f"[policy]\ntokens_per_document = {most}\n" if most else "")
     given = {} if asked is None else {"tokens_per_document": asked}
     assert read(home, **given).statistics.tokens_per_document == used
+
+
+def test_default_policy_allows_only_the_seed_s_body_and_fits_as_the_body_asks(home: Path) -> None:
+    (home / "seed").mkdir()
+    settings = read(home, seed=str(home / "seed"))
+    assert (settings.policy.bodies, settings.seed, settings.fit) == (["seed"], home / "seed", None)
+    assert read(home, fit=False).fit is False

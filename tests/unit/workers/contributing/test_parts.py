@@ -13,7 +13,7 @@ from moerge.memory.machine import Free
 from moerge.models.dense_files import DenseBody
 from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_workers.contributing import parts
-from support.models import texts, tokenizer
+from support.models import expert, texts, tokenizer
 from support.stages import MemoryClient, body, context_of
 
 TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(60)]
@@ -68,3 +68,30 @@ def test_little_memory_reduces_fitted_tokens_or_is_refused(
         assert made is not None
         assert (made / "model.safetensors").is_file()
     assert "instead of 65,536, because memory is short" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "is_member", "fits"),
+    [
+        ({"fit": None}, False, True),
+        ({"fit": None}, True, False),
+        ({"fit": True}, True, True),
+        ({"fit": False}, False, False),
+        ({"fit": None, "policy": {"expert_weights": False}}, False, False),
+    ],
+)
+def test_under_a_merged_body_newcomers_are_fitted_by_default(
+    folder: Path, home: Path, given: dict[str, Any], is_member: bool, fits: bool
+) -> None:
+    with context_of(folder, home, MemoryClient(folder / DENSE_BODY_FILE), **given) as context:
+        merged = body().model_copy(update={"experts": [context.expert.digest] if is_member else []})
+        assert parts._fits(context, merged) is fits
+
+
+def test_family_whose_mlps_cannot_be_fitted_keeps_its_own(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = expert(tmp_path / "expert", 1, "olmo2")
+    with context_of(tmp_path, home, MemoryClient(tmp_path), expert=own, fit=None) as context:
+        assert not parts._fits(context, body())
+    assert "the MLPs are not fitted: olmo2 normalises" in capsys.readouterr().err

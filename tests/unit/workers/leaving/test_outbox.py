@@ -5,11 +5,15 @@ import pty
 import sqlite3
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from moerge.experts.parts import write_parts
+from moerge.models.dense_files import DenseFiles
+from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import FILE, History
 from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.leaving.outgoing import OUTGOING
@@ -60,3 +64,25 @@ def test_a_retry_is_no_second_sending_and_rows_stay(tmp_path: Path) -> None:
         assert became == [("1", "superseded"), ("2", "withdrawn"), ("1", "arrived")]
     with closing(sqlite3.connect(tmp_path / FILE)) as database, pytest.raises(sqlite3.IntegrityError, match="stay"):
         database.execute("DELETE FROM events")
+
+
+def test_seed_s_body_is_no_part_of_the_budget(tmp_path: Path) -> None:
+    """Nobody but the owner chose it: it is compared with the own copy."""
+    with closing(History(tmp_path)) as history:
+        outbox = outbox_of(history, tmp_path, bodies_per_month=0)
+        item = replace(item_of("router", tmp_path), body="7" * 64)
+        assert budget.reveals(history, outbox.settings.policy, item) is not None
+        history.note_seed(item.body)
+        assert budget.reveals(history, outbox.settings.policy, item) is None
+        with outbox.sending(item):
+            pass
+        assert budget.bodies(history) == []
+
+
+def test_parts_are_described_without_attention(tmp_path: Path) -> None:
+    own = DenseFiles(expert(tmp_path / "law", 1))
+    _, whole = OUTGOING["expert"](own.folder)
+    _, parts = OUTGOING["expert"](write_parts(own, tmp_path / "parts"))
+    assert "not: the expert's attention" in str(parts)
+    assert "of a tied model the head is the embedding" in str(parts)
+    assert whole != parts
