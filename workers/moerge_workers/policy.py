@@ -27,7 +27,7 @@ class Policy(BaseModel):
         max_stray: limit of a body's distance from the expert, see `moerge.trunk.stray`.
         min_documents: fewest documents of a contribution, and of its difference from earlier ones.
         min_tokens: likewise; None: a shard, 64 H.
-        max_perplexity_ratio: limit of the perplexity of body and own MLPs, divided by the expert's, on a sample.
+        max_perplexity_ratio: limit of the perplexity of body, own MLPs and head, divided by the expert's, on a sample.
         bodies_per_month: new bodies in 30 days under which data may leave; more need the owner's approval.
         versions_per_month: evaluations sent in 30 days; likewise.
         expert_weights: may leave: the whole expert, or under a seed's body only its parts.

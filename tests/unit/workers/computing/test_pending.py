@@ -41,7 +41,7 @@ BLANK: dict[str, Any] = {
     "shards": ["0" * 64],
 }
 ROUTER = RouterManifest(**BLANK, body="7" * 64, exponents=[16] * LAYERS)
-BODY = BodyManifest(**BLANK, exponents=[16] * (2 * LAYERS + 1), attention_size=HIDDEN, vocab_size=VOCAB, rare_below=0)
+BODY = BodyManifest(**BLANK, exponents=[16] * (2 * LAYERS), attention_size=HIDDEN, vocab_size=VOCAB, rare_below=0)
 
 
 NEVER = [1e9]
