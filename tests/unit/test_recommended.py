@@ -81,6 +81,8 @@ def test_version_solve_sends_what_is_given_and_nothing_else() -> None:
 def test_paper_recipe_uses_paper_options_with_given_overrides() -> None:
     assert given("--recipe", "dume")["recipe"] == "dume"
     assert received(versions.new_version("dume", {})) == PAPER.solve
+    assert versions.new_version("dume", {}).head == PAPER.head
+    assert versions.new_version("dume", {}, "regmean").head == "regmean"
     assert received(versions.new_version("dume", {"top_k": 2})) == PAPER.solve.model_copy(update={"top_k": 2})
 
 
@@ -92,6 +94,8 @@ def test_an_invalid_option_is_named() -> None:
 def test_unchanged_dashboard_form_requests_recommended_options() -> None:
     left = {field.name: field.options[0][0] if field.options else field.value for field in solve_form().fields}
     assert received(asked_version(left)) == RECOMMENDED.solve
+    assert asked_version(left).head is None
+    assert asked_version({**left, "head": "average"}).head == "average"
     assert received(asked_version({**left, "domain_weights": ""})).domain_weights == {}
 
 
