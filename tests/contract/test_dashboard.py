@@ -30,7 +30,7 @@ from support.processes import Coordinator
 
 FIRST_STEPS = (
     "First steps Approve the owners 0 approved Choose a body the seed's (moerge coordinator seed), or the experts',"
-    " merged Wait for their experts 0 of 0 domains ready"
+    " merged Wait for the owners' experts 0 of 0 domains ready"
 )
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 PAGES = {

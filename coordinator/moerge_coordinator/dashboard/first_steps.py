@@ -39,7 +39,7 @@ def first_steps(
     return [
         Step("Approve the owners", bool(owners), f"{len(owners)} approved", "/owners/approve"),
         Step("Choose a body", merged, seed, "/bodies/new" if ready else ""),
-        Step("Wait for their experts", complete, arrived, "/experts" if owners else ""),
+        Step("Wait for the owners' experts", complete, arrived, "/experts" if owners else ""),
         Step("Wait for contributions, and solve a version", bool(served), summed, "/solve" if solve else ""),
         Step("Promote it", False, "", f"/versions/{served[0].number}/promote" if served else ""),
     ]

@@ -107,9 +107,9 @@ def test_a_seed_s_body_is_chosen_before_the_experts_are_ready() -> None:
     ready = expert("law", "a", Parts(expert="b" * 64, body=seed.digest, fitted=True))
     steps = {step.what: step for step in first_steps([owner], [ready], seed, [], [])}
     assert steps["Choose a body"].done
-    assert not steps["Wait for their experts"].done, "art's is missing"
+    assert not steps["Wait for the owners' experts"].done, "art's is missing"
     merged = {step.what: step for step in first_steps([owner], [expert("law", "a")], BODY, [], [])}
-    assert merged["Wait for their experts"].done, "the body was merged without art's"
+    assert merged["Wait for the owners' experts"].done, "the body was merged without art's"
 
 
 def test_a_retired_body_and_a_short_round_need_attention() -> None:
@@ -130,7 +130,10 @@ def test_a_retired_body_and_a_short_round_need_attention() -> None:
     figures = {"shards_done": 0, "shards_total": 0, "tokens_per_second": 0, "seconds_left": None}
     about = {"domain": "art", "owner": "art", "number": 1, "heard": NOW, "stage": "waiting", "obstacle": "body-harms"}
     progress = DomainProgress.model_validate({**about, **figures})
-    result = [item.what for item in needs(None, [], BODY.model_copy(update={"retired": NOW}), [], [round_], [], None, [progress])]
+    result = [
+        item.what
+        for item in needs(None, [], BODY.model_copy(update={"retired": NOW}), [], [round_], [], None, [progress])
+    ]
     assert result == [
         "The current body is retired", "Round spring ended without enough contributions; missing: art",
         "Worker of art: refuses the body: its perplexity on the owner's text is too high",
