@@ -52,7 +52,7 @@ def test_the_command_solves_a_head_and_shows_it(federation: Federation) -> None:
     average, seed, solved = numbers["average"], numbers["seed"], numbers["regmean"]
     assert "head regmean" in federation.moerge("version", "show", solved, COLUMNS="300")
     assert "head contribution" not in federation.moerge("version", "show", seed, COLUMNS="300")
-    assert "average to regmean" in federation.moerge("version", "compare", average, solved, COLUMNS="300")
+    assert "average -> regmean" in federation.moerge("version", "compare", average, solved, COLUMNS="300")
     signed = federation.operator.version_signatures(solved)
     assert sorted(row.kind for row in signed) == ["head", "head", "router", "router"]
     routers = {files(federation.operator.version(number))["model-router.safetensors"] for number in numbers.values()}
@@ -60,7 +60,7 @@ def test_the_command_solves_a_head_and_shows_it(federation: Federation) -> None:
     with signed_in(federation.server) as browser:
         assert ">regmean</span>" in browser.get(f"/versions/{solved}").text
         assert "head contribution" in browser.get(f"/versions/{solved}").text
-        assert "average to regmean" in browser.get(f"/compare?before={average}&version={solved}").text
+        assert "average → regmean" in browser.get(f"/compare?before={average}&version={solved}").text
         assert "head regmean → seed" in browser.get("/versions").text
 
 

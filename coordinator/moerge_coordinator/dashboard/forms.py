@@ -80,8 +80,8 @@ def said(path: str, word: str) -> str:
 
 
 def choice(name: str, label: str, first: object, words: Mapping[str, str]) -> Field:
-    """A choice with one option, the recommended one, before the others."""
-    return Field(name, label, options=tuple(sorted(words.items(), key=lambda item: item[0] != first)))
+    """A choice with one option, the recommended one, selected and before the others."""
+    return Field(name, label, value=str(first), options=tuple(sorted(words.items(), key=lambda item: item[0] != first)))
 
 
 def number_of(given: Given, field: str, kind: type[N]) -> N:

@@ -117,13 +117,10 @@ def show_routers(report: SolveReport) -> None:
         )
 
 
-def show_comparison(
-    comparison: Comparison, head: str, domains: Mapping[str, str], scores: Sequence[ScoreChange]
-) -> None:
-    """Prints two versions' differences; `head`: that of their heads; `domains` maps experts' digests to domains."""
+def show_comparison(comparison: Comparison, domains: Mapping[str, str], scores: Sequence[ScoreChange]) -> None:
+    """Prints two versions' differences; `domains` maps experts' digests to domains."""
     lines = [
         ["body", "same" if comparison.same_body else "different"],
-        ["head", head],
         ["experts added", ", ".join(domains[item] for item in comparison.experts_added)],
         ["experts removed", ", ".join(domains[item] for item in comparison.experts_removed)],
         ["other MLPs", ", ".join(domains[item] for item in comparison.experts_replaced)],

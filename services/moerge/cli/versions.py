@@ -24,7 +24,7 @@ from moerge.routers.registry import ROUTERS
 from moerge.settings import named_numbers, valid
 from moerge.terminal import AsJson, show_json
 from moerge.trunk.head_kinds import HEADS
-from moerge.versions.compare import average_name, head_change, lost_domains, score_changes
+from moerge.versions.compare import average_name, lost_domains, score_changes
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.options import PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
@@ -288,10 +288,12 @@ def compare(
         if as_json:
             show_json(result)
             return
-        old, new = (client.version(number).lineage for number in (result.before, result.after))
-        domains = {digest: name for item in (old, new) for digest, name in zip(item.experts, item.domains, strict=True)}
+        domains: dict[str, str] = {}
+        for number in (result.before, result.after):
+            lineage = client.version(number).lineage
+            domains |= dict(zip(lineage.experts, lineage.domains, strict=True))
         scores = score_changes(client.version_table(result.before), client.version_table(result.after))
-    show_comparison(result, head_change(old, new), domains, scores)
+    show_comparison(result, domains, scores)
 
 
 @app.command()

@@ -27,14 +27,6 @@ def domain_changes(old: Lineage, new: Lineage) -> DomainChanges:
     )
 
 
-def head_change(old: Lineage, new: Lineage) -> str:
-    """The change of the head, by its inputs: same, different, or from one method to another."""
-    if old.head.method != new.head.method:
-        return f"{old.head.method} to {new.head.method}"
-    inputs = (old.body, new.body) if old.head.method == "seed" else (old.experts, new.experts)
-    return "same" if old.head == new.head and inputs[0] == inputs[1] else "different"
-
-
 @dataclass(frozen=True)
 class ScoreChange:
     """A normalised score on two versions. `points` is None if a score is unknown or the domains differ."""

@@ -15,9 +15,9 @@ _POLICY = 'Workers refuse a merged body unless their owners\' policies have "mer
 
 def _ask_merge(visit: Visit) -> Form:
     seeded = any(body.method == "seed" for body in visit.rest.bodies())
-    facts = ["The body is merged from every ready expert, and becomes the current one.", _ANEW]
+    facts = ["The body is merged from every ready expert, and becomes the current one.", _ANEW, _POLICY]
     if seeded:
-        facts.append(f"The method seed takes the seed's body, without experts. {_POLICY}")
+        facts.append("The method seed takes the seed's body, without experts.")
     usable = [item for item in METHODS.values() if not item.needs and (seeded or not item.is_seed)]
     methods = [(item.name, f"{item.name}: {item.about}") for item in usable]
     hint = f"recommended: {RECOMMENDED.body}, if every owner has sent a body contribution; else {PAPER.body}"

@@ -4,7 +4,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from moerge.versions.compare import head_change, score_changes
+from moerge.versions.compare import score_changes
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.evaluations import VersionTable
 
@@ -21,7 +21,6 @@ def _compare(visit: Visit) -> Response:
         one, other = rest.version_table(old.number), rest.version_table(new.number)
         changes = score_changes(one, other)
         content |= {"comparison": rest.compare_versions(old.number, new.number), "old": old, "new": new}
-        content["head"] = head_change(old.lineage, new.lineage)
         content |= {"names": visit.domains(old, new), "rows": changes if one.scores or other.scores else []}
         content["own"] = {change.name: (_own(one, change.name), _own(other, change.name)) for change in changes}
     return visit.show("compare.html", **content)

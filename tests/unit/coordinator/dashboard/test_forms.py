@@ -8,9 +8,10 @@ from moerge_coordinator.dashboard.forms import choice, number_of, reason
 from moerge_proto.versions import VersionChange
 
 
-def test_the_recommended_option_is_the_first() -> None:
-    result = choice("n", "N", "b", {"a": "A", "b": "B", "c": "C"})
-    assert result.options == (("b", "B"), ("a", "A"), ("c", "C"))
+def test_the_recommended_option_is_selected_and_the_first() -> None:
+    result = choice("n", "N", "b", {"": "A", "b": "B", "c": "C"})
+    assert result.value == "b"
+    assert result.options == (("b", "B"), ("", "A"), ("c", "C"))
 
 
 def test_a_number_is_read_as_its_kind() -> None:

@@ -10,9 +10,12 @@ from moerge.errors import MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.options import SolveOptions
 from moerge_proto.records import TunedModel
-from moerge_proto.versions import Lineage, Version
+from moerge_proto.versions import HeadLineage, Lineage, Version
 
-LINEAGE = Lineage(body="f" * 64, experts=[], domains=[], contributions=[], options=SolveOptions(), solver="s")
+HEAD = HeadLineage(method="average")
+LINEAGE = Lineage(
+    body="f" * 64, head=HEAD, experts=[], domains=[], contributions=[], options=SolveOptions(), solver="s"
+)
 
 
 def refusal(folder: Path) -> str:

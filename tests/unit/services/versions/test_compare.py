@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from moerge.versions.compare import Averages, DomainChanges, averages, domain_changes, head_change, score_changes
+from moerge.versions.compare import Averages, DomainChanges, averages, domain_changes, score_changes
 from moerge_proto.evaluations import DomainScore, VersionTable
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import HeadLineage, Lineage
@@ -70,16 +70,3 @@ def test_averages_of_many_versions_are_over_common_domains_too() -> None:
     assert result.names == ("own average", "average of 2")
     assert (result.over_own, result.over_common) == ([85, 76, None], [85, 83.5, 82])
     assert averages([table(law=90), table(art=80)]).over_common == []
-
-
-def test_a_head_changes_with_its_method_experts_and_contributions() -> None:
-    one = lineage(law="1", art="2")
-    seed, solved = HeadLineage(method="seed"), HeadLineage(method="regmean", contributions=["a" * 64, "b" * 64])
-    assert head_change(one, one.model_copy(update={"contributions": ["c" * 64]})) == "same"
-    assert head_change(one, lineage(law="1", art="2", code="3")) == "different"
-    assert head_change(one, one.model_copy(update={"head": solved})) == "average to regmean"
-    again = solved.model_copy(update={"contributions": ["a" * 64, "c" * 64]})
-    assert head_change(*(one.model_copy(update={"head": head}) for head in (solved, again))) == "different"
-    of_seed, other = (item.model_copy(update={"head": seed}) for item in (one, lineage(code="3")))
-    assert head_change(of_seed, other) == "same"
-    assert head_change(of_seed, other.model_copy(update={"body": "e" * 64})) == "different"
