@@ -1,4 +1,4 @@
-"""An owner's worker fits its expert's MLPs to the body at home, sends them, and contributes with them."""
+"""An owner's worker fits its expert's MLPs to a merged body at home, sends its parts, and contributes with them."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,8 +13,7 @@ from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
 from moerge_workers.leaving.history import History
-from support.federation import federation_of, files_below, honest_body, merge, registered, send
-from support.statistics import written
+from support.federation import federation_of, files_below, registered
 from support.worker import Worker, worker_of
 
 SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 300}
@@ -32,11 +31,11 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 def fitted(worker: Worker) -> list[Expert]:
-    return [row for row in worker.member.client.experts() if row.fitted is not None]
+    return [row for row in worker.member.client.experts() if row.parts is not None]
 
 
 def folders(worker: Worker) -> list[Path]:
-    return list((worker.home / "bodies").glob("*/fitted-*"))
+    return list((worker.home / "parts").glob("*/fitted-*"))
 
 
 @pytest.mark.slow
@@ -52,7 +51,7 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
     with closing(History(worker.home)) as history:
         [asked] = history.asked()
     assert (asked.kind, asked.body, asked.place) == ("expert", plain.body, str(folder))
-    assert "fitted to body" in asked.about
+    assert "parts with fitted MLPs for body" in asked.about
 
     made = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     leftover = folder.with_name(f".{folder.name}.tmp")
@@ -60,14 +59,18 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
     assert worker.run(**FIT) == "ran"  # as after a kill between fitting and sending
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == made
     [expert] = fitted(worker)
-    assert (expert.state, expert.trained) == (ExpertState.READY, registered(worker.member).digest)
+    assert (expert.state, expert.dense) == (ExpertState.READY, registered(worker.member).digest)
     [row] = worker.active()
     assert (row.expert, row.documents) == (expert.digest, plain.documents)
     with closing(History(worker.home)) as history:
         became = [(sending.item.kind, sending.became) for sending in history.sendings()]
-    assert became == [("router", "superseded"), ("expert", "arrived"), ("router", "arrived")]
+    assert [item for item in became if item[0] != "head"] == [
+        ("router", "superseded"),
+        ("expert", "arrived"),
+        ("router", "arrived"),
+    ]
     listed = CliRunner().invoke(commands.app, ["history", "--home", str(worker.home)]).output
-    assert "fitted to body" in " ".join(listed.split()), listed
+    assert "parts with fitted MLPs" in " ".join(listed.split()), listed
 
     with worker.server.client() as operator:
         number = int(wait(operator, operator.solve_version(NewVersion(partial=True))))
@@ -76,19 +79,15 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
     assert worker.run(**FIT, policy=policy) == "ran"
     with worker.server.client() as operator:
         [evaluation] = operator.evaluations(number)
-    assert evaluation.sums.expert == expert.trained
+    assert evaluation.sums.expert == expert.dense
     assert len(worker.active()) == 1  # nothing was sent anew
 
-    said = worker.run(held_out_share=0.3)
-    assert f"its fitted expert {expert.digest} contributes under this body" in said
+    assert worker.run(held_out_share=0.3) == "ran"  # parts that were made before stay
+    said = worker.run(held_out_share=0.3, fit=False)
+    assert f"the expert's parts {expert.digest}, with other MLPs, contribute under this body" in said
     worker.member.client.withdraw_expert(expert.digest)
-    assert worker.run(held_out_share=0.3) == "ran"
+    assert worker.run(held_out_share=0.3, fit=False) == "ran"
     assert [item.digest for item in worker.active()] == [plain.digest]
     assert worker.run(**FIT) == "ran"
-    assert "the fitted expert was withdrawn" in worker.log()
+    assert "the fitted MLPs were withdrawn" in worker.log()
     assert [item.digest for item in worker.active()] == [plain.digest]
-
-    send(worker.member, written(worker.folder / "body-contribution", *honest_body(worker.member)))
-    merge(worker.server, [registered(worker.member).digest], method="regmean-fitted")
-    assert worker.run(held_out_share=0.3) == "ran"
-    assert "set `fit` for better scores of this domain" in worker.log()
