@@ -66,6 +66,7 @@ def test_plain_contribution_leads_to_version_with_fitted_mlps(worker: Worker) ->
         became = [(sending.item.kind, sending.became) for sending in history.sendings()]
     assert [item for item in became if item[0] != "head"] == [
         ("router", "superseded"),
+        ("expert", "arrived"),  # config and tokenizer
         ("expert", "arrived"),
         ("router", "arrived"),
     ]

@@ -27,6 +27,7 @@ from support.federation import Member, body_path, federation_of
 from support.models import on_body, texts
 from support.passes import sums_of
 from support.processes import Coordinator, marked
+from support.stages import BODIES
 from support.statistics import written
 
 WORKER = """
@@ -70,6 +71,7 @@ class Owner:
             "once": True,
             "journal_seconds": 0,
             "host_memory": SHARD_BYTES,
+            "policy": {"bodies": BODIES, "head_contributions": False},
             **settings,
         }
         with log_of(home).open("ab") as log:
