@@ -221,12 +221,12 @@ def test_parts_require_ready_expert_and_active_merged_body(joining: Joining) -> 
         assert joining.refusal("law", files, parts=of.model_copy(update=change)) == (kind, where)
     parts = joining.join("law", 3, parts=of)
     assert (parts.parts, parts.dense) == (of, law.digest)
-    for refused, number, change in (
-        ((ProblemType.CONFLICT, "domain"), 4, {}),  # there are some already
-        ((ProblemType.CONFLICT, "parts"), 3, {"fitted": False}),
+    for refused, number, fitted in (
+        ((ProblemType.CONFLICT, "domain"), 4, True),  # there are some already
+        ((ProblemType.CONFLICT, "parts"), 3, False),
     ):
         files = joining.uploaded("law-owner", joining.parts(number))
-        assert joining.refusal("law", files, parts=of.model_copy(update=change)) == refused
+        assert joining.refusal("law", files, parts=of.model_copy(update={"fitted": fitted})) == refused
     with joining.ports.database.transaction("test") as session:
         current = add_body(session, [experts.find(session, law.digest)])
     late = of.model_copy(update={"body": current.digest})

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy.orm import Session
 
-from moerge.trunk.heads import HEADS
+from moerge.trunk.head_kinds import HEADS
 from moerge_coordinator.domain import aliases, cards, contributors, versions
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
