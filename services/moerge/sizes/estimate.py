@@ -56,8 +56,9 @@ def estimate(shape: Shape, body: Method, experts: int, tokens: int, cores: int, 
         "a version": files.version_bytes(shape, experts),
     }
     owner = sum(registered.values()) + sum(sent.values())
-    largest = max(sizes[name] for name in sizes.keys() - {"an expert", "a version"})  # these have many files
-    coordinator = _coordinator(shape, body, experts, cores, experts * owner, largest)
+    coordinator = _coordinator(
+        shape, body, experts, cores, experts * owner, max(sizes[name] for name in sizes.keys() - {"a version"})
+    )
     return Estimate(shape.expert, sizes, coordinator, _worker(shape, body, tokens, host_memory, owner))
 
 
