@@ -196,8 +196,8 @@ def _known(session: Session, new: NewExpert, *, by_owner: bool) -> Expert | None
     _require_free(session, new)
     for row in _rivals(session, new):
         if _is_same(row, new) and not _may_try_again(session, row, new):
-            if by_owner and _dense(session, new.parts) is None:
-                for item in (row, *parts_from(session, row.digest)):
+            if by_owner and _dense(session, new) is None:
+                for item in (row, *parts_from(session, row)):
                     item.redistribute = new.redistribute
             return message(Expert, row)
         session.delete(row)
@@ -269,14 +269,14 @@ def _require_origin(session: Session, new: NewExpert) -> None:
         raise RefusedError(ProblemType.NOT_READY, problem, where="parts.expert", todo="first register that one")
 
 
-def _dense(session: Session, parts: Parts | None) -> ExpertRow | None:
-    """The registered dense expert of parts."""
-    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY)
-    return None if parts is None else session.scalar(query.where(ExpertRow.digest == parts.expert))
+def _dense(session: Session, new: NewExpert) -> ExpertRow | None:
+    """The domain's ready dense expert of new parts, if it is registered."""
+    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY, ExpertRow.domain == new.domain)
+    return None if new.parts is None else session.scalar(query.where(ExpertRow.digest == new.parts.expert))
 
 
 def _add(session: Session, owner: str, new: NewExpert, family: str, entries: list[FileEntry]) -> Expert:
-    digest, parts, dense = expert_digest(new.files), new.parts, _dense(session, new.parts)
+    digest, parts, dense = expert_digest(new.files), new.parts, _dense(session, new)
     row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))  # a withdrawn expert joins again
     row = row or ExpertRow(digest=digest)
     row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
@@ -350,7 +350,7 @@ def purge(session: Session, row: ExpertRow, *, retire: bool) -> tuple[list[str],
     if row.state is not ExpertState.WITHDRAWN:
         problem = f"the expert is {row.state.value}"
         raise RefusedError(ProblemType.CONFLICT, problem, where="digest", todo="first withdraw it")
-    retired, served = containing(session, row.digest)
+    retired, served = containing(session, row)
     if any(body.current for body in retired) and bodies.remerge(session) is not None:
         todo = "wait for the remerge, then purge"
         raise RefusedError(ProblemType.NOT_READY, "the current body still contains it", where="digest", todo=todo)

@@ -24,15 +24,16 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.versions import Lineage
 
 
-def parts_from(session: Session, expert: str) -> list[ExpertRow]:
-    """The experts with parts of this one, including withdrawn ones."""
-    return list(session.scalars(select(ExpertRow).where(ExpertRow.parts_of == expert).order_by(ExpertRow.number)))
+def parts_from(session: Session, row: ExpertRow) -> list[ExpertRow]:
+    """Its domain's experts with parts of this one, including withdrawn ones."""
+    query = select(ExpertRow).where(ExpertRow.parts_of == row.digest, ExpertRow.domain == row.domain)
+    return list(session.scalars(query.order_by(ExpertRow.number)))
 
 
-def containing(session: Session, expert: str) -> tuple[list[BodyRow], list[VersionRow]]:
+def containing(session: Session, expert: ExpertRow) -> tuple[list[BodyRow], list[VersionRow]]:
     """The bodies and unretired versions with an expert's parameters or parts."""
-    experts = {expert, *(row.digest for row in parts_from(session, expert))}
-    bodies = [row for row in session.scalars(select(BodyRow)) if expert in contains(row)]
+    experts = {expert.digest, *(row.digest for row in parts_from(session, expert))}
+    bodies = [row for row in session.scalars(select(BodyRow)) if expert.digest in contains(row)]
     names = {row.digest for row in bodies}
     query = select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)
     versions = [
@@ -51,7 +52,7 @@ def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[l
     if row.state is ExpertState.REFUSED:
         raise RefusedError(ProblemType.CONFLICT, "a refused expert can't be withdrawn", where="digest")
     when = now(session)
-    for parts in parts_from(session, row.digest):
+    for parts in parts_from(session, row):
         if parts.state is not ExpertState.REFUSED:
             withdraw_expert(session, parts, serve=serve)
     if row.withdrawn is None:
@@ -61,7 +62,7 @@ def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[l
             _let_count_again(session, row)
         for part in session.scalars(select(ContributionRow).where(ContributionRow.expert == row.digest)):
             withdraw_contribution(session, part)
-    bodies, versions = containing(session, row.digest)
+    bodies, versions = containing(session, row)
     for body in bodies:
         body.retired = body.retired or when
     if not serve:
@@ -103,9 +104,11 @@ def purge_expert(session: Session, row: ExpertRow) -> list[str]:
     when = now(session)
     done = [row.digest]
     if row.parts_of is None:
-        bodies = {body.digest for body in containing(session, row.digest)[0]}
-        query = select(ExpertRow).where((ExpertRow.parts_of == row.digest) | ExpertRow.parts_body.in_(bodies))
-        for parts in session.scalars(query.where(ExpertRow.state != ExpertState.REFUSED)).all():
+        bodies = {body.digest for body in containing(session, row)[0]}
+        others = list(session.scalars(select(ExpertRow).where(ExpertRow.parts_body.in_(bodies))))
+        for parts in dict.fromkeys([*parts_from(session, row), *others]):
+            if parts.state is ExpertState.REFUSED:
+                continue
             withdraw_expert(session, parts, serve=True)
             done += purge_expert(session, parts)
     if row.purged is None:

@@ -59,6 +59,17 @@ def test_parts_are_withdrawn_with_their_dense_expert(session: Session, law: Expe
     assert (parts.state, sent.active) == (ExpertState.WITHDRAWN, False)
 
 
+def test_another_domains_expert_withdraws_no_parts(session: Session, law: ExpertRow) -> None:
+    """Under a seed's body, parts may name a dense expert that another owner registers later."""
+    seed = add_body(session, [], method="seed", source="seed")
+    parts = add_expert(session, "art", parts=(law.digest, seed.digest))
+    add_contribution(session, parts, seed)
+    row = add_version(session)
+    assert withdrawal.withdraw_expert(session, law, serve=False) == ([], [])
+    assert experts.purge(session, law, retire=False) == ([law.digest], [])
+    assert (parts.state, row.withheld) == (ExpertState.READY, None)
+
+
 def test_leaver_under_a_seed_body_leaves_no_trace(session: Session) -> None:
     """Law 5: at once, without a remerge; versions that have it stay, and say so."""
     seed = add_body(session, [], method="seed", source="seed")
