@@ -53,10 +53,10 @@ def test_the_check_of_an_expert_needs_its_files(member: Member) -> None:
     new = NewExpert(domain=member.domain, files=file_digests(DenseFiles(member.folder)))
     with pytest.raises(CoordinatorError, match="no complete upload"):
         member.client.check_expert(new)
-    register(member.client, DenseFiles(member.folder), new, SILENT)
+    row = register(member.client, DenseFiles(member.folder), new, SILENT)
     with pytest.raises(CoordinatorError, match=f"domain {member.domain!r} has the expert") as caught:
         member.client.check_expert(new.model_copy(update={"files": {"config.json": "0" * 64}}))
-    assert caught.value.todo == f"first withdraw it: moerge expert withdraw {member.domain}"
+    assert caught.value.todo == f"first withdraw it: moerge expert withdraw {row.digest}"
 
 
 def test_infinite_weights_are_refused_and_not_kept(server: Coordinator, member: Member) -> None:

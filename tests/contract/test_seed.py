@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from moerge.cli.rounds import missing_domains
 from moerge.errors import CoordinatorError
 from moerge_proto.versions import Version
 from support.dashboard import act, signed_in
@@ -77,9 +78,11 @@ def test_a_head_is_chosen_in_the_browser(federation: Federation) -> None:
 def test_a_newcomer_changes_no_other_part_and_asks_for_no_remerge(federation: Federation) -> None:
     before = federation.solve()
     federation.add("code", **SMALL)
+    assert missing_domains(federation.operator, None) == ["code"], "`version solve --wait` waits for it"
     with signed_in(federation.server) as browser:
         assert "The newest version has no expert for code" in browser.get("/versions").text
     federation.contribute(federation.body(), "code")
+    assert missing_domains(federation.operator, None) == []
     federation.contribute_heads("code")
     after = federation.solve()
     kept = {name for name, digest in files(before).items() if files(after).get(name) == digest}

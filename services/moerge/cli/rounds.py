@@ -10,6 +10,7 @@ from moerge.cli.common import Coordinator, Secret, minute, show
 from moerge.client.client import Client
 from moerge.settings import valid
 from moerge.terminal import AsJson, show_json
+from moerge_proto.experts import ExpertState
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 from moerge_proto.statistics_file import Kind
 
@@ -28,9 +29,9 @@ def _reasons(client: Client) -> dict[str, str]:
 
 
 def wait_for_contributions(client: Client, round: str | None) -> None:
-    """Waits for all experts of the current body, or for the end of a round; prints the missing domains."""
+    """Waits for `missing_domains`, or for the end of a round; prints the missing domains."""
     shown, pause = "", 0.1
-    while missing := _missing(client, round):
+    while missing := missing_domains(client, round):
         why = _reasons(client)
         line = f"Waiting for the contributions of {', '.join(domain + why.get(domain, '') for domain in missing)}."
         if line != shown:
@@ -40,9 +41,13 @@ def wait_for_contributions(client: Client, round: str | None) -> None:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _missing(client: Client, round: str | None) -> list[str]:
+def missing_domains(client: Client, round: str | None) -> list[str]:
+    """The domains that have not contributed: of an open round, or of the current body's experts and parts for it."""
     if round is None:
-        return client.contributors().missing
+        current = client.contributors()
+        ready = (item for item in client.experts() if item.state is ExpertState.READY)
+        joined = [item.domain for item in ready if item.parts is not None and item.parts.body == current.body]
+        return list(dict.fromkeys([*current.missing, *(name for name in joined if name not in current.contributed)]))
     row = client.round(round)
     return row.missing if row.state is RoundState.OPEN else []
 
