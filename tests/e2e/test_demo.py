@@ -87,7 +87,14 @@ def test_last_version_is_near_the_oracle_and_routes_by_domain(demo: Demo) -> Non
         assert shares[domains.index(domain)] == max(shares), (domain, shares)
     assert "shared" in demo.output
     assert "Four owners each have a language model for one domain." in demo.output
-    for command in ("worker init", "owner approve", "worker run", "coordinator seed", "version solve", "version promote"):
+    for command in (
+        "worker init",
+        "owner approve",
+        "worker run",
+        "coordinator seed",
+        "version solve",
+        "version promote",
+    ):
         assert f"\n$ moerge {command}" in demo.output, command
     assert "Next: moerge" not in demo.output
     assert "unsigned" not in demo.output

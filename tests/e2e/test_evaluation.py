@@ -26,7 +26,10 @@ from support.processes import ended, start_worker
 from support.progress import Silent
 from support.worker import Worker, worker_of
 
-POLICY = {"evaluation_sums": True, "redistribute": True, "router_contributions": False, "min_documents": 20}
+POLICY = {
+    "evaluation_sums": True, "redistribute": True, "router_contributions": False, "head_contributions": False,
+    "min_documents": 20,
+}  # fmt: skip
 CONTEXT = 16
 
 
@@ -154,7 +157,8 @@ def test_worker_waiting_for_a_body_evaluates_versions(art: tuple[Member, Worker]
     (home / "worker.toml").write_text(
         f'coordinator = "{worker.server.url}"\ndomain = "law"\nexpert = "{worker.member.folder}"\n'
         f'data = ["{worker.folder / "data"}"]\nheld_out_share = 0.5\n'
-        "[policy]\nevaluation_sums = true\nredistribute = true\nmin_documents = 20\nmin_tokens = 1\n"
+        '[policy]\nbodies = ["seed", "merged"]\nhead_contributions = false\n'
+        "evaluation_sums = true\nredistribute = true\nmin_documents = 20\nmin_tokens = 1\n"
     )
     log = worker.folder / "waiting.log"
     environment = {"MOERGE_TOKEN": worker.member.token}

@@ -5,12 +5,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from moerge.statistics.describe import describe
 from moerge_proto.experts import ExpertState
+from moerge_proto.statistics_file import Kind
 from moerge_workers import commands
 from moerge_workers.leaving.history import History, Sending
 from support.federation import federation_of, files_below, merge
@@ -18,7 +20,7 @@ from support.models import expert
 from support.processes import run_command
 from support.worker import Worker, worker_of
 
-ASK = {"mode": "ask"}
+ASK = {"mode": "ask", "head_contributions": False}
 KILLED = """
 import os, signal, sys
 from moerge.client.client import Client
@@ -42,7 +44,8 @@ def owner(tmp_path: Path) -> Iterator[Worker]:
 def seen(owner: Worker) -> tuple[object, ...]:
     """All that the coordinator has of the owner."""
     client = owner.member.client
-    rows = [*client.experts(), *client.contributions(), *client.contributions("body")]
+    contributions = [row for kind in get_args(Kind) for row in client.contributions(kind)]
+    rows = [*client.experts(), *contributions]
     return files_below(owner.server), [row.model_dump_json() for row in rows]
 
 
@@ -81,7 +84,7 @@ def test_law_1_ask_mode_sends_nothing_before_owner_approval(owner: Worker) -> No
 
     worker(owner, "refuse", asked.digest[:8])
     for mode in ("ask", "auto"):
-        assert owner.run(policy={"mode": mode}) == "ran"
+        assert owner.run(policy={**ASK, "mode": mode}) == "ran"
     assert seen(owner) == before
     assert "you refused to send" in owner.log()
     assert len(sendings(owner)) == 2, "config and tokenizer, then the whole expert"
@@ -107,14 +110,16 @@ def test_law_1_each_switch_keeps_its_kind_at_home(owner: Worker) -> None:
     assert seen(owner) == ({}, [])
     owner.member.register()  # another way
     merge(owner.server)
-    policy = {"expert_weights": False, "router_contributions": False}
+    policy = {"expert_weights": False, "router_contributions": False, "head_contributions": False}
     before = set(files_below(owner.server))
     assert owner.run(policy=policy, body_contribution=True) == "ran"
     [sent] = owner.member.client.contributions("body")
     new = {path for path in set(files_below(owner.server)) - before if path.startswith("blobs")}
     assert new == {f"blobs/{sent.digest[:2]}/{sent.digest}"}
     assert owner.active() == []
-    assert [sending.item.kind for sending in sendings(owner)] == ["body"]
+    assert owner.run(policy={**policy, "head_contributions": True}) == "ran"
+    assert [sending.item.kind for sending in sendings(owner)] == ["body", "head"]
+    assert [row.kind for row in owner.member.client.contributions("head")] == ["head"]
 
     (owner.folder / "data" / "a.jsonl").unlink()
     owner.write("few.jsonl", 0, 40)

@@ -24,6 +24,9 @@ from support.processes import MOERGE, Coordinator, run_command
 from support.servers import held_ports
 from support.terminal import Terminal
 
+MERGED = 'bodies = ["seed", "merged"]\nhead_contributions = false'
+"""Lines of a policy, under which expert and router contributions alone leave."""
+
 
 @dataclass
 class Owner:
@@ -37,7 +40,7 @@ class Owner:
         """A worker's command; its home has a worker.toml with the policy and a token."""
         place = self.folder / home
         place.mkdir(exist_ok=True)
-        (place / "worker.toml").write_text(f"[policy]\n{policy}\n")
+        (place / "worker.toml").write_text(f"[policy]\n{MERGED}\n{policy}\n")
         (place / "token").write_text(self.member.token)
         given = {"coordinator": self.server.url, "domain": "law", "expert": self.member.folder, "home": place}
         words = [f"--{name}={value}" for name, value in given.items()]

@@ -199,7 +199,9 @@ def coordinator(
 
 
 def worker_command(domain: str, expert: Path, data: Path, home: Path) -> list[str]:
-    """The arguments of a worker that contributes once."""
+    """The arguments of a worker that contributes once; the policy in its home allows merged bodies."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "worker.toml").write_text('[policy]\nbodies = ["seed", "merged"]\n')
     places = ["--expert", str(expert), "--data", str(data), "--home", str(home)]
     return ["worker", "run", "--once", "--domain", domain, *places]
 
