@@ -10,7 +10,7 @@ import pytest
 
 from moerge_proto.progress import Obstacle
 from support.federation import Federation, eventually, federation_of
-from support.models import expert, texts
+from support.models import expert, seed_model, texts
 from support.processes import ended, start_worker
 from support.terminal import Shell
 from support.transcripts import ROOT, Part
@@ -33,6 +33,8 @@ class Machine:
         places = {"https://moerge.example.org": made.server.url, "/srv/law": str(self.folder), '"law"': f'"{domain}"'}
         for old, new in places.items():
             settings = settings.replace(old, new)
+        seed_model(self.folder / "seed")
+        settings = settings.replace("[policy]", '[policy]\nbodies = ["seed", "merged"]')
         (self.home / "worker.toml").write_text(settings)
 
     def log(self) -> str:
