@@ -17,6 +17,7 @@ from moerge.routers.ridge import SOLVER
 from moerge.statistics.describe import median_rank
 from moerge.statistics.validate import validate, validate_body
 from moerge.trunk.merge import BodyInputs, MergedBody, merge_body
+from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, VersionInputs, measure_influence, plan_version, solve_lineage
 from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions
@@ -24,7 +25,7 @@ from moerge_proto.digests import digest_of
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.ranges import LocalFile
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.versions import Lineage
+from moerge_proto.versions import HeadLineage, Lineage
 
 DOMAINS = ("d0", "d1")
 
@@ -47,13 +48,12 @@ class Coordinator:
 
     def merge(self, method: BodyMethod) -> MergedBody:
         sums = {digest_of(path.name): path for path in self.sums("body")} if method == "regmean" else {}
-        revision = 2 if method == "regmean" else 1
         lineage = BodyLineage(
             method=method,
             options=BodyOptions(),
             experts=[*self.names.values()],
             contributions=[*sums],
-            revision=revision,
+            revision=METHODS[method].revision,
         )
         experts = {digest: self.expert(domain) for domain, digest in self.names.items()}
         inputs = BodyInputs(experts, {digest: domain for domain, digest in self.names.items()}, sums)
@@ -64,6 +64,7 @@ class Coordinator:
         body = next(path for path in self.blobs_by_size() if path.stat().st_size > 2**20)
         lineage = Lineage(
             body=digest_of("body"),
+            head=HeadLineage(method="average"),
             experts=[*self.names.values()],
             domains=[*DOMAINS],
             contributions=[digest_of(path.name) for path in self.sums("router")],
@@ -73,8 +74,8 @@ class Coordinator:
         records = [ExpertRecord(digest, domain, "owner", "unknown") for domain, digest in self.names.items()]
         experts = [self.expert(record.domain) for record in records]
         return lineage, VersionInputs(
-            slots=[Slot(item, expert.checkpoint, expert) for item, expert in zip(records, experts, strict=True)],
-            body=DenseBody(LocalFile(body), experts[0]),
+            slots=[Slot(item, own.checkpoint, own, own.checkpoint) for item, own in zip(records, experts, strict=True)],
+            body=DenseBody(LocalFile(body), experts[0].config),
             body_sha256=body.name,
             method="average",
             merged=records,

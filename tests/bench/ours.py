@@ -17,11 +17,14 @@ from moerge.models.bounds import feature_gains
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.reader import Checkpoint
+from moerge.models.writer import write_safetensors
 from moerge.progress import NoProgress
 from moerge.routers.solve import solve_layers
 from moerge.statistics.integers import pack, to_integers
+from moerge.trunk.heads import HeadInputs, head_plan
 from moerge.trunk.merge import BodyInputs, merge_body
 from moerge.versions.file_plans import (
+    HEAD_FILE,
     FilePlan,
     body_files,
     config_files,
@@ -140,7 +143,7 @@ def publish(
 
     `body` is a blob, named by its digest.
     """
-    dense = DenseBody(body, DenseFiles(experts[0]))
+    dense = DenseBody(body, DenseFiles(experts[0]).config)
     config, family, checkpoint = dense.config, dense.family, dense.checkpoint
     layers, sha256 = config.num_hidden_layers, body.name
     domains, lineage = [f"d{slot}" for slot in range(len(experts))], digest_of(version)
@@ -154,8 +157,12 @@ def publish(
             return solve_layers(files, domains, gains, options)
 
     weights = body_files(dense, sha256, sha256)
+    slots = [Checkpoint(expert) for expert in experts]
+    head = head_plan("average", HeadInputs(slots, tuple, None, checkpoint, as_embedding=True))
+    sizes = {plan.name: plan.bytes for plan in head}
+    weights.append(FilePlan(HEAD_FILE, lineage, lambda out: write_safetensors(out, head), sizes))
     for slot, expert in enumerate(experts):
-        weights.append(expert_file(Checkpoint(expert), family, layers, slot, digest_of(str(expert))))
+        weights.append(expert_file(slots[slot], family, layers, slot, digest_of(str(expert))))
     shape, dtype = (len(domains), config.hidden_size), checkpoint.specs["model.embed_tokens.weight"].dtype
     weights.append(router_file(lambda: solution()[0], layers, shape, family, dtype, lineage))
     published = version_config(dense, len(experts), options.top_k, tied=False)
