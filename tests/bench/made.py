@@ -59,7 +59,7 @@ class MadePass(RouterPass):
 
     def weights(self) -> DenseWeights:
         made = MadeTensors(model_shapes(self.config), getattr(torch, self.precision))
-        return DenseWeights(self.config, dict.fromkeys(made.specs, made))
+        return DenseWeights(self.config, {name: (made, name) for name in made.specs})
 
     def inputs(self) -> list[list[Input]]:
         gains = torch.ones(self.config.hidden_size)
