@@ -46,7 +46,7 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Family -> name -> settings of its dense config."""
 _FACTORS: Mapping[str, Sequence[Any]] = {
     "family": tuple(SETTINGS),
-    "body": ("average", "regmean", "regmean-fitted"),
+    "body": ("seed", "average", "regmean"),
     "experts": (2, 3, 5, 8),
     "top_k": (1, 2),
     "head": ("own", "tied", "omitted"),
@@ -61,7 +61,7 @@ class Case:
     Attributes:
         family: of the dense experts.
         setting: name of their settings.
-        body: its method; for `regmean-fitted` the MLPs are fitted.
+        body: its method; under a seed's the MLPs are fitted, if they can be. Only an average has an averaged head.
         experts: their number.
         top_k: experts per token.
         head: the experts' own; tied to their embedding; or tied, and omitted from the version.
@@ -87,10 +87,8 @@ class Case:
 
 
 def possible(row: Mapping[str, Any]) -> bool:
-    """Whether there is such a version. Only an average has no head of its own, and OLMo 2 can't be fitted."""
-    if row.get("head") == "omitted" and row.get("body", "average") != "average":
-        return False
-    return (row.get("family"), row.get("body")) != ("olmo2", "regmean-fitted")
+    """Whether there is such a version. A solved head is no embedding."""
+    return row.get("head") != "omitted" or row.get("body", "average") == "average"
 
 
 def cases() -> list[Case]:

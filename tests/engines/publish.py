@@ -14,7 +14,7 @@ from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
-from moerge_proto.options import RECOMMENDED
+from moerge_proto.options import RECOMMENDED, VersionRecipe
 from support.models import expert, texts
 
 SIZES: dict[str, Any] = {
@@ -28,8 +28,11 @@ _DOCUMENTS = 20
 
 def experts(case: Case, home: Path) -> list[Path]:
     """Folders of a case's dense experts, made unless they exist."""
-    made = home / "experts" / "-".join((case.family, case.setting.replace(" ", "_"), case.head, case.dtype))
-    return [_expert(case, made / str(seed), seed) for seed in range(1, case.experts + 1)]
+    return [_expert(case, _experts(case, home) / str(seed), seed) for seed in range(1, case.experts + 1)]
+
+
+def _experts(case: Case, home: Path) -> Path:
+    return home / "experts" / "-".join((case.family, case.setting.replace(" ", "_"), case.head, case.dtype))
 
 
 def _expert(case: Case, folder: Path, seed: int) -> Path:
@@ -57,19 +60,20 @@ def version(case: Case, home: Path) -> Path:
         own = [DenseExpert(f"d{number}", item) for number, item in enumerate(experts(case, home))]
         sources = [Source(item, Corpus([str(item.folder / "texts.jsonl")], item)) for item in own]
         solve = RECOMMENDED.solve.model_copy(update={"top_k": case.top_k})
-        recipe = RECOMMENDED.model_copy(
-            update={"method": case.body, "fit": case.body == "regmean-fitted", "solve": solve}
-        )
+        head, is_seed = "average" if case.body == "average" else "regmean", case.body == "seed"
+        fit = is_seed and own[0].family.gain is not None
+        recipe = VersionRecipe.model_validate({"body": case.body, "head": head, "fit": fit, "solve": solve})
+        base = DenseExpert("seed", _expert(case, _experts(case, home) / "seed", 0)) if is_seed else None
         whole = folder.with_name(f"{case.name}-whole") if case.head == "omitted" else folder
-        merge(sources, whole, MergeSettings(recipe=recipe, scored_tokens=0, keep_statistics=True))
+        merge(sources, whole, MergeSettings(recipe, base=base, scored_tokens=0, keep_statistics=True))
         if whole != folder:
-            _without_head(own, whole, folder, case, solve)
+            _without_head(own, whole, folder, solve)
     return folder
 
 
-def _without_head(own: list[DenseExpert], whole: Path, folder: Path, case: Case, solve: Any) -> None:
+def _without_head(own: list[DenseExpert], whole: Path, folder: Path, solve: Any) -> None:
     """Publishes the merged version again, as `version solve --tied` does."""
     work = whole.with_name(f"{whole.name}.work")
-    body = local_body(own, work / "body", case.body, sorted(work.glob("body-*.safetensors")))  # type: ignore[arg-type]
+    body = local_body(own, work / "body", "average")
     routers = sorted(work.glob("router-*.safetensors"))
-    write_folder(plan_version(*local_version(own, body, routers, solve, tied=True)).files, folder)
+    write_folder(plan_version(*local_version(own, body, routers, solve, head="average", tied=True)).files, folder)
