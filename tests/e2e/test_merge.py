@@ -133,7 +133,7 @@ class Owners:
     def contribute(self, *, routers: bool = True) -> None:
         """One owner after the other, so that the order is known."""
         for worker, own in zip(self.workers, self.owned, strict=True):
-            told = {"domain": own.domain, "license": own.license, "statistics": STATISTICS.model_dump()}
+            told: dict[str, Any] = {"domain": own.domain, "license": own.license, "statistics": STATISTICS.model_dump()}
             # random experts are alike, so regmean mixes them
             policy = {"max_stray": 100, "max_perplexity_ratio": 100, "router_contributions": routers}
             if not worker.seed:

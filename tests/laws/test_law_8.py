@@ -37,6 +37,7 @@ from moerge.statistics.journal import Journal
 from moerge.trunk import heads
 from moerge.trunk.heads import HeadInputs, head_plan
 from moerge.trunk.merge import FolderFiles, seed_body
+from moerge.trunk.methods import regmean
 from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import StatisticsFile, gram_length
 from support import federation as fleet
@@ -98,7 +99,7 @@ def test_law_8_a_seed_s_body_is_written_with_two_tensors_in_memory(
 
 def test_law_8_a_head_is_solved_with_two_grams_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight experts' heads need as many grams as two experts'."""
-    read, most = heads.square, list[int]()
+    read, most = regmean.square, list[int]()
     for count in (2, 8):
         experts = [DenseExpert(f"d{n}", expert(tmp_path / f"{count}-{n}", n + 1)) for n in range(count)]
         sent = [head_contribution(item, all_counted(4 * ROWS), tmp_path / f"{item.domain}-{count}") for item in experts]

@@ -22,7 +22,7 @@ from moerge_workers.contributing.stages import run_stages
 from support.models import seed_model, texts
 from support.stages import MemoryClient, body, context_of, registered, seeded
 
-DEFAULT = {"policy": {"bodies": ["seed"], "min_documents": 5, "min_tokens": 1}, "fit": None}
+DEFAULT: dict[str, Any] = {"policy": {"bodies": ["seed"], "min_documents": 5, "min_tokens": 1}, "fit": None}
 TOKEN = 97
 
 
@@ -75,7 +75,7 @@ def refusal(folder: Path, home: Path, client: MemoryClient) -> tuple[str, Obstac
     return str(caught.value), obstacle
 
 
-def changed(seed: Path, name: str, change: Callable[[torch.Tensor], None]) -> Path:
+def changed(seed: Path, name: str, change: Callable[[torch.Tensor], object]) -> Path:
     """The seed with one tensor changed in place."""
     tensors = load_file(seed / "model.safetensors")
     change(tensors[name])
