@@ -71,8 +71,8 @@ def resident(work: MadePass) -> PreTrainedModel:
     """The whole model on its device, one tensor at a time in host memory."""
     weights, dtype = work.weights(), getattr(torch, work.precision)
     model = empty_model(weights.config, dtype)
-    for name, place in weights.places.items():
-        tensor = torch.empty(place.specs[name].shape, dtype=dtype)
+    for name in weights.places:
+        tensor = torch.empty(weights.shape(name), dtype=dtype)
         weights.copy(name, tensor)
         assign(model, name, tensor.to(work.device))
     model.model.rotary_emb.to(work.device)
@@ -91,7 +91,7 @@ def forward(model: PreTrainedModel, given: Sequence[Tensor], device: str) -> Non
 def unfit(work: MadePass, free: int | None) -> str | None:
     """The reason why the whole model doesn't fit into the free bytes of its device; None if it does."""
     every, dtype = work.weights(), getattr(torch, work.precision)
-    size = dtype.itemsize * sum(torch.Size(place.specs[name].shape).numel() for name, place in every.places.items())
+    size = dtype.itemsize * sum(torch.Size(every.shape(name)).numel() for name in every.places)
     size += 2 * 4 * BATCH_TOKENS * work.config.vocab_size
     if free is None or size <= FILLED * free:
         return None
