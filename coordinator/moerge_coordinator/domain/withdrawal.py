@@ -105,8 +105,8 @@ def purge_expert(session: Session, row: ExpertRow) -> list[str]:
     done = [row.digest]
     if row.parts_of is None:
         bodies = {body.digest for body in containing(session, row)[0]}
-        others = list(session.scalars(select(ExpertRow).where(ExpertRow.parts_body.in_(bodies))))
-        for parts in dict.fromkeys([*parts_from(session, row), *others]):
+        fitted = session.scalars(select(ExpertRow).where(ExpertRow.parts_body.in_(bodies)))
+        for parts in dict.fromkeys([*parts_from(session, row), *fitted]):
             if parts.state is ExpertState.REFUSED:
                 continue
             withdraw_expert(session, parts, serve=True)

@@ -56,7 +56,7 @@ def body_plan(experts: Sequence[Dense], rule: Rule) -> list[TensorPlan]:
 
 
 def _merged(checkpoints: Sequence[Checkpoint], name: str, dtype: torch.dtype, rule: Rule) -> Tensor:
-    tensors = [_tensor_of(checkpoint, name) for checkpoint in checkpoints]
+    tensors = [tensor_of(checkpoint, name) for checkpoint in checkpoints]
     ends = sorted({len(tensor) for tensor in tensors})
     parts = []
     for start, stop in zip([0, *ends], ends, strict=False):
@@ -71,5 +71,6 @@ def _source(checkpoint: Checkpoint, name: str) -> tuple[str, TensorSpec]:
     return name, checkpoint.specs[name]
 
 
-def _tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
+def tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
+    """A tensor of a checkpoint; for a tied head, the embedding."""
     return checkpoint.tensor(_source(checkpoint, name)[0])

@@ -20,8 +20,10 @@ BASE = frozenset({"base"})
 def from_base(base: Checkpoint | None, merge: Callable[[Piece, Tensor], Tensor]) -> Rule:
     """The rule merge(piece, base's part of it); the average for rows after the end of the base's vocabulary."""
 
+    from moerge.trunk.pieces import tensor_of
+
     def rule(piece: Piece) -> Tensor:
-        part = None if base is None else base.tensor(piece.name)[piece.start :][: len(piece.tensors[0])]
+        part = None if base is None else tensor_of(base, piece.name)[piece.start :][: len(piece.tensors[0])]
         if part is None or part.shape != piece.tensors[0].shape:
             return average(piece.tensors, piece.dtype)
         return merge(piece, part)
