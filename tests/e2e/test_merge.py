@@ -206,13 +206,8 @@ def unequal(one: Path, other: Path) -> set[str]:
     return {name for name in made if made[name] != published[name]}
 
 
-def named(service: Service) -> set[str]:
-    """The files with names of head contributions: under a seed's body, they name parts there and experts here."""
-    return {"moerge.json", "README.md"} if service.seed else set()
-
-
 def test_recomputed_with_the_same_key_every_file_is_equal(service: Service, tmp_path: Path) -> None:
-    assert unequal(service.merged(tmp_path / "out", service.settings), service.version) == named(service)
+    assert unequal(service.merged(tmp_path / "out", service.settings), service.version) == set()
 
 
 def test_with_another_key_all_but_lineage_and_card_are_equal(service: Service, tmp_path: Path) -> None:
@@ -228,6 +223,6 @@ def test_an_added_expert_gives_the_version_that_it_has_joined(
     merged = before.merged(tmp_path / "merged", replace(before.settings, keep_statistics=True))
     with threads(2):
         merge(joined.sources[2:], tmp_path / "out", joined.settings, version=kept(merged))
-    assert unequal(tmp_path / "out", joined.version) == unequal(merged, before.version) == named(before)
+    assert unequal(tmp_path / "out", joined.version) == unequal(merged, before.version) == set()
     shared = sorted(path.name for path in merged.iterdir() if path.samefile(tmp_path / "out" / path.name))
     assert shared == ["model-body.safetensors", "model-expert-00000.safetensors", "model-expert-00001.safetensors"]

@@ -123,7 +123,7 @@ def assemble(
         members = [
             fitted(expert, text, kept.body, settings, work, say) for expert, text in zip(experts, texts, strict=True)
         ]
-    heads = head_contributions(experts, texts, settings, work) if heads is None else heads
+    heads = head_contributions(experts, texts, settings, work, members) if heads is None else heads
     parts, body = list(kept.contributions), kept.body
     if routers is None:
         for expert, text in zip(members, texts, strict=True):
@@ -163,14 +163,22 @@ def body_of(
 
 
 def head_contributions(
-    experts: Sequence[DenseExpert], texts: Sequence[StatisticsText], settings: VersionSettings, work: Path
+    experts: Sequence[DenseExpert],
+    texts: Sequence[StatisticsText],
+    settings: VersionSettings,
+    work: Path,
+    members: Sequence[DenseExpert],
 ) -> list[Path]:
-    """The experts' head contributions by the texts, in `work`; none unless the head is solved."""
+    """The experts' head contributions by the texts, in `work`; none unless the head is solved.
+
+    Under a seed's body they name the version's `members`, as in the service, which has no whole experts there.
+    """
     if not HEADS[settings.recipe.head].solved:
         return []
     paths = [work / f"head-{expert.domain}.safetensors" for expert in experts]
-    for expert, text, path in zip(experts, texts, paths, strict=True):
-        head_contribution(expert, text, path, settings.statistics, settings.computing)
+    named = members if METHODS[settings.recipe.body].is_seed else experts
+    for expert, text, path, member in zip(experts, texts, paths, named, strict=True):
+        head_contribution(expert, text, path, settings.statistics, settings.computing, member.digest)
     return paths
 
 

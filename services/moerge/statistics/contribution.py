@@ -170,13 +170,14 @@ def head_contribution(
     path: Path,
     settings: StatisticsSettings | None = None,
     computing: Computing | None = None,
+    digest: str | None = None,
 ) -> Path:
     """Writes the gram of the inputs of the expert's head.
 
-    Arguments and errors are those of `router_contribution`.
+    Arguments and errors are those of `router_contribution`; `digest`: that of the expert's parts, if they are named.
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
-    blank = head_manifest(expert.owner, expert, expert.digest, settings)
+    blank = head_manifest(expert.owner, expert, digest or expert.digest, settings)
     work = HeadPass(expert, blank.exponents, settings.precision, computing.device)
     return _written(blank, work, documents, path, computing)
 

@@ -35,6 +35,8 @@ from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import Lineage, SolveReport
 
+_OF_ROUTERS = {"body", "experts", "domains", "contributions", "options", "solver"}
+"""The fields of a lineage that its routers depend on."""
 Solution = tuple[Sequence[Tensor], SolveReport]
 """One router [D, H] per layer, and the report of the solves."""
 
@@ -150,8 +152,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     """
     body, config, family = inputs.body, inputs.body.config, inputs.body.family
     layers, count = config.num_hidden_layers, len(inputs.slots)
-    content = lineage.model_dump(mode="json")
-    name = digest_of(content)
+    solved = digest_of(lineage.model_dump(mode="json", include=_OF_ROUTERS))
     method, head = lineage.head.method, head_file(lineage, inputs.head)
     shared = [*body_files(body, lineage.body, inputs.body_sha256), head]
     slots = enumerate(inputs.slots)
@@ -163,7 +164,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
         return solve(lineage, inputs)
 
     dtype = body.checkpoint.specs[EMBEDDING].dtype
-    routers = router_file(lambda: solution()[0], layers, (count, config.hidden_size), family, dtype, name)
+    routers = router_file(lambda: solution()[0], layers, (count, config.hidden_size), family, dtype, solved)
     taken = max(inputs.slots, key=lambda slot: int(slot.side_files.config.vocab_size))
     chats = {slot.record.domain: chat_template(slot.side_files) for slot in inputs.slots}
     records = [slot.record for slot in inputs.slots]
@@ -180,4 +181,4 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
         record_file(lineage),
         card_file(lineage, records, origin, inputs.contributed, chat, model, limits),
     ]
-    return VersionPlan(shared, [routers, report_file(lambda: solution()[1], name)], texts)
+    return VersionPlan(shared, [routers, report_file(lambda: solution()[1], solved)], texts)

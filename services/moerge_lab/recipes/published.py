@@ -97,11 +97,11 @@ def heads_by(fleet: Fleet, method: HeadMethod, options: Options) -> list[Path]:
     shared, settings = fleet.shared, settings_of(fleet, PAPER.model_copy(update={"head": method}), options)
     experts, texts = experts_of(fleet), _statistics(fleet, options)
     if shared.folder is None or not HEADS[method].solved:
-        return head_contributions(experts, texts, settings, fleet.work)
+        return head_contributions(experts, texts, settings, fleet.work, experts)
     if (key := _text_key(fleet, options)) not in shared.heads:
         folder = shared.folder / f"heads-{len(shared.heads)}"
         folder.mkdir()
-        shared.heads[key] = head_contributions(experts, texts, settings, folder)
+        shared.heads[key] = head_contributions(experts, texts, settings, folder, experts)
     return shared.heads[key]
 
 
