@@ -79,7 +79,7 @@ def averages(home: Path, number: int) -> dict[str, float]:
 def test_last_version_is_near_the_oracle_and_routes_by_domain(demo: Demo) -> None:
     average, domains = averages(demo.home, 2), table(demo.home, 2)["domains"]
     assert len(domains) == 4
-    assert average["version"] > average["oracle"] - 3.5, average
+    assert average["version"] > average["oracle"] - 6, average
     assert average["version"] > average["averaging"] + 8, average
     assert average["version"] > average["random routing"] + 8, average
     assert average["version"] > average["dume"] + 5, average
@@ -137,13 +137,14 @@ def server(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coo
     running.stop()
 
 
-def test_owner_evaluations_show_both_versions_near_the_oracle(server: Coordinator) -> None:
+def test_owner_evaluations_show_a_newcomer_as_good_as_the_others(server: Coordinator) -> None:
     with server.client() as reader:
         for number, domains in ((1, 3), (2, 4)):
             result = reader.version_table(number)
             assert (len(result.scores), result.missing) == (domains, [])
             assert result.average is not None
             assert result.average > sum(score.normalised_oracle for score in result.scores) / domains - 5, result
+            assert min([result.average - 85, *(score.normalised - 84 for score in result.scores[3:])]) >= 0, result
             for score in result.scores:
                 shares = [sum(layers) for layers in zip(*score.shares, strict=True)]
                 assert shares[result.domains.index(score.domain)] == max(shares), score
