@@ -105,7 +105,7 @@ def test_a_solve_waits_for_missing_contributions(federation: Federation, tmp_pat
     eventually(lambda: "Waiting for the contributions of law.\n" in (tmp_path / "waiting").read_text())
     federation.contribute(body, "law")
     assert ended(waiting, 120) == 0
-    assert "law, art. Missing: none.\n" in (tmp_path / "waiting").read_text()
+    assert "law, art. Missing: none. Head: average, because" in (tmp_path / "waiting").read_text()
 
 
 def test_a_promotion_that_removes_a_domain_is_confirmed(federation: Federation) -> None:
@@ -113,7 +113,7 @@ def test_a_promotion_that_removes_a_domain_is_confirmed(federation: Federation) 
     federation.contribute(federation.merge("law", "art", method="weighted", options={"weights": {"art": 2}}), "art")
     done = run_command("version", "solve", "--partial", **environment)
     partial = int(done.stdout)
-    assert f"In version {partial}: art. Missing: law.\n" in done.stderr
+    assert f"In version {partial}: art. Missing: law. Head: average, because" in done.stderr
     federation.operator.promote("shop", 1)
     promote = ("version", "promote", partial, "--alias", "shop")
     for done in (run_command(*promote, **environment), run_command(*promote, typed="n\n", **environment)):

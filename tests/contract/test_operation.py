@@ -166,7 +166,7 @@ def test_the_log_names_events_and_workflows(solved: tuple[Federation, str]) -> N
         "token 2 is added: owner of law-owner",
         "expert N of law has arrived from law-owner",
         "expert N of law is ready",
-        "body N is merged and current: average of law",
+        "body N is current: average of law",
         "router contribution N of law has arrived from law-owner: N",
         "version 1 is solved: law",
         "version 1 is champion",

@@ -34,7 +34,9 @@ def local_files(federation: Federation, folder: Path, sums: Sequence[Path], rout
     """The weights of the same version made from local files: name -> SHA-256."""
     experts = [DenseExpert(member.domain, member.folder, member.name) for member in federation.members.values()]
     body = local_body(experts, folder / "body", "regmean", sums)
-    version = write_folder(plan_version(*local_version(experts, body, routers)).files, folder / "version")
+    version = write_folder(
+        plan_version(*local_version(experts, body, routers, head="average")).files, folder / "version"
+    )
     return {path.name: file_sha256(path) for path in version.iterdir() if is_weights(path.name)}
 
 

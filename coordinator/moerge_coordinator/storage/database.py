@@ -116,7 +116,7 @@ def _sqlite(path: Path, *pragmas: str) -> Engine:
     def _configure(connection: DBAPIConnection, record: object) -> None:
         connection.isolation_level = None  # `_begin` begins transactions, not sqlite3
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000", *pragmas):
+        for pragma in ("busy_timeout=30000", "journal_mode=WAL", "synchronous=FULL", *pragmas):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 

@@ -61,8 +61,7 @@ def test_json_has_bytes() -> None:
 
 def test_a_shape_is_that_of_a_config_or_an_experts_folder(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", 1)
-    merged = (*COMMON, "--body", "regmean", "--json")
-    sizes = [json.loads(said("--config", str(path), *merged)) for path in (folder, folder / "config.json")]
+    sizes = [json.loads(said("--config", str(path), *COMMON, "--json")) for path in (folder, folder / "config.json")]
     assert sizes[0] == sizes[1]
     assert sizes[0]["files"]["an expert's parts"] == part_bytes(DenseFiles(folder))
 
