@@ -48,7 +48,10 @@ RECOMMENDED = VersionRecipe(
     fit=False,
     solve=SolveOptions(ridge_lambda=0.001, lambda_scale="relative", domain_weights="balanced", routers="discriminant"),
 )
-"""The default of REST, commands, dashboard and demo. Measured in docs/quality.md."""
+"""The default on one machine, and the service's solve. Measured in docs/quality.md."""
+FEDERATED = RECOMMENDED.model_copy(update={"body": "seed", "fit": True})
+"""The default of the service. Nobody can forge this body, and members change without a remerge; on one machine neither
+matters."""
 RARE_BELOW = 10
 """Body contributions withhold smaller token counts, because rare tokens can identify people. A default."""
 RecipeName = Literal["recommended", "dume"]

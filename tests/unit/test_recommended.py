@@ -12,7 +12,7 @@ from moerge.merging.merge import MergeSettings
 from moerge_coordinator.dashboard.actions.versions import asked_version, solve_form
 from moerge_lab.demo.commands import demo
 from moerge_lab.recipes.registry import RECIPES
-from moerge_proto.options import PAPER, RECOMMENDED, VERSION_RECIPES, SolveOptions
+from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers.settings import Settings
 
@@ -46,6 +46,7 @@ def test_recommended_and_paper_recipes_have_documented_values() -> None:
             "temperature": 1.0,
         },
     }
+    assert FEDERATED.model_dump() == RECOMMENDED.model_dump() | {"body": "seed", "fit": True}
     paper = {"ridge_lambda": 0.01, "lambda_scale": "absolute", "domain_weights": {}, "routers": "ridge"}
     assert (PAPER.body, PAPER.head, PAPER.fit) == ("average", "average", False)
     assert PAPER.solve.model_dump() == {**paper, "top_k": 1, "temperature": 1.0}

@@ -9,7 +9,7 @@ from moerge.trunk.head_kinds import HEADS
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow
 from moerge_proto.bodies import HeadMethod
-from moerge_proto.options import PAPER, RECOMMENDED
+from moerge_proto.options import FEDERATED, PAPER
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import HeadLineage
 
@@ -22,7 +22,7 @@ def lineage_of(session: Session, asked: HeadMethod | None, experts: Sequence[str
     rows = {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(experts)))}
     contributions = _contributions(session, [rows[digest] for digest in experts])
     complete = contributions.keys() >= set(experts)
-    method = HEADS[asked or (RECOMMENDED.head if complete else PAPER.head)]
+    method = HEADS[asked or (FEDERATED.head if complete else PAPER.head)]
     if method.name == "seed" and body.experts:
         problem, todo = "a merged body has no seed's head", "use another head, or a seed's body"
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="head", todo=todo)

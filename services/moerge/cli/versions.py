@@ -26,13 +26,13 @@ from moerge.terminal import AsJson, show_json
 from moerge.trunk.head_kinds import HEADS
 from moerge.versions.compare import average_name, lost_domains, score_changes
 from moerge_proto.bodies import HeadMethod
-from moerge_proto.options import PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
+from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
 from moerge_proto.versions import AliasMove, Lineage, NewVersion, Version, VersionChange
 
 _ROUTERS = "; ".join(f"{kind.name}: {kind.about}" for kind in ROUTERS.values())
 _HEADS = f"Last norm and language model head: {'; '.join(f'{kind.name}, {kind.about}' for kind in HEADS.values())}."
-_HEAD_RULE = f"{RECOMMENDED.head} if every expert has a head contribution, otherwise {PAPER.head}"
+_HEAD_RULE = f"{FEDERATED.head} if every expert has a head contribution, otherwise {PAPER.head}"
 _WEIGHTS = "DOMAIN=NUMBER, weight of its statistics"
 REPORT_FILE = "moerge-report.json"
 Which = Annotated[str, typer.Argument(metavar="VERSION", help="The version's number, or an alias such as champion.")]

@@ -19,6 +19,7 @@ from moerge.models.families import HEAD
 from moerge.models.tokens import Tokens
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Parts
+from moerge_proto.options import FEDERATED
 from moerge_proto.progress import Stage
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError, register_expert
@@ -88,7 +89,7 @@ def _fits(context: Context, body: Body) -> bool:
     if made := folders(context, body.digest):
         return made[0].name == _name(context, fitted=True)
     is_newcomer = expert.digest not in body.experts and settings.policy.expert_weights
-    if body_kind(body.method) == "merged" and not is_newcomer:
+    if not (FEDERATED.fit if body_kind(body.method) == "seed" else is_newcomer):
         return False
     try:
         require_fittable(expert)

@@ -10,7 +10,7 @@ from moerge.trunk.head_kinds import HEADS
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, choice, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.bodies import Contributors
-from moerge_proto.options import PAPER, RECOMMENDED
+from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED
 from moerge_proto.versions import NewVersion, VersionChange
 
 
@@ -76,7 +76,7 @@ def solve_form(current: Contributors | None = None, *, is_seed: bool = False) ->
     weights = {"": "as they contributed", "balanced": "all the same"}
     gram = "added to the diagonal of every layer's gram"
     heads = [(kind.name, f"{kind.name}: {kind.about}") for kind in HEADS.values() if is_seed or kind.name != "seed"]
-    rule = f"recommended: {RECOMMENDED.head}, if every expert has a head contribution; else {PAPER.head}"
+    rule = f"recommended: {FEDERATED.head}, if every expert has a head contribution; else {PAPER.head}"
     fields = [
         Field("head", "Head", options=(("", "recommended"), *heads), hint=rule),
         Field("ridge_lambda", "lambda", value=str(best.ridge_lambda), hint=gram),
