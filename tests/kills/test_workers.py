@@ -3,9 +3,11 @@
 import os
 import re
 import resource
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.cluster_utils import Cluster
@@ -14,6 +16,7 @@ from kills.owner import (
     LAYERS,
     SHARD_BYTES,
     Owner,
+    end,
     kill,
     layers_done,
     log_of,
@@ -23,6 +26,9 @@ from kills.owner import (
     wait_for,
 )
 from kills.schedules import play
+from moerge_proto.experts import ExpertState
+from support.federation import federation_of
+from support.models import expert, texts
 
 ACTOR, RAYLET = "ray::Slot", "raylet/raylet"
 pytestmark = pytest.mark.slow
@@ -112,6 +118,40 @@ def test_full_disk_is_reported_and_restart_sends_same_bytes(place: Owner, home: 
     before = shards_done(home)
     assert place.start(home).wait(300) == 0
     assert 3 <= before < place.require_undisturbed(home)
+
+
+def left(home: Path) -> dict[str, bytes]:
+    """The parts and statistics files of a home."""
+    paths = [*(home / "parts").rglob("*.safetensors"), *(home / "contributions").glob("*.safetensors")]
+    return {str(path.relative_to(home)): path.read_bytes() for path in paths}
+
+
+def test_worker_killed_as_it_fits_and_joins_under_a_seed_sends_the_same_bytes(tmp_path: Path) -> None:
+    """Killed during the fit, after it, and during the sums of routers; compared with the dry run of a second home."""
+    home, other = tmp_path / "worker", tmp_path / "other"
+    shape: dict[str, Any] = {"num_hidden_layers": LAYERS, "hidden_size": 96}
+    with federation_of(tmp_path, seeded=True, **shape) as made:
+        law = made.join("law", expert(tmp_path / "law", 1, **shape))
+        place = Owner(made.server, law, made.body(), texts(tmp_path / "texts.jsonl", seed=4, documents=600))
+        settings: dict[str, Any] = {"seed": made.seed, "policy": {}, "host_memory": None}
+        moments = (
+            lambda: len(list(home.glob("parts/*/.*/fitted-*.part"))) >= 2,
+            lambda: any(home.glob("parts/*/fitted-*")),
+            lambda: "router contribution" in log_of(home).read_text() or layers_done(home) != [],
+        )
+        for reached in moments:
+            worker = place.start(home, **settings)
+            wait_for(reached, worker)
+            end(worker, home)
+        assert place.start(home, **settings).wait(300) == 0, log_of(home).read_text()
+        [row] = [item for item in law.client.experts() if item.parts is not None]
+        assert row.state is ExpertState.READY
+        assert [len(list(law.client.contributions(kind))) for kind in ("head", "router")] == [1, 1]
+        other.mkdir()
+        shutil.copy(home / "key", other / "key")
+        assert place.start(other, dry_run=True, **settings).wait(300) == 0, log_of(other).read_text()
+    assert left(home) == left(other)
+    assert len(left(home)) == 3
 
 
 def nodes(home: Path) -> set[int]:
