@@ -62,11 +62,13 @@ class VersionFile(FileEntry):
 class HeadLineage(Message):
     """All inputs of a version's head beside body and experts. `contributions`: for `regmean`, one per expert, in order.
 
-    `revision`: of the method's formula. The JSON leaves out 1.
+    `seed`: for `seed`, the SHA-256 of the seed's head. `revision`: of the method's formula. The JSON leaves out None
+    and 1.
     """
 
     method: HeadMethod
     contributions: list[Digest] = Field(default_factory=list)
+    seed: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
     revision: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
 
 

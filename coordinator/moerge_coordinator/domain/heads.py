@@ -6,6 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.trunk.head_kinds import HEADS
+from moerge.trunk.merge import SEED_HEAD_FILE
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow
 from moerge_proto.bodies import HeadMethod
@@ -30,19 +31,20 @@ def lineage_of(session: Session, asked: HeadMethod | None, experts: Sequence[str
         missing = ", ".join(rows[digest].domain for digest in experts if digest not in contributions)
         todo = f"ask their owners to allow head_contributions, or use the head {PAPER.head!r}"
         raise RefusedError(ProblemType.NOT_READY, f"no head contribution of {missing}", where="head", todo=todo)
+    seed = {file.name: file.sha256 for file in body.files}.get(SEED_HEAD_FILE)
     return HeadLineage(
         method=method.name,
+        seed=seed if method.name == "seed" else None,
         contributions=[contributions[digest] for digest in experts] if method.solved else [],
         revision=method.revision,
     )
 
 
 def _contributions(session: Session, experts: Sequence[ExpertRow]) -> Mapping[str, str]:
-    """Expert -> its active head contribution, or that of the dense expert whose parts it has."""
+    """Expert -> the active head contribution of the dense expert that it is, or whose parts it has."""
     query = select(ContributionRow).where(ContributionRow.active, ContributionRow.kind == "head")
-    active = {(row.domain, row.expert): row.digest for row in session.scalars(query)}
-    result = dict[str, str]()
-    for row in experts:
-        if digest := active.get((row.domain, row.digest)) or active.get((row.domain, row.dense)):
-            result[row.digest] = digest
-    return result
+    active = list(session.scalars(query))
+    rows = session.scalars(select(ExpertRow).where(ExpertRow.digest.in_([part.expert for part in active])))
+    dense = {row.digest: row.dense for row in rows}
+    of = {(part.domain, dense[part.expert]): part.digest for part in active}
+    return {row.digest: of[row.domain, row.dense] for row in experts if (row.domain, row.dense) in of}

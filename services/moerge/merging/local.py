@@ -106,9 +106,11 @@ def local_body(
     progress, record = progress or NoProgress(), folder / BODY_RECORD
     merged = MergedBody.model_validate_json(record.read_bytes()) if record.is_file() else None
     if METHODS[method].is_seed and base is not None:
-        record.unlink(missing_ok=True)
-        merged = seed_body(base, FolderFiles(folder), progress, base.hub_id)
-        _write(record, merged)
+        if merged is None or not (folder / base.digest).is_file():
+            record.unlink(missing_ok=True)
+            merged = seed_body(base, FolderFiles(folder), progress, base.hub_id)
+            (folder / base.digest).touch()
+            _write(record, merged)
         return kept_body(merged, folder, [])
     statistics = {file_sha256(path): path for path in contributions}
     inputs = [*([base] if base is not None else []), *experts]
@@ -187,7 +189,12 @@ def local_version(
     parts = dict(sorted((file_sha256(path), path) for path in contributions))
     lineage = Lineage(
         body=body.digest,
-        head=HeadLineage(method=head, contributions=list(map(file_sha256, heads)), revision=HEADS[head].revision),
+        head=HeadLineage(
+            method=head,
+            contributions=list(map(file_sha256, heads)),
+            seed=file_sha256(body.path.with_name(SEED_HEAD_FILE)) if head == "seed" else None,
+            revision=HEADS[head].revision,
+        ),
         experts=[slot.record.digest for slot in slots],
         domains=[slot.record.domain for slot in slots],
         contributions=list(parts),

@@ -32,7 +32,7 @@ class HeadInputs:
         experts: checkpoints with the ordered experts' last norms and heads; a tied head is the embedding.
         statistics: gives their head contributions in that order; empty unless the method is solved.
         seed: the seed's head.
-        embedding: the body, of which a tied head is the embedding.
+        body: its embedding is a tied head.
         as_embedding: whether the mean of tied heads is the body's embedding.
     """
 

@@ -102,7 +102,7 @@ def card_file(
     """
     options, domains, merged = lineage.options, ", ".join(lineage.domains), origin.merged
     text = f"""---
-{_metadata([*experts, *merged]).to_yaml()}
+{_metadata([*experts, *merged], origin.source).to_yaml()}
 ---
 
 # Mixture of {len(experts)} experts: {domains}
@@ -176,7 +176,7 @@ def _contained(lineage: Lineage, origin: Origin) -> str:
 """
 
 
-def _metadata(experts: Sequence[ExpertRecord]) -> ModelCardData:
+def _metadata(experts: Sequence[ExpertRecord], seed: str | None) -> ModelCardData:
     """The fields that the hub reads (https://huggingface.co/docs/hub/model-cards)."""
     licenses = {expert.license.lower() for expert in experts}
     license, name = "other", None
@@ -184,7 +184,8 @@ def _metadata(experts: Sequence[ExpertRecord]) -> ModelCardData:
         [name] = licenses
         known = re.sub("-(only|or-later)$", "", name)
         license, name = (known, None) if known in _HUB_LICENSES.split() else (license, re.sub("[^a-z0-9.-]", "-", name))
-    result = list(dict.fromkeys(expert.hub_id for expert in experts if expert.hub_id))
+    seeds = [seed.partition("@")[0]] if seed and "/" in seed else []
+    result = list(dict.fromkeys([*seeds, *(expert.hub_id for expert in experts if expert.hub_id)]))
     return ModelCardData(
         license=license,
         license_name=name,

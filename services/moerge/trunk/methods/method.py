@@ -71,13 +71,10 @@ def elementwise(
     *,
     takes: frozenset[str] = frozenset(),
     needs: frozenset[str] = frozenset(),
-    is_seed: bool = False,
     wide_copies: int = 0,
 ) -> Method:
     """A method whose rule sees the elements of one tensor at a time."""
-    return Method(
-        name, about, partial(_planned, rule), takes, needs, is_seed=is_seed, wide_copies=wide_copies, rule=rule
-    )
+    return Method(name, about, partial(_planned, rule), takes, needs, wide_copies=wide_copies, rule=rule)
 
 
 def _planned(rule: Callable[[MethodInputs], Rule], inputs: MethodInputs) -> list[TensorPlan]:

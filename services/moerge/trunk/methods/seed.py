@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from moerge.trunk.methods.average import average, plain
-from moerge.trunk.methods.method import elementwise
+from moerge.errors import MoergeError
+from moerge.trunk.methods.average import average
+from moerge.trunk.methods.method import Method, MethodInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from moerge.models.reader import Checkpoint
+    from moerge.models.writer import TensorPlan
     from moerge.trunk.pieces import Piece, Rule
 
 BASE = frozenset({"base"})
@@ -31,4 +33,8 @@ def from_base(base: Checkpoint | None, merge: Callable[[Piece, Tensor], Tensor])
     return rule
 
 
-METHODS = (elementwise("seed", "the seed's own, unchanged", plain, is_seed=True),)
+def _not_merged(inputs: MethodInputs) -> list[TensorPlan]:
+    raise MoergeError("a seed's body is not merged", where="method", todo="register the seed, or name it as `base`")
+
+
+METHODS = (Method("seed", "the seed's own, unchanged", _not_merged, is_seed=True),)
