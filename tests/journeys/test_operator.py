@@ -14,12 +14,14 @@ import pytest
 from safetensors import safe_open
 
 from moerge.errors import MoergeError
+from moerge.models.families import HEAD
 from moerge_proto.options import SolveOptions
 from moerge_workers.leaving.owner_key import read_owner_key
 from support.dashboard import signed_in
-from support.federation import Federation, federation_of, merge
-from support.models import expert, texts
+from support.federation import Federation, federation_of, honest_body, merge, send
+from support.models import expert, seed_model, texts
 from support.processes import Coordinator
+from support.statistics import written
 from support.terminal import Shell
 from support.transcripts import Part
 
@@ -46,8 +48,9 @@ def stack() -> Iterator[ExitStack]:
 
 
 def owner(folder: Path, seed: int) -> Shell:
-    """An owner's machine, with an expert and its texts."""
+    """An owner's machine, with an expert, its texts and a copy of the seed."""
     folder.mkdir()
+    seed_model(folder / "seed", apart=0.001)
     expert(folder / "expert", seed, apart=0.001)
     (folder / "text").mkdir()
     texts(folder / "text" / "a.jsonl", seed, documents=200)
@@ -60,6 +63,7 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
     serving, operator = (at(Shell(tmp_path / "operator", MOERGE_COORDINATOR_PORT="0")) for _ in range(2))
     owners = {domain: at(owner(tmp_path / domain, seed)) for seed, domain in enumerate(OWNERS, 1)}
     consumer = at(Shell(tmp_path / "consumer"))
+    seed_model(tmp_path / "operator" / "seed", apart=0.001)
     home = str(tmp_path / "srv" / "moerge")
 
     def each_owner(part: Part, begins: str) -> dict[str, str]:
@@ -71,8 +75,9 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
         Part("docs/operating.md", "From the first command to a version") as looked,
         Part("README.md", "Three parties") as part,
     ):
-        part.names = {"/srv/moerge": home}
+        part.names = {"/srv/moerge": home, "org/name@rev": "seed"}
         secret = found(BEARER, serving.types(part.next("moerge coordinator init")))
+        assert "of seed is current" in serving.types(part.next("moerge coordinator seed"))
         url = found(ADDRESS, serving.starts(part.next("moerge coordinator serve"), ADDRESS))
         part.names |= {"http://127.0.0.1:8080": url, "https://moerge.example.org": url}
 
@@ -97,7 +102,6 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
 
         said = operator.repeats(looked.next("moerge expert list"), lambda said: said.count("ready") == 2)
         assert "Apache-2.0" in said
-        found(DIGEST, operator.types(part.next("moerge body merge")))
         found(r"(?m)^1$", operator.types(part.next("moerge version solve")))
         said = operator.types(looked.next("moerge version show 1"))
         assert "hospital" in said
@@ -125,16 +129,17 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
 
 
 def sent_sums_alone(coordinator: Path, owner: Path, domain: str) -> None:
-    """Law 1: no text and no key is at the coordinator, no other owner's MLP is here, the home is the owner's alone."""
+    """Law 1: no text, key, attention or embedding is at the coordinator, no body is here, the home is the owner's."""
     keys, home = owner / ".moerge", owner / ".moerge" / f"worker-{domain}"
     text = json.loads((owner / "text" / "a.jsonl").read_text().splitlines()[0])["text"]
     secrets = [text.encode(), read_owner_key(keys / f"{OWNERS[domain]}.pem").private_bytes_raw()]
+    with safe_open(owner / "expert" / "model.safetensors", framework="numpy") as file:
+        weights = {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118  # no iterable
+    secrets += [content for name, content in weights.items() if "self_attn" in name or "embed" in name]
     held = [path.read_bytes() for path in (coordinator / "blobs").rglob("*") if path.is_file()]
-    assert held
+    assert any(weights[HEAD] in content for content in held)
     assert not any(secret in content for content in held for secret in secrets)
-    [received] = (home / "bodies").rglob("body.safetensors")
-    with safe_open(received, framework="pt") as file:
-        assert not any("mlp" in name for name in file.keys())  # noqa: SIM118  # safe_open is not iterable
+    assert not (home / "bodies").exists(), "no body was downloaded"
     assert [path.name for path in (home, *home.rglob("*")) if path.stat().st_mode & 0o077] == []
 
 
@@ -158,6 +163,12 @@ def site(folder: Path) -> Iterator[str]:
             thread.join()
 
 
+def contribute_body(federation: Federation, *domains: str) -> None:
+    """Body contributions of these domains."""
+    for member in map(federation.members.__getitem__, domains):
+        send(member, written(federation.folder / "of-body", *honest_body(member)))
+
+
 def fail(federation: Federation) -> None:
     """A merge that fails, because an expert's file is missing meanwhile."""
     law = next(item for item in federation.operator.experts() if item.domain == "law")
@@ -175,9 +186,6 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     source = at(site(tmp_path))
     made = at(federation_of(tmp_path, "law", "art", settings=f'sources = ["{source}"]\n'))
     server = made.server
-    body = made.merge()
-    _, of_art = made.contribute(body)
-    made.solve()
     operator = at(Shell(tmp_path / "operator", **server.environment()))
     hospital = at(Shell(tmp_path / "hospital", MOERGE_COORDINATOR=server.url))
     for seed, domain in enumerate(("medicine", "nursing"), 5):
@@ -186,6 +194,17 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     with Part("docs/scale.md", "Scale") as part:
         assert "141.1 GB" in operator.types(part.next("moerge coordinator size"))
 
+    with Part("docs/operating.md", "The seed") as part:
+        part.names = {"/srv/moerge": str(server.home)}
+        folder = {"org/name@rev": str(seed_model(tmp_path / "seed"))}
+        assert "of seed is current" in operator.types(part.next("moerge coordinator seed", folder))
+        seeds = made.body()
+        assert made.merge().digest == made.body().digest != seeds.digest
+        assert found(DIGEST, operator.types(part.next("moerge body merge --method seed"))) == seeds.digest
+        assert made.body().digest == seeds.digest
+
+    _, of_art = made.contribute(made.merge())
+    made.solve()
     with Part("docs/operating.md", "Owners") as part:
         ask = "moerge worker init --owner hospital --domain medicine --domain nursing"
         request = found(JOIN, hospital.types(ask))
@@ -226,13 +245,17 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         assert "version 1 is retired" in operator.types(part.next("moerge version retire 1"))
         assert "not evaluated" in operator.types(part.next("moerge version table champion"))
 
-    made.add("code")
-    made.contribute(made.body(), "code")
-    made.solve()
-    for seed, domain in enumerate(made.members, 1):
-        shutil.copytree(made.members[domain].folder, operator.folder / domain)
-        texts(operator.folder / domain / "a.jsonl", seed, documents=100)
-    with Part("docs/operating.md", "When to remerge") as part:
+    with Part("docs/operating.md", "Merged bodies") as part:
+        operator.types("moerge expert withdraw nursing")
+        contribute_body(made, "law", "art")
+        found(DIGEST, operator.types(part.next("moerge body merge --method regmean")))
+        made.add("code")
+        contribute_body(made, "code")
+        made.contribute(made.body())
+        made.solve()
+        for seed, domain in enumerate(made.members, 1):
+            shutil.copytree(made.members[domain].folder, operator.folder / domain)
+            texts(operator.folder / domain / "a.jsonl", seed, documents=100)
         assert "A remerge that includes code" in operator.types(part.next("moerge body history"))
         found(DIGEST, operator.types(part.next("moerge body remerge")))
         others = " ".join(f"--expert {name}={name}/ --text {name}='{name}/*.jsonl'" for name in ("law", "art"))

@@ -74,7 +74,7 @@ def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
         with owner.works(), Part("docs/worker.md", "The budget") as part:
             owner.says("waiting for the")
             made.merge()
-            owner.says("contributed")
+            owner.says("under body")
             version = made.solve().number
             owner.says(f"evaluated version {version}")
             made.merge(method="weighted", options={"weights": {"law": 2}})
