@@ -192,7 +192,7 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         expert(tmp_path / "hospital" / domain, seed)
 
     with Part("docs/scale.md", "Scale") as part:
-        assert "141.1 GB" in operator.types(part.next("moerge coordinator size"))
+        assert "114.8 GB" in operator.types(part.next("moerge coordinator size"))
 
     with Part("docs/operating.md", "The seed") as part:
         part.names = {"/srv/moerge": str(server.home)}
@@ -200,7 +200,7 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         assert "of seed is current" in operator.types(part.next("moerge coordinator seed", folder))
         seeds = made.body()
         assert made.merge().digest == made.body().digest != seeds.digest
-        assert found(DIGEST, operator.types(part.next("moerge body merge --method seed"))) == seeds.digest
+        assert seeds.digest in operator.types(part.next("moerge body merge --method seed"))
         assert made.body().digest == seeds.digest
 
     _, of_art = made.contribute(made.merge())
