@@ -30,7 +30,8 @@ def test_merges_and_tables_on_one_machine(tmp_path: Path) -> None:
             said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
             for word in ("code", "law"):
                 assert word in said
-            assert "not in the body: art" in person.types(part.next("moerge merge --add"))
+            assert "not in the body" not in person.types(part.next("moerge merge --add"))
+            assert "fitted to the body: art" in (tmp_path / "merged-2" / "README.md").read_text()
             said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
             assert "not scored, because their experts wrote their text: code, law" in said
         with Part("docs/training.md", "Tune a version") as part:
