@@ -3,18 +3,20 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
-from moerge.models.dense import domain_model
+from moerge.models.dense import HEAD_NAMES, domain_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import file_digests
-from moerge_proto.experts import NewExpert
+from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.options import SolveOptions
 from support.dashboard import signed_in
 from support.federation import (
@@ -74,6 +76,21 @@ def test_weights_of_parts_that_do_not_fit_are_not_sent(federation: Federation, t
     new = NewExpert(domain="art", files=file_digests(DenseFiles(art.place)), parts=art.parts)
     assert register(art.client, DenseFiles(art.place), new, SILENT).parts == art.parts
     assert "MLPs own" in federation.moerge("expert", "list", COLUMNS="300")
+
+
+@pytest.mark.parametrize("name", HEAD_NAMES)
+def test_fitted_parts_with_a_head_of_their_own_are_refused(federation: Federation, tmp_path: Path, name: str) -> None:
+    code = federation.members.get("code") or federation.add("code", **SMALL)
+    parts = parted(federation.server, code, federation.body())
+    folder = shutil.copytree(parts.place, tmp_path / "other")
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name][0] *= 2
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    refused = replace(parts, at=folder).register()
+    assert refused.problem is not None
+    assert (refused.problem.field, "another head" in refused.problem.detail) == (name, True)
+    assert parts.register().state is ExpertState.READY
+    parts.client.withdraw_expert(registered(parts).digest)
 
 
 def test_a_version_has_the_fitted_mlps(federation: Federation, fitted: Member) -> None:

@@ -3,11 +3,16 @@
 import shutil
 from typing import Any
 
+import torch
 from dbos import DBOS
 from sqlalchemy.orm import Session
 
+from moerge.errors import IncompatibleExpertError
+from moerge.models.dense import HEAD_NAMES, head_place
 from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
+from moerge.models.families import HEAD
+from moerge.models.reader import Checkpoint
 from moerge_coordinator.domain import bodies, experts
 from moerge_coordinator.domain.adapters import merge_adapter
 from moerge_coordinator.domain.ports import Ports
@@ -25,6 +30,15 @@ from moerge_proto.problems import Problem
 
 def _named(row: ExpertRow) -> str:
     return f"the expert of {row.domain!r} (owner {row.owner!r})"
+
+
+def _require_head_of(dense: Checkpoint, parts: Checkpoint, who: str) -> None:
+    """Requires the registered dense expert's own head in its parts, because a fitted MLP is compared with nothing."""
+    for name in HEAD_NAMES:
+        origin, stored = head_place(dense) if name == HEAD else (dense, name)
+        if not torch.equal(parts.tensor(name), origin.tensor(stored)):
+            what, todo = f"{who} has another head in its parts", "make the parts again from the registered expert"
+            raise IncompatibleExpertError(what, where=name, todo=todo)
 
 
 @DBOS.dbos_class()
@@ -91,6 +105,8 @@ class TakeInExpert(Work):
             require_finite(checkpoint, tracker)
         if seed is not None:
             require_near_seed(self.ports, files, seed, _named(new))
+        elif new.parts is not None:
+            _require_head_of(self.ports.folders.expert(new.parts.expert).checkpoint, checkpoint, _named(new))
         while True:
             with self.ports.database.reading() as session:
                 compared = experts.references(session, digest)
