@@ -33,6 +33,7 @@ from support.federation import (
 )
 from support.merging import SMALL
 from support.models import on_body
+from support.processes import moerge
 from support.statistics import written
 from support.versions import logits
 
@@ -89,8 +90,13 @@ def test_fitted_parts_with_a_head_of_their_own_are_refused(federation: Federatio
     refused = replace(parts, at=folder).register()
     assert refused.problem is not None
     assert (refused.problem.field, "another head" in refused.problem.detail) == (name, True)
-    assert parts.register().state is ExpertState.READY
-    parts.client.withdraw_expert(registered(parts).digest)
+    row = parts.register()
+    assert row.state is ExpertState.READY
+    parts.client.withdraw_expert(row.digest)
+    command = ["expert", "add", parts.place, "--domain", "code"]
+    assert moerge(*command, **federation.server.environment(parts.token)) == row.digest, "they join again as parts"
+    assert registered(parts) == row
+    parts.client.withdraw_expert(row.digest)
 
 
 def test_a_version_has_the_fitted_mlps(federation: Federation, fitted: Member) -> None:

@@ -9,6 +9,7 @@ from rich.filesize import decimal
 
 from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, minute, show, show_list, the_one, wait
 from moerge.client.client import Client
+from moerge.client.http import optional
 from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.settings import valid
@@ -50,6 +51,7 @@ def add(
     ] = False,
 ) -> None:
     """Add an expert, as a worker does before it contributes. Print its digest after the check of its weights.
+    A folder of withdrawn parts joins again as parts.
 
     Needs a token of the domain's owner; with --source, an operator's token works too. To change --redistribute later,
     the owner runs the command again.
@@ -58,14 +60,17 @@ def add(
     """
     from moerge.client.register import register  # slow imports
     from moerge.models.dense_files import DenseFiles
-    from moerge.models.expert_folder import dense_folder, file_digests
+    from moerge.models.expert_folder import dense_folder, expert_digest, file_digests
     from moerge.models.sources import checkpoint_folder
 
     with TemporaryDirectory(prefix="moerge-") as merged, Client(coordinator, secret) as client:
         given = DenseFiles(checkpoint_folder(expert))
         dense = DenseFiles(dense_folder(given, Path(merged) / "expert"))
-        more = {"license": license, "body": body, "redistribute": redistribute}
-        new = valid(NewExpert, {"domain": domain, "files": file_digests(dense), "source": source, **more})
+        files = file_digests(dense)
+        known = optional(client.expert, expert_digest(files))
+        parts = None if known is None else known.parts  # withdrawn ones join again as what they were
+        more = {"license": license, "body": body, "redistribute": redistribute, "parts": parts}
+        new = valid(NewExpert, {"domain": domain, "files": files, "source": source, **more})
         adapter = given.folder if given.is_adapter else None
         typer.echo(register(client, dense, new, progress(), adapter=adapter, again=True).digest)
 
