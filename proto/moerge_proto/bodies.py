@@ -99,9 +99,10 @@ class Body(Message):
 
 
 class Contributors(Message):
-    """Domains that have contributed to the routers under `body`, and domains merged into it that are `missing`.
+    """Domains that have contributed to the routers under `body`, and domains merged into it that are `missing`; under a
+    seed's body, those with ready parts for it.
 
-    One that joined after the merge, or whose expert was withdrawn, is never missing.
+    One that joined after a merge, or whose expert was withdrawn, is never missing.
     """
 
     body: Digest

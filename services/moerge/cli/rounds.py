@@ -10,7 +10,6 @@ from moerge.cli.common import Coordinator, Secret, minute, show
 from moerge.client.client import Client
 from moerge.settings import valid
 from moerge.terminal import AsJson, show_json
-from moerge_proto.experts import ExpertState
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 from moerge_proto.statistics_file import Kind
 
@@ -42,12 +41,9 @@ def wait_for_contributions(client: Client, round: str | None) -> None:
 
 
 def missing_domains(client: Client, round: str | None) -> list[str]:
-    """The domains that have not contributed: of an open round, or of the current body's experts and parts for it."""
+    """The domains that have not contributed: of an open round, or of the current body."""
     if round is None:
-        current = client.contributors()
-        ready = (item for item in client.experts() if item.state is ExpertState.READY)
-        joined = [item.domain for item in ready if item.parts is not None and item.parts.body == current.body]
-        return list(dict.fromkeys([*current.missing, *(name for name in joined if name not in current.contributed)]))
+        return client.contributors().missing
     row = client.round(round)
     return row.missing if row.state is RoundState.OPEN else []
 

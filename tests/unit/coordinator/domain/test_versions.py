@@ -8,6 +8,7 @@ from moerge_coordinator.domain import aliases, cards, contributors, versions
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ExpertRow, now
+from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import HeadLineage, Lineage, Move, NewVersion
 from support.rows import add_body, add_contribution, add_expert, add_version
@@ -69,6 +70,18 @@ def test_version_without_a_body_expert_requires_partial(
     add_expert(session, "art", files=[])
     without = lineage_of(session)
     assert (without.domains, without.left_out) == (["law", "code"], []), "a withdrawn expert is not waited for"
+
+
+def test_version_without_ready_parts_for_a_seed_requires_partial(session: Session, law: ExpertRow) -> None:
+    seed = add_body(session, [], method="seed", source="seed")
+    art, code = (add_expert(session, domain, parts=("0" * 64, seed.digest)) for domain in ("art", "code"))
+    add_expert(session, "film", parts=("0" * 64, seed.digest), state=ExpertState.RECEIVED)
+    add_contribution(session, art, seed)
+    with pytest.raises(RefusedError, match="have not contributed under it: code\n"):
+        lineage_of(session)
+    assert lineage_of(session, partial=True).left_out == ["code"], "law and film have no ready parts"
+    withdraw_expert(session, code, serve=True)
+    assert lineage_of(session).left_out == []
 
 
 def test_an_older_body_waits_for_its_own_experts(
