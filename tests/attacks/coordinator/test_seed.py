@@ -13,14 +13,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import MoergeError
+from moerge.models.dense import body_names
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge_proto.bodies import Body
 from moerge_proto.progress import Obstacle
+from moerge_workers.contributing.body_check import checked_body
+from moerge_workers.contributing.seed import OtherBodyError
 from moerge_workers.contributing.stages import run_stages
 from support.models import seed_model, texts
-from support.stages import MemoryClient, body, context_of, registered, seeded
+from support.stages import BODIES, MemoryClient, body, context_of, registered, seeded
 
 DEFAULT: dict[str, Any] = {"policy": {"bodies": ["seed"], "min_documents": 5, "min_tokens": 1}, "fit": None}
 TOKEN = 97
@@ -90,6 +94,13 @@ def one_bit(tensor: torch.Tensor) -> None:
 
 def one_row(tensor: torch.Tensor) -> None:
     tensor[TOKEN] += tensor[TOKEN].norm() / tensor.shape[1] ** 0.5
+
+
+def save_body(folder: Path, path: Path) -> Path:
+    """The body of the owner's expert itself, which is near it and harmless."""
+    expert = DenseExpert("law", folder / "expert")
+    save_file({name: expert.checkpoint.tensor(name) for name in body_names(expert)}, path)
+    return path
 
 
 def test_worker_with_the_seed_downloads_no_body(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
@@ -188,3 +199,18 @@ def test_no_token_counts_leave_under_the_seed(folder: Path, tmp_path: Path, clie
     assert sums == layers | {"head_input", FINAL_NORM, HEAD}
     manifests = [json.dumps(row.model_dump(mode="json")) for row in client.rows.values()]
     assert not any("rare" in line for line in manifests)
+
+
+def test_seed_s_name_exempts_no_other_file_from_the_budget(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
+    """The same ledger has documents under a name, so one file has it: the first in this home."""
+    assert client.current is not None
+    merged = client.current.model_copy(update={"method": "average"})
+    client.weights = save_body(folder, tmp_path / "merged.safetensors")
+    given = {**DEFAULT, "policy": {**DEFAULT["policy"], "bodies": BODIES}, "fit": False, "seed": folder / "seed"}
+    for name, bodies in ("seed-first", [client.current, merged]), ("merged-first", [merged, client.current]):
+        (home := tmp_path / name).mkdir()
+        texts(home / "texts.jsonl", 1, 40)
+        with context_of(folder, home, client, **given) as context:
+            assert checked_body(context, bodies[0], None, lambda: False) is not None
+            with pytest.raises(OtherBodyError, match="served another file under the name of body"):
+                checked_body(context, bodies[1], None, lambda: False)

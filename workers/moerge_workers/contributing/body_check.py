@@ -62,9 +62,7 @@ def checked_body(
     try:
         weights = _near(context, body, own_grams)
         path = weights.checkpoint.path
-        if not context.outbox.history.bind(body.digest, file_sha256(path)):
-            problem = f"the coordinator served another file under the name of body {body.digest[:12]} before"
-            raise IncompatibleExpertError(problem, where=path.name, todo="ask the operator why")
+        _require_same_file(context, body, file_sha256(path))
         if not context.outbox.may_use(context.outbox.body_use(body.digest, path), outdated):
             return None
         _require_harmless(context, body.digest, weights)
@@ -103,13 +101,20 @@ def _own_body(context: Context, body: Body) -> DenseBody:
         seed.require_expert_of_seed(context.expert, own)
         context.events.say(f"comparing body {body.digest[:12]} with your own copy of the seed: {own.folder}")
         weights = seed.own_body(own, settings.home / "seed", context.events)
-        seed.require_same_body(weights, body)
+        _require_same_file(context, body, seed.require_same_body(weights, body))
     except IncompatibleExpertError:
         context.events.hindered(Obstacle.BODY_REFUSED)
         raise
     context.outbox.history.note_seed(body.digest)
     context.events.say(f"body {body.digest[:12]} is your seed's, byte for byte; nothing is downloaded")
     return weights
+
+
+def _require_same_file(context: Context, body: Body, sha256: str) -> None:
+    """Require that no other file had the body's name before, so that a seed's name exempts only the seed's file."""
+    if not context.outbox.history.bind(body.digest, sha256):
+        problem = f"the coordinator served another file under the name of body {body.digest[:12]} before"
+        raise OtherBodyError(problem, where=DENSE_BODY_FILE, todo="ask the operator why")
 
 
 def _near(context: Context, body: Body, own_grams: Path | None) -> DenseBody:

@@ -59,8 +59,11 @@ def require_expert_of_seed(expert: DenseFiles, seed: DenseFiles) -> None:
         raise IncompatibleExpertError(problem, where=error.where, todo=_OTHER_SEED) from error
 
 
-def require_same_body(own: DenseBody, body: Body) -> None:
+def require_same_body(own: DenseBody, body: Body) -> str:
     """Require that the coordinator's body is the own copy's, byte for byte, by digests. Downloads nothing.
+
+    Returns:
+        The SHA-256 of its file.
 
     Raises:
         OtherBodyError: says what differs, with both digests.
@@ -81,6 +84,7 @@ def require_same_body(own: DenseBody, body: Body) -> None:
     if body.digest != (digest := seed_digest(sha256, exponents)):
         problem = f"the coordinator's body has another name: expected {digest}, found {body.digest}"
         raise OtherBodyError(problem, where="digest", todo=_todo(body))
+    return sha256
 
 
 def _require_same_shape(own: DenseBody, body: Body) -> None:
