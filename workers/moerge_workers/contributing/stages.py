@@ -97,17 +97,21 @@ class _Stages:
                 if error.type != ProblemType.WRONG_BODY.urn:
                     raise
                 say(f"body {current.digest[:12]} was replaced during the work")
-                continue
+                last = None
             except KeptError as kept:
                 if context.outbox.history.decision(kept.item) != "outdated":
                     raise
-                continue
+                last = None
             except IncompatibleExpertError as error:
                 if settings.once or settings.dry_run:
                     raise
                 say(f"sending nothing under body {current.digest[:12]}: {error}")
-            if settings.once or settings.dry_run:
+            if last is None:  # the same body may be current again by now, with work left
+                time.sleep(POLL_SECONDS)
+            elif settings.once or settings.dry_run:
                 return
+            elif context.is_replaced(last):  # so questions under it may be outdated
+                last = None
 
     def _contribute_under(self, body: Body) -> list[Contribution]:
         """The active router contributions under a body; a merged one needs the whole expert first."""

@@ -166,14 +166,14 @@ class _Withdrawing(MemoryClient):
     """A coordinator whose operator withdraws the expert after its contribution; the next body is without it."""
 
     def current_body(self) -> Body | None:
-        if self.waited:
+        self.looks += bool(routers(self))
+        if self.looks > 2:
             self.current = body("8" * 64)
             gone = {"state": ExpertState.WITHDRAWN, "withdrawn": NOW}
             self.known = {digest: row.model_copy(update=gone) for digest, row in self.known.items()}
-        self.waited = bool(routers(self))
         return self.current
 
-    waited = False
+    looks = 0
 
 
 def test_waiting_worker_ends_when_its_expert_is_withdrawn(
@@ -234,3 +234,49 @@ def test_law_2_replaced_body_is_abandoned_for_the_next(folder: Path, home: Path)
     with context_of(folder, home, client) as context:
         run_stages(context)
     assert [row.body for row in routers(client)] == ["8" * 64]
+
+
+class _Blinking(MemoryClient):
+    """A coordinator that has another body for a moment: at the first router contribution, or question about one."""
+
+    history: History
+    looks = questions = away = 0
+    refused = False
+
+    def current_body(self) -> Body | None:
+        self.looks += 1
+        if self.looks > 10:
+            raise _EndedError
+        if any(item.kind == "router" for item in self.history.asked()):
+            self.questions += 1
+            if self.questions > 1:
+                raise _EndedError
+            self.away = 2
+        self.away -= 1
+        return self.current if self.away < 0 else body("8" * 64)
+
+    def contribute(self, new: NewContribution) -> Contribution:
+        if self.rows and not self.refused:
+            self.refused = True
+            raise CoordinatorError(Problem.of(ProblemType.WRONG_BODY, "not the current body"))
+        return super().contribute(new)
+
+
+def test_worker_contributes_under_a_body_that_is_back_after_a_refusal(folder: Path, home: Path) -> None:
+    client = _Blinking(folder / DENSE_BODY_FILE)
+    with context_of(folder, home, client) as context:
+        client.history = context.outbox.history
+        run_stages(context)
+    assert [row.body for row in routers(client)] == ["7" * 64]
+
+
+def test_question_outdated_for_a_moment_is_asked_again(folder: Path, home: Path) -> None:
+    client = _Blinking(folder / DENSE_BODY_FILE)
+    with context_of(folder, home, client, policy={**POLICY, "router_contributions": False}) as context:
+        client.history = context.outbox.history
+        run_stages(context)
+    with context_of(folder, home, client, once=False, policy={**POLICY, "mode": "ask"}) as context:
+        client.history = context.outbox.history
+        with pytest.raises(_EndedError):
+            run_stages(context)
+        assert [item.body for item in client.history.asked()] == ["7" * 64]
