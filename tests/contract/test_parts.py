@@ -52,6 +52,12 @@ def fitted(federation: Federation) -> Member:
     return parted(federation.server, federation.members["law"], federation.body())
 
 
+@pytest.fixture(scope="module")
+def code(federation: Federation) -> Member:
+    """A newcomer, whose expert is not in the body."""
+    return federation.add("code", **SMALL)
+
+
 def test_parts_are_shown_with_their_body_and_expert(federation: Federation, fitted: Member) -> None:
     row = fitted.register()
     assert fitted.register() == row
@@ -80,8 +86,9 @@ def test_weights_of_parts_that_do_not_fit_are_not_sent(federation: Federation, t
 
 
 @pytest.mark.parametrize("name", HEAD_NAMES)
-def test_fitted_parts_with_a_head_of_their_own_are_refused(federation: Federation, tmp_path: Path, name: str) -> None:
-    code = federation.members.get("code") or federation.add("code", **SMALL)
+def test_fitted_parts_with_a_head_of_their_own_are_refused(
+    federation: Federation, code: Member, tmp_path: Path, name: str
+) -> None:
     parts = parted(federation.server, code, federation.body())
     folder = shutil.copytree(parts.place, tmp_path / "other")
     tensors = load_file(folder / "model.safetensors")
@@ -117,3 +124,12 @@ def test_a_version_has_the_fitted_mlps(federation: Federation, fitted: Member) -
     [line] = federation.operator.body_history(body.digest).versions
     assert line.newcomers == [], "its expert is in the body"
     assert registered(federation.members["law"]).digest == fitted.dense
+
+
+def test_the_question_before_a_withdrawal_names_versions_with_its_parts(federation: Federation, code: Member) -> None:
+    parts = parted(federation.server, code, federation.body())
+    row = parts.register()
+    send(parts, written(federation.folder / "contribution", *honest(federation.server, parts, federation.body())))
+    number = federation.solve(experts=[row.digest], options=SolveOptions(routers="discriminant")).number
+    with pytest.raises(AssertionError, match=f"Versions that contain it are still served: {number}"):
+        federation.moerge("expert", "withdraw", code.dense)

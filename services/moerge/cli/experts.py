@@ -173,7 +173,9 @@ def _follows(client: Client, row: Expert, *, serve: bool) -> str:
     bodies = [body for body in client.bodies() if row.digest in body.contains]
     names = {body.digest for body in bodies}
     versions = [version for version in client.versions() if version.retired is None]
-    inside = [item for item in versions if row.digest in item.lineage.experts or item.lineage.body in names]
+    of_it = (item for item in client.experts() if item.parts is not None and item.parts.expert == row.digest)
+    family = {row.digest, *(item.digest for item in of_it if item.domain == row.domain)}
+    inside = [item for item in versions if family & set(item.lineage.experts) or item.lineage.body in names]
     if any(body.current for body in bodies):
         words += " The body contains it: it is merged again without it, and every owner contributes again."
     if inside:
