@@ -1,6 +1,7 @@
 """Registration of seed models, in the coordinator's home."""
 
 from moerge.blobs.store import Blobs
+from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_expert, require_finite
 from moerge.models.sources import checkpoint_folder, hub_id
@@ -15,6 +16,7 @@ def register(database: Database, blobs: Blobs, model: str, progress: Progress) -
 
     Raises:
         CheckpointError, IncompatibleExpertError: the model can't be read, or has no exact stock MoE class.
+        MoergeError: a coordinator that started meanwhile has removed a file.
     """
     folder = checkpoint_folder(model)
     seed, hub = DenseFiles(folder), hub_id(model)
@@ -24,8 +26,16 @@ def register(database: Database, blobs: Blobs, model: str, progress: Progress) -
         require_finite(seed.checkpoint, tracker)
     source = folder.resolve().name if hub is None else f"{hub}@{folder.name}"  # a hub's folder is named by its commit
     while True:
-        with blobs.holding():
-            body = seed_body(seed, blobs, progress, source)
+        body = _stored(seed, blobs, progress, source)
         with database.transaction("register seed") as session:
             if bodies.make_current(session, blobs, body) is not None:
                 return body
+
+
+def _stored(seed: DenseFiles, blobs: Blobs, progress: Progress, source: str) -> MergedBody:
+    try:
+        with blobs.holding():
+            return seed_body(seed, blobs, progress, source)
+    except FileNotFoundError as error:
+        problem = "the file was removed before it was complete, as by a coordinator that has just started"
+        raise MoergeError(problem, where=str(error.filename), todo="run it again") from error

@@ -1,8 +1,9 @@
 """Seeds: registered once, current again on request, verified and backed up like all else."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from moerge.blobs.local import LocalBlobs
-from moerge.errors import CheckpointError
+from moerge.errors import CheckpointError, MoergeError
 from moerge.models.families import FINAL_NORM
 from moerge.trunk.merge import MergedBody
 from moerge_coordinator.commands import app
@@ -23,6 +24,7 @@ from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import Database, open_database
 from moerge_coordinator.storage.tables import BodyRow
+from moerge_proto.messages import FileEntry
 from support.federation import SILENT
 from support.models import seed_model
 from support.rows import add_body, add_expert
@@ -98,6 +100,24 @@ def test_seed_that_is_no_model_leaves_no_body(home: Path, database: Database, mo
             registered(home, database, folder)
     assert current(database) == []
     assert list(LocalBlobs(home / "blobs").digests()) == []
+
+
+class Swept(LocalBlobs):
+    """A store that another process sweeps while a file is written."""
+
+    def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
+        def swept(out: BinaryIO) -> str:
+            self.sweep()
+            return write(out)
+
+        return super().put(name, swept)
+
+
+def test_seed_swept_by_a_starting_coordinator_is_registered_again(home: Path, database: Database, model: Path) -> None:
+    with pytest.raises(MoergeError, match="the file was removed before it was complete") as caught:
+        register(database, Swept(home / "blobs"), str(model), SILENT)
+    assert caught.value.todo == "run it again"
+    registered(home, database, model)
 
 
 def test_seed_is_verified_and_in_backups(home: Path, database: Database, model: Path, tmp_path: Path) -> None:
