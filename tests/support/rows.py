@@ -8,7 +8,7 @@ from sqlalchemy import create_engine, event, select
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
-from moerge_coordinator.domain import owners, versions
+from moerge_coordinator.domain import bodies, owners, versions
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import Base, BodyRow, ContributionRow, DomainRow, ExpertRow, VersionRow
 from moerge_proto.bodies import BodyOptions
@@ -93,6 +93,7 @@ def add_body(session: Session, experts: Sequence[ExpertRow], **change: Any) -> B
         files=[file_of(" ".join(names), "body.safetensors")],
         source=None,
         current=True,
+        turn=bodies.next_turn(session),
     )
     for name, value in change.items():
         setattr(row, name, value)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
@@ -164,8 +164,11 @@ def remerge(session: Session, newcomer: str | None = None) -> BodyLineage | None
 
 
 def known(session: Session, blobs: Blobs, lineage: BodyLineage) -> MergedBody | None:
-    """The newest body of that lineage, if already merged or registered, with its files still present."""
-    for row in session.scalars(select(BodyRow).order_by(BodyRow.number.desc())):
+    """The body of that lineage that was last current, if merged or registered, with its files still present.
+
+    All seeds have the same lineage.
+    """
+    for row in session.scalars(select(BodyRow).order_by(BodyRow.turn.desc())):
         if body_lineage(row) == lineage and all(blobs.has(file.sha256) for file in row.files):
             return message(MergedBody, row)
     return None
@@ -181,15 +184,20 @@ def make_current(session: Session, blobs: Blobs, body: MergedBody) -> str | None
         return None
     row = session.scalar(select(BodyRow).where(BodyRow.digest == body.digest))
     if row is None:
-        row = BodyRow(**dict(body), current=False)
+        row = BodyRow(**dict(body), current=False, turn=0)
         session.add(row)
     elif {file.name: file.sha256 for file in row.files} != {file.name: file.sha256 for file in body.files}:
         problem, todo = f"{row.source} has the same body, with another head or config", "use that seed"
         raise RefusedError(ProblemType.CONFLICT, problem, where="seed", todo=todo)
     for other in session.scalars(select(BodyRow).where(BodyRow.current)):
         other.current = False
-    row.current, row.retired = True, None
+    row.current, row.retired, row.turn = True, None, next_turn(session)
     domains = {expert.digest: expert.domain for expert in session.scalars(select(ExpertRow))}
     names = ", ".join(domains[digest] for digest in body.experts) or body.source
     tell(session, f"body {body.digest[:12]} is current: {body.method} of {names}")
     return body.digest
+
+
+def next_turn(session: Session) -> int:
+    """The turn of a body that becomes current now."""
+    return (session.scalar(select(func.max(BodyRow.turn))) or 0) + 1

@@ -233,7 +233,10 @@ class ExpertRow(_Numbered):
 
 
 class BodyRow(_Numbered):
-    """A merged body; or, without experts, a registered seed's, named `source`."""
+    """A merged body; or, without experts, a registered seed's, named `source`.
+
+    `turn` is higher than all others' each time that it becomes current.
+    """
 
     __tablename__ = "bodies"
     digest: Mapped[str] = mapped_column(String(64), unique=True)
@@ -251,6 +254,7 @@ class BodyRow(_Numbered):
     files: Mapped[list[FileEntry]]
     source: Mapped[str | None] = mapped_column(String(1000))
     current: Mapped[bool]
+    turn: Mapped[int]
     created: Mapped[datetime]
     retired: Mapped[datetime | None]
 

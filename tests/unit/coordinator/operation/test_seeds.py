@@ -16,6 +16,7 @@ from moerge.errors import CheckpointError, MoergeError
 from moerge.models.families import FINAL_NORM
 from moerge.trunk.merge import MergedBody
 from moerge_coordinator.commands import app
+from moerge_coordinator.domain import bodies
 from moerge_coordinator.operation.backups import back_up, restore
 from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.operation.seeds import register
@@ -24,6 +25,7 @@ from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import Database, open_database
 from moerge_coordinator.storage.tables import BodyRow
+from moerge_proto.bodies import NewBody
 from moerge_proto.messages import FileEntry
 from support.federation import SILENT
 from support.models import seed_model
@@ -89,6 +91,18 @@ def test_seed_with_another_head_is_refused(home: Path, database: Database, model
     other = registered(home, database, changed(model, tmp_path / "third", "model.embed_tokens.weight", 3.0))
     assert other.digest != body.digest
     assert current(database) == [other.digest]
+
+
+def test_seed_that_was_last_registered_is_the_one_that_merges_take(
+    home: Path, database: Database, model: Path, tmp_path: Path
+) -> None:
+    first = registered(home, database, model)
+    registered(home, database, changed(model, tmp_path / "second", "model.embed_tokens.weight", 3.0))
+    registered(home, database, model)
+    with database.transaction("test") as session:
+        add_body(session, [add_expert(session, "law")])
+        lineage = bodies.lineage_of(session, NewBody(method="seed"))
+        assert bodies.known(session, LocalBlobs(home / "blobs"), lineage) == first
 
 
 def test_seed_that_is_no_model_leaves_no_body(home: Path, database: Database, model: Path, tmp_path: Path) -> None:

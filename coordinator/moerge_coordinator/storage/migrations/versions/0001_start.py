@@ -60,7 +60,7 @@ def upgrade() -> None:
         _key(),
         *_columns(DIGEST, "digest", unique=True),
         *_columns(sa.String(32), "method", "family"),
-        *_columns(sa.Integer, "revision", "hidden_size", "layers", "tensors"),
+        *_columns(sa.Integer, "revision", "hidden_size", "layers", "tensors", "turn"),
         *_columns(sa.JSON, "options", "experts", "contributions", "exponents", "files", "bounds"),
         *_columns(sa.String(1000), "source?"),
         *_columns(sa.Boolean, "current"),
