@@ -115,6 +115,9 @@ class MemoryClient(Client):
             raise CoordinatorError(Problem.of(ProblemType.NOT_FOUND, "no such expert"))
         return self.known[digest]
 
+    def experts(self) -> Pages[Expert]:
+        return Listed(list(self.known.values()))
+
     def check_expert(self, expert: NewExpert) -> None:
         if self.refusal is not None:
             raise CoordinatorError(self.refusal)

@@ -64,6 +64,11 @@ class Context:
         current = self.client.current_body()
         return current is None or current.digest != body
 
+    def digests(self) -> set[str]:
+        """The digests of the expert and of its parts at the coordinator."""
+        own = self.expert.digest
+        return {own, *(row.digest for row in self.client.experts() if row.dense == own)}
+
     def look_at_data(self) -> None:
         """Read the first documents, to find unusable data before anything is sent, and print their counts.
 

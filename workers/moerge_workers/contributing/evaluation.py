@@ -147,9 +147,8 @@ def _outdated(context: Context, version: Version) -> Callable[[], bool]:
 
 def _newest(context: Context) -> Version | None:
     """The newest served version that has the expert, or parts of it."""
-    client, expert = context.client, context.expert.digest
-    served = [row for row in client.versions() if row.retired is None and row.withheld is None]
-    experts = {expert, *(row.digest for row in client.experts() if row.dense == expert)}
+    served = [row for row in context.client.versions() if row.retired is None and row.withheld is None]
+    experts = context.digests()
     return next((row for row in reversed(served) if not experts.isdisjoint(row.lineage.experts)), None)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from moerge.files import file_sha256
 from moerge.statistics.passes import Pass
 from moerge_proto.contributions import Contribution
-from moerge_proto.statistics_file import Manifest
+from moerge_proto.statistics_file import Manifest, StatisticsFile
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.ledger import Ledger
 
@@ -21,10 +21,19 @@ class Outcome:
     file: Path | None
 
 
-def contribute(context: Context, blank: Manifest, work: Pass, outgoing: Callable[[Path], Path]) -> Outcome:
-    """Send a contribution over all documents; it replaces the expert's earlier one.
+def contribute(
+    context: Context,
+    blank: Manifest,
+    work: Pass,
+    outgoing: Callable[[Path], Path],
+    outdated: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Send a contribution over all documents; it replaces the earlier one of the expert that the sent file names.
 
-    `blank`: its manifest without sums. `outgoing` gives the file to send, from the one with the sums.
+    Args:
+        blank: the manifest without sums.
+        outgoing: gives the file to send, from the one with the sums.
+        outdated: whether the question to the owner is outdated.
     """
     with closing(Ledger(context.ledger(blank))) as ledger:
         whole = context.pending(blank, work, ledger).complete()
@@ -34,11 +43,13 @@ def contribute(context: Context, blank: Manifest, work: Pass, outgoing: Callable
         file = outgoing(path)
         item = context.outbox.contribution(file, file_sha256(file))
         counted = context.active(blank.kind)
-        if item.digest not in counted and not context.outbox.may_leave(item):
+        if item.digest not in counted and not context.outbox.may_leave(item, outdated):
             return Outcome(None, file)
         if whole is not None:
             whole.note()
     if item.digest in counted:
         return Outcome(counted[item.digest], file)
-    supersedes = [row.digest for row in counted.values() if row.expert == blank.expert]
+    with StatisticsFile(file) as opened:
+        expert = opened.manifest.expert
+    supersedes = [row.digest for row in counted.values() if row.expert == expert]
     return Outcome(context.send(item, supersedes), file)

@@ -29,6 +29,6 @@ def run(context: Context, body: Body, own_grams: Path | None) -> list[Contributi
         context.look_at_data()
     if (expert := parts.run(context, body, weights)) is None:
         return []
-    if is_seed:
-        head.run(context, expert)
+    if is_seed and head.run(context, expert, body.digest) is None and context.is_replaced(body.digest):
+        return []
     return router.run(context, body, weights, expert)

@@ -6,7 +6,6 @@ import pytest
 
 from moerge.client.http import Pages
 from moerge.memory.machine import Free
-from moerge_proto.experts import Expert
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage, Version
 from moerge_workers.computing.held_out import NotNowError
@@ -25,9 +24,6 @@ class _Versions(MemoryClient):
     def versions(self, after: int = 0, *, newest: bool = False) -> Pages[Version]:
         self.asked.append(after)
         return Listed([Version.model_construct(number=n, retired=NOW) for n in range(after + 1, self.newest + 1)])
-
-    def experts(self) -> Pages[Expert]:
-        return Listed([])
 
 
 def test_newer_versions_are_requested_until_one_is_returned(folder: Path, home: Path) -> None:

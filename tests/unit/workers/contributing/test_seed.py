@@ -13,15 +13,17 @@ from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import file_sha256
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, dense_folder
+from moerge.progress import NoProgress
 from moerge.trunk.merge import DENSE_BODY_FILE, seed_digest
 from moerge_proto.bodies import Body
 from moerge_proto.messages import FileEntry
 from moerge_proto.progress import Obstacle
 from moerge_proto.statistics_file import StatisticsFile
+from moerge_workers.contributing import parts
 from moerge_workers.contributing.context import Context
-from moerge_workers.contributing.seed import OtherBodyError
+from moerge_workers.contributing.seed import OtherBodyError, own_body
 from moerge_workers.contributing.stages import run_stages
-from support.models import adapter, expert, seed_model
+from support.models import adapter, expert, seed_model, texts
 from support.stages import MemoryClient, body, context_of, registered, seeded
 
 POLICY = {"bodies": ["seed"], "min_documents": 5, "min_tokens": 1}
@@ -345,3 +347,42 @@ def test_tied_head_is_sent_as_the_embedding_s_rows_and_said(
     embedding = load_file(own / "model.safetensors")["model.embed_tokens.weight"]
     assert load_file(weights)["lm_head.weight"].equal(embedding)
     assert "the expert's head is its embedding (tied)" in capsys.readouterr().err
+
+
+def test_law_1_head_contributions_of_all_parts_have_one_ledger(owner: tuple[Path, Body], home: Path) -> None:
+    """Its sums are the dense expert's, so a second digest would give a difference of single documents."""
+
+    def documents(fit: bool, more: int = 0) -> list[tuple[str, int, bool]]:
+        with (home / "texts.jsonl").open("a") as out:
+            out.write(texts(home / "more.jsonl", 9 + more, more).read_text() if more else "")
+        with context_of(owner[0], home, client, seed=owner[0] / "seed", policy=POLICY, fit=fit) as context:
+            run_stages(context)
+        return [(row.expert, row.documents, row.active) for row in client.rows.values() if row.kind == "head"]
+
+    client = _Seeded(owner[1])
+    [(own_parts, first, _)] = documents(False)
+    assert documents(True, more=1) == [(own_parts, first, True)]
+    assert len(client.known) == 2
+    assert documents(True, more=20) == [(own_parts, first, False), (own_parts, first + 21, True)]
+    client.rows = {digest: row for digest, row in client.rows.items() if row.kind != "head"}  # as after a withdrawal
+    [(fitted_parts, again, _)] = documents(True)
+    assert fitted_parts != own_parts
+    assert again == first + 21
+
+
+def test_question_about_a_parts_head_ends_with_the_body(owner: tuple[Path, Body], home: Path) -> None:
+    class Replaced(_Seeded):
+        def current_body(self) -> Body | None:
+            if any(item.kind == "head" for item in context.outbox.history.asked()):
+                self.current = other_name(owner[1], home)
+            elif self.current != owner[1]:
+                raise MoergeError("enough")
+            return self.current
+
+    client = Replaced(owner[1])
+    given = {"seed": owner[0] / "seed", "once": False, "policy": {**POLICY, "mode": "ask"}}
+    with context_of(owner[0], home, client, **{**given, "policy": POLICY, "once": True}) as context:
+        parts.run(context, owner[1], own_body(DenseFiles(owner[0] / "seed"), home / "seed", NoProgress()))
+    with context_of(owner[0], home, client, **given) as context, pytest.raises(MoergeError, match="enough"):
+        run_stages(context)
+    assert client.rows == {}
