@@ -30,6 +30,7 @@ from moerge.sizes.files import body_contribution_bytes, router_contribution_byte
 from moerge.statistics.estimate import estimate
 from moerge.statistics.passes import BodyPass, RouterPass
 from moerge_proto.bodies import Body
+from moerge_proto.experts import Expert
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.memory import free_memory, require_gpus, room_of
 from moerge_workers.contributing.body_check import require_kind
@@ -220,6 +221,11 @@ def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
+def _has_parts(row: Expert, dense: str, body: Body) -> bool:
+    """Tell whether a registered expert is parts of a dense one for a body, and not withdrawn."""
+    return row.parts is not None and (row.dense, row.parts.body, row.withdrawn) == (dense, body.digest, None)
+
+
 @dataclass
 class _Fleet:
     """The checks with the coordinator."""
@@ -289,6 +295,8 @@ class _Fleet:
             return "already registered"
         body = self._body
         is_seed = body is not None and body_kind(body.method) == "seed"
+        if is_seed and body is not None and any(_has_parts(row, own.digest, body) for row in self.client.experts()):
+            return "its parts are already registered"
         require_allowed(self.settings, as_parts=is_seed)
         if is_seed:
             return f"only the expert's parts leave, {decimal(part_bytes(own))}: MLPs, last norm and head"

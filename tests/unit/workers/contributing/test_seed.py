@@ -19,6 +19,7 @@ from moerge_proto.bodies import Body
 from moerge_proto.messages import FileEntry
 from moerge_proto.progress import Obstacle
 from moerge_proto.statistics_file import StatisticsFile
+from moerge_workers.check import _Fleet
 from moerge_workers.contributing import parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.seed import OtherBodyError, own_body
@@ -386,3 +387,12 @@ def test_question_about_a_parts_head_ends_with_the_body(owner: tuple[Path, Body]
     with context_of(owner[0], home, client, **given) as context, pytest.raises(MoergeError, match="enough"):
         run_stages(context)
     assert client.rows == {}
+
+
+def test_check_knows_registered_parts(owner: tuple[Path, Body], home: Path) -> None:
+    with run_of(owner, home) as (context, client):
+        fleet = _Fleet(context.settings, context.expert, client)
+        fleet.body()
+        assert fleet.expert().startswith("only the expert's parts leave")
+        run_stages(context)
+        assert fleet.expert() == "its parts are already registered"
