@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from rich.filesize import decimal
 
-from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
+from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import atomic_file
 from moerge.memory.machine import free_for, is_out_of_memory
 from moerge.memory.needs import Need
@@ -130,8 +130,10 @@ def _checked_body(
         body = context.client.body(version.lineage.body)
         try:
             return checked_body(context, body, own_grams, outdated)
-        except IncompatibleExpertError as error:
-            raise NotNowError(f"its body is refused: {error}") from error
+        except CoordinatorError:
+            raise
+        except MoergeError as error:
+            raise NotNowError(f"its body can't be used: {error}") from error
 
 
 def _outdated(context: Context, version: Version) -> Callable[[], bool]:

@@ -6,12 +6,13 @@ import pytest
 
 from moerge.client.http import Pages
 from moerge.memory.machine import Free
+from moerge_proto.bodies import Body
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage, Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing import evaluation
 from moerge_workers.contributing.evaluation import Evaluations
-from support.stages import NOW, Listed, MemoryClient, context_of
+from support.stages import NOW, Listed, MemoryClient, body, context_of
 
 
 class _Versions(MemoryClient):
@@ -61,3 +62,16 @@ def test_version_requires_disk_space_and_memory_for_two_layers(
         monkeypatch.setattr(evaluation, "free_for", lambda device: Free(2**20, None))
         with pytest.raises(NotNowError, match=r"^not enough memory; scoring needs .*\(two layers .* has 1\.0 MB"):
             require_room(1)
+
+
+def test_version_under_a_seed_s_body_waits_for_the_owner_s_copy(folder: Path, home: Path) -> None:
+    class Seed(_Versions):
+        def body(self, digest: str) -> Body:
+            return body(digest).model_copy(update={"method": "seed"})
+
+    lineage = Lineage.model_construct(body="7" * 64)
+    with (
+        context_of(folder, home, Seed(folder)) as context,
+        pytest.raises(NotNowError, match="your own copy of the seed isn't set"),
+    ):
+        evaluation._checked_body(context, Version.model_construct(lineage=lineage), None, lambda: False)
