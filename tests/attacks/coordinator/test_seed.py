@@ -206,7 +206,12 @@ def test_seed_s_name_exempts_no_other_file_from_the_budget(folder: Path, tmp_pat
     assert client.current is not None
     merged = client.current.model_copy(update={"method": "average"})
     client.weights = save_body(folder, tmp_path / "merged.safetensors")
-    given = {**DEFAULT, "policy": {**DEFAULT["policy"], "bodies": BODIES}, "fit": False, "seed": folder / "seed"}
+    given: dict[str, Any] = {
+        **DEFAULT,
+        "policy": {**DEFAULT["policy"], "bodies": BODIES},
+        "fit": False,
+        "seed": folder / "seed",
+    }
     for name, bodies in ("seed-first", [client.current, merged]), ("merged-first", [merged, client.current]):
         (home := tmp_path / name).mkdir()
         texts(home / "texts.jsonl", 1, 40)

@@ -381,7 +381,7 @@ def test_question_about_a_parts_head_ends_with_the_body(owner: tuple[Path, Body]
             return self.current
 
     client = Replaced(owner[1])
-    given = {"seed": owner[0] / "seed", "once": False, "policy": {**POLICY, "mode": "ask"}}
+    given: dict[str, Any] = {"seed": owner[0] / "seed", "once": False, "policy": {**POLICY, "mode": "ask"}}
     with context_of(owner[0], home, client, **{**given, "policy": POLICY, "once": True}) as context:
         parts.run(context, owner[1], own_body(DenseFiles(owner[0] / "seed"), home / "seed", NoProgress()))
     with context_of(owner[0], home, client, **given) as context, pytest.raises(MoergeError, match="enough"):
