@@ -36,10 +36,6 @@ def run(context: Context) -> None:
     except KeptError:
         if not context.settings.dry_run:
             raise
-    if context.settings.policy.redistribute:
-        context.events.say(
-            "redistribute = true: owners of other experts in a version may download it, with this expert's MLPs"
-        )
 
 
 def register_expert(context: Context, expert: DenseExpert, parts: Parts | None = None) -> None:

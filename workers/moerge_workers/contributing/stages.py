@@ -48,6 +48,10 @@ class _Stages:
 
     def run(self) -> None:
         settings, policy = self.context.settings, self.context.settings.policy
+        if policy.redistribute:
+            self.context.events.say(
+                "redistribute = true: owners of other experts in a version may download it, with this expert's MLPs"
+            )
         current = self.context.client.current_body()
         if "merged" in policy.bodies and (current is None or body_kind(current.method) == "merged"):
             self._join()
