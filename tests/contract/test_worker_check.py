@@ -117,7 +117,7 @@ def test_a_seed_s_body_is_compared_with_the_own_copy(federation: Federation, tmp
         wrong = lines_of(seeded, seed=expert(tmp_path / "other", 5), **options)
     assert "config and tokenizer are the expert's" in right["seed"]
     assert "your seed's, byte for byte" in right["body"]
-    assert "only the expert's parts leave, " in right["fleet"]
+    assert "its parts are already registered" in right["fleet"]
     assert "another revision of the seed, or forged" in wrong["body"]
     assert not (tmp_path / "worker").exists()
 

@@ -164,7 +164,7 @@ HONEST = st.tuples(
     st.sampled_from(sorted(name for name, method in METHODS.items() if not method.is_seed)),
     st.permutations([1, 2, 3, 4]),
     st.integers(2, 3),
-    st.sampled_from([0.001, 0.004]),
+    st.sampled_from([0.001, 0.003]),
 )
 
 
