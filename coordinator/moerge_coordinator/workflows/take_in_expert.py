@@ -8,10 +8,9 @@ from dbos import DBOS
 from sqlalchemy.orm import Session
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.dense import HEAD_NAMES, head_place
+from moerge.models.dense import HEAD_NAMES, stored_name
 from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
-from moerge.models.families import HEAD
 from moerge.models.reader import Checkpoint
 from moerge_coordinator.domain import bodies, experts
 from moerge_coordinator.domain.adapters import merge_adapter
@@ -35,8 +34,7 @@ def _named(row: ExpertRow) -> str:
 def _require_head_of(dense: Checkpoint, parts: Checkpoint, who: str) -> None:
     """Requires the registered dense expert's own head in its parts, because a fitted MLP is compared with nothing."""
     for name in HEAD_NAMES:
-        origin, stored = head_place(dense) if name == HEAD else (dense, name)
-        if not torch.equal(parts.tensor(name), origin.tensor(stored)):
+        if not torch.equal(parts.tensor(name), dense.tensor(stored_name(dense, name))):
             what, todo = f"{who} has another head in its parts", "make the parts again from the registered expert"
             raise IncompatibleExpertError(what, where=name, todo=todo)
 

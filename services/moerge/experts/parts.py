@@ -8,10 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from moerge.files import atomic_file
-from moerge.models.dense import head_place, mlp_names, part_names
+from moerge.models.dense import mlp_names, part_names, stored_name
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import small_files
-from moerge.models.families import HEAD
 from moerge.models.stored import SINGLE, TensorSpec
 from moerge.models.writer import TensorPlan, write_safetensors
 
@@ -33,10 +32,10 @@ def write_parts(expert: DenseFiles, folder: Path, mlp: Callable[[str], Tensor] |
 
     def tensor(name: str, at: TensorSpec) -> Tensor:
         if mlp is None or name not in mlps:
-            return expert.checkpoint.tensor(_stored(expert, name))
+            return expert.checkpoint.tensor(stored_name(expert.checkpoint, name))
         return mlp(name).to(at.dtype)
 
-    specs = {name: expert.checkpoint.specs[_stored(expert, name)] for name in part_names(expert)}
+    specs = {name: expert.checkpoint.specs[stored_name(expert.checkpoint, name)] for name in part_names(expert)}
     plans = [TensorPlan(name, at.dtype, at.shape, partial(tensor, name, at)) for name, at in specs.items()]
     with atomic_file(folder / SINGLE) as out:
         write_safetensors(out, plans)
@@ -45,8 +44,4 @@ def write_parts(expert: DenseFiles, folder: Path, mlp: Callable[[str], Tensor] |
 
 def part_bytes(expert: DenseFiles) -> int:
     """The bytes of an expert's parts."""
-    return sum(expert.checkpoint.specs[_stored(expert, name)].bytes for name in part_names(expert))
-
-
-def _stored(expert: DenseFiles, name: str) -> str:
-    return head_place(expert.checkpoint)[1] if name == HEAD else name
+    return sum(expert.checkpoint.specs[stored_name(expert.checkpoint, name)].bytes for name in part_names(expert))

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,11 +13,11 @@ from moerge.files import atomic_file, file_sha256, linked, work_folder
 from moerge.merging.assemble import BODY, KeptParts
 from moerge.merging.local import BODY_RECORD, LocalBody, kept_body
 from moerge.merging.settings import MergeSettings
+from moerge.models.dense import HEAD_NAMES, stored_name
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import small_files
-from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.reader import Checkpoint
-from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.models.writer import copies, write_safetensors
 from moerge.trunk.merge import MergedBody
 from moerge.versions.card import ExpertRecord
 from moerge.versions.file_plans import expert_name
@@ -141,10 +140,8 @@ def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
     Each expert's head is kept, because that of a version with more experts is made of all heads.
     """
     for slot in slots:
-        folder, tensors = work / EXPERTS / slot.record.domain, slot.head
-        head = HEAD if HEAD in tensors.specs else EMBEDDING
-        specs = {name: tensors.specs[name] for name in (FINAL_NORM, head)}
-        plans = [TensorPlan(name, at.dtype, at.shape, partial(tensors.tensor, name)) for name, at in specs.items()]
+        folder = work / EXPERTS / slot.record.domain
+        plans = copies(slot.head, [stored_name(slot.head, name) for name in HEAD_NAMES])
         with atomic_file(folder / HEAD_FILE) as out:
             write_safetensors(out, plans)
         for name, data in small_files(slot.side_files).items():

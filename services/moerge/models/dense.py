@@ -40,9 +40,9 @@ def require_parts(expert: Dense) -> None:
     require_tensors(expert.checkpoint, expert.config, part_names(expert))
 
 
-def head_place(checkpoint: Checkpoint) -> tuple[Checkpoint, str]:
-    """The place of a model's head; a tied one is the embedding."""
-    return checkpoint, HEAD if HEAD in checkpoint.specs else EMBEDDING
+def stored_name(checkpoint: Checkpoint, name: str) -> str:
+    """The name of a model's tensor in its checkpoint; a tied head is the embedding."""
+    return EMBEDDING if name == HEAD and HEAD not in checkpoint.specs else name
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def domain_weights(expert: Dense, body: Dense) -> DenseWeights:
     """The body with the expert's MLPs and own head."""
     places = _places(body.checkpoint, body.checkpoint.specs)
     places |= _places(expert.checkpoint, [*mlp_names(expert), FINAL_NORM])
-    return _weights(expert.config, {**places, HEAD: head_place(expert.checkpoint)})
+    return _weights(expert.config, {**places, HEAD: (expert.checkpoint, stored_name(expert.checkpoint, HEAD))})
 
 
 def expert_weights(expert: Dense) -> DenseWeights:

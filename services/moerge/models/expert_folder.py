@@ -24,7 +24,7 @@ from moerge.models.side_files import GENERATION, SPECIAL_TOKENS, TEMPLATE, TOKEN
 from moerge.models.sources import ADAPTER_CONFIG
 from moerge.models.stored import INDEX, SINGLE
 from moerge.models.tokenizers import require_same_tokenizer
-from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.models.writer import copies, write_safetensors
 from moerge.progress import Tracker
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.experts import Vocabulary
@@ -114,11 +114,7 @@ def _dense_files(expert: DenseFiles) -> dict[str, Callable[[BinaryIO], str]]:
 
 def merged_weights(tensors: Checkpoint, out: BinaryIO, written: Callable[[int], None] | None = None) -> str:
     """Writes an adapter's weights, merged with its base, as one safetensors file; see `write_safetensors`."""
-    plans = [
-        TensorPlan(name, spec.dtype, spec.shape, partial(tensors.tensor, name))
-        for name, spec in sorted(tensors.specs.items())
-    ]
-    return write_safetensors(out, plans, written)
+    return write_safetensors(out, copies(tensors, sorted(tensors.specs)), written)
 
 
 def small_files(expert: DenseFiles) -> dict[str, bytes]:

@@ -3,14 +3,16 @@
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
+from moerge.models.reader import Checkpoint
 from moerge.models.stored import DTYPES
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -26,6 +28,12 @@ class TensorPlan:
     @property
     def bytes(self) -> int:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+def copies(checkpoint: Checkpoint, names: Iterable[str]) -> list[TensorPlan]:
+    """The plans of a checkpoint's tensors, unchanged, in this order."""
+    specs = {name: checkpoint.specs[name] for name in names}
+    return [TensorPlan(name, at.dtype, at.shape, partial(checkpoint.tensor, name)) for name, at in specs.items()]
 
 
 def write_safetensors(

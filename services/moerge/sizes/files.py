@@ -52,8 +52,3 @@ def body_contribution_bytes(shape: Shape) -> int:
 def head_contribution_bytes(shape: Shape) -> int:
     """A head contribution: the triangle of a gram."""
     return 8 * gram_length(shape.hidden)
-
-
-def contribution_bytes(shape: Shape) -> int:
-    """A contribution of each kind."""
-    return router_contribution_bytes(shape) + body_contribution_bytes(shape) + head_contribution_bytes(shape)

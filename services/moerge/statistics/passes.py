@@ -57,10 +57,9 @@ class RouterPass:
 
 
 @dataclass(frozen=True)
-class BodyPass:
-    """Grams of the inputs of the expert's attention, and counts of tokens."""
+class _OwnPass:
+    """A pass of the dense expert itself."""
 
-    kind: ClassVar[Kind] = "body"
     expert: DenseFiles
     exponents: Sequence[int]
     precision: str = "float32"
@@ -68,6 +67,13 @@ class BodyPass:
 
     def weights(self) -> DenseWeights:
         return expert_weights(self.expert)
+
+
+@dataclass(frozen=True)
+class BodyPass(_OwnPass):
+    """Grams of the inputs of the expert's attention, and counts of tokens."""
+
+    kind: ClassVar[Kind] = "body"
 
     def inputs(self) -> list[list[Input]]:
         """As in `RouterPass`."""
@@ -80,17 +86,10 @@ class BodyPass:
 
 
 @dataclass(frozen=True)
-class HeadPass:
+class HeadPass(_OwnPass):
     """The gram of the inputs of the expert's head."""
 
     kind: ClassVar[Kind] = "head"
-    expert: DenseFiles
-    exponents: Sequence[int]
-    precision: str = "float32"
-    device: str = "cpu"
-
-    def weights(self) -> DenseWeights:
-        return expert_weights(self.expert)
 
     def inputs(self) -> list[list[Input]]:
         """As in `RouterPass`; the head's input belongs to the last layer."""

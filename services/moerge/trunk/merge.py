@@ -14,7 +14,7 @@ from moerge.models.dense import HEAD_NAMES, body_names
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
-from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.models.writer import copies, write_safetensors
 from moerge.progress import Progress
 from moerge.threads import at_once
 from moerge.trunk.methods.method import MethodInputs
@@ -128,7 +128,7 @@ def seed_body(seed: DenseFiles, files: Files, progress: Progress, source: str | 
     with progress.track("writing the seed's body", sum(spec.bytes for spec in tensors.specs.values()), "B") as tracker:
 
         def put(file: str, names: Iterable[str]) -> FileEntry:
-            plans = [_copied(tensors, name) for name in sorted(names)]
+            plans = copies(tensors, sorted(names))
             return files.put(file, lambda out: write_safetensors(out, plans, tracker.advance))
 
         weights = put(DENSE_BODY_FILE, body_names(seed))
@@ -138,11 +138,6 @@ def seed_body(seed: DenseFiles, files: Files, progress: Progress, source: str | 
     lineage = BodyLineage(method="seed", options=BodyOptions(), experts=[], contributions=[])
     result = _described(lineage, seed_digest(weights.sha256, feature_exponents(body)), body, written)
     return result.model_copy(update={"source": source})
-
-
-def _copied(tensors: Checkpoint, name: str) -> TensorPlan:
-    spec = tensors.specs[name]
-    return TensorPlan(name, spec.dtype, spec.shape, lambda: tensors.tensor(name))
 
 
 def _described(lineage: BodyLineage, digest: str, body: DenseBody, files: list[FileEntry]) -> MergedBody:

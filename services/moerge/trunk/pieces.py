@@ -7,11 +7,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from moerge.models.dense import body_names, head_place
+from moerge.models.dense import body_names, stored_name
 from moerge.models.dense_files import Dense
-from moerge.models.families import HEAD
 from moerge.models.reader import Checkpoint
-from moerge.models.stored import TensorSpec
 from moerge.models.writer import TensorPlan
 
 
@@ -41,7 +39,7 @@ def merge_plan(checkpoints: Sequence[Checkpoint], names: Iterable[str], rule: Ru
     """
 
     def plan(name: str) -> TensorPlan:
-        specs = [_source(checkpoint, name)[1] for checkpoint in checkpoints]
+        specs = [checkpoint.specs[stored_name(checkpoint, name)] for checkpoint in checkpoints]
         longest = max(specs, key=lambda spec: spec.shape[0])
         dtype = reduce(torch.promote_types, [spec.dtype for spec in specs])
         return TensorPlan(name, dtype, longest.shape, lambda: _merged(checkpoints, name, dtype, rule))
@@ -65,12 +63,6 @@ def _merged(checkpoints: Sequence[Checkpoint], name: str, dtype: torch.dtype, ru
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _source(checkpoint: Checkpoint, name: str) -> tuple[str, TensorSpec]:
-    if name == HEAD:
-        _, name = head_place(checkpoint)
-    return name, checkpoint.specs[name]
-
-
 def tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
     """A tensor of a checkpoint; for a tied head, the embedding."""
-    return checkpoint.tensor(_source(checkpoint, name)[0])
+    return checkpoint.tensor(stored_name(checkpoint, name))

@@ -46,5 +46,5 @@ def _as_of(digest: str, whole: Path) -> Path:
             return whole
         path = whole.with_name(f"{whole.stem}-{digest[:12]}.safetensors")
         with atomic_file(path) as out:
-            write(out, manifest.model_copy(update={"expert": digest}), (file.array(n) for n, _ in manifest.layout()))
+            write(out, manifest.model_copy(update={"expert": digest}), file.arrays())
     return path
