@@ -53,8 +53,7 @@ class _Stages:
                 "redistribute = true: owners of other experts in a version may download it, with this expert's MLPs"
             )
         current = self.context.client.current_body()
-        awaits_seed = current is not None and body_kind(current.method) == "seed" and "seed" in policy.bodies
-        if "merged" in policy.bodies and not awaits_seed:
+        if "merged" in policy.bodies and (current is None or body_kind(current.method) == "merged"):
             self._join()
         if policy.router_contributions:
             self._contribute_under_each_body()
