@@ -144,9 +144,22 @@ class Demo:
             arguments += ["--seed", self._seed]
         elif METHODS[self._chosen.body].solved:
             arguments.append("--body-contribution")
-        self._stages.command(*arguments)
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
+        self._add_whole(processes, client, domain, environment)
+        self._stages.command(*arguments)
         return processes.start(arguments, environment, label=domain.name)
+
+    def _add_whole(self, processes: Processes, client: Client, domain: Domain, environment: dict[str, str]) -> None:
+        """Adds the whole expert, which workers keep at home while a seed's body of an earlier run is current."""
+        current = client.current_body()
+        if self._seed is not None or current is None or not METHODS[current.method].is_seed:
+            return
+        if METHODS[self._chosen.body].solved:
+            problem = "an earlier run's seed's body is current, so owners send no body contributions"
+            raise MoergeError(problem, where="`home`", todo="name another folder")
+        command = "expert", "add", domain.expert, "--domain", domain.name, "--license", "Apache-2.0"
+        self._stages.command(*command)
+        processes.finish(domain.name, processes.start(command, environment))
 
     def _approved(self, client: Client, domain: str, home: Path) -> str:
         command = "worker", "init", "--owner", f"{domain}-owner", "--domain", domain, "--home", home
