@@ -178,7 +178,7 @@ def test_a_leader_without_its_lock_ends_and_another_leads(postgres: Postgres, s3
         assert replicas.led() is one
         with psycopg.connect(replicas.database, autocommit=True) as connection:
             connection.execute("SELECT pg_terminate_backend(%s)", (process,))
-        assert one.ended(60) != 0
+        assert one.ended(10) != 0
         assert "lost the right to run the workflows" in (one.home / "log").read_text()
         assert replicas.led(one) is two
         member = joined(two, "law", tmp_path, 1)
@@ -200,7 +200,7 @@ def test_without_the_database_calls_are_refused_as_unavailable(
         token = {"Authorization": f"Bearer {one.operator_token}"}
         server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
-        assert one.ended(60) != 0  # it led
+        assert one.ended(10) != 0  # it led
         for method, path in (("GET", "/readyz"), ("GET", "/v1/experts"), ("POST", "/v1/rounds")):
             answer = httpx.request(method, f"{two.url}{path}", headers=token, json={}, timeout=60)
             assert (answer.status_code, answer.json()["type"]) == (503, "urn:moerge:problem:unavailable"), path

@@ -48,12 +48,20 @@ class Leader:
                 self._stopped.wait(_POLL_SECONDS)
         else:
             return
+        _log.info("this coordinator now runs the workflows")
+        # in a thread of its own, because a launch without the database tries again without end
+        threading.Thread(target=self._or_end, args=(self._launch,), name="launch", daemon=True).start()
+        self._or_end(lambda: self._watch(connection))
+
+    def _watch(self, connection: psycopg.Connection) -> None:
+        while not self._stopped.wait(_POLL_SECONDS):
+            connection.execute("SELECT 1")
+
+    def _or_end(self, work: Callable[[], None]) -> None:
+        """Runs `work`; its failure ends the process, unless this one was stopped."""
         try:
-            _log.info("this coordinator now runs the workflows")
-            self._launch()
-            while not self._stopped.wait(_POLL_SECONDS):
-                connection.execute("SELECT 1")
-        finally:
+            work()
+        except BaseException:  # noqa: BLE001  # whatever it is, the successor must be alone
             if not self._stopped.is_set():
                 _log.critical("this coordinator lost the right to run the workflows and ends", exc_info=True)
                 logging.shutdown()
