@@ -12,7 +12,6 @@ from moerge.files import cache_folder
 from moerge.merging import prompts as writing
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import progress
-from moerge.trunk import least_squares
 from moerge_lab.demo import corpora
 from moerge_lab.recipes.base import Domain, Fleet, Model, Options, Shared
 from moerge_lab.recipes.registry import parse
@@ -21,7 +20,8 @@ from moerge_lab.table.table import Run
 from moerge_lab.table.texts import read_elsewhere
 from moerge_lab.trials.inputs import PresetName, first, inputs_of, show
 
-DEFAULT = "recommended"
+DEFAULT, SEED = "recommended", "recommended:body=seed,fit=1"
+_BODY, _FIT = "moerge.trunk.least_squares", "moerge.experts.fitting"
 OPTIONS = (
     "routers=ridge",
     "lambda=0.0001",
@@ -30,25 +30,28 @@ OPTIONS = (
     "rare_below=0",
     "fit=1",
     "head=average",
+    "body=seed",
     "body=seed,fit=1",
 )
 CONSTANTS = {
-    **{f"shrinkage {value:g}": ("SHRINKAGE_TO_AVERAGE", value) for value in (0.001, 0.01, 1.0, 10.0)},
-    **{f"evenness {value:g}": ("EVENNESS", value) for value in (0.0, 0.1, 2.0)},
+    **{f"shrinkage {value:g}": (DEFAULT, _BODY, "SHRINKAGE_TO_AVERAGE", value) for value in (0.001, 0.01, 1.0, 10.0)},
+    **{f"evenness {value:g}": (DEFAULT, _BODY, "EVENNESS", value) for value in (0.0, 0.1, 2.0)},
+    **{f"fit's shrinkage {value:g}": (SEED, _FIT, "SHRINKAGE_TO_EXPERT", value) for value in (0.025, 2.5, 25.0)},
 }
-"""A row -> a constant of the body's least squares, and its value."""
+"""A row -> a recipe, and a constant of the least squares of bodies or of fits with its value."""
 CONTEXT, PROMPT_TOKENS = 512, 16
 MostTokens = Annotated[int, typer.Option(min=1, help="Scored tokens of each domain.")]
 
 
 def _run(name: str) -> Run:
-    """A recipe, or the default with a changed constant."""
+    """A recipe, or one with a changed constant."""
     if name not in CONSTANTS:
         return Run(*parse(name))
-    recipe, options, _ = parse(DEFAULT)
+    default, module, constant, value = CONSTANTS[name]
+    recipe, options, _ = parse(default)
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-        with patch.object(least_squares, *CONSTANTS[name]):
+        with patch(f"{module}.{constant}", value):
             yield from recipe.build(replace(fleet, shared=Shared()), options)
 
     return Run(replace(recipe, build=build), options, name)
