@@ -44,6 +44,8 @@ MAX_TOKENS = 2**36
 """The exponents leave room for this many tokens, in one contribution and in the sum of all (see `exponent`)."""
 MAX_EXPERT_TOKENS = 2**30
 """The same, in a body or head contribution; different owners' are never added as integers."""
+POOL = "aee96030ac5b2bd8fb7cb9b075b5bf616fc5b692cef0cb699e6c08a40c6116b9"
+"""The SHA-256 of the library's file of public texts (`moerge.documents.pool`)."""
 
 Int64 = NDArray[np.int64]
 Kind = Literal["router", "body", "head"]
