@@ -11,6 +11,7 @@ from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.settings import byte_count
 from moerge.terminal import AsJson, output, show_json
+from moerge_proto.messages import UNKNOWN
 
 if TYPE_CHECKING:
     from moerge_coordinator.operation.verify import Finding
@@ -23,11 +24,16 @@ Port = Annotated[int | None, typer.Option(help="TCP port; 0 chooses a free one. 
 Preset = Literal["1b", "8b", "70b", "400b"]
 SizedBody = Literal["seed", "regmean"]
 Home = Annotated[Path, typer.Argument(help="Folder of the database, the blobs and the versions.")]
+License = Annotated[str, typer.Option(help="SPDX identifier of the seed's licence, for model cards.")]
 SEED = "A dense model that all experts were trained from: a folder, or a hub id like name/model@revision."
 
 
 @app.command()
-def init(home: Home, model: Annotated[str | None, typer.Option("--seed", help=f"{SEED} Registered.")] = None) -> None:
+def init(
+    home: Home,
+    model: Annotated[str | None, typer.Option("--seed", help=f"{SEED} Registered.")] = None,
+    license: License = UNKNOWN,
+) -> None:
     """Create a coordinator's home folder and print the first operator token.
 
     Example: moerge coordinator init /srv/moerge --seed HuggingFaceTB/SmolLM2-135M
@@ -37,18 +43,18 @@ def init(home: Home, model: Annotated[str | None, typer.Option("--seed", help=f"
     token = initialise(home)
     typer.echo(token.secret)
     if model is not None:
-        seed(home, model)
+        seed(home, model, license)
     typer.echo(f"This operator token is shown only once. Next: moerge coordinator serve {home}", err=True)
 
 
 @app.command()
-def seed(home: Home, model: Annotated[str, typer.Argument(help=SEED)]) -> None:
+def seed(home: Home, model: Annotated[str, typer.Argument(help=SEED)], license: License = UNKNOWN) -> None:
     """Register a seed model and make its body the current one. The coordinator may serve meanwhile.
 
     Workers compare the body with their own copies of the model, and download none. Registered again, it becomes the
     current one again.
 
-    Example: moerge coordinator seed /srv/moerge HuggingFaceTB/SmolLM2-135M
+    Example: moerge coordinator seed /srv/moerge HuggingFaceTB/SmolLM2-135M --license Apache-2.0
     """
     from contextlib import closing
 
@@ -59,7 +65,7 @@ def seed(home: Home, model: Annotated[str, typer.Argument(help=SEED)]) -> None:
 
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
-        body = register(database, stores(settings)[0], model, progress())
+        body = register(database, stores(settings)[0], model, progress(), license)
     typer.echo(f"The seed's body {body.digest[:12]} of {body.source} is current.", err=True)
 
 

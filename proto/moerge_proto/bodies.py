@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
@@ -68,10 +68,12 @@ class BodyLineage(Message):
 
 class Body(Message):
     """A body in the dense family's own tensor names, so that a worker can add its own MLPs to it. A seed's has the
-    seed's head beside it, in a file of its own. `source`: the seed's name, for people.
+    seed's head and tokenizer beside it, in files of their own. `source`: the seed's name, for people. `license`: the
+    seed's, an SPDX identifier.
 
-    `exponents`: fractional bits of gram and cross, per layer. `contributions`: the solved body contributions, in the
-    experts' order. `retired`: since when it contains a withdrawn input; if current, it stays so until the remerge.
+    `config`: the settings of config.json that features depend on. `exponents`: fractional bits of gram and cross, per
+    layer. `contributions`: the solved body contributions, in the experts' order. `retired`: since when it contains a
+    withdrawn input; if current, it stays so until the remerge.
     """
 
     digest: Digest
@@ -83,10 +85,12 @@ class Body(Message):
     family: str
     hidden_size: int
     layers: int
+    config: dict[str, JsonValue]
     exponents: list[int]
     tensors: int
     files: list[FileEntry]
     source: str | None
+    license: str
     current: bool
     created: datetime
     retired: datetime | None

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, model_validator
 
 from moerge_proto.digests import Digest, Name
-from moerge_proto.messages import FileEntry, Message
+from moerge_proto.messages import UNKNOWN, FileEntry, License, Message
 from moerge_proto.problems import Problem
 from moerge_proto.workflows import Workflow
 
@@ -61,7 +61,7 @@ class NewExpert(Message):
     domain: Name
     files: dict[str, Digest] = Field(min_length=1, max_length=1000)
     source: str | None = Field(default=None, max_length=1000)
-    license: str = Field(default="unknown", pattern=r"^[A-Za-z0-9.+-]{1,64}$")
+    license: License = UNKNOWN
     body: Literal["keep", "remerge"] = "keep"
     redistribute: bool = False
     parts: Parts | None = None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, StringConstraints
 
 T = TypeVar("T")
 _WORDS = {
@@ -50,6 +50,11 @@ Whole = Annotated[int, BeforeValidator(_no_truth_value)]
 """An integer, not a boolean."""
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A time with a time zone, converted to UTC."""
+LICENSE = r"^[A-Za-z0-9.+-]{1,64}$"
+License = Annotated[str, StringConstraints(pattern=LICENSE)]
+"""An SPDX identifier, such as Apache-2.0."""
+UNKNOWN: License = "unknown"
+"""The licence of a model whose owner named none."""
 
 
 class Message(BaseModel):

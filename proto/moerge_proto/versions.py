@@ -62,23 +62,23 @@ class VersionFile(FileEntry):
 class HeadLineage(Message):
     """All inputs of a version's head beside body and experts. `contributions`: for `regmean`, one per expert, in order.
 
-    `seed`: for `seed`, the SHA-256 of the seed's head. `revision`: of the method's formula. The JSON leaves out None
-    and 1.
+    `revision`: of the method's formula. The JSON leaves out 1.
     """
 
     method: HeadMethod
     contributions: list[Digest] = Field(default_factory=list)
-    seed: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
     revision: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
 
 
 class Lineage(Message):
     """All inputs of a version (law 3). `contributions`: of routers, sorted. `withdrawn`: experts in the body.
 
-    `left_out`: domains of the round, or of a partial version's body, that had not contributed.
+    `seed`: under a seed's body, the digest of the seed's files: body, head, config, tokenizer. The JSON leaves out
+    None. `left_out`: domains of the round, or of a partial version's body, that had not contributed.
     """
 
     body: Digest
+    seed: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
     head: HeadLineage
     experts: list[Digest]
     domains: list[str]

@@ -87,11 +87,13 @@ def add_body(session: Session, experts: Sequence[ExpertRow], **change: Any) -> B
         family="llama",
         hidden_size=8,
         layers=2,
+        config={},
         exponents=[1, 1],
         bounds=[1.0, 1.0],
         tensors=3,
         files=[file_of(" ".join(names), "body.safetensors")],
         source=None,
+        license="unknown",
         current=True,
         turn=bodies.next_turn(session),
     )

@@ -16,6 +16,7 @@ from moerge_coordinator.storage.messages import body_lineage, message
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, tell
 from moerge_proto.bodies import BodyLineage, BodyOptions, NewBody
 from moerge_proto.experts import ExpertState
+from moerge_proto.messages import UNKNOWN
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.problems import ProblemType
 
@@ -177,7 +178,7 @@ def known(session: Session, blobs: Blobs, lineage: BodyLineage) -> MergedBody | 
 def make_current(session: Session, blobs: Blobs, body: MergedBody) -> str | None:
     """Makes a body the current one; None if it must be made again because a file was removed meanwhile.
 
-    Refused if another seed with this body is registered: the versions of both would have the same lineages.
+    Refused if another seed with this body is registered.
     """
     require_usable(session, [*body.experts, body.options.base], body.contributions)
     if not all(blobs.has(file.sha256) for file in body.files):
@@ -186,9 +187,11 @@ def make_current(session: Session, blobs: Blobs, body: MergedBody) -> str | None
     if row is None:
         row = BodyRow(**dict(body), current=False, turn=0)
         session.add(row)
-    elif {file.name: file.sha256 for file in row.files} != {file.name: file.sha256 for file in body.files}:
-        problem, todo = f"{row.source} has the same body, with another head or config", "use that seed"
+    elif row.seed != body.seed:
+        problem, todo = f"{row.source} has the same body, with another {_differing(row, body)}", "use that seed"
         raise RefusedError(ProblemType.CONFLICT, problem, where="seed", todo=todo)
+    elif body.license != UNKNOWN:
+        row.license = body.license
     for other in session.scalars(select(BodyRow).where(BodyRow.current)):
         other.current = False
     row.current, row.retired, row.turn = True, None, next_turn(session)
@@ -196,6 +199,12 @@ def make_current(session: Session, blobs: Blobs, body: MergedBody) -> str | None
     names = ", ".join(domains[digest] for digest in body.experts) or body.source
     tell(session, f"body {body.digest[:12]} is current: {body.method} of {names}")
     return body.digest
+
+
+def _differing(row: BodyRow, body: MergedBody) -> str:
+    """The names of the files that differ between two seeds."""
+    ours, theirs = ({file.name: file.sha256 for file in files} for files in (row.files, body.files))
+    return ", ".join(sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)))
 
 
 def next_turn(session: Session) -> int:

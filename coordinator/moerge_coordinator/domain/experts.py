@@ -14,13 +14,13 @@ from sqlalchemy.orm import Session
 from moerge.errors import MoergeError
 from moerge.models.dense import require_parts
 from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import check_small_files, counts, expert_digest, is_weights
+from moerge.models.expert_folder import check_small_files, counts, expert_digest, is_weights, require_of_seed
 from moerge.models.reader import require_tensors
 from moerge_coordinator.domain import bodies, versions
 from moerge_coordinator.domain.adapters import require_base, require_complete
 from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.domain.ports import Ports
-from moerge_coordinator.domain.seeds import find_seed, require_like_seed
+from moerge_coordinator.domain.seeds import find_seed
 from moerge_coordinator.domain.sources import require_allowed
 from moerge_coordinator.domain.withdrawal import containing, parts_from, purge_expert
 from moerge_coordinator.problems import RefusedError, existing
@@ -155,12 +155,14 @@ def add_checked(
 
 
 def _others(session: Session, seed: BodyRow | None) -> list[str]:
-    """The experts that a new one must match, oldest first, without those still being fetched.
+    """The whole experts that a new one must match, oldest first, without those still being fetched.
 
-    They are the parts for the seed's body; otherwise the whole experts.
+    None under a seed's body: the seed is compared.
     """
+    if seed is not None:
+        return []
     query = select(ExpertRow.digest).where(ExpertRow.state.in_((ExpertState.RECEIVED, ExpertState.READY)))
-    query = query.where(ExpertRow.family != "", ExpertRow.parts_body == (None if seed is None else seed.digest))
+    query = query.where(ExpertRow.family != "", ExpertRow.parts_body.is_(None))
     return list(session.scalars(query.order_by(ExpertRow.number)))
 
 
@@ -177,7 +179,7 @@ def _checked(
         expert = ports.folders.shown(entries, folder)
         check_small_files(expert, reference, who, ports.settings.vocabulary)
         if seed is not None:
-            require_like_seed(ports, expert, seed, who)
+            require_of_seed(ports.folders.seed(seed).side_files, expert, who, f"{seed.source}")
         yield expert
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -6,7 +6,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.trunk.head_kinds import HEADS
-from moerge.trunk.merge import SEED_HEAD_FILE
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow
 from moerge_proto.bodies import HeadMethod
@@ -31,10 +30,8 @@ def lineage_of(session: Session, asked: HeadMethod | None, experts: Sequence[str
         missing = ", ".join(rows[digest].domain for digest in experts if digest not in contributions)
         todo = f"ask their owners to allow head_contributions, or use the head {PAPER.head!r}"
         raise RefusedError(ProblemType.NOT_READY, f"no head contribution of {missing}", where="head", todo=todo)
-    seed = {file.name: file.sha256 for file in body.files}.get(SEED_HEAD_FILE)
     return HeadLineage(
         method=method.name,
-        seed=seed if method.name == "seed" else None,
         contributions=[contributions[digest] for digest in experts] if method.solved else [],
         revision=method.revision,
     )

@@ -4,7 +4,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.config import require_same_config
 from moerge.models.dense_files import DenseFiles
 from moerge.models.distance import distance
 from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
@@ -19,18 +18,9 @@ def find_seed(session: Session, parts: Parts | None) -> BodyRow | None:
     return None if row is None or row.experts else row
 
 
-def require_like_seed(ports: Ports, expert: DenseFiles, seed: BodyRow, who: str) -> None:
-    """Requires the seed's settings; its embedding has no rows for added tokens. `who` names the expert in errors."""
-    try:
-        require_same_config(ports.folders.body(seed).config, expert.config, who, "same")
-    except IncompatibleExpertError as error:
-        what, todo = f"{who} differs from the seed {seed.source}", "train it from this seed, without added tokens"
-        raise IncompatibleExpertError(what, where=error.where, todo=todo) from error
-
-
 def require_near_seed(ports: Ports, expert: DenseFiles, seed: BodyRow, who: str) -> None:
     """Requires the norm and head of parts near the seed's; a tied seed's head is its embedding."""
-    limit, head = ports.settings.expert_max_distance, ports.folders.seed_head(seed)
+    limit, head = ports.settings.expert_max_distance, ports.folders.seed(seed).head
     body = ports.folders.body(seed).checkpoint
     rows = head.tensor(HEAD) if HEAD in head.specs else body.tensor(EMBEDDING)
     for name, theirs in ((FINAL_NORM, head.tensor(FINAL_NORM)), (HEAD, rows)):

@@ -54,6 +54,7 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     return Lineage(
         body=body.digest,
+        seed=body.seed,
         head=heads.lineage_of(session, new.head, experts, body),
         experts=experts,
         domains=names,

@@ -13,7 +13,7 @@ from moerge.blobs.store import Blobs
 from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest
 from moerge.progress import Progress, Tracker
-from moerge.trunk.merge import DENSE_BODY_FILE, body_digest, seed_digest
+from moerge.trunk.merge import DENSE_BODY_FILE, body_digest, files_digest, seed_digest
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.messages import body_lineage
@@ -170,7 +170,7 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
         if expert_digest({file.name: file.sha256 for file in expert.files}) != expert.digest:
             yield Finding("altered", "the database", expert.digest, (_name(expert),), todo)
     for body in _bodies(session):
-        if _body_digest(body) != body.digest:
+        if _body_digest(body) != body.digest or body.seed != (None if body.experts else files_digest(body.files)):
             yield Finding("altered", "the database", body.digest, (_name(body),), todo)
     written = session.execute(select(VersionRow.number, type_coerce(VersionRow.lineage, JSON)))
     lineages = {number: lineage for number, lineage in written}
@@ -185,7 +185,7 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
 def _body_digest(row: BodyRow) -> str:
     files = {file.name: file.sha256 for file in row.files}
     if not row.experts:
-        return seed_digest(files[DENSE_BODY_FILE], row.exponents)
+        return seed_digest(files[DENSE_BODY_FILE], row.config, row.exponents)
     return body_digest(body_lineage(row).model_dump(mode="json"), files, row.exponents)
 
 

@@ -12,10 +12,12 @@ from moerge.blobs.store import Blobs, show
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import is_weights
 from moerge.models.reader import Checkpoint
-from moerge.trunk.merge import CONFIG_FILE, DENSE_BODY_FILE, SEED_HEAD_FILE
+from moerge.trunk.merge import DENSE_BODY_FILE, SEED_HEAD_FILE
+from moerge.versions.plan import Seed
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import BodyRow, ExpertRow, VersionRow
 from moerge_proto.messages import FileEntry
+from moerge_proto.ranges import Source
 
 
 class StoredFiles(DenseFiles):
@@ -64,15 +66,20 @@ class Folders:
         return StoredFiles(folder, files, self.blobs)
 
     def body(self, row: BodyRow) -> DenseBody:
-        """A body, with its config in a folder made on demand."""
-        files = {file.name: file for file in row.files}
-        config = self.shown([files[CONFIG_FILE]], self.experts / row.digest).config
-        return DenseBody(self.blobs.source(files[DENSE_BODY_FILE].sha256), config)
+        """A body; see `_small`."""
+        return DenseBody(self._weights(row, DENSE_BODY_FILE), self._small(row).config)
 
-    def seed_head(self, row: BodyRow) -> Checkpoint:
-        """The head beside a seed's body."""
-        files = {file.name: file for file in row.files}
-        return Checkpoint.of_file(self.blobs.source(files[SEED_HEAD_FILE].sha256))
+    def seed(self, row: BodyRow) -> Seed:
+        """The seed of a body; see `_small`."""
+        head = Checkpoint.of_file(self._weights(row, SEED_HEAD_FILE))
+        return Seed(row.source, row.license, self._small(row), head)
+
+    def _small(self, row: BodyRow) -> StoredFiles:
+        """A body's config, and a seed's tokenizer, in a folder made on demand."""
+        return self.shown([file for file in row.files if not is_weights(file.name)], self.experts / row.digest)
+
+    def _weights(self, row: BodyRow, name: str) -> Source:
+        return self.blobs.source({file.name: file.sha256 for file in row.files}[name])
 
     def files(self, digest: str) -> list[FileEntry]:
         with self.database.reading() as session:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import JsonValue, TypeAdapter
 from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, String, UniqueConstraint, event, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, object_session
 from sqlalchemy.types import TypeDecorator
@@ -76,6 +76,7 @@ class _Word(TypeDecorator[W], Generic[W]):
 _KINDS: tuple[Any, ...] = (
     NewAdapter,
     dict[str, str],
+    dict[str, JsonValue],
     list[str],
     list[int],
     list[float],
@@ -233,7 +234,7 @@ class ExpertRow(_Numbered):
 
 
 class BodyRow(_Numbered):
-    """A merged body; or, without experts, a registered seed's, named `source`.
+    """A merged body; or, without experts, a registered seed's: `source`, `license`, and `seed` as in `MergedBody`.
 
     `turn` is higher than all others' each time that it becomes current.
     """
@@ -248,11 +249,14 @@ class BodyRow(_Numbered):
     family: Mapped[str] = mapped_column(String(32))
     hidden_size: Mapped[int]
     layers: Mapped[int]
+    config: Mapped[dict[str, JsonValue]]
     exponents: Mapped[list[int]]
     bounds: Mapped[list[float]]
     tensors: Mapped[int]
     files: Mapped[list[FileEntry]]
     source: Mapped[str | None] = mapped_column(String(1000))
+    license: Mapped[str] = mapped_column(String(64))
+    seed: Mapped[str | None] = mapped_column(String(64))
     current: Mapped[bool]
     turn: Mapped[int]
     created: Mapped[datetime]

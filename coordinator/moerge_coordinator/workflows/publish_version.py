@@ -170,7 +170,6 @@ class PublishVersion(Work):
             body=folders.body(body),
             body_sha256=sha256,
             method=body.method,
-            source=body.source,
             merged=[_record(experts[digest], experts) for digest in contains(body)],
             contributed=[
                 Contributed(row.digest, row.domain, row.owner, row.tokens, row.documents)
@@ -178,7 +177,7 @@ class PublishVersion(Work):
             ],
             statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
             head_statistics=lambda: [blobs.source(digest) for digest in lineage.head.contributions],
-            seed_head=None if body.experts else folders.seed_head(body),
+            seed=None if body.experts else folders.seed(body),
         )
 
     def _slot(self, row: ExpertRow, experts: Mapping[str, ExpertRow]) -> Slot:

@@ -18,6 +18,7 @@ from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.settings import named_values, single_values, valid
 from moerge_proto.bodies import BodyMethod, BodyOptions, HeadMethod
 from moerge_proto.digests import Name
+from moerge_proto.messages import UNKNOWN
 from moerge_proto.options import VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 
@@ -130,10 +131,22 @@ def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], cho
     return result
 
 
-def sources(field: str, experts: Sequence[str], texts: Texts, licenses: Sequence[str]) -> list[Source]:
-    """The experts of a field with their texts or prompts; each domain is known, and has either."""
+def base_model(place: str | None, spdx: dict[str, str]) -> DenseExpert | None:
+    """The base model of that folder or hub id, which takes its licence out of `spdx`; None without one."""
+    if place is None:
+        return None
+    license = spdx.pop("base", UNKNOWN)
+    return DenseExpert("base", checkpoint_folder(place), license=license, hub_id=hub_id(place))
+
+
+def licenses(values: Sequence[str]) -> dict[str, str]:
+    """Name -> licence."""
+    return _one_each("license", values)
+
+
+def sources(field: str, experts: Sequence[str], texts: Texts, spdx: Mapping[str, str]) -> list[Source]:
+    """The experts of a field with their texts or prompts; each domain is known, and has either. `spdx`: licences."""
     folders, files, prompts = _one_each(field, experts), texts.files, texts.prompts
-    spdx = _one_each("license", licenses)
     for other, values in (("`text`", files), ("`prompt`", prompts), ("`license`", spdx)):
         if unknown := sorted(values.keys() - folders.keys()):
             problem = f"no expert of {', '.join(unknown)}"
@@ -147,7 +160,7 @@ def sources(field: str, experts: Sequence[str], texts: Texts, licenses: Sequence
     result = []
     for name, place in folders.items():
         folder = checkpoint_folder(place)
-        expert = DenseExpert(name, folder, license=spdx.get(name, "unknown"), hub_id=hub_id(place))
+        expert = DenseExpert(name, folder, license=spdx.get(name, UNKNOWN), hub_id=hub_id(place))
         result.append(Source(expert, prompts[name] if name in prompts else texts.corpus(name, files[name], expert)))
     return result
 

@@ -102,7 +102,8 @@ def merge(
         str | None, typer.Option(help="Memory for hidden states, such as 16GB. Default: half of the free memory.")
     ] = None,
     license: Annotated[
-        list[str] | None, typer.Option(help="NAME=SPDX: an expert's licence, for the model card; repeat.")
+        list[str] | None,
+        typer.Option(help="NAME=SPDX: an expert's licence, for the model card; base=SPDX: --base's. Repeat."),
     ] = None,
     scored_tokens: Annotated[
         int, typer.Option(min=0, help="Scored tokens per domain for the final table; 0: no table.")
@@ -138,8 +139,6 @@ def merge(
     from moerge.merging.merge import MergeSettings
     from moerge.merging.merge import merge as run_merge
     from moerge.merging.report import Report
-    from moerge.models.expert_folder import DenseExpert
-    from moerge.models.sources import checkpoint_folder, hub_id
     from moerge.progress import progress
     from moerge.statistics.contribution import Computing
 
@@ -153,12 +152,13 @@ def merge(
     numbers = named_numbers("weights", weights or [])
     chosen = arguments.Choices(recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision)
     texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say)
+    licenses = arguments.licenses(license or ())
     version = arguments.version(from_, add or (), expert or (), chosen)
     settings = MergeSettings(
         recipe=chosen.followed,
         body=chosen.body_options,
         fit=fit,
-        base=None if base is None else DenseExpert("base", checkpoint_folder(base), hub_id=hub_id(base)),
+        base=arguments.base_model(base, licenses),
         statistics=chosen.statistics,
         scored_tokens=scored_tokens,
         computing=Computing(
@@ -171,7 +171,7 @@ def merge(
     )
     report: Report | dry.Costs
     field, named = ("expert", expert) if version is None else ("add", add)
-    sources = arguments.sources(field, named or (), texts, license or ())
+    sources = arguments.sources(field, named or (), texts, licenses)
     if dry_run:
         report = dry.merge(sources, out, settings, say, version)
     else:

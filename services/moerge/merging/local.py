@@ -1,5 +1,6 @@
 """Lineages of local files, and their inputs."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from transformers import PretrainedConfig
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256
 from moerge.models.config import read_config
-from moerge.models.dense_files import DenseBody
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, Progress
@@ -28,7 +29,7 @@ from moerge.trunk.merge import (
 )
 from moerge.trunk.methods.registry import METHODS, require_options
 from moerge.versions.card import Contributed, ExpertRecord
-from moerge.versions.plan import Slot, Solution, Solve, VersionInputs
+from moerge.versions.plan import Seed, Slot, Solution, Solve, VersionInputs
 from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions, HeadMethod
 from moerge_proto.options import RECOMMENDED, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
@@ -46,7 +47,8 @@ class LocalBody(DenseBody):
         path: its safetensors file, in the dense family's tensor names.
         contains: the experts whose parameters it contains, including the base; none in a seed's.
         exponents: fractional bits of each layer's gram and cross.
-        name: of the seed, if it has one.
+        seed: of a seed's body.
+        seed_digest: the digest of all the seed's files.
     """
 
     path: Path
@@ -55,7 +57,8 @@ class LocalBody(DenseBody):
     method: BodyMethod
     contains: Sequence[ExpertRecord]
     exponents: Sequence[int]
-    name: str | None = None
+    seed: Seed | None = None
+    seed_digest: str | None = None
 
     @property
     def source(self) -> Path:  # type: ignore[override]  # see `DenseBody`
@@ -64,11 +67,6 @@ class LocalBody(DenseBody):
     @cached_property
     def _config(self) -> PretrainedConfig:  # type: ignore[override]
         return read_config(self.path.parent)
-
-    @cached_property
-    def seed_head(self) -> Checkpoint | None:
-        """The seed's own head; None beside a merged body."""
-        return Checkpoint.of_file(self.path.with_name(SEED_HEAD_FILE)) if METHODS[self.method].is_seed else None
 
     @property
     def hidden_size(self) -> int:
@@ -106,9 +104,9 @@ def local_body(
     progress, record = progress or NoProgress(), folder / BODY_RECORD
     merged = MergedBody.model_validate_json(record.read_bytes()) if record.is_file() else None
     if METHODS[method].is_seed and base is not None:
-        if merged is None or not (folder / base.digest).is_file():
-            record.unlink(missing_ok=True)
-            merged = seed_body(base, FolderFiles(folder), progress, base.hub_id)
+        if merged is None or merged.license != base.license or not (folder / base.digest).is_file():
+            shutil.rmtree(folder, ignore_errors=True)  # it may have another seed's tokenizer
+            merged = seed_body(base, FolderFiles(folder), progress, base.hub_id, base.license)
             (folder / base.digest).touch()
             _write(record, merged)
         return kept_body(merged, folder, [])
@@ -150,8 +148,11 @@ def with_base(options: BodyOptions, base: DenseExpert | None) -> BodyOptions:
 def kept_body(merged: MergedBody, folder: Path, contains: Sequence[ExpertRecord]) -> LocalBody:
     """A body that was written into `folder`."""
     [weights] = [file for file in merged.files if file.name == DENSE_BODY_FILE]
-    path = folder / weights.name
-    return LocalBody(path, weights.sha256, merged.digest, merged.method, contains, merged.exponents, merged.source)
+    path, seed = folder / weights.name, None
+    if METHODS[merged.method].is_seed:
+        head = Checkpoint.of_file(folder / SEED_HEAD_FILE)
+        seed = Seed(merged.source, merged.license, DenseFiles(folder), head)
+    return LocalBody(path, weights.sha256, merged.digest, merged.method, contains, merged.exponents, seed, merged.seed)
 
 
 def local_version(
@@ -189,10 +190,10 @@ def local_version(
     parts = dict(sorted((file_sha256(path), path) for path in contributions))
     lineage = Lineage(
         body=body.digest,
+        seed=body.seed_digest,
         head=HeadLineage(
             method=head,
             contributions=list(map(file_sha256, heads)),
-            seed=file_sha256(body.path.with_name(SEED_HEAD_FILE)) if head == "seed" else None,
             revision=HEADS[head].revision,
         ),
         experts=[slot.record.digest for slot in slots],
@@ -211,8 +212,7 @@ def local_version(
         contributed=[_contributed(digest, path) for digest, path in parts.items()],
         statistics=lambda: list(parts.values()),
         head_statistics=lambda: heads,
-        seed_head=body.seed_head,
-        source=body.name,
+        seed=body.seed,
     )
 
 

@@ -29,13 +29,8 @@ _MOST = {
 _SENSELESS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
 """Errors of transformers for invalid settings."""
 
-# Fields that change no logit. Every other field that the family knows must agree.
-_IRRELEVANT = {
-    *("_name_or_path", "architectures", "attention_dropout", "chunk_size_feed_forward", "dtype", "embd_pdrop"),
-    *("id2label", "initializer_range", "label2id", "output_attentions", "output_hidden_states", "pretraining_tp"),
-    *("problem_type", "resid_pdrop", "return_dict", "tie_word_embeddings", "torch_dtype", "transformers_version"),
-    "use_cache",
-}
+_IRRELEVANT = {"attention_dropout", "initializer_range"}
+"""Copied fields that change no logit."""
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -97,33 +92,49 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is not a number")
 
 
-def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: str, vocabulary: Vocabulary) -> None:
-    """Requires that `other`, named `who` in errors, has the settings of `first` in all fields of their family.
+def settings_of(config: PretrainedConfig) -> dict[str, Any]:
+    """The settings that decide a dense model's logits, which all experts share, and which name a seed's body.
+
+    They are those that the published class gets; a family's demands fix all others, or it has no exact equivalent.
+
+    Raises:
+        IncompatibleExpertError: a setting without an exact equivalent.
+    """
+    fields, family = config.to_dict(), family_of(config)
+    names = {"model_type", *family.copied, *family.renamed.values()} - _IRRELEVANT
+    return {name: fields.get(name) for name in sorted(names)}
+
+
+def require_same_config(
+    first: PretrainedConfig,
+    other: PretrainedConfig,
+    who: str,
+    vocabulary: Vocabulary,
+    others: str = "the other experts",
+) -> None:
+    """Requires that `other`, named `who` in errors, has the `settings_of` `first`, named `others`.
 
     Raises:
         IncompatibleExpertError: names every field that differs, with both values.
     """
     if first.model_type != other.model_type:
-        raise _differs(who, {"model_type": (other.model_type, first.model_type)})
-    ours, theirs, family = first.to_dict(), other.to_dict(), family_of(first)
-    known = type(first)().to_dict().keys() | set(family.copied) | set(family.renamed.values())
-    ignored = _IRRELEVANT | ({"vocab_size"} if vocabulary == "pad" else set())
+        raise _differs(who, others, {"model_type": (other.model_type, first.model_type)})
+    ours, theirs = settings_of(first), settings_of(other)
+    ignored = {"vocab_size"} if vocabulary == "pad" else set()
     differing = {
-        name: (theirs.get(name), ours.get(name))
-        for name in sorted(known - ignored)
-        if theirs.get(name) != ours.get(name)
+        name: (theirs[name], value) for name, value in ours.items() if name not in ignored and theirs[name] != value
     }
     if differing:
-        raise _differs(who, differing)
+        raise _differs(who, others, differing)
 
 
-def _differs(who: str, fields: Mapping[str, tuple[object, object]]) -> IncompatibleExpertError:
+def _differs(who: str, others: str, fields: Mapping[str, tuple[object, object]]) -> IncompatibleExpertError:
     values = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (theirs, ours) in fields.items())
     todo = "train all experts from the same seed model; they must have the same architecture"
     if fields.keys() == {"vocab_size"}:
         todo = 'if one vocabulary only appends tokens to the other, set vocabulary = "pad" in coordinator.toml'
     return IncompatibleExpertError(
-        f"{who} differs from the other experts: {values}", where=f"config.json: {', '.join(fields)}", todo=todo
+        f"{who} differs from {others}: {values}", where=f"config.json: {', '.join(fields)}", todo=todo
     )
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO, Self
 
 import torch
 
-from moerge.errors import CheckpointError
+from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import atomic_file, file_sha256, require_small, sync_folder
 from moerge.models.adapters import Adapter, base_of
 from moerge.models.config import require_plain_config, require_same_config
@@ -199,6 +199,21 @@ def check_small_files(
     if reference is not None:
         require_same_config(reference.config, expert.config, who, vocabulary)
         require_same_tokenizer(reference, expert, who, vocabulary)
+
+
+def require_of_seed(seed: DenseFiles, expert: DenseFiles, who: str, named: str) -> None:
+    """Require an expert with the seed's config and tokenizer; the errors call them `who` and the seed `named`.
+
+    Raises:
+        IncompatibleExpertError: names the fields, or the part of the tokenizer, that differ.
+    """
+    own, tokens = seed.config.vocab_size, expert.config.vocab_size
+    if own != tokens:
+        problem = f"{who} has {tokens:,} tokens, the seed {named} {own:,}: added tokens aren't in the seed's embedding"
+        todo = "train it without added tokens; or ask the operator for a merged body, which has these rows"
+        raise IncompatibleExpertError(problem, where="config.json: vocab_size", todo=todo)
+    require_same_config(seed.config, expert.config, who, "same", f"the seed {named}")
+    require_same_tokenizer(seed, expert, who, "same", f"the seed {named}")
 
 
 def require_finite(checkpoint: Checkpoint, tracker: Tracker) -> None:

@@ -8,25 +8,29 @@ from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.models.dense_files import DenseFiles
 from moerge_proto.experts import Vocabulary
 
+_JSON, _PIECES = "tokenizer.json", "tokenizer.model"
 _TOKENS = ("added_tokens", "model.vocab")
 
 
-def require_same_tokenizer(first: DenseFiles, other: DenseFiles, who: str, vocabulary: Vocabulary) -> None:
+def require_same_tokenizer(
+    first: DenseFiles, other: DenseFiles, who: str, vocabulary: Vocabulary, others: str = "the other experts"
+) -> None:
     """Requires equal tokenizers, ignoring padding and truncation; with "pad", one may append tokens to the other.
 
     Raises:
-        IncompatibleExpertError: names the part of tokenizer.json (or the file) that differs.
+        IncompatibleExpertError: names the file, and the part of tokenizer.json, that differ; `who` is `other` in it,
+            `others` is `first`.
     """
-    ours, theirs = _tokenizer(first), _tokenizer(other)
+    ours, theirs = read_tokenizer(first), read_tokenizer(other)
     for part in sorted(ours.keys() | theirs.keys()):
         if part in ("padding", "truncation") or ours.get(part) == theirs.get(part):
             continue
         if vocabulary == "pad" and part in _TOKENS and _extends(_ids(part, ours), _ids(part, theirs)):
             continue
         raise IncompatibleExpertError(
-            f"{who} differs from the other experts' tokenizer",
-            where=f"tokenizer: {part}",
-            todo="use the other experts' tokenizer; all experts of a model share it, token for token",
+            f"{who} has another tokenizer than {others}",
+            where=part if part == _PIECES else f"{_JSON}: {part}",
+            todo=f"use that of {others}; all experts of a model share it, token for token",
         )
 
 
@@ -34,13 +38,13 @@ def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
     tokens = tokenizer.get(part) or {}
     if isinstance(tokens, Mapping):
         if not all(isinstance(token, int) for token in tokens.values()):
-            raise CheckpointError("a token id is not an integer", where=f"tokenizer: {part}")
+            raise CheckpointError("a token id is not an integer", where=f"{_JSON}: {part}")
         return dict(tokens)
     try:
         added = [(item["content"], item["id"]) if "content" in item else (item[0], n) for n, item in enumerate(tokens)]
         return {str(token): int(id_) for token, id_ in added}
     except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise CheckpointError(f"can't be read as a list of tokens: {error}", where=f"tokenizer: {part}") from error
+        raise CheckpointError(f"can't be read as a list of tokens: {error}", where=f"{_JSON}: {part}") from error
 
 
 def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
@@ -58,8 +62,9 @@ def _as_written_now(model: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _tokenizer(model: DenseFiles) -> Mapping[str, Any]:
-    path = model.side_file("tokenizer.json")
+def read_tokenizer(model: DenseFiles) -> Mapping[str, Any]:
+    """The parts of a tokenizer, by name; CheckpointError: it is missing, or can't be read."""
+    path = model.side_file(_JSON)
     if path.is_file():
         try:
             content = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -67,6 +72,6 @@ def _tokenizer(model: DenseFiles) -> Mapping[str, Any]:
             return {**content, **{f"model.{key}": value for key, value in fields.items()}}
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"can't be read as a tokenizer: {error}", where=str(path)) from error
-    if (path := model.side_file("tokenizer.model")).is_file():
-        return {"tokenizer.model": path.read_bytes()}
-    raise CheckpointError("expected tokenizer.json or tokenizer.model; found neither", where=str(model.folder))
+    if (path := model.side_file(_PIECES)).is_file():
+        return {_PIECES: path.read_bytes()}
+    raise CheckpointError(f"expected {_JSON} or {_PIECES}; found neither", where=str(model.folder))

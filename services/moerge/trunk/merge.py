@@ -4,14 +4,19 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol
+
+from pydantic import JsonValue
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.models.bounds import feature_bounds, feature_exponents
+from moerge.models.config import settings_of
 from moerge.models.dense import HEAD_NAMES, body_names
 from moerge.models.dense_files import DenseBody, DenseFiles
+from moerge.models.expert_folder import small_files
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import copies, write_safetensors
@@ -21,7 +26,7 @@ from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.bodies import BodyLineage, BodyOptions
 from moerge_proto.digests import Digest, digest_of, sha256_hex
-from moerge_proto.messages import FileEntry
+from moerge_proto.messages import UNKNOWN, FileEntry
 from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 
@@ -65,21 +70,25 @@ class BodyInputs:
 
 
 class MergedBody(BodyLineage):
-    """A body: its lineage, files and properties. `source`: the name of a seed.
+    """A body: its lineage, files and properties.
 
-    `exponents` and `bounds` are per layer: the fractional bits of router contributions, and the largest squared norm of
-    a feature divided by its gain.
+    `config`: the settings that decide features. `exponents` and `bounds` are per layer: the fractional bits of router
+    contributions, and the largest squared norm of a feature divided by its gain. Of a seed: `source` is its name,
+    `license` an SPDX identifier, and `seed` the digest of all its files.
     """
 
     digest: Digest
     family: str
     hidden_size: int
     layers: int
+    config: dict[str, JsonValue]
     exponents: list[int]
     bounds: list[float]
     tensors: int
     files: list[FileEntry]
     source: str | None = None
+    license: str = UNKNOWN
+    seed: Digest | None = None
 
     @property
     def lineage(self) -> BodyLineage:
@@ -117,13 +126,21 @@ def merge_body(lineage: BodyLineage, inputs: BodyInputs, files: Files, progress:
         count = at_once() if method.solved else 1
         weights = files.put(DENSE_BODY_FILE, lambda out: write_safetensors(out, plans, tracker.advance, at_once=count))
     body = DenseBody(files.source(weights.sha256), first.config)
-    written = [weights, files.put(CONFIG_FILE, _config_writer(first, body.checkpoint))]
+    config = _config(first.side_file(CONFIG_FILE).read_bytes(), body.checkpoint)
+    written = [weights, files.put(CONFIG_FILE, partial(_write, config))]
     exponents, content = feature_exponents(body), {file.name: file.sha256 for file in written}
     return _described(lineage, body_digest(lineage.model_dump(mode="json"), content, exponents), body, written)
 
 
-def seed_body(seed: DenseFiles, files: Files, progress: Progress, source: str | None = None) -> MergedBody:
-    """The body of a registered model, its own, with its head in a file beside it; `source`: the model's name."""
+def seed_body(
+    seed: DenseFiles, files: Files, progress: Progress, source: str | None = None, license: str = UNKNOWN
+) -> MergedBody:
+    """The body of a registered model, its own. Beside it are its head, tokenizer and generation config.
+
+    Args:
+        source: the model's name.
+        license: its SPDX identifier.
+    """
     tensors = seed.checkpoint
     with progress.track("writing the seed's body", sum(spec.bytes for spec in tensors.specs.values()), "B") as tracker:
 
@@ -133,11 +150,14 @@ def seed_body(seed: DenseFiles, files: Files, progress: Progress, source: str | 
 
         weights = put(DENSE_BODY_FILE, body_names(seed))
         head = put(SEED_HEAD_FILE, [name for name in HEAD_NAMES if name in tensors.specs])
-    body = DenseBody(files.source(weights.sha256), seed.config)
-    written = [weights, files.put(CONFIG_FILE, _config_writer(seed, body.checkpoint)), head]
+    body, small = DenseBody(files.source(weights.sha256), seed.config), small_files(seed)
+    small[CONFIG_FILE] = _config(small[CONFIG_FILE], body.checkpoint)
+    written = [weights, head, *(files.put(name, partial(_write, data)) for name, data in small.items())]
     lineage = BodyLineage(method="seed", options=BodyOptions(), experts=[], contributions=[])
-    result = _described(lineage, seed_digest(weights.sha256, feature_exponents(body)), body, written)
-    return result.model_copy(update={"source": source})
+    digest = seed_digest(weights.sha256, settings_of(body.config), feature_exponents(body))
+    result = _described(lineage, digest, body, written)
+    facts = {"source": source, "license": license, "seed": files_digest(written)}
+    return result.model_copy(update=facts)
 
 
 def _described(lineage: BodyLineage, digest: str, body: DenseBody, files: list[FileEntry]) -> MergedBody:
@@ -147,6 +167,7 @@ def _described(lineage: BodyLineage, digest: str, body: DenseBody, files: list[F
         family=body.family.model_type,
         hidden_size=body.config.hidden_size,
         layers=body.config.num_hidden_layers,
+        config=settings_of(body.config),
         exponents=feature_exponents(body),
         bounds=feature_bounds(body),
         tensors=len(body.checkpoint.specs),
@@ -154,18 +175,17 @@ def _described(lineage: BodyLineage, digest: str, body: DenseBody, files: list[F
     )
 
 
-def _config_writer(expert: DenseFiles, body: Checkpoint) -> Callable[[BinaryIO], str]:
-    """Writes the expert's config.json with the body's vocabulary, without references to code."""
-    fields = json.loads(expert.side_file("config.json").read_text(encoding="utf-8"))
+def _config(content: bytes, body: Checkpoint) -> bytes:
+    """An expert's config.json with the body's vocabulary, without references to code."""
+    fields = json.loads(content)
     fields.pop("auto_map", None)
     fields["vocab_size"] = body.shapes[EMBEDDING][0]
-    data = (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
+    return (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
 
-    def write(out: BinaryIO) -> str:
-        out.write(data)
-        return sha256_hex(data)
 
-    return write
+def _write(data: bytes, out: BinaryIO) -> str:
+    out.write(data)
+    return sha256_hex(data)
 
 
 def body_digest(lineage: Mapping[str, object], files: Mapping[str, str], exponents: Sequence[int]) -> str:
@@ -173,6 +193,16 @@ def body_digest(lineage: Mapping[str, object], files: Mapping[str, str], exponen
     return digest_of({**lineage, "files": dict(files), "exponents": list(exponents)})  # type: ignore[dict-item]
 
 
-def seed_digest(sha256: str, exponents: Sequence[int]) -> str:
-    """The name of a seed's body: of its file's SHA-256 and the exponents, so that owners can compute it themselves."""
-    return digest_of({"seed": sha256, "exponents": list(exponents)})
+def seed_digest(sha256: str, config: Mapping[str, JsonValue], exponents: Sequence[int]) -> str:
+    """The name of a seed's body: of all that features depend on, so that owners can compute it themselves.
+
+    Args:
+        sha256: of the body's file.
+        config: `settings_of` the model.
+    """
+    return digest_of({"seed": sha256, "config": dict(config), "exponents": list(exponents)})
+
+
+def files_digest(files: Iterable[FileEntry]) -> str:
+    """A digest of files with their names."""
+    return digest_of({file.name: file.sha256 for file in files})

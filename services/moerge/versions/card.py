@@ -45,19 +45,26 @@ class ExpertRecord(NamedTuple):
         return self.parts_of or self.digest
 
 
+class SeedRecord(NamedTuple):
+    """The seed of a body in a card; `name`: a folder's, or a hub id and revision."""
+
+    name: str | None
+    license: str
+
+
 class Origin(NamedTuple):
     """The origin of a version's body and head.
 
     Attributes:
         method: the body's.
         merged: the experts whose parameters the body contains.
-        source: the name of a seed's body.
+        seed: of a seed's body.
         head: parameters of a head that isn't the embedding; 0 of one that is.
     """
 
     method: str
     merged: Sequence[ExpertRecord]
-    source: str | None
+    seed: SeedRecord | None
     head: int
 
 
@@ -70,9 +77,13 @@ class Contributed(NamedTuple):
 
 
 class ChatTemplates(NamedTuple):
-    """The chat templates of a version's experts: domain -> text, empty without one. `taken` is the published one's."""
+    """The chat templates of a version: the published one, and its experts' by domain; a text is empty without one.
 
-    taken: str
+    `taken`: the domain of the expert with the published one; None: the seed has it.
+    """
+
+    taken: str | None
+    published: str
     texts: Mapping[str, str]
 
 
@@ -102,7 +113,7 @@ def card_file(
     """
     options, domains, merged = lineage.options, ", ".join(lineage.domains), origin.merged
     text = f"""---
-{_metadata([*experts, *merged], origin.source).to_yaml()}
+{_metadata([*experts, *merged], origin.seed).to_yaml()}
 ---
 
 # Mixture of {len(experts)} experts: {domains}
@@ -153,8 +164,8 @@ The complete lineage is in `moerge.json`.
 
 
 def _body(origin: Origin) -> str:
-    if origin.method == "seed":
-        return f"that of {origin.source or 'the seed'}, unchanged"
+    if origin.seed is not None:
+        return f"that of {origin.seed.name or 'the seed'}, unchanged"
     return f"merged from {len(origin.merged)} experts by the method `{origin.method}`"
 
 
@@ -164,8 +175,8 @@ def _head(lineage: Lineage, origin: Origin) -> str:
 
 
 def _contained(lineage: Lineage, origin: Origin) -> str:
-    if origin.method == "seed":
-        return f"`{lineage.body}`, which contains no expert's parameters.\n"
+    if origin.seed is not None:
+        return f"`{lineage.body}`, which contains no expert's parameters. The seed's licence: {origin.seed.license}.\n"
     rows = markdown_rows((e.domain, e.owner, e.license, f"`{e.digest}`") for e in origin.merged)
     return f"""\
 `{lineage.body}`, which contains parameters of:
@@ -176,15 +187,15 @@ def _contained(lineage: Lineage, origin: Origin) -> str:
 """
 
 
-def _metadata(experts: Sequence[ExpertRecord], seed: str | None) -> ModelCardData:
+def _metadata(experts: Sequence[ExpertRecord], seed: SeedRecord | None) -> ModelCardData:
     """The fields that the hub reads (https://huggingface.co/docs/hub/model-cards)."""
-    licenses = {expert.license.lower() for expert in experts}
+    licenses = {expert.license.lower() for expert in experts} | ({seed.license.lower()} if seed is not None else set())
     license, name = "other", None
     if len(licenses) == 1:
         [name] = licenses
         known = re.sub("-(only|or-later)$", "", name)
         license, name = (known, None) if known in _HUB_LICENSES.split() else (license, re.sub("[^a-z0-9.-]", "-", name))
-    seeds = [seed.partition("@")[0]] if seed and "/" in seed else []
+    seeds = [seed.name.partition("@")[0]] if seed is not None and seed.name and "/" in seed.name else []
     result = list(dict.fromkeys([*seeds, *(expert.hub_id for expert in experts if expert.hub_id)]))
     return ModelCardData(
         license=license,
@@ -210,18 +221,16 @@ def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
 
 
 def _chat(chat: ChatTemplates) -> str:
-    template = chat.texts[chat.taken]
+    template, owner = chat.published, "the seed" if chat.taken is None else f"the expert of {chat.taken}"
     differ = [domain for domain, text in chat.texts.items() if text != template]
-    text = f"Tokenizer and generation settings come from the expert of {chat.taken}."
+    text = f"Tokenizer and generation settings come from {owner}."
     if template:
         digest = sha256_hex(template.encode(errors="surrogatepass"))
-        text += f"\nThe chat template is that of {chat.taken}, SHA-256 `{digest}`."
+        text += f"\nThe chat template is that of {owner}, SHA-256 `{digest}`."
     elif differ:
-        text += (
-            f"\nThat expert has no chat template, so this model has none. Other experts have one: {', '.join(differ)}."
-        )
+        text += f"\nIt has no chat template, so this model has none. Experts with one: {', '.join(differ)}."
     if template and differ:
-        text += f" Others have another one, or none: {', '.join(differ)}."
+        text += f" Experts with another one, or none: {', '.join(differ)}."
     return f"{text}\n"
 
 

@@ -94,7 +94,8 @@ def head_file(lineage: Lineage, inputs: HeadInputs) -> FilePlan:
     if tied and not lineage.tied:
         plans = [_copy(inputs.body, EMBEDDING, HEAD), *plans]
     made = lineage.head.model_dump(mode="json")
-    return _weights(HEAD_FILE, plans, head=made, body=lineage.body, experts=lineage.experts, tied=lineage.tied)
+    inputs_of = {"body": lineage.body, "seed": lineage.seed, "experts": lineage.experts}
+    return _weights(HEAD_FILE, plans, head=made, **inputs_of, tied=lineage.tied)
 
 
 def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, digest: str) -> FilePlan:

@@ -15,7 +15,7 @@ from moerge.models.side_files import chat_template
 from moerge.routers import influence
 from moerge.routers.solve import solve_layers
 from moerge.trunk.heads import HeadInputs, is_tied
-from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, Origin, card_file
+from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, Origin, SeedRecord, card_file
 from moerge.versions.engines import engine_limits
 from moerge.versions.file_plans import (
     FilePlan,
@@ -58,6 +58,23 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Seed:
+    """The seed of a body.
+
+    Attributes:
+        name: its name, for people.
+        license: its SPDX identifier.
+        side_files: its config and tokenizer, which versions under its body have.
+        head: its last norm and head; a tied one has only the norm.
+    """
+
+    name: str | None
+    license: str
+    side_files: DenseFiles
+    head: Checkpoint
+
+
+@dataclass(frozen=True)
 class VersionInputs:
     """The files and facts of a lineage's digests.
 
@@ -65,12 +82,11 @@ class VersionInputs:
         slots: the version's experts, in order.
         body_sha256: the digest of the body's file.
         method: the body's method.
-        source: the name of a seed's body.
         merged: the experts in the body.
         contributed: facts of the router contributions, in the lineage's order.
         statistics: gives their files in that order.
         head_statistics: gives the files of the lineage's head contributions, in order.
-        seed_head: the head of a seed's body.
+        seed: of a seed's body.
     """
 
     slots: Sequence[Slot]
@@ -81,8 +97,7 @@ class VersionInputs:
     contributed: Sequence[Contributed]
     statistics: Callable[[], Sequence[Source]]
     head_statistics: Callable[[], Sequence[Source]] = tuple
-    seed_head: Checkpoint | None = None
-    source: str | None = None
+    seed: Seed | None = None
 
     @property
     def head(self) -> HeadInputs:
@@ -90,7 +105,8 @@ class VersionInputs:
         same = {expert.digest for expert in self.merged} == {slot.record.dense for slot in self.slots}
         as_embedding = same and self.method == "average"
         heads = [slot.head for slot in self.slots]
-        return HeadInputs(heads, self.head_statistics, self.seed_head, self.body.checkpoint, as_embedding)
+        seed = None if self.seed is None else self.seed.head
+        return HeadInputs(heads, self.head_statistics, seed, self.body.checkpoint, as_embedding)
 
 
 Solve = Callable[[Lineage, VersionInputs], Solution]
@@ -165,20 +181,29 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
 
     dtype = body.checkpoint.specs[EMBEDDING].dtype
     routers = router_file(lambda: solution()[0], layers, (count, config.hidden_size), family, dtype, solved)
-    taken = max(inputs.slots, key=lambda slot: int(slot.side_files.config.vocab_size))
-    chats = {slot.record.domain: chat_template(slot.side_files) for slot in inputs.slots}
+    side_files, chat = _side_files(inputs)
     records = [slot.record for slot in inputs.slots]
-    chat = ChatTemplates(taken.record.domain, chats)
     total = sum(file.parameters for file in (*shared, routers))
     idle = (count - lineage.options.top_k) * mlps[0].parameters
     model = Model(family.published_class, str(dtype).removeprefix("torch."), total, total - idle)
-    origin = Origin(inputs.method, inputs.merged, inputs.source, 0 if is_tied(method, inputs.head) else head.parameters)
+    seed = None if inputs.seed is None else SeedRecord(inputs.seed.name, inputs.seed.license)
+    origin = Origin(inputs.method, inputs.merged, seed, 0 if is_tied(method, inputs.head) else head.parameters)
     published = version_config(body, count, lineage.options.top_k, tied=lineage.tied)
     limits = engine_limits(published)
     texts = [
         index_file([*shared, routers]),
-        *config_files(taken.side_files, published),
+        *config_files(side_files, published),
         record_file(lineage),
         card_file(lineage, records, origin, inputs.contributed, chat, model, limits),
     ]
     return VersionPlan(shared, [routers, report_file(lambda: solution()[1], solved)], texts)
+
+
+def _side_files(inputs: VersionInputs) -> tuple[DenseFiles, ChatTemplates]:
+    """The model whose tokenizer and generation config are published: the seed, or an expert; and all chat templates."""
+    chats = {slot.record.domain: chat_template(slot.side_files) for slot in inputs.slots}
+    if inputs.seed is not None:
+        return inputs.seed.side_files, ChatTemplates(None, chat_template(inputs.seed.side_files), chats)
+    taken = max(inputs.slots, key=lambda slot: int(slot.side_files.config.vocab_size))
+    domain = taken.record.domain
+    return taken.side_files, ChatTemplates(domain, chats[domain], chats)

@@ -105,6 +105,7 @@ def _own_body(context: Context, body: Body) -> DenseBody:
     except IncompatibleExpertError:
         context.events.hindered(Obstacle.BODY_REFUSED)
         raise
+    seed.remove_others(weights)
     context.outbox.history.note_seed(body.digest)
     context.events.say(f"body {body.digest[:12]} is your seed's, byte for byte; nothing is downloaded")
     return weights

@@ -1,14 +1,14 @@
 """The seed's body: made from the owner's own copy of the seed, and compared with the coordinator's, byte for byte."""
 
+import shutil
 from pathlib import Path
 
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import file_sha256
 from moerge.models.bounds import feature_exponents
-from moerge.models.config import require_same_config
+from moerge.models.config import settings_of
 from moerge.models.dense_files import DenseBody, DenseFiles
-from moerge.models.expert_folder import expert_digest, file_digests
-from moerge.models.tokenizers import require_same_tokenizer
+from moerge.models.expert_folder import expert_digest, file_digests, require_of_seed
 from moerge.progress import Progress
 from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, seed_body, seed_digest
 from moerge_proto.bodies import Body
@@ -40,23 +40,25 @@ def own_body(seed: DenseFiles, folder: Path, progress: Progress) -> DenseBody:
     return DenseBody(place / DENSE_BODY_FILE, seed.config)
 
 
+def remove_others(body: DenseBody) -> None:
+    """Remove the bodies of other seeds beside that of the own copy, made when `seed` named them."""
+    place = body.checkpoint.path.parent
+    for other in place.parent.iterdir():
+        if other != place:
+            shutil.rmtree(other)
+
+
 def require_expert_of_seed(expert: DenseFiles, seed: DenseFiles) -> None:
     """Require an expert with the seed's config and tokenizer.
 
     Raises:
         IncompatibleExpertError: names the fields, or the part of the tokenizer, that differ.
     """
-    own, tokens = seed.config.vocab_size, expert.config.vocab_size
-    if own != tokens:
-        problem = f"the expert has {tokens:,} tokens, the seed {own:,}: added tokens aren't in the seed's embedding"
-        todo = "train the expert without added tokens; or ask the operator for a merged body, which has these rows"
-        raise IncompatibleExpertError(problem, where="config.json: vocab_size", todo=todo)
     try:
-        require_same_config(seed.config, expert.config, "the expert", "same")
-        require_same_tokenizer(seed, expert, "the expert", "same")
+        require_of_seed(seed, expert, "the expert", str(seed.folder))
     except IncompatibleExpertError as error:
-        problem = f"the expert isn't trained from the seed {seed.folder}: {error.what}"
-        raise IncompatibleExpertError(problem, where=error.where, todo=_OTHER_SEED) from error
+        todo = f"{error.todo}; or {_OTHER_SEED}"
+        raise IncompatibleExpertError(error.what, where=error.where, todo=todo) from error
 
 
 def require_same_body(own: DenseBody, body: Body) -> str:
@@ -68,30 +70,30 @@ def require_same_body(own: DenseBody, body: Body) -> str:
     Raises:
         OtherBodyError: says what differs, with both digests.
     """
-    _require_same_shape(own, body)
+    _require_same_settings(own, body)
     path, served = own.checkpoint.path, {file.name: file for file in body.files}.get(DENSE_BODY_FILE)
     sha256, found = file_sha256(path), None if served is None else served.sha256
     if served is None or served.sha256 != sha256:
         why = "it is another revision of the seed, or forged"
         if served is not None and served.size != (size := path.stat().st_size):
-            why = f"it has {served.size:,} bytes instead of {size:,}, so another vocabulary or number format"
+            why = f"it has {served.size:,} bytes instead of {size:,}, so another number format"
         problem = f"the coordinator's body isn't your seed's: {why}; SHA-256 expected {sha256}, found {found}"
         raise OtherBodyError(problem, where=DENSE_BODY_FILE, todo=_todo(body))
     exponents = feature_exponents(own)
     if body.exponents != exponents:
         problem = f"the coordinator's exponents aren't your seed's: expected {exponents}, found {body.exponents}"
         raise OtherBodyError(problem, where="exponents", todo=_todo(body))
-    if body.digest != (digest := seed_digest(sha256, exponents)):
+    if body.digest != (digest := seed_digest(sha256, settings_of(own.config), exponents)):
         problem = f"the coordinator's body has another name: expected {digest}, found {body.digest}"
         raise OtherBodyError(problem, where="digest", todo=_todo(body))
     return sha256
 
 
-def _require_same_shape(own: DenseBody, body: Body) -> None:
-    here = own.family.model_type, own.config.hidden_size, own.config.num_hidden_layers
-    theirs = body.family, body.hidden_size, body.layers
-    for name, expected, found in zip(("model_type", "hidden_size", "num_hidden_layers"), here, theirs, strict=True):
-        if expected != found:
+def _require_same_settings(own: DenseBody, body: Body) -> None:
+    shape = {"model_type": body.family, "hidden_size": body.hidden_size, "num_hidden_layers": body.layers}
+    theirs = {**body.config, **shape}
+    for name, expected in settings_of(own.config).items():
+        if (found := theirs.get(name)) != expected:
             problem = f"the coordinator's seed has another config: {name} is {found}; your seed's is {expected}"
             raise OtherBodyError(problem, where=f"config.json: {name}", todo=_todo(body))
 

@@ -70,8 +70,8 @@ def test_operator_sees_internal_failures_but_not_refused_files(kind: str) -> Non
 
 BODY = Body(
     digest="0" * 64, method="average", options=BodyOptions(), experts=[], contributions=[], revision=1,
-    family="llama", hidden_size=8, layers=1, exponents=[1], tensors=1, files=[], source=None, current=True,
-    created=NOW, retired=None,
+    family="llama", hidden_size=8, layers=1, config={}, exponents=[1], tensors=1, files=[], source=None,
+    license="unknown", current=True, created=NOW, retired=None,
 )  # fmt: skip
 
 

@@ -24,8 +24,8 @@ def body(*domains: str, **change: Any) -> Body:
     fields = {
         "digest": digest(" ".join(domains)), "method": "average", "options": BodyOptions(),
         "experts": [digest(domain) for domain in domains], "contributions": [], "revision": 1, "family": "llama",
-        "hidden_size": 8, "layers": 1, "exponents": [1], "tensors": 1, "files": [], "source": None, "current": True,
-        "created": NOW, "retired": None,
+        "hidden_size": 8, "layers": 1, "config": {}, "exponents": [1], "tensors": 1, "files": [], "source": None,
+        "license": "unknown", "current": True, "created": NOW, "retired": None,
     }  # fmt: skip
     return Body.model_validate(fields | change)
 

@@ -261,19 +261,25 @@ def test_parts_under_a_seed_body_are_complete_by_themselves(joining: Joining) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "where"), [({"vocab_size": 304}, "vocab_size"), ({"rms_norm_eps": 1e-3}, "rms_norm_eps")]
+    ("settings", "where", "problem"),
+    [
+        ({"vocab_size": 304}, "config.json: vocab_size", "has 304 tokens, the seed {} 300: added tokens aren't in"),
+        ({"rms_norm_eps": 1e-3}, "config.json: rms_norm_eps", "differs from the seed {}: rms_norm_eps is 0.001"),
+        ({"tokens": ("<new>",)}, "tokenizer.json: added_tokens", "has another tokenizer than the seed {}"),
+    ],
 )
-def test_parts_unlike_the_seed_are_refused(joining: Joining, settings: dict[str, object], where: str) -> None:
+def test_parts_unlike_the_seed_are_refused(
+    joining: Joining, settings: dict[str, object], where: str, problem: str
+) -> None:
     """Also with added tokens, whatever the setting `vocabulary` allows for merged bodies."""
     lax = joining.ports.settings.model_copy(update={"vocabulary": "pad"})
     joining.ports = dataclasses.replace(joining.ports, settings=lax)
     seed = joining.seed()
     of = Parts(expert="1" * 64, body=seed.digest, fitted=False)
     files = joining.uploaded("law-owner", joining.parts(1, **settings))
-    with pytest.raises(IncompatibleExpertError, match=f"differs from the seed {seed.source}") as caught:
+    with pytest.raises(IncompatibleExpertError, match=problem.format(seed.source)) as caught:
         joining.register("law", files, parts=of)
-    assert caught.value.where == f"config.json: {where}"
-    assert "without added tokens" in caught.value.todo
+    assert (caught.value.where, joining.rows()) == (where, {})
 
 
 def test_whole_expert_as_parts_and_parts_as_whole_are_refused(joining: Joining) -> None:

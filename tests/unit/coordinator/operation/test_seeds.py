@@ -58,6 +58,11 @@ def current(database: Database) -> list[str]:
         return list(session.scalars(select(BodyRow.digest).where(BodyRow.current)))
 
 
+def licenses(database: Database) -> list[str]:
+    with database.reading() as session:
+        return list(session.scalars(select(BodyRow.license)))
+
+
 def findings(home: Path, database: Database) -> list[Finding]:
     return verify(read_settings(home), database, LocalBlobs(home / "blobs"), SILENT)
 
@@ -76,7 +81,9 @@ def changed(model: Path, folder: Path, name: str, value: float) -> Path:
 def test_registered_seed_is_current_until_another_body_is(home: Path, database: Database, model: Path) -> None:
     body = registered(home, database, model)
     assert (body.method, body.experts, body.source) == ("seed", [], "small")
-    assert [file.name for file in body.files] == ["body.safetensors", "config.json", "head.safetensors"]
+    assert {"body.safetensors", "config.json", "head.safetensors", "tokenizer.json"} <= {
+        file.name for file in body.files
+    }
     with database.transaction("test") as session:
         other = add_body(session, [add_expert(session, "law")])
     assert current(database) == [other.digest]
@@ -86,11 +93,33 @@ def test_registered_seed_is_current_until_another_body_is(home: Path, database: 
 
 def test_seed_with_another_head_is_refused(home: Path, database: Database, model: Path, tmp_path: Path) -> None:
     body = registered(home, database, model)
-    with pytest.raises(RefusedError, match="small has the same body, with another head"):
+    with pytest.raises(RefusedError, match=r"small has the same body, with another head\.safetensors"):
         registered(home, database, changed(model, tmp_path / "other", FINAL_NORM, 3.0))
     other = registered(home, database, changed(model, tmp_path / "third", "model.embed_tokens.weight", 3.0))
     assert other.digest != body.digest
     assert current(database) == [other.digest]
+
+
+def test_seed_with_another_tokenizer_is_refused(home: Path, database: Database, model: Path, tmp_path: Path) -> None:
+    registered(home, database, model)
+    other = changed(model, tmp_path / "other", FINAL_NORM, float(load_file(model / "model.safetensors")[FINAL_NORM][0]))
+    (other / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(RefusedError, match=r"small has the same body, with another tokenizer_config\.json"):
+        registered(home, database, other)
+
+
+def test_licence_of_a_seed_is_its_last_named_one(home: Path, database: Database, model: Path) -> None:
+    blobs = LocalBlobs(home / "blobs")
+    for given, kept in (
+        ("unknown", "unknown"),
+        ("MIT", "MIT"),
+        ("Apache-2.0", "Apache-2.0"),
+        ("unknown", "Apache-2.0"),
+    ):
+        register(database, blobs, str(model), SILENT, given)
+        assert licenses(database) == [kept]
+    with pytest.raises(MoergeError, match="'see the README' is not the name of a licence"):
+        register(database, blobs, str(model), SILENT, "see the README")
 
 
 def test_seed_that_was_last_registered_is_the_one_that_merges_take(
@@ -106,8 +135,10 @@ def test_seed_that_was_last_registered_is_the_one_that_merges_take(
 
 
 def test_seed_that_is_no_model_leaves_no_body(home: Path, database: Database, model: Path, tmp_path: Path) -> None:
+    (changed(model, tmp_path / "silent", FINAL_NORM, 1.0) / "tokenizer.json").unlink()
     for folder, problem in (
         (tmp_path / "nowhere", "no such folder"),
+        (tmp_path / "silent", "expected tokenizer.json or tokenizer.model; found neither"),
         (changed(model, tmp_path / "other", FINAL_NORM, torch.inf), "contains NaN or infinity"),
     ):
         with pytest.raises(CheckpointError, match=problem):
@@ -134,6 +165,24 @@ def test_seed_swept_by_a_starting_coordinator_is_registered_again(home: Path, da
     registered(home, database, model)
 
 
+def other_exponents(row: BodyRow) -> None:
+    row.exponents = [row.exponents[0] - 1, *row.exponents[1:]]
+
+
+def other_config(row: BodyRow) -> None:
+    row.config = {**row.config, "rms_norm_eps": 1.0}
+
+
+def renamed(name: str, other: str) -> Callable[[BodyRow], None]:
+    """Exchanges the content of two of the seed's files."""
+
+    def change(row: BodyRow) -> None:
+        names = {name: other, other: name}
+        row.files = [file.model_copy(update={"name": names.get(file.name, file.name)}) for file in row.files]
+
+    return change
+
+
 def test_seed_is_verified_and_in_backups(home: Path, database: Database, model: Path, tmp_path: Path) -> None:
     body = registered(home, database, model)
     assert findings(home, database) == []
@@ -141,17 +190,34 @@ def test_seed_is_verified_and_in_backups(home: Path, database: Database, model: 
     restore(tmp_path / "backup", tmp_path / "again", SILENT)
     with closing(open_database(read_settings(tmp_path / "again").database)) as restored:
         assert current(restored) == [body.digest]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_exponents,
+        other_config,
+        pytest.param(renamed("config.json", "generation_config.json"), id="config"),
+        pytest.param(renamed("tokenizer.json", "tokenizer_config.json"), id="tokenizer"),
+        pytest.param(renamed("head.safetensors", "tokenizer.json"), id="head"),
+    ],
+)
+def test_altered_row_of_a_seed_is_found(
+    home: Path, database: Database, model: Path, change: Callable[[BodyRow], None]
+) -> None:
+    body = registered(home, database, model)
     with database.transaction("test") as session:
-        row = session.scalars(select(BodyRow)).one()
-        row.exponents = [row.exponents[0] - 1, *row.exponents[1:]]
+        change(session.scalars(select(BodyRow)).one())
     [finding] = findings(home, database)
-    assert (finding.what, finding.digest) == ("altered", body.digest)
+    assert (finding.what, finding.file, finding.digest) == ("altered", "the database", body.digest)
 
 
 def test_init_registers_a_seed(model: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["init", str(tmp_path / "home"), "--seed", str(model)], catch_exceptions=False)
+    asked = ["init", str(tmp_path / "home"), "--seed", str(model), "--license", "Apache-2.0"]
+    result = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "of small is current" in result.stderr
     assert result.stdout.startswith("moerge_")
     with closing(open_database(read_settings(tmp_path / "home").database)) as database:
         assert len(current(database)) == 1
+        assert licenses(database) == ["Apache-2.0"]

@@ -247,11 +247,11 @@ def test_options_that_need_or_exclude_each_other(
 
 def test_texts_are_of_new_domains_only(folder: Path) -> None:
     texts = Texts([f"code={folder}/code.jsonl"], [], 100, "text", None, print)
-    [new] = sources("add", [f"code={folder / 'code'}"], texts, [])
+    [new] = sources("add", [f"code={folder / 'code'}"], texts, {})
     assert new.expert.domain == "code"
     more = replace(texts, text=[*texts.text, f"law={folder}/law.jsonl"])
     with pytest.raises(MoergeError, match="no expert of law"):
-        sources("add", [f"code={folder / 'code'}"], more, [])
+        sources("add", [f"code={folder / 'code'}"], more, {})
 
 
 def test_the_command_adds_an_expert(folder: Path, tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
 """Bodies and versions of local experts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from moerge.errors import MoergeError
-from moerge.merging.local import local_body, local_version
+from moerge.merging.arguments import base_model
+from moerge.merging.local import given, local_body, local_version
 from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
+from moerge.versions.folder import write_folder
+from moerge.versions.plan import plan_version
 from moerge_proto.bodies import BodyOptions
 from support.models import expert
 
@@ -26,6 +31,38 @@ def test_the_seed_s_body_is_its_own_whatever_the_experts(tmp_path: Path) -> None
     assert body.contains == []
     assert body.digest == local_body([art], tmp_path / "other", "seed", base=seed).digest
     assert body.digest != local_body([law, art], tmp_path / "body", "seed", base=law).digest
+
+
+def test_a_version_under_a_seed_s_body_has_the_seed_s_tokenizer_and_licence(tmp_path: Path) -> None:
+    seed, law, art = experts(tmp_path, "seed", "law", "art")
+    (seed.folder / "generation_config.json").write_text('{"temperature": 0.5}')
+    for own, text in ((law, "law's"), (seed, "seed's")):
+        (own.folder / "chat_template.jinja").write_text(text)
+
+    def version(base: DenseExpert) -> Path:
+        body = local_body([], tmp_path / "body", "seed", base=base)
+        made = plan_version(*local_version([law, art], body, [], head="seed"), given([torch.zeros(2, 32)] * 3))
+        return write_folder(made.files, tmp_path / f"under-{base.domain}-{base.license}")
+
+    first = version(replace(seed, license="MIT"))
+    for name in ("generation_config.json", "tokenizer.json", "chat_template.jinja"):
+        assert (first / name).read_bytes() == (seed.folder / name).read_bytes()
+    card = (first / "README.md").read_text()
+    assert "Tokenizer and generation settings come from the seed.\nThe chat template is that of the seed" in card
+    assert "Experts with another one, or none: law, art." in card
+    assert "The seed's licence: MIT." in card
+    assert "The seed's licence: Apache-2.0." in (version(replace(seed, license="Apache-2.0")) / "README.md").read_text()
+    assert not (version(art) / "chat_template.jinja").exists(), "an earlier seed's is gone"
+    assert local_version([law], local_body([], tmp_path / "body", "seed", base=seed), [], head="seed")[0].seed
+
+
+def test_the_base_model_takes_its_licence(tmp_path: Path) -> None:
+    [seed] = experts(tmp_path, "seed")
+    licences = {"base": "MIT", "law": "Apache-2.0"}
+    base = base_model(str(seed.folder), licences)
+    assert base is not None
+    assert (base.folder, base.license, licences) == (seed.folder, "MIT", {"law": "Apache-2.0"})
+    assert base_model(None, {"base": "MIT"}) is None
 
 
 def test_a_seed_s_body_needs_the_seed_and_takes_no_options(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_prompts_are_given_one_by_one_or_in_a_file(folder: Path, tmp_path: Path)
     (tmp_path / "art.txt").write_text("first\n\nsecond = 2\n")
     experts = [f"law={folder / 'law'}", f"art={folder / 'art'}"]
     options = Texts([f"law={folder}/law.jsonl"], [f"art=@{tmp_path}/art.txt", "art=a=b"], 100, "text", None, print)
-    _, art = sources("expert", experts, options, [])
+    _, art = sources("expert", experts, options, {})
     assert art.corpus == Prompts(["first", "second = 2", "a=b"], 100)
     for prompt, result in (
         ("law=x", "law has texts and prompts"),
@@ -180,7 +180,7 @@ def test_prompts_are_given_one_by_one_or_in_a_file(folder: Path, tmp_path: Path)
         ("art", "expected NAME="),
     ):
         with pytest.raises(MoergeError, match=result) as raised:
-            sources("expert", experts, replace(options, prompt=[prompt]), [])
+            sources("expert", experts, replace(options, prompt=[prompt]), {})
         assert raised.value.where.startswith("`prompt`")
     with pytest.raises(MoergeError, match="no text of art"):
-        sources("expert", experts, replace(options, prompt=[]), [])
+        sources("expert", experts, replace(options, prompt=[]), {})

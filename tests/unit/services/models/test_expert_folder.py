@@ -86,7 +86,7 @@ def test_another_tokenizer_is_refused_by_the_part_that_differs(tmp_path: Path, r
     vocabulary = content["model"]["vocab"]
     vocabulary["!"], vocabulary["#"] = vocabulary["#"], vocabulary["!"]
     path.write_text(json.dumps(content))
-    assert refusal(folder, reference).where == "tokenizer: model.vocab"
+    assert refusal(folder, reference).where == "tokenizer.json: model.vocab"
 
 
 def test_a_tokenizer_in_an_older_form_is_the_same(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_tokenizer_in_an_older_form_is_the_same(tmp_path: Path) -> None:
     check_expert(DenseFiles(folders[0]), DenseFiles(folders[1]), "newer")
     check_expert(DenseFiles(folders[1]), DenseFiles(folders[0]), "older")
     path.write_text(path.read_text().replace("a b", "b a"))
-    assert refusal(folders[1], folders[0]).where == "tokenizer: model.merges"
+    assert refusal(folders[1], folders[0]).where == "tokenizer.json: model.merges"
 
 
 @pytest.mark.parametrize("field", ["attention_bias", "mlp_bias"])

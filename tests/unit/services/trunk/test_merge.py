@@ -1,9 +1,11 @@
 """A body has the tensors of its experts outside MLPs and head, and a name by all its inputs."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from moerge.models.dense import HEAD_NAMES
 from moerge.models.dense_files import DenseFiles
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
-from moerge.trunk.merge import BodyInputs, FolderFiles, body_digest, merge_body, seed_body, seed_digest
+from moerge.trunk.merge import BodyInputs, FolderFiles, body_digest, files_digest, merge_body, seed_body, seed_digest
 from moerge.trunk.methods.average import average
 from moerge.trunk.methods.dare import dare
 from moerge.trunk.methods.method import MethodInputs
@@ -88,7 +90,7 @@ def pieces(method: str, tensors: list[Tensor], options: dict[str, object], folde
     return merge(Piece("w", 0, range(len(tensors)), tensors, torch.float32))
 
 
-NAMES = ["body.safetensors", "config.json", "head.safetensors"]
+NAMES = ["body.safetensors", "head.safetensors", "config.json", "generation_config.json", "tokenizer.json"]
 EXPERTS = [torch.tensor([4.0, 1.0, -2.0, 0.5, 1.0]), torch.tensor([-1.0, 2.0, -3.0, 0.25, 3.0])]
 
 
@@ -106,16 +108,38 @@ def test_seed_s_body_and_head_are_its_own_and_the_body_s_name_is_independent_of_
     bodies = []
     for seed in seeds:
         made = seed_body(DenseFiles(seed), FolderFiles(seed / "body"), NoProgress(), "org/seed@1")
-        body, _, head = (load_file(seed / "body" / name) if "safe" in name else {} for name in NAMES)
+        body, head = (load_file(seed / "body" / name) for name in NAMES[:2])
         own = load_file(seed / "model.safetensors")
         assert {name for name in own if ".mlp." not in name} == body.keys() | head.keys()
         assert all(torch.equal(tensor, own[name]) for name, tensor in {**body, **head}.items())
-        assert made.digest == seed_digest(file_sha256(seed / "body" / "body.safetensors"), made.exponents)
+        assert made.digest == seed_digest(file_sha256(seed / "body" / "body.safetensors"), made.config, made.exponents)
         assert (made.method, made.source, made.experts) == ("seed", "org/seed@1", [])
-        assert [file.name for file in made.files] == NAMES
+        assert [file.name for file in made.files] == [*NAMES, "tokenizer_config.json"]
+        assert made.seed == files_digest(made.files)
         bodies.append(made)
     assert bodies[0].digest == bodies[1].digest
-    assert bodies[0].files[2] != bodies[1].files[2]
+    assert bodies[0].seed != bodies[1].seed
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "decides"),
+    [
+        ("llama", {"rms_norm_eps": 1e-5}, True),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, True),
+        ("mistral", {"sliding_window": 128}, True),
+        ("llama", {"initializer_range": 0.5}, False),
+    ],
+)
+def test_seed_s_body_is_named_by_settings_that_decide_features(
+    tmp_path: Path, family: str, changed: dict[str, Any], decides: bool
+) -> None:
+    digests = set()
+    for name, settings in ("one", {}), ("other", changed):
+        seed = expert(tmp_path / name, seed=1, family=family)
+        config = json.loads((seed / "config.json").read_text())
+        (seed / "config.json").write_text(json.dumps({**config, **settings}))
+        digests.add(seed_body(DenseFiles(seed), FolderFiles(tmp_path / f"{name}-body"), NoProgress()).digest)
+    assert len(digests) == 1 + decides
 
 
 def test_ties_trims_elects_and_adds_what_agrees(tmp_path: Path) -> None:

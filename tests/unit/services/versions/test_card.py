@@ -17,6 +17,7 @@ from moerge.versions.card import (
     ExpertRecord,
     Model,
     Origin,
+    SeedRecord,
     card_file,
 )
 from moerge.versions.card_scores import ScoreRow, published_card, scored_card, scores_text
@@ -53,7 +54,7 @@ def card(
         **{"head": HeadLineage(method="regmean"), "contributions": ["4" * 64], **lineage},
     )
     sent = [Contributed(digest, "law", "firm", 1000, 10) for digest in made.contributions]
-    chat, model = ChatTemplates("law", {"law": "", "art": ""}), Model("MixtralForCausalLM", "bfloat16", 5000, 3000)
+    chat, model = ChatTemplates("law", "", {"law": "", "art": ""}), Model("MixtralForCausalLM", "bfloat16", 5000, 3000)
     out = io.BytesIO()
     card_file(made, experts, origin or Origin("regmean", experts, None, 64), sent, chat, model, limits).write(out)
     return out.getvalue().decode()
@@ -110,10 +111,13 @@ def test_body_and_head_have_their_origin() -> None:
     assert "| merged from 2 experts by the method `regmean` |" in merged
     assert "| least squares on owners' grams; separate from the embedding, 64 parameters |" in merged
     assert "which contains parameters of:" in merged
-    own = card(origin=Origin("seed", (), "org/seed@1", 0), head=HeadLineage(method="seed"))
+    own = card(origin=Origin("seed", (), SeedRecord("org/seed@1", "MIT"), 0), head=HeadLineage(method="seed"))
     assert "| that of org/seed@1, unchanged |" in own
     assert "| the seed's own, unchanged; the embedding |" in own
-    assert f"`{'3' * 64}`, which contains no expert's parameters.\n" in own
+    assert f"`{'3' * 64}`, which contains no expert's parameters. The seed's licence: MIT.\n" in own
+    assert (fields(own)["license"], fields(own)["base_model"]) == ("other", ["org/seed", "lab/law", "lab/art"])
+    same = card(origin=Origin("seed", (), SeedRecord("seed", "apache-2.0"), 0), head=HeadLineage(method="seed"))
+    assert (fields(same)["license"], fields(same)["base_model"]) == ("apache-2.0", ["lab/law", "lab/art"])
 
 
 def test_only_limits_of_engines_have_a_section() -> None:

@@ -91,8 +91,8 @@ def test_transformers_reads_dtype_decoding_and_chat_template(tmp_path: Path) -> 
     assert made.shape[1] in range(ids.shape[1] + 1, ids.shape[1] + 4)
     assert (model.generation_config.max_new_tokens, model.generation_config.num_beams) == (3, None)
     card = (version / "README.md").read_text()
-    assert "The chat template is that of d0, SHA-256" in card
-    assert "Others have another one, or none: d1." in card
+    assert "The chat template is that of the expert of d0, SHA-256" in card
+    assert "Experts with another one, or none: d1." in card
 
 
 def test_tokenizer_and_generation_config_are_of_first_expert(tmp_path: Path) -> None:

@@ -86,11 +86,13 @@ def test_law_1_only_parts_and_sums_leave_and_no_body_comes(
 
 def test_second_run_sends_nothing_and_uses_the_same_files(owner: tuple[Path, Body], home: Path) -> None:
     client = ran(owner, home, fit=None)
-    sent = len(client.uploaded)
+    sent, kept = len(client.uploaded), {path for path in home.rglob("*") if path.is_file()}
+    registered(seed_model(home / "former", apart=0.006), home / "seed" / ("0" * 16))
     with context_of(owner[0], home, client, seed=owner[0] / "seed", policy=POLICY, fit=None) as context:
         run_stages(context)
     assert len(client.uploaded) == sent
-    assert len(list((home / "seed").glob(f"*/{DENSE_BODY_FILE}"))) == 1
+    assert len(list((home / "seed").glob(f"*/{DENSE_BODY_FILE}"))) == 1, "a former seed's body is removed"
+    assert all(path.is_file() for path in kept)
 
 
 def one_bit(served: Body, folder: Path) -> Body:
@@ -101,13 +103,19 @@ def one_bit(served: Body, folder: Path) -> Body:
     path.write_bytes(data)
     sha256 = file_sha256(path)
     files = [FileEntry(name=path.name, sha256=sha256, size=len(data)), *served.files[1:]]
-    return served.model_copy(update={"files": files, "digest": seed_digest(sha256, served.exponents)})
+    return served.model_copy(update={"files": files, "digest": seed_digest(sha256, served.config, served.exponents)})
 
 
 def other_exponents(served: Body, folder: Path) -> Body:
     exponents = [served.exponents[0] + 1, *served.exponents[1:]]
-    digest = seed_digest(served.files[0].sha256, exponents)
+    digest = seed_digest(served.files[0].sha256, served.config, exponents)
     return served.model_copy(update={"exponents": exponents, "digest": digest})
+
+
+def other_config(served: Body, folder: Path) -> Body:
+    config = {**served.config, "rms_norm_eps": 0.001}
+    digest = seed_digest(served.files[0].sha256, config, served.exponents)
+    return served.model_copy(update={"config": config, "digest": digest})
 
 
 def other_name(served: Body, folder: Path) -> Body:
@@ -128,6 +136,7 @@ def without_file(served: Body, folder: Path) -> Body:
         (one_bit, r"isn't your seed's: it is another revision of the seed, or forged; SHA-256 expected \w{64}, found"),
         (other_exponents, "the coordinator's exponents aren't your seed's"),
         (other_name, "the coordinator's body has another name: expected .*, found 7{64}"),
+        (other_config, "another config: rms_norm_eps is 0.001; your seed's is 1e-06"),
         (other_shape, "another config: num_hidden_layers is 4; your seed's is 3"),
         (without_file, "expected .*, found None"),
     ],
@@ -298,7 +307,8 @@ def test_refused_parts_end_the_run(owner: tuple[Path, Body], home: Path) -> None
     ("changed", "where", "told"),
     [
         ({"tokens": ["<new>"], "vocab_size": 401}, "config.json: vocab_size", "added tokens aren't in the seed's"),
-        ({"rms_norm_eps": 0.001}, "config.json: rms_norm_eps", "isn't trained from the seed"),
+        ({"tokens": ["<new>"]}, "tokenizer.json: added_tokens", "has another tokenizer than the seed"),
+        ({"rms_norm_eps": 0.001}, "config.json: rms_norm_eps", "differs from the seed .*: rms_norm_eps is"),
     ],
 )
 def test_expert_of_another_seed_is_refused_in_words(
@@ -318,7 +328,7 @@ def test_seed_with_another_vocabulary_is_refused_in_words(owner: tuple[Path, Bod
     seed, own = (make(home / name, **{"vocab_size": 416}) for name, make in (("seed", seed_model), ("own", _own)))
     with (
         run_of(owner, home, seed=seed, expert=own) as (context, _),
-        pytest.raises(OtherBodyError, match=r"bytes instead of [\d,]+, so another vocabulary or number format"),
+        pytest.raises(OtherBodyError, match="another config: vocab_size is 300; your seed's is 416"),
     ):
         run_stages(context)
 

@@ -61,8 +61,9 @@ def upgrade() -> None:
         *_columns(DIGEST, "digest", unique=True),
         *_columns(sa.String(32), "method", "family"),
         *_columns(sa.Integer, "revision", "hidden_size", "layers", "tensors", "turn"),
-        *_columns(sa.JSON, "options", "experts", "contributions", "exponents", "files", "bounds"),
+        *_columns(sa.JSON, "options", "experts", "contributions", "config", "exponents", "files", "bounds"),
         *_columns(sa.String(1000), "source?"),
+        *_columns(DIGEST, "license", "seed?"),
         *_columns(sa.Boolean, "current"),
         *_columns(TIME, "created", "retired?"),
     )
