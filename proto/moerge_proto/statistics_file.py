@@ -5,7 +5,11 @@ A router contribution, under one body:
     layers.{l}.gram              int64 [H(H+1)/2]  upper triangle of sum u^T u, row-major, times 2**exponents[l]
     layers.{l}.cross             int64 [H]         sum of u, times 2**exponents[l]
 
-u is the feature, divided by the gain of the norm before it, if any. A body contribution, of the expert alone:
+u is the feature, divided by the gain of the norm before it, if any. With `before` in the settings, tokens stand behind
+public text; with its `context_weight` w, gram and cross are those of the mean of a token's features behind two texts,
+and the gram also contains (w / 2 + 1 / 4) d^T d of their difference d: the mean gram of both, and w d^T d / 2.
+
+A body contribution, of the expert alone:
 
     layers.{l}.attention_input   int64 [H(H+1)/2]  upper triangle of the gram of the inputs of q, k and v
     layers.{l}.attention_output  int64 [A(A+1)/2]  of the inputs of the attention's output projection
@@ -44,6 +48,7 @@ MAX_TOKENS = 2**36
 """The exponents leave room for this many tokens, in one contribution and in the sum of all (see `exponent`)."""
 MAX_EXPERT_TOKENS = 2**30
 """The same, in a body or head contribution; different owners' are never added as integers."""
+MAX_CONTEXT_WEIGHT = 64
 POOL = "aee96030ac5b2bd8fb7cb9b075b5bf616fc5b692cef0cb699e6c08a40c6116b9"
 """The SHA-256 of the library's file of public texts (`moerge.documents.pool`)."""
 
@@ -63,10 +68,35 @@ class StatisticsFileError(ValueError):
         self.detail = detail
 
 
+class TextBefore(Message):
+    """Public text before an owner's own, so that routers hear less of what stood before a token.
+
+    Pieces of at most `piece` tokens stand behind at most `tokens` uncounted ones of a text of the `pool`, and at most
+    as many as their own. With a `context_weight` w > 0 they pass twice, behind two texts. With d the difference of a
+    token's two features, w d^T d / 2 is added to the gram (within-class covariance normalisation, Hatch et al., 2006).
+    """
+
+    pool: Digest = POOL
+    tokens: int = Field(default=128, ge=1, le=2**15)
+    piece: int = Field(default=128, ge=1, le=2**15)
+    context_weight: float = Field(default=0.0, ge=0, le=MAX_CONTEXT_WEIGHT, allow_inf_nan=False)
+
+    @property
+    def views(self) -> int:
+        """The texts that a piece stands behind, one after the other."""
+        return 2 if self.context_weight else 1
+
+    @property
+    def positions(self) -> int:
+        """Most positions of the model for a token of a piece."""
+        return 2 * self.views
+
+
 class StatisticsSettings(Message):
     """Settings of the features: at most `tokens_per_document` tokens of each (None: all), in windows of `context`.
 
     `batch_tokens` bounds a micro-batch; `precision` is the model's number format (products are always float32).
+    `before`: public text before the own, for router contributions only; None: none.
     All are part of the shard plan, because they change the integers.
     """
 
@@ -74,6 +104,30 @@ class StatisticsSettings(Message):
     context: int = Field(default=512, ge=1, le=2**16)
     batch_tokens: int = Field(default=2048, ge=1, le=2**16)
     precision: Literal["float32", "bfloat16"] = "float32"
+    before: TextBefore | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.before is not None and self.before.tokens + self.before.piece > self.context:
+            length = self.before.tokens + self.before.piece
+            raise ValueError(f"before: `tokens` and `piece` are {length}; expected at most `context`, {self.context}")
+        return self
+
+    @property
+    def batch(self) -> int:
+        """Most positions of a micro-batch: `batch_tokens`, or those of one row, or of a piece behind both texts."""
+        row = self.context if self.before is None else self.before.views * (self.before.tokens + self.before.piece)
+        return max(self.batch_tokens, row)
+
+    @property
+    def growth(self) -> float:
+        """Most of a token's share of the gram's trace, in squared norms of its largest feature."""
+        return 1.0 if self.before is None else 1 + 2 * self.before.context_weight
+
+    def exponents(self, bits: Iterable[int]) -> list[int]:
+        """Fractional bits of router grams, from the body's; a context weight takes some, so that sums have room."""
+        taken = math.ceil(math.log2(self.growth))
+        return [item - taken for item in bits]
 
 
 class _Manifest(Message):
@@ -149,6 +203,13 @@ class _ExpertManifest(_Manifest):
 
     tokens: int = Field(ge=1, le=MAX_EXPERT_TOKENS)
     split: Literal["statistics"] = "statistics"
+
+    @field_validator("settings")
+    @classmethod
+    def _own_text_alone(cls, settings: StatisticsSettings) -> StatisticsSettings:
+        if settings.before is not None:
+            raise ValueError("only router contributions have text before the own: leave `before` out")
+        return settings
 
 
 class HeadManifest(_ExpertManifest):

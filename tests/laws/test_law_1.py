@@ -55,7 +55,13 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     }  # fmt: skip
     words = ["body-refused", "body-strays", "body-harms", "version-altered", "asks-owner", "owner-refused"]
     assert set(Obstacle) == {*words}
-    assert set(StatisticsSettings.model_fields) == {"tokens_per_document", "context", "batch_tokens", "precision"}
+    assert set(StatisticsSettings.model_fields) == {
+        "tokens_per_document",
+        "context",
+        "batch_tokens",
+        "precision",
+        "before",
+    }
 
 
 def test_law_1_shard_names_tell_nothing_without_the_owner_s_key(tmp_path: Path) -> None:

@@ -185,6 +185,22 @@ MUTATIONS = (
         ("tests/unit/services/statistics/test_validate.py",),
     ),
     Mutation(
+        "context-gram-unbounded",
+        "bounds: a context weight widens the bound of the trace by its own growth alone",
+        LIBRARY,
+        "tokens * bound * settings.growth",
+        "tokens * bound * 129",
+        ("tests/unit/services/statistics/test_text_before.py",),
+    ),
+    Mutation(
+        "pool-of-anyone",
+        "attack: public text of another pool, which asks an owner's text again",
+        LIBRARY,
+        "if before is not None and before.pool != POOL:",
+        "if False:",
+        ("tests/unit/services/statistics/test_text_before.py", "tests/unit/coordinator/domain/test_contributions.py"),
+    ),
+    Mutation(
         "sum-wraps",
         "bounds: an overflow of int64 is an error",
         LIBRARY,

@@ -144,7 +144,8 @@ class _Machine:
     def _work(self) -> RouterPass:
         """The run's pass, under the expert's own body."""
         exponents = [0] * self.own.config.num_hidden_layers
-        return RouterPass(self.own, self.own, exponents, self.settings.statistics.precision, self.settings.device)
+        statistics = self.settings.statistics
+        return RouterPass(self.own, self.own, exponents, statistics.precision, self.settings.device, statistics.before)
 
     def expert(self) -> str:
         check_expert(self.own, None, str(self.own.folder))

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
+from moerge.documents.pool import require_pool
 from moerge.documents.shards import enough
 from moerge.errors import ContributionError
 from moerge.models.bounds import attention_size, head_bounds, head_exponents, input_bounds, input_exponents
@@ -74,6 +75,7 @@ class RouterRule(Rule[RouterManifest]):
     """Router contributions: many of an expert under the current body, each shard once (law 4)."""
 
     def require_plausible(self, manifest: RouterManifest) -> None:
+        require_pool(manifest.settings.before)
         count, tokens, least = len(manifest.shards), manifest.tokens, enough(manifest.hidden_size)
         if count > max(1, tokens // least):
             what = f"{count} shards of {tokens} tokens; expected at least {least} per shard, or one shard"

@@ -1,13 +1,69 @@
 """The pool: short texts of many kinds that come with the library, as uncounted text before an owner's own."""
 
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Self
+
+from transformers import PreTrainedTokenizerBase
+
+from moerge.documents.conversations import encode, plain
+from moerge.errors import ContributionError
+from moerge.models.tokens import Tokens
+from moerge_proto.statistics_file import POOL, TextBefore
 
 _FILE = Path(__file__).with_name("pool.txt")
 _BETWEEN = "\n%\n"
+_WORD = 8  # bytes of a digest that choose a text
 
 
 @cache
 def pool_texts() -> tuple[str, ...]:
     """The texts of the pool, in the order of its file, which `moerge_proto.statistics_file.POOL` names."""
     return tuple(_FILE.read_text(encoding="utf-8").removesuffix("\n").split(_BETWEEN))
+
+
+def require_pool(before: TextBefore | None) -> None:
+    """Requires the library's pool, because a pool of someone's choice would ask an owner's text again.
+
+    Raises:
+        ContributionError: it names another one.
+    """
+    if before is not None and before.pool != POOL:
+        problem = f"expected the pool of this moerge, {POOL}, found {before.pool}"
+        raise ContributionError(problem, where="settings.before.pool", todo="leave it out, and use the same release")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The pool for a tokenizer, with the key that chooses the text before a piece.
+
+    Attributes:
+        ids: of each text, its first tokens.
+    """
+
+    settings: TextBefore
+    ids: Sequence[Sequence[int]]
+    key: bytes
+
+    @classmethod
+    def of(cls, settings: TextBefore | None, tokenizer: PreTrainedTokenizerBase, key: bytes) -> Self | None:
+        """The pool that the settings name; None: they name none."""
+        require_pool(settings)
+        if settings is None:
+            return None
+        encoded = (encode(tokenizer, plain(text)).ids for text in pool_texts())
+        return cls(settings, [ids[: settings.tokens] for ids in encoded], key)
+
+    def behind(self, piece: Tokens) -> list[Tokens]:
+        """The piece behind each of its texts, which are two different ones if there are two.
+
+        An HMAC of the piece chooses them, so that neither its neighbours nor the order of documents matter.
+        """
+        digest = hmac.digest(self.key, b"before" + piece.packed, "sha256")
+        one, other = (int.from_bytes(digest[start : start + _WORD], "little") for start in (0, _WORD))
+        first = one % len(self.ids)
+        chosen = [first, (first + 1 + other % (len(self.ids) - 1)) % len(self.ids)]
+        return [piece.behind(self.ids[place][: len(piece)]) for place in chosen[: self.settings.views]]

@@ -2,9 +2,10 @@
 
 import hmac
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from moerge.documents.pool import Pool
 from moerge.models.tokens import Tokens
 from moerge_proto.statistics_file import StatisticsSettings
 
@@ -17,21 +18,22 @@ def shard_name(key: bytes, rows: Sequence[Tokens]) -> str:
     """HMAC-SHA-256, in hex, of the shard's tokens; equal documents in equal batches have equal names."""
     mac = hmac.new(key, digestmod="sha256")
     for row in rows:
-        mac.update(len(row).to_bytes(8, "little"))
-        mac.update(b"".join(token.to_bytes(4, "little", signed=True) for token in row.signed))
+        mac.update(row.packed)
     return mac.hexdigest()
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The owner's unit of work, named by the HMAC of its tokens.
+    """The owner's unit of work, named by the HMAC of its tokens, without text before them.
 
-    A row has at most `context` tokens, of which one counts at least; a longer document has several rows.
+    A row has at most `context` tokens, of which one counts at least; a longer document has several rows. Rows `again`
+    have the same tokens that count, in the same order, behind other text; none without a context weight.
     """
 
     name: str
     rows: list[Tokens]
     documents: int
+    again: list[Tokens] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -49,31 +51,38 @@ def plan(
     settings: StatisticsSettings,
     hidden_size: int,
     key: bytes,
+    pool: Pool | None = None,
 ) -> Iterator[Shard]:
     """Cuts documents into shards, in the order given, with at most one further shard in memory.
 
-    The rest at the end is a separate shard only if it is large enough, or the only one.
+    With a `pool` documents are cut into its settings' pieces, each behind a text of the pool, or two. The rest at the
+    end is a separate shard only if it is large enough, or the only one.
     """
     done, current, size = list[list[Tokens]](), list[list[Tokens]](), 0
     for document in documents:
-        rows = cut(encode(document), settings)
+        rows = cut(encode(document), settings, settings.context if pool is None else pool.settings.piece)
         if not rows:
             continue
         current.append(rows)
         size += sum(row.count for row in rows)
         if size >= enough(hidden_size):
             if done:
-                yield _shard(done, key)
+                yield _shard(done, key, pool)
             done, current, size = current, [], 0
     if done or current:
-        yield _shard(done + current, key)
+        yield _shard(done + current, key, pool)
 
 
-def cut(tokens: Tokens, settings: StatisticsSettings) -> list[Tokens]:
-    """A document's rows: at most `tokens_per_document` tokens that count, in pieces of at most `context`."""
-    return [row for row in tokens.first(settings.tokens_per_document).pieces(settings.context) if row.count]
+def cut(tokens: Tokens, settings: StatisticsSettings, size: int | None = None) -> list[Tokens]:
+    """A document's rows: at most `tokens_per_document` tokens that count, in pieces of at most `size` or `context`."""
+    pieces = tokens.first(settings.tokens_per_document).pieces(settings.context if size is None else size)
+    return [row for row in pieces if row.count]
 
 
-def _shard(documents: list[list[Tokens]], key: bytes) -> Shard:
+def _shard(documents: list[list[Tokens]], key: bytes, pool: Pool | None) -> Shard:
     rows = [row for document in documents for row in document]
-    return Shard(shard_name(key, rows), rows, len(documents))
+    name = shard_name(key, rows)
+    if pool is None:
+        return Shard(name, rows, len(documents))
+    views = list(zip(*map(pool.behind, rows), strict=True))
+    return Shard(name, list(views[0]), len(documents), *map(list, views[1:]))

@@ -33,7 +33,8 @@ class Need:
     device: Mapping[str, int]  # parts where the model is, by name
     host: Mapping[str, int] = field(default_factory=dict)  # further parts in host memory, by name
     journal: int = 0  # of the process with the journal, in host memory
-    token: int = 0  # hidden states of one token, in host memory
+    token: int = 0  # hidden states of one token that counts, in host memory
+    positions: int = 1  # those of the model for such a token
     tokens: int = 0  # the least number of tokens whose hidden states are in memory
     gpu: bool = False  # whether the model is on a GPU
 
@@ -64,14 +65,19 @@ def sum_bytes(size: int) -> int:
 # --- on a model, layer by layer; the second of two layers is read ahead
 
 
-def passing(shape: Shape, batch_tokens: int, *, body: bool, threads: int = 1, device: str = "cpu") -> Need:
+def passing(
+    shape: Shape, batch_tokens: int, *, body: bool, threads: int = 1, device: str = "cpu", positions: int = 1
+) -> Need:
     """A statistics pass of a process that computes `threads` shards at a time; two shards' sums are added up.
 
-    `body`: for a body contribution; sums are those of a layer.
+    `body`: for a body contribution; sums are those of a layer. `positions`: of the model for a token that counts; with
+    more than two, means and differences of features are in float32, at most three numbers a position.
     """
     grams = [shape.hidden, shape.attention_size] if body else [shape.hidden]
     integers = sum(8 * gram_length(gram) for gram in grams)
     batch = shape.number * (3 * shape.intermediate + 4 * shape.hidden) + 4 * max(grams)
+    if positions > 2:
+        batch += 4 * 3 * shape.hidden
     return Need(
         work="a pass",
         device={
@@ -81,7 +87,8 @@ def passing(shape: Shape, batch_tokens: int, *, body: bool, threads: int = 1, de
         },
         host={"integers": (threads + 2) * integers},
         journal=3 * integers,
-        token=shape.number * shape.hidden,
+        token=positions * shape.number * shape.hidden,
+        positions=positions,
         tokens=enough(shape.hidden),
         gpu=device == "cuda",
     )

@@ -176,7 +176,7 @@ class _Passes:
         busy = min(threads, max(1, text.tokens // enough(int(text.expert.config.hidden_size))))
         if (measured := (type(work), busy)) not in self._paces:
             with computing.progress.track(f"measuring a layer of the {work.kind} pass", 1, "layers") as tracker:
-                self._paces[measured] = Streamed(work, settings.batch_tokens, busy).pace(largest(settings))
+                self._paces[measured] = Streamed(work, settings.batch_tokens, busy).pace(largest(work, settings))
                 tracker.advance(1)
         need, states = room.need, min(room.states, room.need.token * text.tokens)
         return PassCost(

@@ -30,6 +30,15 @@ class Tokens:
         """Per token its id if it counts, otherwise ~id. Shards are named by these."""
         return [id_ if counts else ~id_ for id_, counts in zip(self.ids, self.mask, strict=True)]
 
+    @property
+    def packed(self) -> bytes:
+        """The bytes of `signed`, behind their number."""
+        return len(self).to_bytes(8, "little") + b"".join(one.to_bytes(4, "little", signed=True) for one in self.signed)
+
+    def behind(self, ids: Sequence[int]) -> "Tokens":
+        """The tokens behind others, which don't count."""
+        return Tokens([*ids, *self.ids], [*[False] * len(ids), *self.mask])
+
     def first(self, most: int | None) -> "Tokens":
         """The tokens up to the last of the first `most` that count; None: all."""
         if most is None or self.count <= most:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import ContributionError
-from moerge.statistics.integers import add, to_floats, unpack
+from moerge.statistics.integers import Float64, add, to_floats, unpack
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import MAX_TOKENS, Int64, StatisticsFile, gram_length
 
@@ -36,7 +36,7 @@ def ridge_system(
 ) -> tuple[Tensor, Tensor]:
     """Gram [H, H] and cross [H, D], float64, of one layer over all contributions, with the gains multiplied back in.
 
-    Integers of equal weight are added, so the order of `files` and the grouping of shards change no bit.
+    Integers of equal weight and exponent are added, so the order of `files` and the grouping of shards change no bit.
 
     Args:
         files: contributions under one body and of one split, at least one for every domain.
@@ -55,16 +55,16 @@ def ridge_system(
             f"{largest.manifest.tokens} are from {named([largest])}",
             todo="withdraw it, or leave its expert out",
         )
-    exponent, hidden = files[0].manifest.exponents[layer], files[0].manifest.hidden_size
+    hidden = files[0].manifest.hidden_size
     weight = {domain: 1.0 if weights is None else weights[domain] for domain in domains}
     packed = np.zeros(gram_length(hidden))
     for value in sorted(set(weight.values())):
         alike = [file for file in files if weight[file.manifest.domain] == value]
-        packed += value * to_floats(_total(alike, lambda file: file.gram(layer)), exponent)
+        packed += value * _total(alike, layer, lambda file: file.gram(layer))
     columns = []
     for domain in domains:
-        cross = _total(of_domain(files, domain), lambda file: file.cross(layer))
-        columns.append(torch.from_numpy(weight[domain] * to_floats(cross, exponent)))
+        cross = _total(of_domain(files, domain), layer, lambda file: file.cross(layer))
+        columns.append(torch.from_numpy(weight[domain] * cross))
     wide = gain.to(torch.float64)
     square = torch.from_numpy(unpack(packed, hidden))
     square.mul_(wide).mul_(wide[:, None])
@@ -83,7 +83,15 @@ def named(files: Sequence[StatisticsFile]) -> str:
     return f"{manifest.domain} (owner {manifest.owner}, contribution {digests}{more})"
 
 
-def _total(files: Sequence[StatisticsFile], read: Callable[[StatisticsFile], Int64]) -> Int64:
+def _total(files: Sequence[StatisticsFile], layer: int, read: Callable[[StatisticsFile], Int64]) -> Float64:
+    """The sum over files; context weights of another size have other exponents, whose sums are added as floats."""
+    alike: dict[int, list[StatisticsFile]] = {}
+    for file in files:
+        alike.setdefault(file.manifest.exponents[layer], []).append(file)
+    return reduce(np.add, (to_floats(_exact(alike[bits], read), bits) for bits in sorted(alike)))
+
+
+def _exact(files: Sequence[StatisticsFile], read: Callable[[StatisticsFile], Int64]) -> Int64:
     try:
         return reduce(add, map(read, files))
     except ContributionError as error:

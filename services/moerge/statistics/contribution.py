@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from moerge.documents.pool import Pool, require_pool
 from moerge.documents.shards import Shard, plan
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
@@ -76,6 +77,7 @@ def router_manifest(
     owner: str, expert: str, domain: str, body: BodyFacts, settings: StatisticsSettings, split: str = "statistics"
 ) -> RouterManifest:
     """The manifest of a router contribution under a body, without sums; `expert` is a digest."""
+    require_pool(settings.before)
     return RouterManifest.model_validate(
         {
             "owner": owner,
@@ -86,7 +88,7 @@ def router_manifest(
             "settings": settings,
             "hidden_size": body.hidden_size,
             "layers": body.layers,
-            "exponents": list(body.exponents),
+            "exponents": settings.exponents(body.exponents),
             **_NO_COUNTS,
         }
     )
@@ -113,7 +115,7 @@ def _expert_facts(owner: str, expert: DenseExpert, digest: str, settings: Statis
         "owner": owner,
         "expert": digest,
         "domain": expert.domain,
-        "settings": settings,
+        "settings": settings.model_copy(update={"before": None}),
         "hidden_size": expert.config.hidden_size,
         "layers": expert.config.num_hidden_layers,
         **_NO_COUNTS,
@@ -130,6 +132,7 @@ def router_contribution(
 ) -> Path:
     """Writes gram and cross of every layer's features (DUME eq. 5), from a body with the expert's MLPs.
 
+    With `settings.before` documents stand behind texts of the pool, for the expert's tokenizer.
     An interrupted run continues from its journal beside `path`. `documents` are read several times.
 
     Raises:
@@ -138,7 +141,7 @@ def router_contribution(
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
     blank = router_manifest(expert.owner, expert.digest, expert.domain, body, settings)
-    work = RouterPass(expert, body, body.exponents, settings.precision, computing.device)
+    work = RouterPass(expert, body, blank.exponents, settings.precision, computing.device, settings.before)
     return _written(blank, work, documents, path, computing)
 
 
@@ -212,8 +215,11 @@ def _summed(
 ) -> Path | None:
     """The journal with the sums over all documents; None if `path` has them, with `facts` in its manifest."""
 
+    settings, hidden, key = blank.settings, blank.hidden_size, computing.key
+    pool = None if work.before is None else Pool.of(work.before, work.expert.tokenizer, key)
+
     def shards() -> Iterator[Shard]:
-        return plan(iter(documents), lambda tokens: tokens, blank.settings, blank.hidden_size, computing.key)
+        return plan(iter(documents), lambda tokens: tokens, settings, hidden, key, pool)
 
     sizes = {shard.name: shard.tokens for shard in shards()}
     if not sizes:
@@ -249,7 +255,7 @@ def _fill(
     settings, journal = blank.settings, _journal(path, blank, sizes)
     missing, every = sizes.keys() - journal.complete, sum(sizes.values())
     threads, room = room_of(work, settings, computing, every)
-    size = WindowSize(room.states, room.need.token, every)
+    size = WindowSize(room.states, room.need.token // room.need.positions, every)
 
     def left() -> Iterator[Shard]:
         for shard in shards():

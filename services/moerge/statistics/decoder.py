@@ -131,7 +131,14 @@ class Decoder:
         is_last = number == len(self._layers) - 1
         reads_head = len(modules) < len(inputs)
         until = self.norm if not is_last else None if reads_head else modules[len(modules) - 1]
-        result = self.reached(batch, states, until, modules, lambda place, x: sums[place].add(x))
+
+        def visit(place: int, x: Tensor) -> None:
+            if batch.twice:
+                sums[place].add_twice(x, inputs[place].context_weight)
+            else:
+                sums[place].add(x)
+
+        result = self.reached(batch, states, until, modules, visit)
         if is_last and reads_head:
             sums[-1].add(counted_rows(self._model, result, batch))
         return result if is_last else self.kept(states, result)

@@ -37,10 +37,13 @@ def estimate(work: Pass, room: Room, tokens: int, tokens_per_second: float, proc
     return Estimate(tokens, windows, windows * stored, tokens / tokens_per_second)
 
 
-def largest(settings: StatisticsSettings) -> Shard:
-    """A shard of one micro-batch of the largest shape, to measure the pace with."""
-    rows = max(1, settings.batch_tokens // settings.context)
-    return Shard("largest", [Tokens([0] * settings.context)] * rows, rows)
+def largest(work: Pass, settings: StatisticsSettings) -> Shard:
+    """A shard of one micro-batch of the pass's largest shape, to measure the pace with."""
+    row, views = Tokens([0] * settings.context), 1
+    if (before := work.before) is not None:
+        row, views = Tokens([0] * before.piece).behind([0] * before.tokens), before.views
+    rows = max(1, settings.batch_tokens // (views * len(row)))
+    return Shard("largest", [row] * rows, rows, [row] * rows if views == 2 else [])
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from moerge.models.bounds import feature_gains, input_gain_names
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
 from moerge.models.families import FINAL_NORM
-from moerge_proto.statistics_file import Kind, StatisticsSettings, body_gram_names
+from moerge_proto.statistics_file import Kind, StatisticsSettings, TextBefore, body_gram_names
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Input:
         exponent: fractional bits of the sums.
         gains: [size], the divisors of the input; None without a norm before the module.
         cross: name of the sum of the inputs in the file, if it is needed.
+        context_weight: of the context gram, in micro-batches with tokens behind two texts.
     """
 
     module: str | None
@@ -33,11 +34,15 @@ class Input:
     exponent: int
     gains: Tensor | None
     cross: str | None = None
+    context_weight: float = 0.0
 
 
 @dataclass(frozen=True)
 class RouterPass:
-    """Features' grams and sums under a body, with the domain's own MLPs; `precision` is the model's dtype."""
+    """Features' grams and sums under a body, with the domain's own MLPs; `precision` is the model's dtype.
+
+    `exponents` have room for the context gram of `before`.
+    """
 
     kind: ClassVar[Kind] = "router"
     expert: DenseFiles
@@ -45,6 +50,7 @@ class RouterPass:
     exponents: Sequence[int]
     precision: str = "float32"
     device: str = "cpu"
+    before: TextBefore | None = None
 
     def weights(self) -> DenseWeights:
         return domain_weights(self.expert, self.body)
@@ -53,13 +59,15 @@ class RouterPass:
         """Per layer, in the order of computation and of the file."""
         gains = feature_gains(self.body)
         parts = ((f"layers.{layer}", bits, gains[layer]) for layer, bits in enumerate(self.exponents))
-        return [[Input(f"model.{at}.mlp", f"{at}.gram", bits, own, f"{at}.cross")] for at, bits, own in parts]
+        weight = 0.0 if self.before is None else self.before.context_weight
+        return [[Input(f"model.{at}.mlp", f"{at}.gram", bits, own, f"{at}.cross", weight)] for at, bits, own in parts]
 
 
 @dataclass(frozen=True)
 class _OwnPass:
     """A pass of the dense expert itself."""
 
+    before: ClassVar[None] = None
     expert: DenseFiles
     exponents: Sequence[int]
     precision: str = "float32"
@@ -103,5 +111,7 @@ Pass = RouterPass | BodyPass | HeadPass
 
 def need_of(work: Pass, settings: StatisticsSettings, threads: int = 1) -> Need:
     shape = Shape.of(work.expert.config, getattr(torch, settings.precision))
-    tokens, is_body = max(settings.batch_tokens, settings.context), isinstance(work, BodyPass)
-    return passing(shape, tokens, body=is_body, threads=threads, device=work.device)
+    tokens = settings.model_copy(update={"before": work.before}).batch
+    positions = 1 if work.before is None else work.before.positions
+    is_body = isinstance(work, BodyPass)
+    return passing(shape, tokens, body=is_body, threads=threads, device=work.device, positions=positions)

@@ -47,8 +47,9 @@ class Streamed:
 
     def begin(self, shards: Sequence[Shard], states: Path | None = None) -> int:
         """Starts a window, from its saved hidden states if there are any; returns the next layer."""
+        batch_tokens = self._batch_tokens
         self._shards = {shard.name: shard for shard in shards}
-        self._batches = {shard.name: list(batches(shard.rows, self._batch_tokens)) for shard in shards}
+        self._batches = {shard.name: list(batches(shard.rows, batch_tokens, shard.again)) for shard in shards}
         self._states: dict[str, list[Tensor]] = {}
         if states is not None:
             self._restore(states)

@@ -21,20 +21,22 @@ def validate(
     """Checks every layer of an opened router contribution and returns warnings. Peak memory: 12 H^2 bytes.
 
     Args:
-        exponents: the body's fractional bits per layer.
+        exponents: the body's fractional bits per layer; the file has those that its settings leave.
         bounds: per layer, the largest squared norm of a feature divided by its gain.
         normalised: whether features are norms' outputs, nearly all of that squared norm.
 
     Raises:
         ContributionError: names the layer, the tensor and the exceeded bound.
     """
+    exponents = file.manifest.settings.exponents(exponents)
     _require_exponents(file, exponents)
     warnings = []
     for layer, bound in enumerate(bounds):
         name = f"layers.{layer}.gram"
-        trace, total, factor = _validate_gram(name, exponents[layer], bound, file)
+        trace, factor = _validate_gram(name, exponents[layer], bound, file)
         _validate_cross(f"layers.{layer}.cross", file.cross(layer), exponents[layer], factor, file)
         del factor  # before the next gram is read
+        total = file.manifest.tokens * bound
         if normalised and trace < total / 2:
             warnings.append(f"{name}: trace {trace:.6g} is under half of the expected {total:.6g}")
     return warnings
@@ -75,13 +77,17 @@ def _require_room(name: str, values: Int64) -> None:
         raise ContributionError("a value reaches 2**62", where=name, todo="send fewer tokens")
 
 
-def _validate_gram(name: str, exponent: int, bound: float, file: StatisticsFile) -> tuple[float, float, Tensor]:
-    """Returns the trace, its bound, and the lower Cholesky factor of the gram with its slack, in the gram's memory."""
+def _validate_gram(name: str, exponent: int, bound: float, file: StatisticsFile) -> tuple[float, Tensor]:
+    """Returns the trace, and the lower Cholesky factor of the gram with its slack, in the gram's memory.
+
+    Behind two texts a token has two vectors u, v with ||u||^2, ||v||^2 <= bound, so ||u - v||^2 <= 4 bound.
+    """
     manifest = file.manifest
-    tokens = manifest.tokens
+    tokens, settings = manifest.tokens, manifest.settings
+    vectors = tokens if settings.before is None else settings.before.views * tokens
     square = _square(name, exponent, file)
     size = len(square)
-    trace, largest = float(square.trace()), tokens * bound
+    trace, largest = float(square.trace()), tokens * bound * settings.growth
     if trace > TRACE_SLACK * largest:
         raise ContributionError(
             f"trace {trace:.6g} exceeds {largest:.6g}, the bound of {tokens} tokens with these weights",
@@ -89,12 +95,12 @@ def _validate_gram(name: str, exponent: int, bound: float, file: StatisticsFile)
             todo="correct the token count, or divide the vectors by the norms' gains",
         )
     rounding = len(manifest.shards) * size * 2.0 ** -(exponent + 1)
-    steps = max(manifest.settings.batch_tokens, manifest.settings.context)  # most products of a micro-batch
+    steps = settings.batch  # most products of a micro-batch
     slack = rounding + steps * FLOAT32_EPSILON * trace
     energy = float(torch.linalg.vector_norm(square))
-    if trace - size * slack > math.sqrt(tokens) * (energy + math.sqrt(size) * slack):
+    if trace - size * slack > math.sqrt(vectors) * (energy + math.sqrt(size) * slack):
         raise ContributionError(
-            f"has {(trace / energy) ** 2:.4g} equally strong directions, more than its {tokens} tokens",
+            f"has {(trace / energy) ** 2:.4g} equally strong directions, more than its {tokens} tokens can have",
             where=name,
             todo=_AGAIN,
         )
@@ -105,7 +111,7 @@ def _validate_gram(name: str, exponent: int, bound: float, file: StatisticsFile)
         raise ContributionError(
             f"not positive semidefinite (leading minor {int(failed)}), so not a gram", where=name, todo=_AGAIN
         )
-    return trace, largest, factor
+    return trace, factor
 
 
 def _square(name: str, exponent: int, file: StatisticsFile) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moerge.documents.shards import Shard
-from moerge.models.batches import bucket
+from moerge.models.batches import arranged
 from moerge.progress import Tracker
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.journal import Journal
@@ -136,7 +136,7 @@ def windows(
 
 def _positions(shard: Shard, batch_tokens: int) -> int:
     """Tokens with padding."""
-    return sum(len(item) * len(item[0]) for item in bucket(shard.rows, len, batch_tokens))
+    return sum(len(rows) * max(map(len, rows)) for rows in arranged(shard.rows, batch_tokens, shard.again))
 
 
 def computed(work: Pass, given: Iterable[Window], batch_tokens: int, threads: int) -> Iterator[Done]:

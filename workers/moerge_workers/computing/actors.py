@@ -197,7 +197,7 @@ class _Pool:
         )(Slot)
         actor = _Actor(kind.remote(self._sent, how.statistics.batch_tokens), slot, deaths)
         self._living.add(actor)
-        self._call(actor, "pace", None, largest(how.statistics))
+        self._call(actor, "pace", None, largest(self._work, how.statistics))
 
     def _call(self, actor: _Actor, call: Call, window: Window | None, *given: object) -> None:
         self._calls[getattr(actor.handle, call).remote(*given)] = actor, call, window

@@ -85,8 +85,7 @@ class PendingStatistics:
 
         def unsummed() -> Iterator[Shard]:
             nonlocal same
-            split, hidden, everything = self.blank.split, self.blank.hidden_size, plan.replaces
-            for shard in self.data.shards(split, self.ledger, hidden, everything=everything, again=True):
+            for shard in self.data.shards(self.blank, self.ledger, everything=plan.replaces, again=True):
                 same = same and shard.name in known
                 if shard.name in left:
                     left.remove(shard.name)
@@ -101,7 +100,10 @@ class PendingStatistics:
             if left:
                 settings, room = self.settings, room_of(self.work, self.settings, free_memory(self.settings))
                 per_slot = -(-sum(sizes[name].tokens for name in left) // settings.slots)
-                size, seconds = WindowSize(room.states, room.need.token, per_slot), settings.journal_seconds
+                size, seconds = (
+                    WindowSize(room.states, room.need.token // room.need.positions, per_slot),
+                    settings.journal_seconds,
+                )
                 source = windows(unsummed(), journal, size, settings.statistics.batch_tokens, seconds)
                 for done in self.compute(self.work, source):
                     done.keep(journal)

@@ -100,8 +100,7 @@ class Planner:
     def _sizes(self, *, everything: bool) -> dict[str, Size]:
         self.events.enter(Stage.READING)
         with self.events.track("reading documents", self.data.size(), "B") as tracker:
-            hidden, split = self.blank.hidden_size, self.blank.split
-            shards = self.data.shards(split, self.ledger, hidden, everything=everything, tracker=tracker)
+            shards = self.data.shards(self.blank, self.ledger, everything=everything, tracker=tracker)
             return {shard.name: Size(shard.documents, shard.tokens) for shard in shards}
 
     def is_worth_sending(self, plan: Plan) -> bool:

@@ -26,10 +26,11 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
         MoergeError: there is too little to send.
     """
     settings = context.settings
-    work = RouterPass(expert, weights, body.exponents, settings.statistics.precision, settings.device)
-    sent: list[Contribution] = []
+    statistics, sent = settings.statistics, list[Contribution]()
+    exponents = statistics.exponents(body.exponents)
+    work = RouterPass(expert, weights, exponents, statistics.precision, settings.device, statistics.before)
     for split in ("statistics", "tuning"):
-        blank = router_manifest(expert.owner, expert.digest, expert.domain, body, settings.statistics, split)
+        blank = router_manifest(expert.owner, expert.digest, expert.domain, body, statistics, split)
         path = context.ledger(blank)
         if split == "statistics" or settings.tuning_share or path.exists():
             with closing(Ledger(path)) as ledger:

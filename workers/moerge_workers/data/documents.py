@@ -7,11 +7,13 @@ from pathlib import Path
 
 from moerge.documents.conversations import Document
 from moerge.documents.corpus import Corpus
+from moerge.documents.pool import Pool
 from moerge.documents.shards import Shard, plan
-from moerge.documents.splits import Split, SplitRule, document_mac
+from moerge.documents.splits import SplitRule, document_mac
 from moerge.files import atomic_file
 from moerge.models.dense_files import DenseFiles
 from moerge.progress import Tracker
+from moerge_proto.statistics_file import Manifest
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
 
@@ -47,16 +49,17 @@ class Data(Corpus):
 
     def shards(
         self,
-        split: Split,
+        blank: Manifest,
         ledger: Ledger,
-        hidden_size: int,
         *,
         everything: bool,
         again: bool = False,
         tracker: Tracker | None = None,
     ) -> Iterator[Shard]:
-        """The shards of the documents that the ledger wants (see its `begin`); it sees the whole split."""
+        """The shards of the documents that the ledger wants (see its `begin`); it sees the manifest's whole split."""
+        split, settings = blank.split, blank.settings
         key = self._key if split == "statistics" else document_mac(self._key, split)
+        pool = Pool.of(settings.before, self._tokenizer, key)
 
         def wanted() -> Iterator[Document]:
             ledger.begin(everything=everything, again=again)
@@ -64,4 +67,4 @@ class Data(Corpus):
                 if part == split and ledger.see(mac):
                     yield document
 
-        return plan(wanted(), self.encode, self._settings.statistics, hidden_size, key)
+        return plan(wanted(), self.encode, settings, blank.hidden_size, key, pool)

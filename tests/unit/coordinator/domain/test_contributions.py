@@ -25,11 +25,13 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import (
     MAX_EXPERT_TOKENS,
     MAX_TOKENS,
+    POOL,
     BodyManifest,
     HeadManifest,
     Kind,
     RouterManifest,
     StatisticsSettings,
+    TextBefore,
     exponent,
 )
 from support.models import expert
@@ -166,6 +168,15 @@ def test_counts_that_no_worker_sends_are_refused(law: Law) -> None:
     for kind in EXPERT_KINDS:
         with pytest.raises(MoergeError, match="511 tokens; expected at least 512"):
             law.check(law.expert_file(kind, 511))
+
+
+def test_public_text_of_another_pool_is_refused(law: Law) -> None:
+    """A pool of someone's choice would ask the same text again."""
+    own, other = (StatisticsSettings(before=TextBefore(pool=pool)) for pool in (POOL, "0" * 64))
+    assert law.send(law.file(settings=own)).active
+    with pytest.raises(MoergeError, match="expected the pool of this moerge") as caught:
+        law.check(law.file(1, settings=other))
+    assert caught.value.where == "settings.before.pool"
 
 
 def test_all_tokens_under_a_body_have_room_in_the_integers(law: Law) -> None:

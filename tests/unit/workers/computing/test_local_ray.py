@@ -57,7 +57,7 @@ def test_ray_uses_loopback_requires_token_and_private_folder(
     monkeypatch.setenv("MOERGE_TEST_MARK", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     own, settings = expert(tmp_path / "expert", 1), StatisticsSettings()
-    shard = largest(settings)
+    shard = largest(RouterPass(DenseFiles(own), DenseFiles(own), []), settings)
     window = Window([shard], [frozenset([shard.name])] * 3, tmp_path / "window.states", "", 1e9)
     sums: Any = Slots(None, 1, settings, print).compute(RouterPass(DenseFiles(own), DenseFiles(own), [0] * 3), [window])
     try:

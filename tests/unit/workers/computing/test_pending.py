@@ -17,7 +17,15 @@ from moerge.models.dense_files import DenseFiles
 from moerge.statistics import windows
 from moerge.statistics.passes import BodyPass, Pass, RouterPass
 from moerge.statistics.windows import Done, Window, computed
-from moerge_proto.statistics_file import MAX_SHARDS, BodyManifest, RouterManifest, StatisticsFile, StatisticsSettings
+from moerge_proto.statistics_file import (
+    MAX_SHARDS,
+    BodyManifest,
+    Manifest,
+    RouterManifest,
+    StatisticsFile,
+    StatisticsSettings,
+    TextBefore,
+)
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.computing.plan import Plan, Planner, Size
 from moerge_workers.data.documents import Data
@@ -28,7 +36,7 @@ from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import Lines
 from support.models import SMALL, VOCAB, expert, texts
 
-LAYERS, HIDDEN, KINDS = SMALL["num_hidden_layers"], SMALL["hidden_size"], ["router", "body"]
+LAYERS, HIDDEN, KINDS = SMALL["num_hidden_layers"], SMALL["hidden_size"], ["router", "body", "behind"]
 BLANK: dict[str, Any] = {
     "owner": "owner",
     "expert": "e" * 64,
@@ -41,6 +49,10 @@ BLANK: dict[str, Any] = {
     "shards": ["0" * 64],
 }
 ROUTER = RouterManifest(**BLANK, body="7" * 64, exponents=[16] * LAYERS)
+BEFORE = TextBefore(tokens=16, piece=16, context_weight=4)
+BEHIND = RouterManifest(
+    **BLANK | {"settings": StatisticsSettings(before=BEFORE)}, body="7" * 64, exponents=[12] * LAYERS
+)
 BODY = BodyManifest(**BLANK, exponents=[16] * (2 * LAYERS), attention_size=HIDDEN, vocab_size=VOCAB, rare_below=0)
 
 
@@ -103,6 +115,7 @@ class Owner:
         self.steps: list[tuple[int, frozenset[str]]] = []
         self.said: list[str] = []
         self.shown: list[tuple[int, int]] = []
+        positions = BEFORE.positions if kind == "behind" else 1
         settings = Settings(
             coordinator="",
             token="",
@@ -111,13 +124,15 @@ class Owner:
             data=[str(self.data)],
             home=self.data.parent,  # where the key is: of all homes the same
             journal_seconds=0,
-            host_memory=None if shards is None else ByteSize(int(1.5 * shards * SHARD_BYTES)),
+            host_memory=None if shards is None else ByteSize(int(1.5 * positions * shards * SHARD_BYTES)),
         )
-        body, router = (
-            BodyPass(DenseFiles(self.expert), BODY.exponents),
-            RouterPass(DenseFiles(self.expert), DenseFiles(self.expert), ROUTER.exponents),
-        )
-        blank, work = (BODY, body) if kind == "body" else (ROUTER, router)
+        own = DenseFiles(self.expert)
+        works: dict[str, tuple[Manifest, Pass]] = {
+            "body": (BODY, BodyPass(own, BODY.exponents)),
+            "router": (ROUTER, RouterPass(own, own, ROUTER.exponents)),
+            "behind": (BEHIND, RouterPass(own, own, BEHIND.exponents, before=BEFORE)),
+        }
+        blank, work = works[kind]
         data = Data(settings, DenseFiles(settings.expert), print)
         events = Seen(Status(home, "law", ""), Lines(), self)
         for self._left in kills:
