@@ -7,6 +7,7 @@ from pydantic import Field
 from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.digests import Name
 from moerge_proto.messages import Message, Whole
+from moerge_proto.statistics_file import TextBefore
 
 Routers = Literal["ridge", "discriminant"]
 LambdaScale = Literal["absolute", "relative", "auto"]
@@ -32,12 +33,13 @@ class SolveOptions(Message):
 
 
 class VersionRecipe(Message):
-    """The options of a version, from experts to routers."""
+    """The options of a version, from experts to routers; `before`: public text before that of router statistics."""
 
     body: BodyMethod
     head: HeadMethod
     fit: bool  # whether owners fit their MLPs to the body
     solve: SolveOptions
+    before: TextBefore | None = None
 
 
 PAPER = VersionRecipe(body="average", head="average", fit=False, solve=SolveOptions())

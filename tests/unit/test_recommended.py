@@ -45,10 +45,12 @@ def test_recommended_and_paper_recipes_have_documented_values() -> None:
             "top_k": 1,
             "temperature": 1.0,
         },
+        "before": None,
     }
     assert FEDERATED.model_dump() == RECOMMENDED.model_dump() | {"body": "seed", "fit": True}
     paper = {"ridge_lambda": 0.01, "lambda_scale": "absolute", "domain_weights": {}, "routers": "ridge"}
-    assert (PAPER.body, PAPER.head, PAPER.fit) == ("average", "average", False)
+    assert (PAPER.body, PAPER.head, PAPER.fit, PAPER.before) == ("average", "average", False, None)
+    assert Settings.model_fields["statistics"].default.before == FEDERATED.before
     assert PAPER.solve.model_dump() == {**paper, "top_k": 1, "temperature": 1.0}
 
 

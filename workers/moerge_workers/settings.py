@@ -10,7 +10,7 @@ from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
 from moerge.settings import Keys, built, put, read_toml
 from moerge_proto.digests import Name
-from moerge_proto.options import RARE_BELOW
+from moerge_proto.options import FEDERATED, RARE_BELOW
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.policy import Policy
 
@@ -60,7 +60,7 @@ class Settings(BaseModel):
     log_format: Literal["text", "json"] = "text"
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     journal_seconds: float = Field(default=60.0, ge=0)
-    statistics: StatisticsSettings = Field(default=StatisticsSettings(), validate_default=True)
+    statistics: StatisticsSettings = Field(default=StatisticsSettings(before=FEDERATED.before), validate_default=True)
 
     @field_validator("statistics")
     @classmethod

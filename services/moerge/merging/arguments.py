@@ -20,7 +20,7 @@ from moerge_proto.bodies import BodyMethod, BodyOptions, HeadMethod
 from moerge_proto.digests import Name
 from moerge_proto.messages import UNKNOWN
 from moerge_proto.options import VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
-from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.statistics_file import StatisticsSettings, TextBefore
 
 _APART = {"ridge_lambda", "top_k"}  # options of the solve that are given apart from the recipe
 
@@ -39,6 +39,8 @@ class Choices:
     fit: bool | None
     context: int | None
     precision: Literal["float32", "bfloat16"] | None
+    before: bool | None = None
+    context_weight: float | None = None
 
     @property
     def followed(self) -> VersionRecipe:
@@ -47,7 +49,23 @@ class Choices:
         given = {"ridge_lambda": self.ridge_lambda, "top_k": self.top_k}
         solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
         methods = {"body": self.body or named.body, "head": self.head or named.head}
-        return named.model_copy(update={**methods, "solve": valid(SolveOptions, solve)})
+        before = self._before(named.before)
+        return named.model_copy(update={**methods, "solve": valid(SolveOptions, solve), "before": before})
+
+    def _before(self, named: TextBefore | None) -> TextBefore | None:
+        """Public text before that of router statistics; its lengths fit into a short context."""
+        if self.before is False:
+            if self.context_weight is not None:
+                todo = "leave one of them out"
+                raise MoergeError("a context weight without `before`", where="`context_weight`", todo=todo)
+            return None
+        if named is None and not self.before and self.context_weight is None:
+            return None
+        given = (named or TextBefore()).model_dump()
+        if self.context_weight is not None:
+            given["context_weight"] = self.context_weight
+        half = self.statistics.context // 2
+        return valid(TextBefore, given | {name: min(given[name], half) for name in ("tokens", "piece")})
 
     @property
     def body_options(self) -> BodyOptions:
@@ -71,6 +89,8 @@ class Choices:
             "`top_k`": (self.top_k, recipe.solve.top_k),
             "`context`": (self.context, statistics.context),
             "`precision`": (self.precision, statistics.precision),
+            "`before`": (self.before, recipe.before is not None),
+            "`context_weight`": (self.context_weight, recipe.before and recipe.before.context_weight),
         }
         todo = "leave the option out, or merge all experts anew"
         for field, (given, fixed) in pairs.items():

@@ -12,7 +12,7 @@ from moerge.settings import byte_count, named_numbers
 from moerge.terminal import AsJson, output, show_json
 from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.options import RECOMMENDED, RecipeName
-from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.statistics_file import MAX_CONTEXT_WEIGHT, StatisticsSettings
 
 app = typer.Typer(subcommand_metavar="")
 _DEFAULTS = StatisticsSettings()
@@ -83,6 +83,23 @@ def merge(
             help="Fit new experts' MLPs to the body. Default: under the body seed, and with --add.",
         ),
     ] = None,
+    before: Annotated[
+        bool | None,
+        typer.Option(
+            "--before/--no-before",
+            help="Take router statistics behind short public texts of moerge, so that routers hear less of what stood "
+            "before. Default: no.",
+        ),
+    ] = None,
+    context_weight: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=MAX_CONTEXT_WEIGHT,
+            help="Weight of the differences between features behind two public texts, for --before; it takes a second "
+            "pass. Default: 0, none.",
+        ),
+    ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     chat: Annotated[
         str | None, typer.Option(help="Field or column with messages, read through the expert's chat template.")
@@ -150,7 +167,9 @@ def merge(
         errors.print(line, highlight=False, markup=False)
 
     numbers = named_numbers("weights", weights or [])
-    chosen = arguments.Choices(recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision)
+    chosen = arguments.Choices(
+        recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before, context_weight
+    )
     texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say)
     licenses = arguments.licenses(license or ())
     version = arguments.version(from_, add or (), expert or (), chosen)

@@ -121,7 +121,7 @@ def merge(
         costs.append(passes.cost(HeadPass(text.expert, head_exponents(text.expert), precision, device), text))
     for text in texts:  # under the body, or the expert's own, which has the same shapes
         exponents = feature_exponents(text.expert) if body is None else body.exponents
-        work = RouterPass(text.expert, body or text.expert, exponents, precision, device)
+        work = RouterPass(text.expert, body or text.expert, exponents, precision, device, recipe.before)
         costs.append(passes.cost(work, text))
     memory = {item.writing.work: item.writing.total() for item in texts if item.writing is not None}
     memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(settings, experts, version)}

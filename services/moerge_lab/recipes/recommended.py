@@ -10,6 +10,7 @@ from moerge_lab.recipes.base import Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
 from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
 from moerge_proto.options import RECOMMENDED, SolveOptions, VersionRecipe
+from moerge_proto.statistics_file import TextBefore
 
 _BODY: Options = {
     "tokens": 0,
@@ -20,9 +21,17 @@ _BODY: Options = {
 }
 """Methods of body and head; `fit=1`: MLPs are fitted to the body."""
 _WORDS = {"body": tuple(METHODS), "head": tuple(HEADS)}
-_SOLVE: Options = {"k": 1, "lambda": RECOMMENDED.solve.ridge_lambda, "routers": RECOMMENDED.solve.routers}
+_BEFORE = RECOMMENDED.before
+_SOLVE: Options = {
+    "k": 1,
+    "lambda": RECOMMENDED.solve.ridge_lambda,
+    "routers": RECOMMENDED.solve.routers,
+    "before": int(_BEFORE is not None),
+    "context": 0 if _BEFORE is None else _BEFORE.context_weight,
+}
 OPTIONS: Options = {**_SOLVE, **_BODY}
-"""lambda is in the recommended scale; `routers=ridge`: the paper's."""
+"""lambda is in the recommended scale; `routers=ridge`: the paper's; `before=1`: router statistics behind
+public text; `context`: the weight of the context gram, for which they are behind two texts."""
 
 
 def _recipe(options: Options) -> VersionRecipe:
@@ -31,7 +40,10 @@ def _recipe(options: Options) -> VersionRecipe:
     if "lambda" in options:
         fields |= {"ridge_lambda": number(options, "lambda"), "routers": word(options, "routers")}
     methods = {name: word(options, name) for name in _WORDS}
-    return checked(VersionRecipe, {**methods, "fit": fit, "solve": checked(SolveOptions, fields)})
+    weight, before = number(options, "context") if "context" in options else 0.0, None
+    if weight or ("before" in options and whole(options, "before", 0, 1)):
+        before = checked(TextBefore, {"context_weight": weight})
+    return checked(VersionRecipe, {**methods, "fit": fit, "solve": checked(SolveOptions, fields), "before": before})
 
 
 PARTS = Parts(_recipe, fits_newcomers=True)

@@ -6,12 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from moerge.models.dense import domain_model
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
 from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.models import Loaded
+from moerge_proto.statistics_file import StatisticsFile, TextBefore
 from support.models import on_body
 from support.recipes import fleet, logits, only
 
@@ -51,6 +53,36 @@ def test_routers_are_discriminants_of_features_with_owner_mlps(tmp_path: Path, s
         expected = scores - scores.mean(dim=0)
         result = router.get_parameter("weight").detach()
         torch.testing.assert_close(result, expected, rtol=0, atol=2e-3 * float(expected.abs().max()))
+
+
+def published(spec: str, on: Fleet) -> PreTrainedModel:
+    model = only(spec, on)
+    assert isinstance(model, Loaded)
+    return model.model
+
+
+@pytest.mark.parametrize(
+    ("spec", "before"),
+    [
+        ("recommended", None),
+        ("recommended:before=1", TextBefore()),
+        ("recommended:context=16", TextBefore(context_weight=16)),
+        ("recommended:body=seed,fit=1,before=1,context=4", TextBefore(context_weight=4)),
+    ],
+)
+def test_options_say_what_stands_before_the_text_of_router_statistics_alone(
+    tmp_path: Path, spec: str, before: TextBefore | None
+) -> None:
+    on = fleet(tmp_path)
+    found = [router.get_parameter("weight") for router in routers(published(spec, on))]
+    for path in on.work.rglob("*.safetensors"):
+        if path.name.startswith(("router-", "head-", "body-")):
+            with StatisticsFile(path) as file:
+                expected = before if file.manifest.kind == "router" else None
+                assert file.manifest.settings.before == expected
+                assert file.manifest.tokens == sum(map(len, on.domains[int(file.manifest.domain[1:])].statistics))
+    without = [router.get_parameter("weight") for router in routers(published("recommended", on))]
+    assert all(torch.equal(*pair) == (spec == "recommended") for pair in zip(found, without, strict=True))
 
 
 @torch.inference_mode()

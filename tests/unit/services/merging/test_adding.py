@@ -23,6 +23,7 @@ from moerge.statistics.contribution import Computing
 from moerge.versions.file_plans import HEAD_FILE
 from moerge.versions.plan import plan_version
 from moerge_proto.options import PAPER
+from moerge_proto.statistics_file import TextBefore
 from support.merging import SMALL, files, source
 from support.models import expert, texts
 from support.processes import run_command
@@ -215,6 +216,8 @@ def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -
         ({"top_k": 2}, "`top_k`"),
         ({"context": 256}, "`context`"),
         ({"precision": "bfloat16"}, "`precision`"),
+        ({"before": True}, "`before`"),
+        ({"context_weight": 4.0}, "`context_weight`"),
     ],
 )
 def test_an_option_that_contradicts_the_version_is_refused(folder: Path, given: dict[str, Any], option: str) -> None:
@@ -223,8 +226,18 @@ def test_an_option_that_contradicts_the_version_is_refused(folder: Path, given: 
     assert raised.value.where == option
 
 
+def test_text_before_is_off_unless_an_option_asks_for_it_and_fits_a_short_context() -> None:
+    assert NOTHING.followed.before is replace(NOTHING, before=False).followed.before is None
+    assert replace(NOTHING, before=True).followed.before == TextBefore()
+    assert replace(NOTHING, context_weight=4).followed.before == TextBefore(context_weight=4)
+    short = replace(NOTHING, before=True, context=65).followed.before
+    assert short == TextBefore(tokens=32, piece=32)
+    with pytest.raises(MoergeError, match="without `before`"):
+        _ = replace(NOTHING, before=False, context_weight=4).followed
+
+
 def test_options_that_agree_with_the_version_are_taken(folder: Path) -> None:
-    same = Choices("recommended", "regmean", "regmean", None, {}, 0.001, 1, False, 512, "float32")
+    same = Choices("recommended", "regmean", "regmean", None, {}, 0.001, 1, False, 512, "float32", False)
     assert version(folder / "merged", ["code=code"], [], same) is not None
     assert version(None, [], ["law=law"], same) is None
 

@@ -16,6 +16,7 @@ from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge_proto.contributions import Contribution
+from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, TextBefore
 from moerge_workers.contributing import under_body
 from moerge_workers.contributing.body_check import sampled_grams
 from support.models import expert, texts
@@ -63,6 +64,23 @@ def test_a_file_and_the_same_file_by_url_give_the_same_bytes(
         contributed(folder, other, sent, tuning_share=0.4, data=[url])
         assert [path.read_bytes() for path in sent.uploaded] == [path.read_bytes() for path in client.uploaded]
         assert len(contributed(folder, home, client, tuning_share=0.4, data=[url])) == len(client.uploaded) == 2
+
+
+def test_text_before_is_another_setting_that_replaces_the_sent_contribution(
+    folder: Path, home: Path, client: MemoryClient
+) -> None:
+    """The same documents count, once."""
+    [plain] = contributed(folder, home, client)
+    before = TextBefore(tokens=32, piece=32, context_weight=16)
+    [behind] = contributed(folder, home, client, statistics=StatisticsSettings(before=before))
+    assert (behind.tokens, behind.documents) == (plain.tokens, plain.documents)
+    assert not client.rows[plain.digest].active
+    with StatisticsFile(client.uploaded[-1]) as file:
+        assert isinstance(file.manifest, RouterManifest)
+        assert file.manifest.settings.before == before
+        assert file.manifest.exponents == [bits - 6 for bits in body().exponents]
+    assert contributed(folder, home, client, statistics=StatisticsSettings(before=before)) == [behind]
+    assert contributed(folder, home, client) != [behind]
 
 
 def test_law_4_lost_contribution_is_sent_again_unchanged(folder: Path, home: Path, client: MemoryClient) -> None:
