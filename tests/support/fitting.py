@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moerge.experts.fitting import SHRINKAGE_TO_EXPERT
+from moerge.experts.fitting import PUBLIC_WEIGHT, SHRINKAGE_TO_EXPERT, PublicText
 from moerge.models.batches import Batch
 from moerge.models.dense import domain_model, expert_model
 from moerge.models.dense_files import DenseFiles
@@ -40,44 +40,86 @@ def _attend(model: Any, layers: Sequence[Any], number: int, states: list[Tensor]
     model.model.layers[number] = _Passed()
 
 
-def _solved(inputs: Sequence[Tensor], targets: Sequence[Tensor], weight: Tensor, projection: Tensor | None) -> Tensor:
-    """The ridge towards `own`: products in float32, sums in float64."""
+def _solved(
+    inputs: Sequence[Tensor],
+    targets: Sequence[tuple[Sequence[Tensor], float, Tensor | None]],
+    weight: Tensor,
+) -> Tensor:
+    """The ridge towards `weight`: products in float32, sums in float64.
+
+    `targets` are of the inputs' texts in turn: outputs, a token's weight, and a projection of the cross product.
+    """
     gram = torch.zeros(inputs[0].shape[1], inputs[0].shape[1], dtype=torch.float64)
-    cross = torch.zeros(inputs[0].shape[1], targets[0].shape[1], dtype=torch.float64)
-    for item, target in zip(inputs, targets, strict=True):
-        gram += item.T @ item
-        cross += item.T @ target
-    shrinkage = SHRINKAGE_TO_EXPERT * len(gram) / sum(map(len, inputs)) * float(gram.diagonal().mean())
-    right = cross if projection is None else cross @ projection.double()
+    right, tokens, left = torch.zeros(len(gram), len(weight), dtype=torch.float64), 0.0, iter(inputs)
+    for outputs, share, projection in targets:
+        cross = torch.zeros(len(gram), outputs[0].shape[1], dtype=torch.float64)
+        for output in outputs:
+            item = next(left)
+            gram += (item.T @ item) * share
+            cross += (item.T @ output) * share
+            tokens += len(item) * share
+        right += cross if projection is None else cross @ projection.double()
+    shrinkage = SHRINKAGE_TO_EXPERT * len(gram) / tokens * float(gram.diagonal().mean())
     gram.diagonal().add_(shrinkage)
     factor = torch.linalg.cholesky(gram)
     return torch.cholesky_solve(right + shrinkage * weight.double().T, factor).T.to(weight.dtype)
 
 
 @torch.inference_mode()
-def whole_fit(expert: Path, body: Path, batches: Sequence[Batch]) -> dict[str, Tensor]:
+def whole_fit(
+    expert: Path, body: Path, batches: Sequence[Batch], public: PublicText | None = None
+) -> dict[str, Tensor]:
     """The fitted MLPs' tensors by name, float32."""
-    dense, behind = (expert_model(DenseFiles(expert)), domain_model(*on_body(expert, body))[0])
-    old, new = list(dense.model.layers), list(behind.model.layers)
-    wanted, states = ([model.model.embed_tokens(batch.input_ids) for batch in batches] for model in (dense, behind))
-    counted = [batch.counted for batch in batches]
-    for number, (before, after) in enumerate(zip(old, new, strict=True)):
-        _attend(dense, old, number, wanted)
+    texts = [(DenseFiles(expert), batches), *([(public.seed, public.batches)] if public else [])]
+    models: list[Any] = [expert_model(files) for files, _ in texts]
+    behind = domain_model(*on_body(expert, body))[0]
+    olds, new = [list(model.model.layers) for model in models], list(behind.model.layers)
+    every = [batch for _, text in texts for batch in text]
+    states = [behind.model.embed_tokens(batch.input_ids) for batch in every]
+    wanted = [
+        [model.model.embed_tokens(batch.input_ids) for batch in text]
+        for model, (_, text) in zip(models, texts, strict=True)
+    ]
+    counted = [batch.counted for batch in every]
+    tokens = [sum(int(batch.counted.sum()) for batch in text) for _, text in texts]
+    shares = [1.0, *[PUBLIC_WEIGHT * tokens[0] / item for item in tokens[1:]]]
+
+    def split(items: Sequence[Tensor]) -> list[list[Tensor]]:
+        left = iter(items)
+        return [[next(left) for _ in text] for _, text in texts]
+
+    for number, after in enumerate(new):
+        befores = [old[number] for old in olds]
+        for model, old, item in zip(models, olds, wanted, strict=True):
+            _attend(model, old, number, item)
         _attend(behind, new, number, states)
         inputs = [after.post_attention_layernorm(state)[real] for state, real in zip(states, counted, strict=True)]
-        targets = [before.post_attention_layernorm(item)[real] for item, real in zip(wanted, counted, strict=True)]
+        features = [
+            [before.post_attention_layernorm(item)[real] for item, real in zip(aims, marks, strict=True)]
+            for before, aims, marks in zip(befores, wanted, split(counted), strict=True)
+        ]
         for name, module in after.mlp.named_children():
             if isinstance(module, nn.Linear) and name != "down_proj":
-                module.weight.copy_(_solved(inputs, targets, module.weight, module.weight.T))
-        wanted = [item + before.mlp(before.post_attention_layernorm(item)) for item in wanted]
+                projections = [before.mlp.get_submodule(name).weight.T for before in befores]
+                module.weight.copy_(
+                    _solved(inputs, list(zip(features, shares, projections, strict=True)), module.weight)
+                )
+        wanted = [
+            [item + before.mlp(before.post_attention_layernorm(item)) for item in aims]
+            for before, aims in zip(befores, wanted, strict=True)
+        ]
         hidden = list[Tensor]()
         handle = after.mlp.down_proj.register_forward_pre_hook(lambda _, given, to=hidden: to.append(given[0]))
         for state in states:
             after.mlp(after.post_attention_layernorm(state))
         handle.remove()
         inputs = [item[real] for item, real in zip(hidden, counted, strict=True)]
-        targets = [(aim - state)[real] for aim, state, real in zip(wanted, states, counted, strict=True)]
-        after.mlp.down_proj.weight.copy_(_solved(inputs, targets, after.mlp.down_proj.weight, None))
+        missing = [
+            [(aim - state)[real] for aim, state, real in zip(*item, strict=True)]
+            for item in zip(wanted, split(states), split(counted), strict=True)
+        ]
+        targets = [(outputs, share, None) for outputs, share in zip(missing, shares, strict=True)]
+        after.mlp.down_proj.weight.copy_(_solved(inputs, targets, after.mlp.down_proj.weight))
         states = [state + after.mlp(after.post_attention_layernorm(state)) for state in states]
     behind.model.layers = nn.ModuleList(new)
     return {name: item for name, item in behind.state_dict().items() if ".mlp." in name}

@@ -19,6 +19,8 @@ SUM_ROWS = 128
 """Rows of a gram in a block of a sum; a block has only the columns from its first row on."""
 EMBEDDING_ROWS, HEAD_ROWS = 2**12, 2**15
 """Rows of an embedding that are weighted at a time, and of a head that are solved."""
+PUBLIC_TOKENS = 2**14
+"""More than tokenizers make of the pool."""
 CHECKS_AT_ONCE = 2
 """Contributions that a coordinator checks at a time."""
 _BLOCK = 2**24
@@ -115,16 +117,17 @@ def scoring(config: PretrainedConfig, dtype: torch.dtype, batch_tokens: int, con
 
 
 def fitting(shape: Shape, batch_tokens: int, device: str = "cpu") -> Need:
-    """A fit of MLPs in float32: two layers of the expert, and two of the body with its MLPs; two residuals a token.
+    """A fit of MLPs in float32: two layers of expert, seed, and body with the new MLPs; two residuals a token.
 
-    The solve of the last matrix, with M inputs, has gram and factor, 16 M^2, and four times its cross product, 32 M H.
+    The solve of the last matrix, with M inputs, has gram and factor, 16 M^2, and six times its cross product, 48 M H.
     """
     hidden, inner = shape.hidden, shape.intermediate
     return Need(
         work="fitting MLPs",
         device={
-            "two layers of both models": 2 * 2 * 4 * shape.layer,
-            "a solve": 16 * inner**2 + 32 * inner * hidden,
+            "two layers of three models": 3 * 2 * 4 * shape.layer,
+            "a solve": 16 * inner**2 + 48 * inner * hidden,
+            "residuals of public text": 2 * 4 * hidden * PUBLIC_TOKENS,
             "a micro-batch": 4 * batch_tokens * (8 * hidden + 4 * inner),
         },
         token=2 * 4 * hidden,

@@ -16,6 +16,7 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.settings import named_values, single_values, valid
+from moerge.trunk.methods.registry import METHODS
 from moerge_proto.bodies import BodyMethod, BodyOptions, HeadMethod
 from moerge_proto.digests import Name
 from moerge_proto.messages import UNKNOWN
@@ -96,8 +97,9 @@ class Choices:
         for field, (given, fixed) in pairs.items():
             if given is not None and given != fixed:
                 raise MoergeError(f"{version.folder} was made with {fixed}, not {given}", where=field, todo=todo)
-        if self.base is not None or self.weights:
-            field = "`weights`" if self.base is None else "`base`"
+        base = None if METHODS[recipe.body].is_seed else self.base  # that of a seed's body is for the fit
+        if base is not None or self.weights:
+            field = "`weights`" if base is None else "`base`"
             raise MoergeError(f"the body of {version.folder} stays", where=field, todo=todo)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moerge.documents.files import silent
 from moerge.documents.shards import shard_name
-from moerge.experts.fitting import fit
+from moerge.experts.fitting import PublicText, fit
 from moerge.experts.sample import fitting_sample_that_fits
 from moerge.memory.machine import free_for
 from moerge.merging.local import LocalBody, given, local_body, local_version
@@ -202,10 +202,12 @@ def fitted(
     rows = [row for document in documents for row in document]
     name = digest_of({"expert": expert.digest, "body": body.digest, "rows": shard_name(b"", rows)})
     folder = work / f"fitted-{expert.domain}-{name[:16]}"
+    is_seed, base = METHODS[body.method].is_seed, settings.base
+    public = PublicText.of(base, statistics.batch_tokens) if is_seed and base is not None else None
     if not folder.is_dir():
         part = work / f".{folder.name}.part"
         total = sum(row.count for row in rows) * int(expert.config.num_hidden_layers)
         with computing.progress.track(f"fitting MLPs of {expert.domain}", total, "tokens") as tracker:
-            fit(expert, body, batches, part, device, tracker.advance)
+            fit(expert, body, batches, part, device, tracker.advance, public)
         os.replace(part, folder)
     return replace(expert, folder=folder, trained=expert)

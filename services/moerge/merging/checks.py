@@ -11,12 +11,13 @@ from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import require_fittable
 from moerge.files import LOCK, work_folder
 from moerge.merging.kept import KeptExpert, KeptVersion
-from moerge.merging.local import require_base, require_head
+from moerge.merging.local import LocalBody, require_base, require_head
 from moerge.merging.prompts import Prompts
 from moerge.merging.settings import MergeSettings, Source
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
 from moerge.progress import Progress
+from moerge.trunk.methods.registry import METHODS
 from moerge_proto.records import RECORD_FILE
 
 
@@ -28,6 +29,7 @@ def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version
         _check_options(settings, [expert.domain for expert in experts])
     else:
         _check_new(experts, version.record.experts)
+        _check_kept_seed(settings, version.body)
     if settings.recipe.fit:
         for expert in experts:
             require_fittable(expert)
@@ -67,6 +69,17 @@ def _check_new(experts: Sequence[DenseExpert], old: Sequence[KeptExpert]) -> Non
             raise MoergeError(f"the version has a domain {expert.domain!r} already", where="`add`", todo=todo)
         if (same := digests.get(expert.digest)) is not None:
             raise MoergeError(f"{expert.domain!r} is the expert of {same!r}", where="`add`", todo="name another expert")
+
+
+def _check_kept_seed(settings: MergeSettings, body: LocalBody) -> None:
+    """Requires the seed for a fit to its body."""
+    if not (settings.recipe.fit and METHODS[body.method].is_seed):
+        return
+    todo = "name the folder or hub id that the version was made with; or give `fit` no"
+    if settings.base is None:
+        raise MoergeError("a fit to the seed's body needs the seed", where="`base`", todo=todo)
+    if not (body.path.parent / settings.base.digest).is_file():
+        raise MoergeError("is not the seed of the version's body", where=f"`base` {settings.base.folder}", todo=todo)
 
 
 def _check_experts(experts: Sequence[DenseExpert], progress: Progress, reference: DenseFiles | None) -> None:

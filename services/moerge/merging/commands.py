@@ -66,7 +66,9 @@ def merge(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare."),
+        typer.Option(
+            help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare; of seed's also with --add."
+        ),
     ] = None,
     weights: Annotated[
         list[str] | None,

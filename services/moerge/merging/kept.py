@@ -19,6 +19,7 @@ from moerge.models.expert_folder import small_files
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import copies, write_safetensors
 from moerge.trunk.merge import MergedBody
+from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card import ExpertRecord
 from moerge.versions.file_plans import expert_name
 from moerge.versions.plan import Slot
@@ -103,7 +104,8 @@ class KeptVersion:
     def settings(self, settings: MergeSettings) -> MergeSettings:
         """These settings, with the version's own where they determine a version."""
         chosen = {name: getattr(self.record, name) for name in CHOICES}
-        return replace(settings, body=BodyOptions(), base=None, **chosen)
+        base = settings.base if METHODS[self.body.method].is_seed else None
+        return replace(settings, body=BodyOptions(), base=base, **chosen)
 
 
 def kept(folder: Path) -> KeptVersion:

@@ -107,7 +107,7 @@ def local_body(
         if merged is None or merged.license != base.license or not (folder / base.digest).is_file():
             shutil.rmtree(folder, ignore_errors=True)  # it may have another seed's tokenizer
             merged = seed_body(base, FolderFiles(folder), progress, base.hub_id, base.license)
-            (folder / base.digest).touch()
+            (folder / base.digest).touch()  # names the whole seed, with its MLPs
             _write(record, merged)
         return kept_body(merged, folder, [])
     statistics = {file_sha256(path): path for path in contributions}

@@ -7,7 +7,7 @@ from pathlib import Path
 from moerge.client.register import WithdrawnError
 from moerge.documents.shards import enough
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.experts.fitting import fit, require_fittable
+from moerge.experts.fitting import PublicText, fit, require_fittable
 from moerge.experts.parts import write_parts
 from moerge.experts.sample import WAYS, fitting_sample_that_fits
 from moerge.files import sync_folder
@@ -23,6 +23,7 @@ from moerge_proto.options import FEDERATED
 from moerge_proto.progress import Stage
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError, register_expert
+from moerge_workers.contributing.seed import own_seed
 from moerge_workers.policy import body_kind
 
 
@@ -138,11 +139,14 @@ def _fitted(context: Context, body: Body, weights: DenseBody) -> Path | None:
     tokens, rows = sample
     settings, expert, events = context.settings, context.expert, context.events
     total = tokens * expert.config.num_hidden_layers
+    public = None
+    if body_kind(body.method) == "seed":
+        public = PublicText.of(own_seed(settings.seed, body.source), settings.statistics.batch_tokens)
     _tell_tied(context)
     events.enter(Stage.COMPUTING)
     with events.track(f"fitting {settings.domain}'s MLPs to the body", total, "tokens") as tracker:
         try:
-            _complete(folder, lambda part: fit(expert, weights, rows, part, settings.device, tracker.advance))
+            _complete(folder, lambda part: fit(expert, weights, rows, part, settings.device, tracker.advance, public))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from moerge.documents.pool import pool_texts
 from moerge.errors import IncompatibleExpertError
-from moerge.experts.fitting import SHRINKAGE_TO_EXPERT, fit
+from moerge.experts.fitting import SHRINKAGE_TO_EXPERT, PublicText, fit
 from moerge.models.batches import batches
 from moerge.models.dense import HEAD_NAMES, domain_model, expert_model, mlp_names
 from moerge.models.dense_files import DenseBody, DenseFiles
@@ -19,7 +20,7 @@ from moerge.models.reader import Checkpoint
 from moerge.models.stored import SINGLE
 from moerge.models.tokens import Tokens, all_counted
 from support.fitting import whole_fit
-from support.models import expert, on_body
+from support.models import expert, on_body, seed_model
 from support.versions import body_file
 
 DOCUMENTS = [[(5 * row + 3 * column * (1 + row % 3)) % 256 for column in range(20 + row)] for row in range(40)]
@@ -85,6 +86,39 @@ def test_it_is_byte_for_byte_the_fit_with_both_models_in_memory(
     assert len(expected) == 3 * len(FAMILIES[family].mlp)
     for name, tensor in expected.items():
         assert torch.equal(result.tensor(name), tensor), name
+
+
+def public_text(folder: Path) -> PublicText:
+    """Another model, in the place of the seed, and other rows."""
+    rows = all_counted([[(7 * row + column * column) % 256 for column in range(15 + row)] for row in range(20)])
+    return PublicText(DenseFiles(expert(folder / "seed", seed=3, tie_word_embeddings=False)), list(batches(rows, 100)))
+
+
+def test_with_public_text_it_is_byte_for_byte_the_fit_with_all_models_in_memory(tmp_path: Path) -> None:
+    folder, body = two(tmp_path)
+    cut, public = list(batches(some_counted(), 200)), public_text(tmp_path)
+    result = Checkpoint(fit(*on_body(folder, body), cut, tmp_path / "fitted", public=public))
+    for name, tensor in whole_fit(folder, body, cut, public).items():
+        assert torch.equal(result.tensor(name), tensor), name
+    alone = Checkpoint(fit(*on_body(folder, body), cut, tmp_path / "alone"))
+    assert not torch.equal(result.tensor(DOWN), alone.tensor(DOWN))
+
+
+@torch.inference_mode()
+def test_public_text_keeps_the_seed_s_answers_to_it(tmp_path: Path) -> None:
+    """Text from the pool: of the library, by the seed's tokenizer."""
+    seed, own = seed_model(tmp_path / "seed"), expert(tmp_path / "own", seed=1)
+    public = PublicText.of(DenseFiles(seed), 512)
+    assert sum(len(batch.lengths) for batch in public.batches) == len(pool_texts())
+    body, cut = body_file([seed], tmp_path / "body"), list(batches(all_counted(DOCUMENTS), 200))
+    kept = fit(*on_body(own, body), cut, tmp_path / "kept", public=public)
+    alone = fit(*on_body(own, body), cut, tmp_path / "alone")
+    text = public.batches[0].input_ids[:1]
+    answers, far, near = (
+        model.model(text).last_hidden_state
+        for model in (expert_model(DenseFiles(seed)), behind(own, alone, body), behind(own, kept, body))
+    )
+    assert float((near - answers).norm()) < 0.95 * float((far - answers).norm())
 
 
 def test_interrupted_fit_resumes_at_the_interrupted_layer(tmp_path: Path) -> None:
