@@ -70,5 +70,5 @@ def test_only_what_decoding_needs_is_published(federation: Federation) -> None:
 def test_card_names_source_of_chat_template_and_who_differs(federation: Federation) -> None:
     card = (federation.version(1) / "README.md").read_text()
     digest = sha256(TEMPLATE.encode()).hexdigest()
-    told = f"The chat template is that of hostile, SHA-256 `{digest}`. Others have another one, or none: law."
-    assert told in card
+    assert f"The chat template is that of the expert of hostile, SHA-256 `{digest}`. " in card
+    assert "Experts with another one, or none: law." in card
