@@ -345,6 +345,14 @@ MUTATIONS = (
         ("tests/unit/services/routers/test_influence.py",),
     ),
     Mutation(
+        "seed-tokenizer",
+        "parts with another tokenizer than the seed's",
+        LIBRARY,
+        'require_same_tokenizer(seed, expert, who, "same", f"the seed {named}")',
+        "pass",
+        ("tests/unit/coordinator/domain/test_experts.py",),
+    ),
+    Mutation(
         "seed-exponents",
         "attack: the seed's body with other exponents",
         WORKER,

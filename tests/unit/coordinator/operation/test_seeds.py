@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from moerge.blobs.local import LocalBlobs
 from moerge.errors import CheckpointError, MoergeError
+from moerge.merging.local import local_body
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import FINAL_NORM
 from moerge.trunk.merge import MergedBody
 from moerge_coordinator.commands import app
@@ -98,6 +100,15 @@ def test_seed_with_another_head_is_refused(home: Path, database: Database, model
     other = registered(home, database, changed(model, tmp_path / "third", "model.embed_tokens.weight", 3.0))
     assert other.digest != body.digest
     assert current(database) == [other.digest]
+
+
+def test_seed_has_the_names_of_a_merge_on_one_machine(
+    home: Path, database: Database, model: Path, tmp_path: Path
+) -> None:
+    body = registered(home, database, model)
+    local = local_body([], tmp_path / "body", "seed", base=DenseExpert("base", model))
+    assert (local.digest, local.seed_digest) == (body.digest, body.seed)
+    assert body.seed is not None
 
 
 def test_seed_with_another_tokenizer_is_refused(home: Path, database: Database, model: Path, tmp_path: Path) -> None:
