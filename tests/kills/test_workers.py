@@ -26,6 +26,7 @@ from kills.owner import (
     wait_for,
 )
 from kills.schedules import play
+from moerge.files import file_sha256
 from moerge_proto.experts import ExpertState
 from support.federation import federation_of
 from support.models import expert, texts
@@ -120,10 +121,10 @@ def test_full_disk_is_reported_and_restart_sends_same_bytes(place: Owner, home: 
     assert 3 <= before < place.require_undisturbed(home)
 
 
-def left(home: Path) -> dict[str, bytes]:
-    """The parts and statistics files of a home."""
+def left(home: Path) -> dict[str, str]:
+    """Path -> digest of the parts and statistics files of a home."""
     paths = [*(home / "parts").rglob("*.safetensors"), *(home / "contributions").glob("*.safetensors")]
-    return {str(path.relative_to(home)): path.read_bytes() for path in paths}
+    return {str(path.relative_to(home)): file_sha256(path) for path in paths}
 
 
 def test_worker_killed_as_it_fits_and_joins_under_a_seed_sends_the_same_bytes(tmp_path: Path) -> None:
@@ -146,12 +147,14 @@ def test_worker_killed_as_it_fits_and_joins_under_a_seed_sends_the_same_bytes(tm
         assert place.start(home, **settings).wait(300) == 0, log_of(home).read_text()
         [row] = [item for item in law.client.experts() if item.parts is not None]
         assert row.state is ExpertState.READY
-        assert [len(list(law.client.contributions(kind))) for kind in ("head", "router")] == [1, 1]
+        sent = [list(law.client.contributions(kind)) for kind in ("head", "router")]
+        assert [len(rows) for rows in sent] == [1, 1]
         other.mkdir()
         shutil.copy(home / "key", other / "key")
         assert place.start(other, dry_run=True, **settings).wait(300) == 0, log_of(other).read_text()
     assert left(home) == left(other)
-    assert len(left(home)) == 3
+    assert {row.digest for rows in sent for row in rows} < set(left(home).values())
+    assert len(left(home)) == 4, "parts, router sums, head sums under the expert's digest and under the parts'"
 
 
 def nodes(home: Path) -> set[int]:
