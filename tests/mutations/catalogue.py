@@ -297,6 +297,14 @@ MUTATIONS = (
         ("tests/unit/workers/contributing/test_router.py",),
     ),
     Mutation(
+        "ledger-of-each-expert",
+        "attacks: contributions of other MLPs under one body differ by the policy's minimum",
+        WORKER,
+        'own = {"expert"} if blank.under is None else set[str]()',
+        'own = {"expert"}',
+        ("tests/attacks/coordinator/test_seed.py",),
+    ),
+    Mutation(
         "journal-adds-twice",
         "law 4: a journal adds a shard once to a layer",
         LIBRARY,

@@ -19,12 +19,14 @@ from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge_proto.bodies import Body
+from moerge_proto.experts import ExpertState
 from moerge_proto.progress import Obstacle
+from moerge_proto.statistics_file import StatisticsFile
 from moerge_workers.contributing.body_check import checked_body
 from moerge_workers.contributing.seed import OtherBodyError
 from moerge_workers.contributing.stages import run_stages
-from support.models import seed_model, texts
-from support.stages import BODIES, MemoryClient, body, context_of, registered, seeded
+from support.models import expert, seed_model, texts
+from support.stages import BODIES, NOW, MemoryClient, body, context_of, registered, seeded
 
 DEFAULT: dict[str, Any] = {"policy": {"bodies": ["seed"], "min_documents": 5, "min_tokens": 1}, "fit": None}
 TOKEN = 97
@@ -199,6 +201,61 @@ def test_no_token_counts_leave_under_the_seed(folder: Path, tmp_path: Path, clie
     assert sums == layers | {"head_input", FINAL_NORM, HEAD}
     manifests = [json.dumps(row.model_dump(mode="json")) for row in client.rows.values()]
     assert not any("rare" in line for line in manifests)
+
+
+def withdraw_all(client: MemoryClient) -> None:
+    for digest in client.rows:
+        client.withdraw_contribution(digest)
+    for digest, row in client.known.items():
+        client.known[digest] = row.model_copy(update={"state": ExpertState.WITHDRAWN, "withdrawn": NOW})
+
+
+def first_layers(client: MemoryClient) -> dict[int, list[int]]:
+    """Documents -> the first layer's cross of each uploaded router contribution."""
+    result = {}
+    for path in client.uploaded:
+        if path.parent.name == "contributions":
+            with StatisticsFile(path) as file:
+                if file.manifest.kind == "router":
+                    result[file.manifest.documents] = file.array("layers.0.cross").tolist()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        pytest.param({"fit": False}, {"fit": True}, id="fitted after own"),
+        pytest.param({"fit": True}, {"fit": False}, id="own after fitted"),
+        pytest.param({}, {"expert": "trained-again"}, id="of another expert"),
+    ],
+)
+def test_other_mlps_show_no_single_document(
+    folder: Path, tmp_path: Path, client: MemoryClient, first: dict[str, Any], then: dict[str, Any]
+) -> None:
+    """The first layer's sums don't depend on the MLPs, so two contributions differ by that of their documents."""
+    given = {"seed": folder / "seed", **DEFAULT, **first}
+    if "expert" in then:
+        then = {"expert": expert(tmp_path / "trained-again", 2)}
+    lines = (tmp_path / "texts.jsonl").read_text()
+
+    def run(more: int, **given: Any) -> dict[int, list[int]]:
+        (tmp_path / "texts.jsonl").write_text(lines + texts(tmp_path / "more.jsonl", 2, more).read_text())
+        with context_of(folder, tmp_path, client, **given) as context:
+            run_stages(context)
+        return first_layers(client)
+
+    sums = run(0, **given)
+    assert sums.keys() == {40}
+    withdraw_all(client)
+    given |= then
+    assert run(1, **given) == sums
+    assert run(4, **given) == sums
+    assert not any(row.active for row in client.rows.values() if row.kind == "router")
+    assert run(0, **given) == sums
+    [row] = [row for row in client.rows.values() if row.kind == "router" and row.active]
+    assert row.documents == 40
+    assert run(1, **given).keys() == {40}
+    assert run(5, **given).keys() == {40, 5}
 
 
 def test_seed_s_name_exempts_no_other_file_from_the_budget(folder: Path, tmp_path: Path, client: MemoryClient) -> None:

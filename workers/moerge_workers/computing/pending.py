@@ -74,7 +74,7 @@ class PendingStatistics:
             if (manifest := self._summed(plan, path)) is not None:
                 break
             self.events.say("documents were removed during the work; planning again")
-        sent = Sent(path.name, file_sha256(path), manifest.documents, manifest.tokens)
+        sent = Sent(path.name, file_sha256(path), manifest.documents, manifest.tokens, manifest.expert)
         return Whole(sent, lambda: self.ledger.send(sent, self._planner.how, replace=plan.replaces))
 
     def _summed(self, plan: Plan, path: Path) -> Manifest | None:

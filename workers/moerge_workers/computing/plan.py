@@ -72,8 +72,9 @@ class Planner:
         if files and (not self.ledger.made_as(self.how) or (self.grows and not files[0].is_file())):
             return self._anew()
         sizes = self._sizes(everything=False)
-        if files and self.ledger.gone():
-            return self._without_gone(total(counted), total(sizes.values()))
+        others = any(item.expert != self.blank.expert for item in counted)
+        if files and (others or self.ledger.gone()):
+            return self._instead(total(counted), total(sizes.values()), others=others)
         sent = frozenset(name for file in files if file.is_file() for name in _shards(file))
         sizes = {name: size for name, size in sizes.items() if name not in sent}
         return Plan(sizes, sent, replaces=False, differs=total(sizes.values()) if files else None)
@@ -85,17 +86,21 @@ class Planner:
         differs = Size(documents, total(sizes.values()).tokens) if documents else None
         return Plan(sizes, frozenset(), replaces=True, differs=differs)
 
-    def _without_gone(self, before: Size, added: Size) -> Plan:
-        """All documents, because some sent ones were removed; `before`: size of all sent ones."""
-        gone = self.ledger.gone()
-        self.events.say(
-            f"{gone:,} sent documents were removed; one contribution over the rest replaces all earlier ones"
-        )
+    def _instead(self, before: Size, added: Size, *, others: bool) -> Plan:
+        """All documents, because some sent ones were removed, or `others`: they were summed with another expert's MLPs.
+
+        `before`: size of all sent ones. Other MLPs alone are no difference: the sums of the first layer are equal.
+        """
+        if gone := self.ledger.gone():
+            self.events.say(
+                f"{gone:,} sent documents were removed; one contribution over the rest replaces all earlier ones"
+            )
         sizes = self._sizes(everything=True)
         left = total(sizes.values())
         documents = 2 * added.documents + before.documents - left.documents
         tokens = 2 * added.tokens + before.tokens - left.tokens
-        return Plan(sizes, frozenset(), replaces=True, differs=Size(documents, tokens))
+        is_same = others and not documents
+        return Plan(sizes, frozenset(), replaces=True, differs=None if is_same else Size(documents, tokens))
 
     def _sizes(self, *, everything: bool) -> dict[str, Size]:
         self.events.enter(Stage.READING)

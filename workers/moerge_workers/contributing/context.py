@@ -80,8 +80,13 @@ class Context:
         self.events.say(f"data: {first.summary}")
 
     def ledger(self, blank: Manifest) -> Path:
-        """The path of a contribution's ledger: one for all contributions that count together, with any settings."""
-        fields = blank.model_dump(include={"kind", "owner", "expert", "domain", "body", "split"})
+        """The path of a contribution's ledger: one for all contributions that count together, with any settings.
+
+        Under a body that is one for any MLPs: the first layer's sums don't depend on them, so the difference of two
+        contributions is that of their documents.
+        """
+        own = {"expert"} if blank.under is None else set[str]()
+        fields = blank.model_dump(include={"kind", "owner", "domain", "body", "split"} | own)
         return self.settings.home / "contributions" / f"{digest_of(fields)}.sqlite"
 
     def pending(self, blank: Manifest, work: Pass, ledger: Ledger) -> PendingStatistics:

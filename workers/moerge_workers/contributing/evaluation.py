@@ -182,7 +182,8 @@ def _send(context: Context, version: Version, path: Path, counted: Counted, ledg
     if not outbox.may_leave(item, _outdated(context, version)):
         return outbox.history.decision(item) != "outdated"
     if not counted.earlier:
-        ledger.send(Sent(path.name, item.digest, counted.documents, counted.tokens), "", replace=True)
+        sent = Sent(path.name, item.digest, counted.documents, counted.tokens, context.expert.digest)
+        ledger.send(sent, "", replace=True)
     sums = NewEvaluation.model_validate_json(path.read_bytes())
     with _refusals_delayed(), outbox.sending(item):
         client.evaluate(version.number, sums)

@@ -63,21 +63,21 @@ def _deliver(context: Context, blank: RouterManifest, ledger: Ledger) -> list[Co
         problem = f"the expert's parts {other}, with other MLPs, contribute under this body"
         todo = f"set `fit`, or withdraw them: moerge expert withdraw {other}"
         raise MoergeError(problem, where=str(context.expert.folder), todo=todo)
-    if any(file.digest not in counted and not ledger.path(file.name).is_file() for file in ledger.files()):
+    files = ledger.files()
+    unsent = [file for file in files if file.digest not in counted and file.expert == blank.expert]
+    if not all(ledger.path(file.name).is_file() for file in unsent):
         context.events.say("a sent contribution is inactive and its file is missing here; sending its documents again")
         ledger.forget()
         return []
-    files = ledger.files()
-    unsent = [file for file in files if file.digest not in counted]
-    replaced = [file.digest for file in ledger.files(replaced=True) if file.digest in counted]
+    replaced = {file.digest for file in ledger.files(replaced=True)} - {file.digest for file in files}
     if not files and not context.settings.dry_run:
-        _withdraw(context, replaced, blank)
-    supersedes = replaced + others
+        _withdraw(context, sorted(replaced & counted.keys()), blank)
+    supersedes = [digest for digest in counted if digest in replaced or digest in others]
     for file in unsent:
         if (sent := _sent(context, blank, ledger, file, supersedes)) is None:
             return None
         counted[file.digest], supersedes = sent, []
-    return [counted[file.digest] for file in files]
+    return [counted[file.digest] for file in files if file.digest in counted]
 
 
 def _sent(

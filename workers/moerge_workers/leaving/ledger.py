@@ -13,7 +13,7 @@ PRAGMA main.cache_size = -32768;
 CREATE TABLE IF NOT EXISTS sent (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
     number INTEGER PRIMARY KEY, name TEXT NOT NULL, digest TEXT NOT NULL, documents INTEGER NOT NULL,
-    tokens INTEGER NOT NULL, how TEXT NOT NULL, replaced INTEGER NOT NULL
+    tokens INTEGER NOT NULL, expert TEXT NOT NULL, how TEXT NOT NULL, replaced INTEGER NOT NULL
 );
 PRAGMA temp.cache_size = -32768;
 PRAGMA temp.journal_mode = OFF;
@@ -30,12 +30,13 @@ WHERE a.copies > IFNULL(b.copies, 0)
 
 @dataclass(frozen=True)
 class Sent:
-    """A file beside the ledger that was sent or will be sent, and its numbers of summed documents and tokens."""
+    """A file beside the ledger that was sent or will be sent, its numbers of documents and tokens, and its expert."""
 
     name: str
     digest: str
     documents: int
     tokens: int
+    expert: str
 
 
 class Ledger:
@@ -54,7 +55,7 @@ class Ledger:
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             self._db.executescript(_TABLES)
-            self._db.execute("SELECT documents FROM files LIMIT 1")
+            self._db.execute("SELECT expert FROM files LIMIT 1")
         except sqlite3.DatabaseError as error:
             self._db.close()
             if is_of_full_disk(error):
@@ -108,7 +109,7 @@ class Ledger:
 
     def files(self, *, replaced: bool = False) -> list[Sent]:
         """The active files, or the replaced ones, in the order of sending."""
-        query = "SELECT name, digest, documents, tokens FROM files WHERE replaced = ? ORDER BY number"
+        query = "SELECT name, digest, documents, tokens, expert FROM files WHERE replaced = ? ORDER BY number"
         return [Sent(*row) for row in self._db.execute(query, (int(replaced),))]
 
     def next(self) -> int:
@@ -128,8 +129,8 @@ class Ledger:
             self._db.execute("BEGIN IMMEDIATE")
             if replace:
                 self._db.execute("UPDATE files SET replaced = 1")
-            row = (self.next(), file.name, file.digest, file.documents, file.tokens, how, 0)
-            self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            row = (self.next(), file.name, file.digest, file.documents, file.tokens, file.expert, how, 0)
+            self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute("DELETE FROM sent")
             self._db.execute("INSERT INTO sent SELECT mac, copies FROM seen")
 

@@ -18,7 +18,7 @@ def counted(folder: Path, home: Path, client: MemoryClient, *, sent: bool = Fals
     ):
         result = HeldOut(context.settings, context.data, context.events, ledger).counted()
         if sent:
-            ledger.send(Sent("file", "0" * 64, result.documents, result.tokens), "", replace=True)
+            ledger.send(Sent("file", "0" * 64, result.documents, result.tokens, "1" * 64), "", replace=True)
     return result
 
 

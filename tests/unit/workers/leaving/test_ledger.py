@@ -21,7 +21,7 @@ def new(ledger: Ledger, documents: list[bytes]) -> Counter[bytes]:
 
 
 def file(number: int) -> Sent:
-    return Sent(f"{number}.safetensors", sha256_hex(bytes([number])), documents=number, tokens=10 * number)
+    return Sent(f"{number}.safetensors", sha256_hex(bytes([number])), number, 10 * number, "0" * 64)
 
 
 @settings(max_examples=30, deadline=None)
