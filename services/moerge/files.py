@@ -110,6 +110,20 @@ def private_folder(folder: Path) -> None:
         raise MoergeError(what, where=str(folder), todo=todo) from error
 
 
+def require_own(path: Path) -> Path:
+    """The path of a folder's file, which may be missing; CheckpointError for a link out of the folder.
+
+    Otherwise a folder from elsewhere could publish its user's private files. Links of the hub's cache to its blobs are
+    followed.
+    """
+    real, folder = Path(os.path.realpath(path)), path.parent.resolve()
+    blobs = [place.with_name("blobs") for place in folder.parents if place.name == "snapshots"]
+    if real.is_relative_to(folder) or real.parent in blobs:
+        return path
+    todo = "replace the link by a copy of the file, if the file belongs to the model; otherwise remove the link"
+    raise CheckpointError(f"a link out of the folder, to {real}", where=str(path), todo=todo)
+
+
 def require_small(path: Path, most: int) -> None:
     if (size := path.stat().st_size) > most:
         raise CheckpointError(f"expected at most {most} bytes, found {size}", where=str(path))

@@ -528,4 +528,20 @@ MUTATIONS = (
         "if False:",
         ("tests/unit/services/export/test_gguf.py",),
     ),
+    Mutation(
+        "links",
+        "no link out of a model's folder is sent or published",
+        LIBRARY,
+        "if real.is_relative_to(folder) or real.parent in blobs:",
+        "if True:",
+        ("tests/attacks/test_expert_folder.py",),
+    ),
+    Mutation(
+        "blobs-elsewhere",
+        "a link in place of the hub's blobs is not followed",
+        LIBRARY,
+        'place.with_name("blobs") for place',
+        'place.with_name("blobs").resolve() for place',
+        ("tests/attacks/test_expert_folder.py",),
+    ),
 )

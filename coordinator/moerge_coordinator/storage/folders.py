@@ -9,6 +9,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from moerge.blobs.store import Blobs, show
+from moerge.models.adapters import file_of
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import is_weights
 from moerge.models.reader import Checkpoint
@@ -33,6 +34,10 @@ class StoredFiles(DenseFiles):
         sources = {file.name: self._blobs.source(file.sha256) for file in self._files if is_weights(file.name)}
         remote = {name: source for name, source in sources.items() if not isinstance(source, Path)}
         return Checkpoint(self.folder, remote)
+
+    def side_file(self, name: str) -> Path:
+        """The path of a small file; it may be a link to the store's cache."""
+        return file_of(self.folder, name)
 
 
 @dataclass(frozen=True)

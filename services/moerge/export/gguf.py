@@ -8,7 +8,7 @@ from moerge.errors import CheckpointError, MoergeError
 from moerge.export.converter import convert, converter
 from moerge.export.folder import converter_folder
 from moerge.export.llama_cpp import converter_form, refusals
-from moerge.files import json_object, sync_folder
+from moerge.files import json_object, require_own, sync_folder
 from moerge.models.families import FAMILIES
 from moerge.models.stored import StoredTensors
 from moerge.progress import Progress
@@ -50,6 +50,9 @@ def export_gguf(version: Path, out: Path, llama_cpp: Path | None, quantise: str 
         raise MoergeError(f"llama.cpp {'; it '.join(refused)}", where=str(version), todo="use transformers or vLLM")
     if out.exists():
         raise MoergeError("already exists", where=str(out), todo="name a new file, or remove this one")
+    for path in version.iterdir():
+        if path.suffix != ".safetensors":
+            require_own(path)  # the converter embeds tokenizer and chat template
     command, outtype = converter(llama_cpp), quantise or _TYPES.get(config.get("dtype", ""), "f32")
     parameters = sum(spec.bytes // spec.dtype.itemsize for spec in StoredTensors(version).specs.values())
     part = out.with_name(f".{out.name}.part")

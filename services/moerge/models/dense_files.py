@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from moerge.errors import MoergeError
+from moerge.files import require_own
 from moerge.models.adapters import file_of, is_adapter, tokenizer_folder
 from moerge.models.config import dense_config, read_config
 from moerge.models.families import Family, family_of
@@ -70,8 +71,8 @@ class DenseFiles(_Opened):
         return tokenizer
 
     def side_file(self, name: str) -> Path:
-        """The path of a small file; it may be missing. See `file_of`."""
-        return file_of(self.folder, name)
+        """The path of a small file; it may be missing, and is no link out of the folder. See `file_of`."""
+        return require_own(file_of(self.folder, name))
 
 
 class DenseBody(_Opened):

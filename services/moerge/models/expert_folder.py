@@ -49,7 +49,7 @@ def expert_files(expert: DenseFiles) -> dict[str, Path]:
     if expert.is_adapter:
         raise CheckpointError("the folder is an adapter", where=str(folder), todo="merge it with its base first")
     weights, _ = {spec.file for spec in expert.checkpoint.specs.values()}, expert.config
-    others = {folder / name for name in _OTHER_FILES if (folder / name).is_file()}
+    others = {path for path in map(expert.side_file, _OTHER_FILES) if path.is_file()}
     if folder / SINGLE in weights:
         others.discard(folder / INDEX)  # stale
     return {path.name: path for path in sorted(weights | others)}

@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from moerge.errors import CheckpointError
-from moerge.files import atomic_file, cache_folder
+from moerge.files import atomic_file, cache_folder, require_own
 from moerge_proto.digests import sha256_hex
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -56,7 +56,10 @@ def _base_and_adapter(source: str) -> tuple[str, str]:
 
 
 def on_base(base: Path, adapter: Path, folder: Path) -> Path:
-    """Makes `folder` of links to an adapter's files, with settings that name the base, and returns it."""
+    """Makes `folder` of an adapter's files, with settings that name the base, and returns it.
+
+    Small files are copied and others linked. Small ones that are links out of the adapter's folder are refused.
+    """
     try:
         settings = json.loads((adapter / ADAPTER_CONFIG).read_bytes())
         text = json.dumps({**settings, BASE: str(base.resolve()), "revision": None}, indent=2).encode()
@@ -64,13 +67,22 @@ def on_base(base: Path, adapter: Path, folder: Path) -> Path:
         todo = "name BASE+ADAPTER: the base model's folder or hub id, then the adapter's"
         raise CheckpointError(f"not an adapter: {error}", where=str(adapter / ADAPTER_CONFIG), todo=todo) from error
     folder.mkdir(parents=True, exist_ok=True)
-    for file in adapter.resolve().iterdir():
-        link = folder / file.name
-        if file.name == ADAPTER_CONFIG or not file.is_file() or (link.is_symlink() and link.readlink() == file):
-            continue
-        link.unlink(missing_ok=True)
-        with suppress(FileExistsError):  # of another process
-            link.symlink_to(file)  # not to the end of a link, which may change
+    files = {
+        file.name: file for file in adapter.resolve().iterdir() if file.is_file() and any(map(file.match, _WANTED))
+    }
+    for name, file in files.items():
+        path = folder / name
+        if file.suffix != ".safetensors" and name != ADAPTER_CONFIG:
+            data = require_own(file).read_bytes()
+            with atomic_file(path) as out:
+                out.write(data)
+        elif name != ADAPTER_CONFIG and not (path.is_symlink() and path.readlink() == file):
+            path.unlink(missing_ok=True)
+            with suppress(FileExistsError):  # of another process
+                path.symlink_to(file)  # not to the end of a link, which may change
+    for path in folder.iterdir():
+        if path.name not in files and not path.name.startswith("."):  # of an earlier adapter there
+            path.unlink(missing_ok=True)
     with atomic_file(folder / ADAPTER_CONFIG) as out:
         out.write(text)
     return folder

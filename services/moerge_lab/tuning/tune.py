@@ -108,14 +108,14 @@ def write_tuned(request: Request, work: Path, done: Done, out: Path, progress: P
         content = {**json.loads((request.start / CONFIG_FILE).read_bytes()), "num_experts_per_tok": k}
         files = [file for file in files if file.name != CONFIG_FILE]
         files.append(text_file(CONFIG_FILE, json.dumps(content, indent=2, sort_keys=True) + "\n"))
-    files += _small_files(request.start)
+    files += _small_files(DenseFiles(request.start))
     files += [record_file(record), copied_file(work / LOG), text_file(CARD_FILE, card(request, work, done))]
     with progress.track(f"writing {out.name}", len(files), "files") as tracker:
         write_folder(files, out, lambda file: tracker.advance(1))
 
 
-def _small_files(folder: Path) -> list[FilePlan]:
-    names = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    files = [text_file(name, published_tokenizer(folder / name).decode()) for name in names]
-    generation = published_generation(DenseFiles(folder))
+def _small_files(start: DenseFiles) -> list[FilePlan]:
+    paths = [path for path in map(start.side_file, TOKENIZER_FILES) if path.is_file()]
+    files = [text_file(path.name, published_tokenizer(path).decode()) for path in paths]
+    generation = published_generation(start)
     return files if generation is None else [*files, text_file(GENERATION, generation)]

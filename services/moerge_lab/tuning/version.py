@@ -6,6 +6,7 @@ from pathlib import Path
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.models.config import read_config
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.families import published_family
 from moerge.models.reader import Checkpoint
@@ -53,8 +54,9 @@ def _parent(version: Path) -> Lineage:
 def _digests(folder: Path, progress: Progress) -> dict[str, str]:
     """SHA-256 of a folder's weights, config and tokenizer, by name."""
     weights = {spec.file.name for spec in Checkpoint(folder).specs.values()}
-    small = {name for name in (CONFIG_FILE, GENERATION, *TOKENIZER_FILES) if (folder / name).is_file()}
-    paths, digests = [folder / name for name in sorted(weights | small)], {}
+    small = map(DenseFiles(folder).side_file, (CONFIG_FILE, GENERATION, *TOKENIZER_FILES))
+    paths = sorted({folder / name for name in weights} | {path for path in small if path.is_file()})
+    digests = dict[str, str]()
     with progress.track(f"checking {folder.name}", sum(path.stat().st_size for path in paths), "B") as tracker:
         for path in paths:
             digests[path.name] = file_sha256(path)

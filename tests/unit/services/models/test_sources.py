@@ -6,6 +6,7 @@ import pytest
 from huggingface_hub import constants
 
 from moerge.errors import CheckpointError
+from moerge.models.adapters import WEIGHTS
 from moerge.models.sources import ADAPTER_CONFIG, checkpoint_folder, hub_id, on_base
 
 
@@ -46,9 +47,21 @@ def test_adapter_on_base_follows_the_current_symlinks(tmp_path: Path) -> None:
     (own / ADAPTER_CONFIG).write_text("{}")
     for step in ("first", "second"):
         (tmp_path / step).write_text(step)
-        (own / "weights").unlink(missing_ok=True)
-        (own / "weights").symlink_to(tmp_path / step)
-        assert (on_base(base, own, made) / "weights").read_text() == step
+        (own / WEIGHTS).unlink(missing_ok=True)
+        (own / WEIGHTS).symlink_to(tmp_path / step)
+        assert (on_base(base, own, made) / WEIGHTS).read_text() == step
+
+
+def test_adapter_on_base_has_the_adapter_s_current_small_files(tmp_path: Path) -> None:
+    own, made = tmp_path / "own", tmp_path / "made"
+    own.mkdir()
+    (own / ADAPTER_CONFIG).write_text("{}")
+    (own / "tokenizer.json").write_text("first")
+    assert (on_base(tmp_path, own, made) / "tokenizer.json").read_text() == "first"
+    (own / "tokenizer.json").write_text("second")
+    assert (on_base(tmp_path, own, made) / "tokenizer.json").read_text() == "second"
+    (own / "tokenizer.json").unlink()
+    assert {path.name for path in on_base(tmp_path, own, made).iterdir()} == {ADAPTER_CONFIG}
 
 
 def test_a_base_s_path_may_have_a_plus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
