@@ -15,6 +15,7 @@ from moerge.progress import Progress
 from moerge_proto.messages import FileEntry
 
 _READ_BYTES = 2**20
+_AGAIN = "run the command again; a repeated error means damaged storage at the coordinator"
 
 
 def download(http: Http, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
@@ -55,8 +56,13 @@ def _download_one(http: Http, path: str, file: FileEntry, target: Path, advance:
             with http.content(path, headers) as response:
                 if headers and response.status_code != httpx.codes.PARTIAL_CONTENT:
                     out.truncate(0)
+                    out.seek(0)
                     digest = hashlib.sha256()
                 for piece in response.iter_bytes(_READ_BYTES):
+                    if out.tell() + len(piece) > file.size:
+                        out.truncate(0)
+                        out.seek(0)
+                        raise MoergeError(f"expected {file.size} bytes, received more", where=file.name, todo=_AGAIN)
                     digest.update(piece)
                     out.write(piece)
                     advance(len(piece))
@@ -67,7 +73,7 @@ def _download_one(http: Http, path: str, file: FileEntry, target: Path, advance:
         raise MoergeError(
             f"expected SHA-256 {file.sha256}, received {digest.hexdigest()}",
             where=file.name,
-            todo="run the command again; a repeated error means damaged storage at the coordinator",
+            todo=_AGAIN,
         )
     part.replace(target)
     sync_folder(target.parent)

@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,10 @@ _FIRST_REPORT_SECONDS, _REPORT_SECONDS = 5.0, 60.0
 _LONGEST_PAUSE = 30.0
 JSON = {"Content-Type": "application/json"}
 """Headers of a request whose content is a message."""
+MESSAGE_BYTES = 2**26
+"""Limit of an answer that is read whole."""
+_PLAIN = {"Accept-Encoding": "identity"}
+_HERE, _NEAR, _FAR = range(3)
 _ADDRESS = "give the complete address with `coordinator` or MOERGE_COORDINATOR"
 
 
@@ -50,9 +55,46 @@ def _address(url: str) -> httpx.URL:
 def _require_encrypted(url: httpx.URL, where: str) -> None:
     if url.scheme != "https" and not (url.scheme == "http" and _is_loopback(url.host)):
         raise MoergeError(
-            f"{url.copy_with(query=None)} is not encrypted, so others could read the token and the statistics",
+            f"{_place(url)} is not encrypted, so others could read the token and the statistics",
             where=where,
             todo="use an https:// address; plain http:// is only for 127.0.0.1 and localhost",
+        )
+
+
+def _distance(host: str) -> int:
+    """_HERE for this machine, _NEAR for a private network, _FAR for others; of a name's addresses, the closest."""
+    try:
+        addresses = {ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):  # an unknown name; a proxy may know it
+        return _FAR
+    plain = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
+    if any(address.is_loopback or address.is_unspecified for address in plain):
+        return _HERE
+    return _FAR if all(address.is_global for address in plain) else _NEAR
+
+
+def _require_as_far(url: httpx.URL, coordinator: httpx.URL) -> None:
+    """Requires that a redirection leads no closer to this machine than the coordinator is."""
+    if _distance(url.host) < _distance(coordinator.host):
+        raise MoergeError(
+            f"the coordinator redirects to {_place(url)}, which is closer to this machine than the coordinator",
+            where="download",
+            todo="if that is the operator's store, name the coordinator by its address in that network",
+        )
+
+
+def _place(url: httpx.URL) -> str:
+    """An address without its query, which may hold a signature."""
+    return str(url.copy_with(query=None))
+
+
+def _require_plain(response: httpx.Response) -> None:
+    """Requires an answer without encoding, because a small one could expand to any size."""
+    if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
+        raise MoergeError(
+            f"expected an answer without encoding, received {encoding!r}",
+            where=_place(response.url),
+            todo="ask the operator to respect Accept-Encoding, also in a proxy",
         )
 
 
@@ -96,12 +138,14 @@ class Http:
         self._patience, self._say = patience, say
         self._here = httpx.Client(
             base_url=_address(url),
-            headers={"Authorization": f"Bearer {token}", **(headers or {})},
+            headers={"Authorization": f"Bearer {token}", **_PLAIN, **(headers or {})},
             timeout=limits,
-            event_hooks={"response": [lambda response: heard()]},
+            event_hooks={"response": [lambda response: heard(), _require_plain]},
             transport=transport,
         )
-        self._elsewhere = httpx.Client(timeout=limits, transport=transport)  # without the token
+        self._elsewhere = httpx.Client(  # without the token
+            headers=_PLAIN, timeout=limits, event_hooks={"response": [_require_plain]}, transport=transport
+        )
 
     @property
     def url(self) -> httpx.URL:
@@ -176,7 +220,8 @@ class Http:
         params: Mapping[str, int | str | bool] | None = None,
     ) -> httpx.Response:
         def send() -> httpx.Response:
-            return _checked(self._here.request(method, path, content=content, headers=headers, params=params))
+            with self._here.stream(method, path, content=content, headers=headers, params=params) as response:
+                return _checked(_whole(response))
 
         return self.patiently(send)
 
@@ -198,10 +243,9 @@ class Http:
             if response.next_request is not None:
                 url = response.next_request.url
                 _require_encrypted(url, "download")
+                _require_as_far(url, self.url)
                 response = stack.enter_context(self._elsewhere.stream("GET", url, headers=headers))
-            if not response.is_success:
-                response.read()
-            yield _checked(response)
+            yield response if response.is_success else _checked(_whole(response))
 
 
 def _read(kind: type[T], response: httpx.Response) -> T:
@@ -241,6 +285,23 @@ def optional(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Non
 
 def _reason(error: Exception) -> str:
     return (error.what if isinstance(error, MoergeError) else str(error)) or type(error).__name__
+
+
+def _whole(response: httpx.Response) -> httpx.Response:
+    """An answer with its content; MoergeError if that has more than MESSAGE_BYTES."""
+    content = bytearray()
+    for piece in response.iter_bytes():
+        content += piece
+        if len(content) > MESSAGE_BYTES:
+            todo = "check the address; no answer of a coordinator is so long"
+            raise MoergeError(f"the answer has more than {MESSAGE_BYTES} bytes", where=_place(response.url), todo=todo)
+    return httpx.Response(
+        response.status_code,
+        headers=response.headers,
+        content=bytes(content),
+        request=response.request,
+        extensions=response.extensions,
+    )
 
 
 def _checked(response: httpx.Response) -> httpx.Response:

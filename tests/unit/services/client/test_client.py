@@ -1,11 +1,9 @@
 """The client's addresses, retries, redirections and answers."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +19,7 @@ from moerge_proto.messages import FileEntry, Page
 from moerge_proto.owners import Identity, Owner, Role
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.workflows import Workflow, WorkflowState
+from support.http_server import serving
 
 
 @pytest.mark.parametrize("url", ["http://example.org", "http://10.0.0.1:8080"])
@@ -87,19 +86,6 @@ class Elsewhere(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-@contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address of a server with this handler."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture
