@@ -22,15 +22,15 @@ _TOKEN = 4  # bytes, which keep temporary names apart
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Opens a temporary sibling for writing; on success it is fsynced and renamed to `path`, otherwise removed.
 
-    Its OSErrors, such as a full disk, name `path`.
+    Only this user may read a `private` file. Its OSErrors, such as a full disk, name `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN)}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=_private if private else None) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -41,6 +41,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def unfinished(path: Path) -> list[Path]:
@@ -74,8 +78,8 @@ def require_new(out: Path) -> None:
 
 @contextmanager
 def alone(work: Path) -> Iterator[None]:
-    """Makes a work folder, locks it against other runs, and removes it at the end if it is empty."""
-    work.mkdir(parents=True, exist_ok=True)
+    """Makes a private work folder, locks it against other runs, and removes it at the end if it is empty."""
+    private_folder(work)
     lock = FileLock(work / LOCK)
     try:
         lock.acquire(blocking=False)

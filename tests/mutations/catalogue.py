@@ -576,4 +576,20 @@ MUTATIONS = (
         "if False:",
         ("tests/attacks/coordinator/test_answers.py",),
     ),
+    Mutation(
+        "work-folder",
+        "other users can't enter a work folder",
+        LIBRARY,
+        "    private_folder(work)\n",
+        "    work.mkdir(parents=True, exist_ok=True)\n",
+        ("tests/attacks/test_local_user.py",),
+    ),
+    Mutation(
+        "private-file",
+        "other users can't read sums and hidden states",
+        LIBRARY,
+        "opener=_private if private else None",
+        "opener=None",
+        ("tests/attacks/test_local_user.py",),
+    ),
 )

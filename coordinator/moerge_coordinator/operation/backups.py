@@ -58,8 +58,10 @@ def back_up(settings: Settings, target: Path, progress: Progress) -> Backup:
         return _into_folder(settings, target, progress)
     with tempfile.TemporaryDirectory(prefix=".backup-", dir=settings.home) as folder:  # same disk, so blobs are links
         made = _into_folder(settings, Path(folder), progress)
-        with atomic_file(target) as out, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-            os.fchmod(out.fileno(), 0o600)
+        with (
+            atomic_file(target, private=True) as out,
+            tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+        ):
             paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
             total = sum(path.stat().st_size for path in paths)
             with progress.track(f"writing {target.name}", total, "B") as tracker:
@@ -80,8 +82,7 @@ def _into_folder(settings: Settings, target: Path, progress: Progress) -> Backup
             made = _copied(settings, target, folder, progress)
         except _ChangedError:
             continue
-        with atomic_file(target / CONTENTS) as out:
-            os.fchmod(out.fileno(), 0o600)
+        with atomic_file(target / CONTENTS, private=True) as out:
             out.write(made.model_dump_json(indent=1).encode())
         _prune(target, made)
         return made

@@ -161,4 +161,4 @@ def share(version: KeptVersion, work: Path) -> None:
         path = work / file.relative_to(source)
         path.unlink(missing_ok=True)
         if not linked(file, path):
-            shutil.copyfile(file, path)
+            shutil.copy(file, path)

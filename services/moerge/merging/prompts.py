@@ -108,7 +108,7 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
             pairs = zip(chosen, answers, strict=True)
             texts = [writer.document(prompts.texts[place], begun[place], new) for place, new in pairs]
             lines += [json.dumps(text, ensure_ascii=False) for text in texts]
-            with atomic_file(path) as out:
+            with atomic_file(path, private=True) as out:
                 out.write("".join(f"{line}\n" for line in lines).encode())
             new_tokens = sum(text["tokens"] for text in texts)
             tracker.advance(min(new_tokens, prompts.tokens - done))

@@ -193,7 +193,7 @@ def withhold_rare(whole: Path, path: Path, rare_below: int) -> None:
             array = file.array(name)
             yield np.where(array < rare_below, 0, array) if name == "token_counts" else array
 
-    with StatisticsFile(whole) as file, atomic_file(path) as out:
+    with StatisticsFile(whole) as file, atomic_file(path, private=True) as out:
         write(out, file.manifest.model_copy(update={"rare_below": rare_below}), arrays(file))
 
 

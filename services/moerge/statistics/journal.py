@@ -81,7 +81,7 @@ class Journal:
         counts = {"tokens": tokens, "documents": documents, "shards": sorted(names)}
         manifest = type(self._blank).model_validate(self._blank.model_dump() | counts)
         part = range(layer, layer + 1)
-        with atomic_file(self._part(layer)) as out:
+        with atomic_file(self._part(layer), private=True) as out:
             write(out, manifest, arrays.values(), part)
         self._files[layer], self.shards[layer] = (self._part(layer), part), names
 
@@ -100,7 +100,7 @@ class Journal:
                     raise MoergeError(problem, where=str(self.path.with_name(file.name)), todo=_TODO)
             layers = enumerate(opened)
             names = ((file, name) for n, file in layers for name, _ in manifest.part(range(n, n + 1)))
-            with atomic_file(self.path) as out:
+            with atomic_file(self.path, private=True) as out:
                 write(out, manifest, (file.array(name) for file, name in names))
         clear(self.path)
         return manifest

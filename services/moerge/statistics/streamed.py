@@ -156,7 +156,7 @@ class Streamed:
         if shutil.disk_usage(path.parent).free < sum(item.nbytes for state in self._states.values() for item in state):
             return False  # the rest is for sums
         try:
-            with atomic_file(path) as out:
+            with atomic_file(path, private=True) as out:
                 write_safetensors(out, plans, metadata={"work": work, "layer": str(self.layer)})
         except OSError as error:
             if not is_of_full_disk(error):

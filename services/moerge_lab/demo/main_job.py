@@ -1,6 +1,5 @@
 """The main job on real text: four owners, one coordinator; three join first, the fourth later."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -108,8 +107,7 @@ class Demo:
             command = "coordinator", "init", self._coordinator
             self._stages.command(*command)
             token = output_of(*command)
-            with atomic_file(path) as out:
-                os.chmod(out.name, 0o600)
+            with atomic_file(path, private=True) as out:
                 out.write(token.encode())
         return path.read_text()
 

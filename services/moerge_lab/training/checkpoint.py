@@ -45,6 +45,6 @@ class Checkpoint:
             tensors[name] = parameter.detach()
             tensors |= {f"{moment}.{name}": optimizer.state[parameter][moment] for moment in _MOMENTS}
         plans = [TensorPlan(name, item.dtype, tuple(item.shape), item.cpu) for name, item in tensors.items()]
-        with atomic_file(self._path) as out:
+        with atomic_file(self._path, private=True) as out:
             write_safetensors(out, plans)
         self._due = time.monotonic() + max(SECONDS, 19 * (time.monotonic() - begun))

@@ -83,7 +83,7 @@ def tune(
 
 
 def write_rows(request: Request, work: Path) -> None:
-    with atomic_file(work / ROWS) as file:
+    with atomic_file(work / ROWS, private=True) as file:
         file.write(save({str(slot): rows for slot, rows in enumerate(request.rows)}))
 
 

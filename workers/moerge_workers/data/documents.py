@@ -1,6 +1,5 @@
 """An owner's data: documents, split by their digest under the owner's key, and cut into shards."""
 
-import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +21,7 @@ def read_key(home: Path) -> bytes:
     """The key of shard names, made on first use with mode 0600. Without it a name reveals nothing of the text."""
     path = home / "key"
     if not path.is_file():
-        with atomic_file(path) as file:
-            os.fchmod(file.fileno(), 0o600)
+        with atomic_file(path, private=True) as file:
             file.write(secrets.token_bytes(32))
     return path.read_bytes()
 

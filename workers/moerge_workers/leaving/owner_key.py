@@ -3,7 +3,6 @@
 Its file has the owner's name, in the worker's home or, for all the owner's workers, in ~/.moerge.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -62,8 +61,7 @@ def _made(path: Path) -> Ed25519PrivateKey:
             format=serialization.PrivateFormat.PKCS8,
             encryption_algorithm=serialization.NoEncryption(),
         )
-        with atomic_file(path) as file:
-            os.fchmod(file.fileno(), 0o600)
+        with atomic_file(path, private=True) as file:
             file.write(pem)
     return read_owner_key(path)
 
