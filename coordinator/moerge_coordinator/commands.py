@@ -10,7 +10,7 @@ from rich.table import Table
 from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.settings import byte_count
-from moerge.terminal import AsJson, output, show_json
+from moerge.terminal import AsJson, echo, output, show_json
 from moerge_proto.messages import UNKNOWN
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def init(
     from moerge_coordinator.operation.home import initialise
 
     token = initialise(home)
-    typer.echo(token.secret)
+    echo(token.secret)
     if model is not None:
         seed(home, model, license)
-    typer.echo(f"This operator token is shown only once. Next: moerge coordinator serve {home}", err=True)
+    echo(f"This operator token is shown only once. Next: moerge coordinator serve {home}", err=True)
 
 
 @app.command()
@@ -66,7 +66,7 @@ def seed(home: Home, model: Annotated[str, typer.Argument(help=SEED)], license: 
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
         body = register(database, stores(settings)[0], model, progress(), license)
-    typer.echo(f"The seed's body {body.digest[:12]} of {body.source} is current.", err=True)
+    echo(f"The seed's body {body.digest[:12]} of {body.source} is current.", err=True)
 
 
 @app.command()
@@ -104,10 +104,10 @@ def check(home: Home, host: Host = None, port: Port = None) -> None:
 
     result = list(problems(home, os.environ, lambda settings: _overridden(settings, host, port)))
     for problem in result:
-        typer.echo(problem)
+        echo(problem)
     if result:
         raise typer.Exit(1)
-    typer.echo(f"no problems; next: moerge coordinator serve {home}")
+    echo(f"no problems; next: moerge coordinator serve {home}")
 
 
 def _overridden(settings: "Settings", host: str | None, port: int | None) -> "Settings":
@@ -128,7 +128,7 @@ def backup(
     from moerge_coordinator.settings import read_settings
 
     made = back_up(read_settings(home), target, progress())
-    typer.echo(f"{target}: {len(made.databases)} databases and settings, {len(made.blobs)} blobs")
+    echo(f"{target}: {len(made.databases)} databases and settings, {len(made.blobs)} blobs")
 
 
 @app.command()
@@ -143,7 +143,7 @@ def restore(
     from moerge_coordinator.operation import backups
 
     made = backups.restore(source, home, progress())
-    typer.echo(f"{home}: restored to {made.made:%Y-%m-%d %H:%M} UTC. Next: moerge coordinator serve {home}")
+    echo(f"{home}: restored to {made.made:%Y-%m-%d %H:%M} UTC. Next: moerge coordinator serve {home}")
 
 
 @app.command()
@@ -170,7 +170,7 @@ def verify(home: Home, as_json: AsJson = False) -> None:
     else:
         if result:
             _show(result)
-        typer.echo(f"{home}: {damaged} damaged, {len(result) - damaged} litter")
+        echo(f"{home}: {damaged} damaged, {len(result) - damaged} litter")
     if damaged:
         raise typer.Exit(1)
 

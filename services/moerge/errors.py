@@ -1,21 +1,21 @@
 """The error tree: each error has a fault, a place and a remedy."""
 
+from moerge.printable import printable
 from moerge_proto.problems import Problem, ProblemType
 
 
 class MoergeError(Exception):
     """Base of every error that a user may see: the fault, its place (file, tensor, layer or field), and the remedy.
 
-    Its texts name fields in backquotes: `host_memory`. The command line shows them as options.
+    Its texts name fields in backquotes: `host_memory`. The command line shows them as options. They have no control
+    characters, whatever a file or a coordinator says.
     """
 
     kind = ProblemType.INVALID_REQUEST
 
     def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
         super().__init__(what)
-        self.what = what
-        self.where = where
-        self.todo = todo
+        self.what, self.where, self.todo = map(printable, (what, where, todo))
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""

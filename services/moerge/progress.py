@@ -1,17 +1,17 @@
 """Progress of long work: a bar with rate and estimate on a terminal, log lines with the same figures elsewhere."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
+
+from moerge.terminal import Screen, echo
 
 LOG_SECONDS = 5.0
 
@@ -41,7 +41,7 @@ class _Rate(ProgressColumn):
 
 
 class TerminalProgress:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Screen) -> None:
         self._console = console
 
     @contextmanager
@@ -64,7 +64,7 @@ class TerminalProgress:
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    echo(line, err=True)
 
 
 class LogProgress:
@@ -103,7 +103,7 @@ class _Line:
 
 def progress() -> Progress:
     """Progress on standard error: bars on a terminal, lines elsewhere."""
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     return TerminalProgress(console) if console.is_terminal else LogProgress()
 
 

@@ -592,4 +592,28 @@ MUTATIONS = (
         "opener=None",
         ("tests/attacks/test_local_user.py",),
     ),
+    Mutation(
+        "controls-of-errors",
+        "errors have no control characters",
+        LIBRARY,
+        "= map(printable, (what, where, todo))",
+        "= what, where, todo",
+        ("tests/attacks/test_terminal.py",),
+    ),
+    Mutation(
+        "controls-on-screen",
+        "tables and bars have no control characters of others",
+        LIBRARY,
+        "Segment(printable(segment.text), segment.style)",
+        "segment",
+        ("tests/attacks/test_terminal.py",),
+    ),
+    Mutation(
+        "controls-in-lines",
+        "lines have no control characters of others",
+        LIBRARY,
+        "typer.echo(printable(str(text))",
+        "typer.echo(str(text)",
+        ("tests/attacks/test_terminal.py",),
+    ),
 )

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from moerge.cli.common import Coordinator, Secret
 from moerge.client.client import Client
 from moerge.errors import MoergeError
-from moerge.terminal import AsJson, show_json
+from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.options import RARE_BELOW
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_workers.leaving import budget, owner_key
@@ -49,8 +49,8 @@ def init(
     """
     path = (home or owner_key.default_home()) / f"{owner}.pem"
     request = owner_key.join_request(path, owner, domain)
-    typer.echo(request.line())
-    typer.echo(
+    echo(request.line())
+    echo(
         f"Your key is {path}; keep a private copy.\n"
         f"Its fingerprint: {in_groups(fingerprint(request.public_key))}\n"
         "Send the line above to the operator, and tell the fingerprint another way, such as a call.\n"
@@ -76,7 +76,7 @@ def rotate(
         if owner is None:
             raise MoergeError("the token is not an owner's", where="--token", todo="use your worker's token")
         new = owner_key.rotate(client, owner, owner_key.key_file(home or owner_key.default_home(), owner))
-    typer.echo(f"Your key's fingerprint is now: {in_groups(new)}")
+    echo(f"Your key's fingerprint is now: {in_groups(new)}")
 
 
 def _options(
@@ -232,7 +232,7 @@ def check(settings: Settings) -> None:
 
     failed = 0
     for line in checks(settings):
-        typer.echo(line)
+        echo(line)
         failed += line.problem is not None
     if failed:
         raise typer.Exit(1)
@@ -297,7 +297,7 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
 
             require_unchanged(item)
         history.note(item, decision)
-    typer.echo(f"{decision}: {item.about}, {decimal(item.bytes)}, {item.digest}")
+    echo(f"{decision}: {item.about}, {decimal(item.bytes)}, {item.digest}")
 
 
 @app.command("history")
@@ -313,11 +313,11 @@ def show_history(domain: Domain = None, home: Home = None, as_json: AsJson = Fal
         for sending in history.sendings():
             item = sending.item
             became = f"{sending.became} {sending.since:%Y-%m-%d %H:%M}" if sending.since else "not confirmed"
-            typer.echo(f"{sending.at:%Y-%m-%d %H:%M} UTC  {item.about}, {decimal(item.bytes)}")
-            typer.echo(f"  digest {item.digest}")
+            echo(f"{sending.at:%Y-%m-%d %H:%M} UTC  {item.about}, {decimal(item.bytes)}")
+            echo(f"  digest {item.digest}")
             under = f", under body {item.body}" if item.body else ""
-            typer.echo(f"  to {item.coordinator}{under}: {became}")
-        typer.echo(f"New in the last 30 days: {budget.summary(history)}")
+            echo(f"  to {item.coordinator}{under}: {became}")
+        echo(f"New in the last 30 days: {budget.summary(history)}")
 
 
 @app.command()
@@ -353,7 +353,7 @@ def status(domain: Domain = None, home: Home = None, as_json: AsJson = False) ->
     lines["new in the last 30 days"] = used
     lines["waits for your answer"] = "; ".join(f"{item.digest[:12]} {item.about}" for item in waiting) or "nothing"
     for name, text in lines.items():
-        typer.echo(f"{name}: {text}")
+        echo(f"{name}: {text}")
 
 
 def _devices(state: State) -> str:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, NoReturn
 
 import stamina
 import typer
-from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 from typer.main import get_group
@@ -32,6 +31,7 @@ from moerge.cli import (
 from moerge.cli.options import name_options
 from moerge.errors import MoergeError
 from moerge.files import is_of_full_disk
+from moerge.terminal import Screen, echo
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ for _panel, _commands in PANELS.items():
 @app.callback(invoke_without_command=True)
 def _root(show: Annotated[bool, typer.Option("--version", help="Print moerge's version and commit.")] = False) -> None:
     if show:
-        typer.echo(build())
+        echo(build())
         raise typer.Exit
 
 
@@ -162,5 +162,5 @@ def main() -> None:
 
 
 def _end(error: MoergeError) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+    Screen(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
     sys.exit(1)

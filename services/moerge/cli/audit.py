@@ -6,6 +6,7 @@ import typer
 
 from moerge.cli.common import Coordinator, Secret
 from moerge.client.client import Client
+from moerge.terminal import echo
 
 app = typer.Typer(no_args_is_help=True, help="The audit log (operator).")
 
@@ -27,4 +28,4 @@ def export(
     """
     with Client(coordinator, secret) as client:
         for entry in client.audit(after):
-            typer.echo(entry.model_dump_json())
+            echo(entry.model_dump_json())

@@ -10,7 +10,7 @@ from moerge.cli.common import Coordinator, Secret, digest_of_domain, minute, poi
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.settings import named_numbers, valid
-from moerge.terminal import AsJson, show_json
+from moerge.terminal import AsJson, echo, show_json
 from moerge.trunk.methods.registry import SOLVED, takers
 from moerge_proto.bodies import Body, BodyMethod, NewBody
 from moerge_proto.experts import ExpertState
@@ -76,9 +76,9 @@ def merge_body(
         experts = [digest_of_domain("--expert", domain, digests) for domain in expert] if expert else None
         new = valid(NewBody, {"method": method, "experts": experts, "options": options, "round": round})
         digest = wait(client, client.merge_body(new))
-        typer.echo(digest)
+        echo(digest)
         if method is None:
-            typer.echo(_chosen(client, client.body(digest)), err=True)
+            echo(_chosen(client, client.body(digest)), err=True)
 
 
 def _chosen(client: Client, merged: Body) -> str:
@@ -171,7 +171,7 @@ def show_history(
     columns = ["version", *domains, "average of its domains", *(["newcomers behind by"] if behind else [])]
     show(f"Body {result.body[:12]}", columns, rows)
     for line in _lines(result):
-        typer.echo(line)
+        echo(line)
 
 
 def _cell(version: BodyVersion, domain: str) -> str:
@@ -218,4 +218,4 @@ def remerge(coordinator: Coordinator, secret: Secret) -> None:
         if result is None:
             what = "it is the seed's, or its newest version has no newcomers"
             raise MoergeError(what, where="the current body", todo="to merge other experts: moerge body merge")
-        typer.echo(wait(client, client.merge_body(result.merge)))
+        echo(wait(client, client.merge_body(result.merge)))

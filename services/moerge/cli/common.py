@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from moerge.client.client import Client
 from moerge.errors import MoergeError
-from moerge.terminal import output, show_json
+from moerge.printable import printable
+from moerge.terminal import Screen, output, show_json
 from moerge_proto.workflows import Workflow
 
 M = TypeVar("M")
@@ -28,7 +28,7 @@ def confirm(consequence: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise MoergeError(f"not confirmed: {consequence}", todo="to confirm, add --yes")
-    typer.confirm(f"{consequence} Continue?", abort=True, err=True)
+    typer.confirm(printable(f"{consequence} Continue?"), abort=True, err=True)
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -65,7 +65,7 @@ def the_one(kind: str, given: str, known: Iterable[str]) -> str:
 
 def wait(client: Client, workflow: Workflow) -> str:
     """Waits for a workflow and returns its result; a terminal shows a spinner meanwhile."""
-    with Console(stderr=True).status(f"the coordinator is running {workflow.id}"):
+    with Screen(stderr=True).status(f"the coordinator is running {workflow.id}"):
         return client.wait(workflow)
 
 

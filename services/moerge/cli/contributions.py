@@ -9,7 +9,7 @@ from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, s
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.statistics.kinds import CONTRIBUTIONS
-from moerge.terminal import AsJson, show_json
+from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.contributions import Contribution
 from moerge_proto.signatures import in_groups
 
@@ -71,4 +71,4 @@ def withdraw(
         effect = CONTRIBUTIONS[row.kind].withdrawal
         confirm(f"Withdraw {row.kind} contribution {row.digest[:12]} of {row.domain}. {effect}", yes=yes)
         client.withdraw_contribution(row.digest)
-    typer.echo("Withdrawn: later versions exclude it.")
+    echo("Withdrawn: later versions exclude it.")

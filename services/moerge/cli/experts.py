@@ -13,7 +13,7 @@ from moerge.client.http import optional
 from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.settings import valid
-from moerge.terminal import AsJson, show_json
+from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operators; owners see their own).")
@@ -72,7 +72,7 @@ def add(
         more = {"license": license, "body": body, "redistribute": redistribute, "parts": parts}
         new = valid(NewExpert, {"domain": domain, "files": files, "source": source, **more})
         adapter = given.folder if given.is_adapter else None
-        typer.echo(register(client, dense, new, progress(), adapter=adapter, again=True).digest)
+        echo(register(client, dense, new, progress(), adapter=adapter, again=True).digest)
 
 
 @app.command("list")
@@ -158,14 +158,14 @@ def withdraw(
         row = _find(client, domain)
         confirm(_follows(client, row, serve=serve), yes=yes)
         done = client.withdraw_expert(row.digest, serve=serve)
-        typer.echo(f"{done.expert.domain} is withdrawn: the next version has no MLPs, head or router column of it.")
+        echo(f"{done.expert.domain} is withdrawn: the next version has no MLPs, head or router column of it.")
         if done.versions:
             numbers = ", ".join(map(str, done.versions))
-            typer.echo(f"Versions that contain it until they are retired: {numbers}{'' if serve else ' (withheld)'}.")
+            echo(f"Versions that contain it until they are retired: {numbers}{'' if serve else ' (withheld)'}.")
         if done.remerge is not None:
-            typer.echo(f"Body without it: {wait(client, done.remerge)}. Every owner contributes again.")
+            echo(f"Body without it: {wait(client, done.remerge)}. Every owner contributes again.")
         elif done.bodies:
-            typer.echo("Bodies that contain it are retired. To merge a new body: moerge body merge")
+            echo("Bodies that contain it are retired. To merge a new body: moerge body merge")
 
 
 def _follows(client: Client, row: Expert, *, serve: bool) -> str:
@@ -201,7 +201,7 @@ def purge(
         also = ", and versions that contain it are retired" if retire else ""
         confirm(f"Files and statistics of expert {row.digest[:12]} are removed permanently{also}.", yes=yes)
         done = client.purge_expert(row.digest, retire=retire)
-    typer.echo(f"Removed {done.removed} files, {decimal(done.bytes)}.")
+    echo(f"Removed {done.removed} files, {decimal(done.bytes)}.")
     if done.versions:
         numbers = ", ".join(map(str, done.versions))
-        typer.echo(f"Versions {numbers} contain it and keep their files. To retire them: add --retire.")
+        echo(f"Versions {numbers} contain it and keep their files. To retire them: add --retire.")

@@ -8,7 +8,7 @@ import typer
 from moerge.cli.common import Coordinator, Secret, Yes, confirm, minute, show, show_list
 from moerge.client.client import Client
 from moerge.errors import MoergeError
-from moerge.terminal import AsJson, show_json
+from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.owners import NewOwner, NewToken, Owner, OwnerKey, Role
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups
 
@@ -30,8 +30,8 @@ def add(
     """
     with Client(coordinator, secret) as client:
         client.add_owner(NewOwner(name=name, domains=domain))
-        typer.echo(client.add_token(NewToken(role=Role.OWNER, owner=name)).secret)
-    typer.echo(_HAND_OVER, err=True)
+        echo(client.add_token(NewToken(role=Role.OWNER, owner=name)).secret)
+    echo(_HAND_OVER, err=True)
 
 
 @app.command("approve")
@@ -54,18 +54,18 @@ def approve(
     except ValueError as error:
         todo = "ask the owner to run `moerge worker init` again and to send the complete line"
         raise MoergeError(str(error), where="REQUEST", todo=todo) from error
-    typer.echo(
+    echo(
         f"Owner: {join.owner}\nDomains: {', '.join(join.domains)}\nMade: {minute(join.created)}\n"
         f"Fingerprint: {in_groups(fingerprint(join.public_key))}",
         err=True,
     )
     if sys.stdin.isatty():
-        typer.echo("Has the owner told you this fingerprint over another channel? [y/N] ", err=True, nl=False)
+        echo("Has the owner told you this fingerprint over another channel? [y/N] ", err=True, nl=False)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise MoergeError("not approved", where=join.owner, todo="first compare fingerprints with the owner")
     with Client(coordinator, secret) as client:
-        typer.echo(client.approve(join, replace=replace).token.secret)
-    typer.echo(_HAND_OVER, err=True)
+        echo(client.approve(join, replace=replace).token.secret)
+    echo(_HAND_OVER, err=True)
 
 
 @app.command("revoke")
@@ -77,7 +77,7 @@ def revoke(name: OwnerName, coordinator: Coordinator, secret: Secret, yes: Yes =
     confirm(f"The key and tokens of {name} are revoked immediately and permanently.", yes=yes)
     with Client(coordinator, secret) as client:
         client.revoke_owner(name)
-    typer.echo(f"{name}: key and tokens are revoked. To remove its expert: moerge expert withdraw DOMAIN")
+    echo(f"{name}: key and tokens are revoked. To remove its expert: moerge expert withdraw DOMAIN")
 
 
 @app.command("list")
@@ -112,7 +112,7 @@ def show_owner(name: OwnerName, coordinator: Coordinator, secret: Secret, as_jso
     lines |= {"last seen": minute(row.seen), "key": "" if row.keys else "none; contributions are unsigned"}
     show("Owner", ["", ""], [list(line) for line in lines.items()])
     for key in row.keys:
-        typer.echo(f"{in_groups(key.fingerprint)}\n  public key {key.public_key}\n  {_times(key)}")
+        echo(f"{in_groups(key.fingerprint)}\n  public key {key.public_key}\n  {_times(key)}")
 
 
 def _times(key: OwnerKey) -> str:

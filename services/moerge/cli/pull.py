@@ -11,6 +11,7 @@ from moerge.cli.versions import Which, resolve
 from moerge.client.client import Client
 from moerge.client.pull import pull as pull_version
 from moerge.progress import progress
+from moerge.terminal import echo
 
 
 def pull(
@@ -29,4 +30,4 @@ def pull(
     with Client(coordinator, secret) as client:
         number = resolve(client, version)
         fetched = pull_version(client, client.version(number), folder, progress())
-    typer.echo(f"{folder}: version {number}, {decimal(fetched)} fetched")
+    echo(f"{folder}: version {number}, {decimal(fetched)} fetched")

@@ -9,7 +9,7 @@ import typer
 from moerge.cli.common import Coordinator, Secret, minute, show
 from moerge.client.client import Client
 from moerge.settings import valid
-from moerge.terminal import AsJson, show_json
+from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 from moerge_proto.statistics_file import Kind
 
@@ -34,7 +34,7 @@ def wait_for_contributions(client: Client, round: str | None) -> None:
         why = _reasons(client)
         line = f"Waiting for the contributions of {', '.join(domain + why.get(domain, '') for domain in missing)}."
         if line != shown:
-            typer.echo(line, err=True)
+            echo(line, err=True)
         shown = line
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)

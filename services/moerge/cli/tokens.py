@@ -9,7 +9,7 @@ from moerge.cli.common import Coordinator, Secret, Yes, confirm, minute, show_li
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.settings import valid
-from moerge.terminal import AsJson
+from moerge.terminal import AsJson, echo
 from moerge_proto.owners import MONTH_SECONDS, NewToken, Role, TokenEntry
 
 app = typer.Typer(no_args_is_help=True, help="Bearer tokens (operator).")
@@ -35,7 +35,7 @@ def add(
         raise MoergeError(f"{days} days are too many", where="--days", todo="give fewer, or omit --days") from error
     new = valid(NewToken, {"role": role, "owner": owner, "note": note, "expires": expires})
     with Client(coordinator, secret) as client:
-        typer.echo(client.add_token(new).secret)
+        echo(client.add_token(new).secret)
 
 
 @app.command("list")
@@ -69,7 +69,7 @@ def revoke(token: Id, coordinator: Coordinator, secret: Secret, yes: Yes = False
     """
     confirm(f"Token {token} is revoked immediately, and its users are refused.", yes=yes)
     with Client(coordinator, secret) as client:
-        typer.echo(f"token {token}: {_end(client.revoke_token(token))}")
+        echo(f"token {token}: {_end(client.revoke_token(token))}")
 
 
 @app.command("rotate")
@@ -91,4 +91,4 @@ def rotate(
     if not overlap_seconds:
         confirm(f"Token {token} ends immediately: its users are refused until they have the new one.", yes=yes)
     with Client(coordinator, secret) as client:
-        typer.echo(client.rotate_token(token, overlap_seconds).secret)
+        echo(client.rotate_token(token, overlap_seconds).secret)

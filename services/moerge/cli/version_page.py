@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-import typer
 from rich.filesize import decimal
 
 from moerge.cli.common import points, show
-from moerge.terminal import output
+from moerge.terminal import echo, output
 from moerge.versions.compare import ScoreChange
 from moerge_proto.contributions import ContributionSignature
 from moerge_proto.influence import VersionInfluence
@@ -64,7 +63,7 @@ def _notices(row: Version) -> list[str]:
 
 def show_engines(limits: Sequence[EngineLimit]) -> None:
     for limit in limits:
-        typer.echo(f"{limit.engine} {limit.happens}. To avoid it: {limit.remedy}.")
+        echo(f"{limit.engine} {limit.happens}. To avoid it: {limit.remedy}.")
 
 
 def show_influence(influence: VersionInfluence) -> None:
@@ -84,7 +83,7 @@ def show_influence(influence: VersionInfluence) -> None:
     if rows:
         columns = ["domain", "owner", "tokens", "documents", "rank", "gram apart", "nearest mean", "draws", "moves"]
         show(f"Influence on the routers, in layers {', '.join(map(str, influence.layers))}", columns, rows)
-        typer.echo(
+        echo(
             "Rank: the dimensions of its features. Draws: the largest expected share of another domain's tokens. "
             "Moves: this owner's largest change of another domain's scores, in percent of their spread."
         )
@@ -97,7 +96,7 @@ def _others(row: Sequence[float], slot: int) -> list[float]:
 
 def show_warnings(warnings: Sequence[str]) -> None:
     for warning in warnings:
-        typer.echo(f"Warning: {warning}", err=True)
+        echo(f"Warning: {warning}", err=True)
 
 
 def show_routers(report: SolveReport) -> None:
@@ -111,7 +110,7 @@ def show_routers(report: SolveReport) -> None:
     title = "Routers: condition of A + lambda I, cosines between domains' columns, norms before normalisation"
     show(title, columns, rows)
     if any(layer.condition > FLOAT32_LIMIT for layer in report.layers):
-        typer.echo(
+        echo(
             f"Above a condition of {FLOAT32_LIMIT:.0e}, float32 products leave the weakest directions undetermined."
             " To suppress them, raise lambda: --lambda-scale relative --lambda 1e-6, or --lambda-scale auto."
         )

@@ -22,7 +22,7 @@ from moerge.client.http import optional
 from moerge.errors import MoergeError
 from moerge.routers.registry import ROUTERS
 from moerge.settings import named_numbers, valid
-from moerge.terminal import AsJson, show_json
+from moerge.terminal import AsJson, echo, show_json
 from moerge.trunk.head_kinds import HEADS
 from moerge.versions.compare import average_name, lost_domains, score_changes
 from moerge_proto.bodies import HeadMethod
@@ -105,9 +105,9 @@ def solve_version(
         lineage = client.version(int(number)).lineage
         influence = optional(client.version_influence, int(number))
         chosen = _chosen_head(client, lineage) if new.head is None else ""
-    typer.echo(number)
+    echo(number)
     missing = ", ".join(lineage.left_out) or "none"
-    typer.echo(f"In version {number}: {', '.join(lineage.domains)}. Missing: {missing}.{chosen}", err=True)
+    echo(f"In version {number}: {', '.join(lineage.domains)}. Missing: {missing}.{chosen}", err=True)
     show_warnings([] if influence is None else influence.warnings)
 
 
@@ -218,7 +218,7 @@ def promote(
                 there = f"{alias}, now version {before.version}, has: {', '.join(lost)}"
                 confirm(f"Version {number} lacks domains that {there}. Consumers lose them.", yes=yes)
         moved = client.promote(alias, number, note, override)
-    typer.echo(f"{alias} is version {number}")
+    echo(f"{alias} is version {number}")
     show_warnings(moved.warnings)
 
 
@@ -230,7 +230,7 @@ def roll_back(coordinator: Coordinator, secret: Secret, alias: AliasName = "cham
     """
     with Client(coordinator, secret) as client:
         moved = client.roll_back(alias, client.alias(alias).version, note)
-    typer.echo(f"{alias} is version {moved.version}")
+    echo(f"{alias} is version {moved.version}")
 
 
 @app.command()
@@ -266,7 +266,7 @@ def note(
     with Client(coordinator, secret) as client:
         number = resolve(client, version)
         row = client.change_version(number, VersionChange(note=text, tags=tag))
-    typer.echo(f"version {number}: tags {', '.join(row.tags) or 'none'}; note: {row.note or 'none'}")
+    echo(f"version {number}: tags {', '.join(row.tags) or 'none'}; note: {row.note or 'none'}")
 
 
 @app.command()
@@ -339,4 +339,4 @@ def retire(version: Which, coordinator: Coordinator, secret: Secret, yes: Yes = 
         number = resolve(client, version)
         confirm(f"Version {number} can't be served again, and its own files are removed permanently.", yes=yes)
         client.retire_version(number)
-    typer.echo(f"version {number} is retired")
+    echo(f"version {number} is retired")

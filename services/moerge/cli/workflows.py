@@ -7,7 +7,7 @@ import typer
 
 from moerge.cli.common import Coordinator, Secret, minute, show_list, the_one, wait
 from moerge.client.client import Client
-from moerge.terminal import AsJson
+from moerge.terminal import AsJson, echo
 from moerge_proto.workflows import WorkflowEntry
 
 app = typer.Typer(
@@ -48,4 +48,4 @@ def retry(
     """
     with Client(coordinator, secret) as client:
         result = the_one("workflow", id_, (row.id for row in client.workflows()))
-        typer.echo(wait(client, client.retry_workflow(result)))
+        echo(wait(client, client.retry_workflow(result)))

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 
 from moerge.errors import MoergeError
-from moerge.terminal import output
+from moerge.terminal import Screen, output
 
 app = typer.Typer(subcommand_metavar="")
 
@@ -56,5 +55,5 @@ def export(
     export_gguf(version, target, llama_cpp, quantise, progress())
     if (longest := longest_text(version_config(version))) is not None:
         note = f"note: the GGUF is exact for texts of up to {longest:,} tokens"
-        Console(stderr=True, soft_wrap=True).print(note, highlight=False, markup=False)
+        Screen(stderr=True, soft_wrap=True).print(note, highlight=False, markup=False)
     output().print(f"{target}: {decimal(target.stat().st_size)}", highlight=False, markup=False)

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from moerge.merging.report import SCORED_TOKENS
 from moerge.settings import byte_count, named_numbers
-from moerge.terminal import AsJson, output, show_json
+from moerge.terminal import AsJson, Screen, output, show_json
 from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.options import RECOMMENDED, RecipeName
 from moerge_proto.statistics_file import MAX_CONTEXT_WEIGHT, StatisticsSettings
@@ -163,7 +162,7 @@ def merge(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    errors = Console(stderr=True)
+    errors = Screen(stderr=True)
 
     def say(line: str) -> None:
         errors.print(line, highlight=False, markup=False)

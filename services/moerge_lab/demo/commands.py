@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from moerge.files import cache_folder
 from moerge.progress import progress
+from moerge.terminal import Screen
 from moerge_lab.demo.stages import INTRODUCTION, Stages
 from moerge_proto.options import RecipeName
 
@@ -37,7 +37,7 @@ def demo(
 
     Example: moerge demo --home /tmp/moerge-demo
     """
-    console = Console()
+    console = Screen()
     console.print(INTRODUCTION)
     from transformers.utils import logging  # takes seconds
 

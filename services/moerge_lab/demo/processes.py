@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TextIO
 
 from moerge.errors import MoergeError
+from moerge.terminal import echo
 
 _GRACE_SECONDS = 10.0
 
@@ -86,4 +87,4 @@ class Processes:
 
 def _echo(label: str, lines: Iterable[str]) -> None:
     for line in lines:
-        print(f"[{label}] {line}", end="", file=sys.stderr, flush=True)
+        echo(f"[{label}] {line}", err=True, nl=False)

@@ -4,8 +4,9 @@ import os
 import shlex
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
+
+from moerge.terminal import Screen
 
 STAGES = (
     ("Train a small seed model, and four experts from it", "5 minutes"),
@@ -22,7 +23,7 @@ INTRODUCTION = (
 
 
 class Stages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Screen) -> None:
         self._console, self._done = console, False
 
     def introduce(self) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table as RichTable
 
 from moerge.merging.assemble import KeptParts
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
+from moerge.terminal import Screen
 from moerge.trunk.remerge_estimate import WORTH, estimate
 from moerge_lab.peaks import quick_collections
 from moerge_lab.recipes.base import Model
@@ -146,7 +146,7 @@ class Growth:
     domains: Names
     recipes: Sequence[Joined]
 
-    def render(self, console: Console) -> Iterator[RichTable | str]:
+    def render(self, console: Screen) -> Iterator[RichTable | str]:
         for recipe in self.recipes:
             yield from recipe.render()
 

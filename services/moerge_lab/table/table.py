@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor
 
 from moerge.scoring.perplexity import Score, total
+from moerge.terminal import Screen
 from moerge_lab.recipes.base import Numbers, Options, Recipe
 from moerge_lab.recipes.dense import expert_row
 from moerge_lab.recipes.published import VERSION
@@ -182,7 +182,7 @@ class Table:
             record[self.frame.elsewhere] = there
         return record
 
-    def render(self, console: Console) -> Iterable[RichTable]:
+    def render(self, console: Screen) -> Iterable[RichTable]:
         """The table, on a narrow terminal split in two; and a published version's choice of experts."""
         title = f"Normalised perplexity: 100 = {self.frame.hundred}, higher is better"
         whole = self._lines(title, self._scores, self._costs)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.console import Console
 from transformers.utils import logging
 
 from moerge.files import cache_folder
 from moerge.models.tokens import Tokens
 from moerge.progress import progress
+from moerge.terminal import Screen
 from moerge_lab.table.measure import Settings, Texts
 from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.table.table import Table
@@ -57,7 +57,7 @@ def first(rows: Sequence[Sequence[int]], tokens: int) -> list[Tokens]:
 
 
 def show(table: Table) -> None:
-    console = Console()
+    console = Screen()
     for item in table.render(console):
         console.print(item, highlight=False, markup=False)
 

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 
 from moerge.files import require_new
 from moerge.settings import named_numbers, named_values, single_values, token_count
-from moerge.terminal import output
+from moerge.terminal import Screen, output
 
 app = typer.Typer(subcommand_metavar="")
 
@@ -103,7 +102,7 @@ def tune(
         workers=workers,
         seed=seed,
     )
-    messages = Console(stderr=True)
+    messages = Screen(stderr=True)
     request = read_request(folder, single_values("expert", expert or []), base, wanted, progress())
     done = run(request, out, ray_address, progress(), lambda line: messages.print(line, highlight=False, markup=False))
     memory = "" if done.peak_memory is None else f"; peak memory {decimal(done.peak_memory)} per process"

@@ -5,10 +5,11 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 import structlog
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.prompt import Confirm
 
 from moerge.progress import LogProgress, Progress, TerminalProgress, Tracker
+from moerge.terminal import Screen
 from moerge_workers.watching.status import Status
 
 
@@ -31,7 +32,7 @@ class Lines:
     """Lines, with bars on a terminal."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True)
+        self.console = Screen(stderr=True)
 
     def say(self, text: str) -> None:
         self.console.out(text, highlight=False)

@@ -3,14 +3,13 @@
 import io
 from pathlib import Path
 
-from rich.console import Console
-
+from moerge.terminal import Screen
 from moerge_lab.demo.stages import STAGES, Stages
 
 
 def test_stages_come_first_and_a_stop_says_how_to_go_on() -> None:
     shown = io.StringIO()
-    stages = Stages(Console(file=shown, width=100))
+    stages = Stages(Screen(file=shown, width=100))
     stages.introduce()
     assert all(f"{title} " in shown.getvalue() and time in shown.getvalue() for title, time in STAGES)
     stages.begin(1)
@@ -25,10 +24,10 @@ def test_stages_come_first_and_a_stop_says_how_to_go_on() -> None:
 def test_command_is_one_line_and_dimmed_on_a_terminal(tmp_path: Path) -> None:
     words = ("worker", "run", "--data", tmp_path / "[a] b.jsonl", "--home", Path.cwd() / "home", "x" * 80)
     shown = io.StringIO()
-    Stages(Console(file=shown, width=60)).command(*words)
+    Stages(Screen(file=shown, width=60)).command(*words)
     assert shown.getvalue() == f"$ moerge worker run --data '{tmp_path}/[a] b.jsonl' --home home {'x' * 80}\n"
     shown = io.StringIO()
-    console = Console(file=shown, width=60, force_terminal=True, color_system="standard", legacy_windows=False)
+    console = Screen(file=shown, width=60, force_terminal=True, color_system="standard", legacy_windows=False)
     Stages(console).command(*words)
     assert shown.getvalue().startswith("\x1b[2m$ moerge worker run")
     assert shown.getvalue().count("\n") == 1
