@@ -117,7 +117,7 @@ def test_weights_of_a_refused_adapter_are_not_sent(federation: Federation, tmp_p
 @pytest.mark.parametrize(
     ("settings", "where"),
     [
-        ({"rank_pattern": {"(a+)+b": 2}}, "adapter.settings.rank_pattern"),
+        ({"rank_pattern": {"(a+)+b": 2}}, "adapter_config.json: rank_pattern"),
         ({"peft_type": "IA3"}, "adapter_config.json: peft_type"),
         ({"r": 3}, "lora_A"),
     ],

@@ -1,16 +1,14 @@
 """Experts from adapters: their weights are made here, of a registered base."""
 
 import json
-import re
 import shutil
-from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.files import atomic_file
-from moerge.models.adapter_settings import PATTERNS
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import is_weights, merged_weights
 from moerge.models.sources import ADAPTER_CONFIG, on_base
@@ -19,23 +17,35 @@ from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.log import progress
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.folders import StoredFiles
-from moerge_coordinator.storage.tables import ExpertRow
+from moerge_coordinator.storage.tables import ExpertRow, OwnerRow, now
 from moerge_proto.experts import ExpertState, NewAdapter, NewExpert
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import ProblemType
 
-_MODULE = re.compile(r"\^?[\w.]+\$?")
+_PAUSE = timedelta(hours=1)
 
 
 def require_base(session: Session, owner: str, adapter: NewAdapter | None) -> None:
-    """Requires that an adapter's base is ready, and the owner's own or redistributed."""
+    """Requires that an adapter's base is ready, and the owner's own or redistributed.
+
+    An owner whose adapter gave other bytes than its digest waits an hour, because each attempt costs a whole merge.
+    """
     if adapter is None:
         return
+    _require_no_pause(session, owner)
     query = select(ExpertRow).where(ExpertRow.digest == adapter.base, ExpertRow.state == ExpertState.READY)
     base = session.scalar(query.where(ExpertRow.parts_body.is_(None)))
     if base is None or (base.owner != owner and not base.redistribute):
         problem, todo = f"no expert {adapter.base} that you may use as a base", "upload the merged model"
         raise RefusedError(ProblemType.NOT_FOUND, problem, where="adapter.base", todo=todo)
+
+
+def _require_no_pause(session: Session, owner: str) -> None:
+    refused = session.scalar(select(OwnerRow.adapter_refused).where(OwnerRow.name == owner))
+    if refused is not None and now(session) - refused < _PAUSE:
+        problem = f"an adapter of {owner!r} gave other bytes here than its digest"
+        todo = f"upload the merged model, or send an adapter after {refused + _PAUSE:%Y-%m-%d %H:%M} UTC"
+        raise RefusedError(ProblemType.NOT_READY, problem, where="adapter.base", todo=todo)
 
 
 def require_complete(ports: Ports, owner: str, new: NewExpert, adapter: NewAdapter) -> None:
@@ -76,13 +86,7 @@ def merge_adapter(ports: Ports, row: ExpertRow, adapter: NewAdapter) -> list[Fil
 
 
 def _adapter(ports: Ports, adapter: NewAdapter, folder: Path) -> Path:
-    """A folder with the adapter's two files. Its settings may match modules by their names alone."""
-    for field in PATTERNS:
-        names = adapter.settings.get(field) or {}
-        for name in names if isinstance(names, Mapping) else [str(names)]:
-            if _MODULE.fullmatch(name) is None:  # a hostile one could take forever to match
-                problem = f"{name!r} is not a module's name"
-                raise RefusedError(ProblemType.INVALID_REQUEST, problem, where=f"adapter.settings.{field}")
+    """A folder with the adapter's two files."""
     ports.blobs.link(adapter.weights, folder / WEIGHTS)
     with atomic_file(folder / ADAPTER_CONFIG) as out:
         out.write(json.dumps(adapter.settings).encode())

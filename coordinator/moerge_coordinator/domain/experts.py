@@ -25,7 +25,7 @@ from moerge_coordinator.domain.sources import require_allowed
 from moerge_coordinator.domain.withdrawal import containing, parts_from, purge_expert
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import BodyRow, DomainRow, ExpertRow, HoldingRow, tell
+from moerge_coordinator.storage.tables import BodyRow, DomainRow, ExpertRow, HoldingRow, OwnerRow, now, tell
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Identity, Role
@@ -341,6 +341,9 @@ def refuse(session: Session, digest: str, problem: Problem) -> ExpertRow | None:
     row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
     if row is not None:
         row.state, row.problem = ExpertState.REFUSED, problem
+        if row.adapter is not None and problem.type == ProblemType.WRONG_DIGEST.urn:
+            owner = session.scalars(select(OwnerRow).where(OwnerRow.name == row.owner)).one()
+            owner.adapter_refused = now(session)
     return row
 
 

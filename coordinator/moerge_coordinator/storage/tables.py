@@ -135,6 +135,7 @@ class OwnerRow(_Numbered):
     __tablename__ = "owners"
     name: Mapped[str] = mapped_column(String(63), unique=True)
     created: Mapped[datetime]
+    adapter_refused: Mapped[datetime | None]  # last, for another digest
 
 
 class KeyRow(_Numbered):

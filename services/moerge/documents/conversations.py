@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from moerge.documents.chat_templates import TemplateRefusal, rendered
 from moerge.documents.reader import as_text
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
@@ -44,7 +44,8 @@ def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -
     """Messages, each with `role` and `content`, through the tokenizer's chat template.
 
     In `assistant` turns the tokens of the content count, without the template's marks around it. Other values raise
-    TypeError or ValueError, as does a template that changes a turn's content.
+    TypeError or ValueError, as does a template that changes a turn's content. One that exceeds a limit of `Renderer`
+    raises MoergeError.
     """
     if not isinstance(value, list) or not value:
         raise TypeError("not a list of messages")
@@ -69,8 +70,8 @@ def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -
 
 def _rendered(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except (TemplateError, KeyError) as error:
+        return rendered(tokenizer, messages)
+    except TemplateRefusal as error:
         raise ValueError(f"the chat template refuses it: {error}") from error
 
 

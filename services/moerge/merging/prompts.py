@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from moerge.documents.chat_templates import TemplateRefusal, rendered
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
@@ -51,7 +52,7 @@ class Writer:
         if not self.chat:
             return list(self.tokenizer(prompt)["input_ids"])
         turns = [{"role": "user", "content": prompt}]
-        text = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        text = rendered(self.tokenizer, turns, prompt=True)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def document(self, prompt: str, begun: Sequence[int], new: Sequence[int]) -> dict[str, Any]:
@@ -71,7 +72,11 @@ def checked(expert: DenseExpert, prompts: Prompts, context: int) -> tuple[Writer
     added = writer.tokenizer.added_tokens_decoder.values() if writer.chat else ()
     special = [token.content for token in added if token.special]
     for prompt in prompts.texts:
-        begun.append(writer.ids(prompt))
+        try:
+            begun.append(writer.ids(prompt))
+        except TemplateRefusal as error:
+            todo = "correct the expert's chat template, or give texts instead of prompts"
+            raise MoergeError(f"the chat template refuses a prompt: {error}", where=where, todo=todo) from error
         if not prompt.strip() or not begun[-1]:
             raise MoergeError("a prompt is empty", where=where, todo="remove it")
         if len(begun[-1]) >= context:
@@ -89,7 +94,8 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
     Equal arguments give equal texts on one machine. `context` is the most tokens of a text.
 
     Raises:
-        MoergeError: a prompt is too long or empty, or has the chat template's tokens; or memory is short.
+        MoergeError: a prompt is too long or empty, has the chat template's tokens, or is refused by it;
+            or memory is short.
     """
     writer, begun = checked(expert, prompts, context)
     name = digest_of([expert.digest, list(prompts.texts), prompts.tokens, context, device])

@@ -1,6 +1,7 @@
 """PEFT adapters (LoRA, rsLoRA, DoRA): low-rank changes of a base's tensors, and tensors saved whole."""
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from moerge.errors import CheckpointError
 from moerge.models.adapter_settings import AdapterSettings
 from moerge.models.families import EMBEDDING, HEAD
 from moerge.models.sources import ADAPTER_CONFIG as CONFIG
-from moerge.models.sources import BASE, checkpoint_folder
+from moerge.models.sources import BASE, hub_snapshot, is_hub_snapshot
 from moerge.models.stored import INDEX, NOTHING_REMOTE, SINGLE, StoredTensors, TensorSpec
 from moerge.threads import one_thread
 from moerge_proto.ranges import Ranges
@@ -75,12 +76,16 @@ def tokenizer_folder(folder: Path) -> Path:
 
 
 def base_of(folder: Path) -> Path:
-    """The folder of an adapter's base; CheckpointError if it is unnamed, missing or an adapter itself."""
+    """The folder of an adapter's base; CheckpointError if it is unnamed, missing or an adapter itself.
+
+    An adapter of the hub may not name a folder, because its base's weights are published.
+    """
     settings, where = AdapterSettings.of(folder), f"{folder / CONFIG}: {BASE}"
     name, todo = settings.get(BASE), "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
     if not name or not isinstance(name, str):
         raise CheckpointError("the adapter names no base model", where=where, todo=todo)
-    result = next((place for place in (Path(name), folder / name) if place.is_dir()), None)
+    places = [] if is_hub_snapshot(folder) else [Path(name), folder / name]
+    result = next((place for place in places if os.path.isdir(place)), None)  # false for impossible names
     if result is None:
         revision = settings.get("revision")
         try:
@@ -96,7 +101,7 @@ def base_of(folder: Path) -> Path:
 @cache
 def _from_hub(source: str) -> Path:
     """The same snapshot during the whole run, even if the hub's changes."""
-    return checkpoint_folder(source)
+    return hub_snapshot(source)
 
 
 class Adapter:

@@ -6,6 +6,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
@@ -26,7 +27,8 @@ _MOST = {
 }
 """The limits of statistics files, or far above any model."""
 
-_SENSELESS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
+_DTYPE_TODO = "correct it, such as float32 or bfloat16, or remove it"
+_SENSELESS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
 """Errors of transformers for invalid settings."""
 
 _IRRELEVANT = {"attention_dropout", "initializer_range"}
@@ -35,6 +37,8 @@ _IRRELEVANT = {"attention_dropout", "initializer_range"}
 
 def read_config(folder: Path) -> PretrainedConfig:
     """The dense config in `folder`, with all defaults; an adapter's is its base's. Code in the folder is never run.
+
+    Its choice of kernels is dropped.
 
     Raises:
         CheckpointError: config.json is missing or invalid.
@@ -51,6 +55,9 @@ def read_config(folder: Path) -> PretrainedConfig:
         if (model_type := _model_type(path)) in REFUSED:
             require_family(model_type)
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
+    if not (config.dtype is None or (isinstance(config.dtype, torch.dtype) and config.dtype.is_floating_point)):
+        raise CheckpointError(f"{config.dtype!r} is not a dtype of weights", where=f"{path}: dtype", todo=_DTYPE_TODO)
+    config._attn_implementation = config._experts_implementation = None  # it may name a kernel to download
     require_unquantised(getattr(config, "quantization_config", None), str(path))
     if is_adapter(folder):
         config.update(Adapter(folder).config)

@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from moerge.errors import CheckpointError
@@ -35,6 +35,14 @@ def checkpoint_folder(source: str) -> Path:
         base, adapter = map(checkpoint_folder, _base_and_adapter(source))
         name = sha256_hex(f"{base.resolve()}\0{adapter.resolve()}".encode())[:16]
         return on_base(base, adapter, cache_folder() / "adapters" / name)
+    return hub_snapshot(source)
+
+
+def hub_snapshot(source: str) -> Path:
+    """The folder of a model of the hub, `name/model` or `name/model@revision`, downloaded or cached.
+
+    Errors are those of `checkpoint_folder`.
+    """
     match = _HUB_ID.fullmatch(source)
     if match is None:
         raise CheckpointError("no such folder", where=source, todo="name a folder, or a hub id like name/model")
@@ -47,6 +55,11 @@ def checkpoint_folder(source: str) -> Path:
             where=source,
             todo="check the spelling and the network, or download it elsewhere and name the folder",
         ) from error
+
+
+def is_hub_snapshot(folder: Path) -> bool:
+    """Tell whether a folder is in the hub's cache."""
+    return folder.resolve().is_relative_to(Path(constants.HF_HUB_CACHE).resolve())
 
 
 def _base_and_adapter(source: str) -> tuple[str, str]:

@@ -79,7 +79,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
             model.generation_config = GenerationConfig.from_pretrained(settings.parent, local_files_only=True)
     else:
         model = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, dtype=dtype
+            folder, config=files.config, local_files_only=True, trust_remote_code=False, dtype=dtype
         )
     place(model, device)
     model.eval()

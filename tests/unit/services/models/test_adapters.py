@@ -70,7 +70,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "patterns": {
         "target_modules": LINEAR,
         "rank_pattern": {"down_proj": 4},
-        "alpha_pattern": {r"model\.layers\.1\.self_attn\.\w_proj": 9},
+        "alpha_pattern": {r"^model\.layers\.1\.self_attn\.q_proj$": 9, "layers.0.self_attn.v_proj": 7},
     },
     "biases": {"target_modules": LINEAR, "bias": "lora_only"},
     "all biases": {"target_modules": LINEAR, "bias": "all"},
@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "another task": (setting(task_type="SEQ_CLS"), "'SEQ_CLS' is not supported", "task_type"),
     "a changed base": (setting(init_lora_weights="pissa"), "'pissa' is not supported", "init_lora_weights"),
     "an unknown setting": (setting(use_newest=True), "True is not supported", "use_newest"),
-    "no rank": (setting(r=0), "expected a positive number for .*q_proj, found 0", "r"),
+    "no rank": (setting(r=0), "expected a positive number for .*q_proj, at most .*, found 0", "r"),
     "another rank": (setting(r=4), r"expected shape \[4, 32\], found \[2, 32\]", "lora_A.weight"),
     "no base": (setting(base_model_name_or_path=None), "the adapter names no base model", BASE),
     "a lost base": (setting(base_model_name_or_path="/lost"), "no base model '/lost': no such folder", BASE),

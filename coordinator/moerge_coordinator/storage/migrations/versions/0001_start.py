@@ -54,7 +54,12 @@ def upgrade() -> None:
         *_columns(NAME, "owner?"),
         *_columns(sa.String(100), "problem?"),
     )
-    op.create_table("owners", _key(), *_columns(NAME, "name", unique=True), *_columns(TIME, "created"))
+    op.create_table(
+        "owners",
+        _key(),
+        *_columns(NAME, "name", unique=True),
+        *_columns(TIME, "created", "adapter_refused?"),
+    )
     op.create_table(
         "bodies",
         _key(),
