@@ -1,5 +1,7 @@
 """Contributions: the checks of a statistics file, and the transaction that accepts it (law 4)."""
 
+from collections.abc import Sequence
+
 from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -23,12 +25,21 @@ from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFil
 
 
 def require_sent(ports: Ports, owner: str, new: NewContribution) -> None:
-    """Requires that a contribution is already active, or that it is signed and its file complete."""
+    """Requires that a contribution is already active, or that it is signed, its file complete, and all inputs known."""
     with ports.database.reading() as session:
         if find(session, owner, new.sha256) is not None:
             return
         require_signed(session, owner, new)
+        _require_own(session, owner, new.supersedes)
     ports.uploads.held(owner, new.sha256, "sha256")
+
+
+def _require_own(session: Session, owner: str, supersedes: Sequence[str]) -> None:
+    """Requires active contributions of the owner, before a workflow keeps their names."""
+    query = select(ContributionRow.digest).where(ContributionRow.owner == owner, ContributionRow.active)
+    if foreign := set(supersedes).difference(session.scalars(query) if supersedes else ()):
+        problem = f"no active contribution {min(foreign)} of {owner!r}"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="supersedes", todo="run: moerge contribution list")
 
 
 def find(session: Session, owner: str, digest: str) -> Contribution | None:

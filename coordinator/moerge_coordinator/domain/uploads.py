@@ -124,9 +124,9 @@ class Uploads:
         finally:
             file.unlink(missing_ok=True)
 
-    def turn(self, owner: str) -> asyncio.Lock:
-        """A lock for `commit` and `drop`: an owner's calls run one by one, and wait without a thread."""
-        return self._turns[owner]
+    def turn(self, name: str) -> asyncio.Lock:
+        """A lock, such as an owner's for `commit` and `drop`: its calls run one by one, and wait without a thread."""
+        return self._turns[name]
 
     def drop(self, owner: str, upload: int) -> None:
         """Removes an upload and its chunks. A committed file stays."""

@@ -1,6 +1,6 @@
 """The audit log: one row for each write call, written before its answer is sent.
 
-Calls without a valid token have no row: strangers could fill the disk and delay the operator's writes.
+Calls without a valid token or the right role have no row: they could fill the disk and delay the operator's writes.
 """
 
 from fastapi import Request
@@ -14,12 +14,13 @@ _UNCOUNTED = {
     ("PUT", "/v1/uploads/{upload}/chunks/{sha256}"),  # thousands per file; the commit is logged
     ("PUT", "/v1/progress"),  # every ten seconds, and only the last counts
 }
-_LONGEST = 2000
+UNADMITTED = (401, 403)
+_LONGEST = 200
 
 
 def is_audited(method: str, route: str | None, status: int) -> bool:
-    """Tell whether a call is logged: it may change data, has a token and a known path, and is no chunk or progress."""
-    return status != 401 and method in _MUTATING and route is not None and (method, route) not in _UNCOUNTED
+    """Tell whether a call is logged: it may change data, is permitted, has a known path, and is no chunk or report."""
+    return status not in UNADMITTED and method in _MUTATING and route is not None and (method, route) not in _UNCOUNTED
 
 
 def record(database: Database, request: Request, path: str, status: int) -> None:

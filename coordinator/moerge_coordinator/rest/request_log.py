@@ -30,7 +30,7 @@ def _request_id(asked: str | None) -> str:
 
 
 class _Refusals:
-    """Log lines of calls without a valid token: 60 a minute. The next minute logs the number of omitted lines.
+    """Log lines of calls without a valid token or the right role: 60 a minute. The next minute counts the omitted ones.
 
     The figures count all these calls.
     """
@@ -41,7 +41,7 @@ class _Refusals:
     def note(self, fields: dict[str, object]) -> None:
         if (now := time.monotonic()) - self._begin >= _REFUSED_SECONDS:
             if (left_out := self._count - _REFUSED_LINES) > 0:
-                _log.warning("calls without a valid token, not logged", count=left_out)
+                _log.warning("calls without a valid token or the right role, not logged", count=left_out)
             self._begin, self._count = now, 0
         self._count += 1
         if self._count <= _REFUSED_LINES:
@@ -128,7 +128,7 @@ class Calls:
             fields = {"method": request.method, "path": path, "status": status, "seconds": round(seconds, 4)}
             fields |= {"received": received, "sent": sent}
             fields |= {name: getattr(request.state, name, None) for name in ("token", "problem")}
-            if status == 401:
+            if status in audit.UNADMITTED:
                 self._refusals.note(fields)
             elif self._is_poll(scope, request.method, status):
                 _log.debug("request", **fields)

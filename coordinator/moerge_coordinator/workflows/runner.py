@@ -1,6 +1,7 @@
 """Start, state, retry and count of workflows."""
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from sqlalchemy import select
 from moerge_coordinator.domain import bodies, contributions, experts
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.metrics import Metrics
+from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ExpertRow
 from moerge_coordinator.workflows.merge_body import MergeBody
 from moerge_coordinator.workflows.publish_version import PublishVersion
@@ -30,7 +32,9 @@ from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, Workfl
 EXECUTOR_ID = "coordinator"
 QUEUE = "workflows"
 APPLICATION_VERSION = "1"  # raise it when a workflow's steps change: `resume` then restarts running ones
-_SOME = 16
+KEPT = 32
+"""Ended contribution workflows of an owner that are kept. Those of refused contributions are in no quota."""
+_RUNNING = ("PENDING", "ENQUEUED", "DELAYED")
 _log = logging.getLogger("moerge.workflows")
 _NAMES: dict[WorkflowKind, str] = {
     "expert": TakeInExpert.take_in_expert.__qualname__,
@@ -53,6 +57,7 @@ class Workflows:
         self._experts = TakeInExpert(ports, self._bodies)
         self._contributions = TakeInContribution(ports)
         self._versions = PublishVersion(ports, metrics)
+        self._submitting = threading.Lock()
 
     # --- start
 
@@ -63,9 +68,24 @@ class Workflows:
         name = f"expert-{digest}-{created:%Y%m%d%H%M%S%f}"
         return self._start(name, self._experts.take_in_expert, digest, body)
 
+    def submit_contribution(self, owner: str, new: NewContribution) -> Workflow:
+        """As `start_contribution`, one check of an owner at a time; removes its oldest ended workflows."""
+        name = _contribution_name(owner, new.sha256)
+        with self._submitting:
+            found = self._list(
+                workflow_id_prefix=_contribution_name(owner), sort_desc=True, load_input=False, load_output=False
+            )
+            running = [item.workflow_id for item in found if item.status in _RUNNING]
+            if any(not id_.startswith(name) for id_ in running):
+                todo = "wait for its end: the client tries again by itself"
+                raise RefusedError(ProblemType.TOO_FAST, f"{running[0]} still runs", todo=todo, retry_after=1)
+            ended = [item.workflow_id for item in found if item.status not in _RUNNING]
+            self._remove(ended[KEPT:])
+            return self.start_contribution(owner, new)
+
     def start_contribution(self, owner: str, new: NewContribution) -> Workflow:
         """Accepts a contribution, unless already active. Concurrent calls for a file share one check."""
-        name = f"contribution-{digest_of({'owner': owner, 'sha256': new.sha256})}"
+        name = _contribution_name(owner, new.sha256)
         with self._ports.database.reading() as session:
             counts = contributions.find(session, owner, new.sha256) is not None
         if counts:
@@ -87,23 +107,16 @@ class Workflows:
         return None if lineage is None else self.start_body(lineage)
 
     def _start(self, name: str, workflow: Callable[..., Outcome], *args: object) -> Workflow:
-        """Starts the workflow, or finds it running. An ended one restarts and reuses its results."""
-        result = self._attempts(name)
-        if running := [item for item in result if item.state is WorkflowState.RUNNING]:
-            return running[0]
-        id_ = f"{name}-{len(result) + 1}"
+        """Starts the workflow NAME-1, NAME-2, …, or finds it running. An ended one restarts and reuses its results."""
+        last = 0
+        for item in self._list(workflow_id_prefix=f"{name}-", load_input=False):
+            if (number := item.workflow_id.removeprefix(f"{name}-")).isdecimal():  # otherwise its own child
+                if item.status in _RUNNING:
+                    return _workflow(item)
+                last = max(last, int(number))
+        id_ = f"{name}-{last + 1}"
         self._launch(id_, workflow, *args)
         return self.find(id_) or Workflow(id=id_, state=WorkflowState.RUNNING)
-
-    def _attempts(self, name: str) -> list[Workflow]:
-        """The existing workflows NAME-1, NAME-2, …, found by id, which has an index."""
-        result: list[Workflow] = []
-        while len(result) % _SOME == 0:
-            ids = [f"{name}-{number}" for number in range(len(result) + 1, len(result) + _SOME + 1)]
-            if not (some := self._list(workflow_ids=ids, load_input=False)):
-                break
-            result += map(_workflow, some)
-        return result
 
     def _launch(self, id_: str, workflow: Callable[..., Outcome], *args: object) -> None:
         if self._client is None:
@@ -168,7 +181,7 @@ class Workflows:
 
         Call it in the process that runs the workflows, after their launch.
         """
-        for item in self._list(status=["PENDING", "ENQUEUED", "DELAYED"]):
+        for item in self._list(status=list(_RUNNING)):
             if item.app_version != APPLICATION_VERSION:
                 DBOS.cancel_workflow(item.workflow_id)
                 try:
@@ -187,9 +200,18 @@ class Workflows:
         if self._client is not None:
             self._client.destroy()
 
+    def _remove(self, ids: list[str]) -> None:
+        if ids:
+            (DBOS.delete_workflows if self._client is None else self._client.delete_workflows)(ids)
+
     def _list(self, **how: Any) -> list[WorkflowStatus]:
         listed = DBOS.list_workflows if self._client is None else self._client.list_workflows
         return listed(**how)
+
+
+def _contribution_name(owner: str, sha256: str = "") -> str:
+    """The beginning of the workflows' ids for an owner, or for one of its files."""
+    return f"contribution-{digest_of({'owner': owner})[:16]}-{sha256}"
 
 
 def _workflow(status: WorkflowStatus) -> Workflow:
@@ -200,7 +222,7 @@ def _workflow(status: WorkflowStatus) -> Workflow:
         if "problem" in output:
             return Workflow(id=id_, state=WorkflowState.FAILED, problem=Problem.model_validate(output["problem"]))
         return Workflow(id=id_, state=WorkflowState.DONE, result=output["result"])
-    if status.status in ("PENDING", "ENQUEUED", "DELAYED"):
+    if status.status in _RUNNING:
         return Workflow(id=id_, state=WorkflowState.RUNNING)
     if status.status == "CANCELLED":
         problem = Problem.of(ProblemType.UNAVAILABLE, "an upgrade of the coordinator interrupted it", todo="try again")

@@ -33,7 +33,8 @@ TOKENIZER_FILES = (
     *("added_tokens.json", TEMPLATE, "merges.txt", SPECIAL_TOKENS, "tokenizer.json", "tokenizer.model"),
     *(TOKENIZER, "vocab.json"),
 )
-_MAX_TEXT_BYTES = 2**26
+_MAX_TEXT_BYTES, _PIECE = 2**26, 2**20
+_MOST_CONTAINERS, _MOST_VALUES = 2**20, 2**22  # the tokenizer of 128,000 tokens has 300,000 merges, each a list
 _DIGITS, _BEGUN = 16, ".tmp"
 _MERGED = re.compile(rf"[0-9a-f]{{{_DIGITS}}}({re.escape(_BEGUN)})?")  # names of folders of merged adapters
 _OTHER_FILES = ("config.json", GENERATION, INDEX, *TOKENIZER_FILES)
@@ -194,6 +195,8 @@ def check_small_files(
     for name in (*TOKENIZER_FILES, GENERATION):  # each is read whole later
         if (path := expert.side_file(name)).is_file():
             require_small(path, _MAX_TEXT_BYTES)
+            if path.suffix == ".json":
+                _require_few_values(path)
     require_side_files(expert)
     family_of(expert.config)
     if reference is not None:
@@ -225,3 +228,15 @@ def require_finite(checkpoint: Checkpoint, tracker: Tracker) -> None:
                 "contains NaN or infinity", where=f"{spec.file.name}: {name}", todo="train the expert again"
             )
         tracker.advance(tensor.nbytes)
+
+
+def _require_few_values(path: Path) -> None:
+    """Requires JSON that takes bounded memory and time to parse, by its marks; those in texts count too."""
+    containers = values = 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            containers += piece.count(b"[") + piece.count(b"{")
+            values += piece.count(b",")
+    for count, most, name in ((containers, _MOST_CONTAINERS, "lists and objects"), (values, _MOST_VALUES, "values")):
+        if count > most:
+            raise CheckpointError(f"expected at most {most} {name}, found {count}", where=str(path))

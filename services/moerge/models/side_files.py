@@ -10,7 +10,7 @@ from moerge.models.dense_files import DenseFiles
 
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 SPECIAL_TOKENS, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
-_MAX_BYTES = 2**26
+_MAX_BYTES = 2**20
 _CODE = {"auto_map", "code_revision", "custom_generate", "custom_pipeline", "custom_pipelines", "trust_remote_code"}
 """Keys that make libraries load foreign code."""
 

@@ -22,12 +22,16 @@ from moerge_proto.workflows import Workflow
 router = APIRouter(tags=["contributions"], route_class=Route)
 
 
-@router.put("/contributions/{digest}", status_code=202)
+@router.put("/contributions/{digest}", status_code=202, responses={429: {}})
 def contribute(state: Coordinator, caller: DomainOwner, digest: Digest, submission: Submission) -> Workflow:
-    """Starts a workflow that accepts an uploaded statistics file; its result is the digest. Idempotent."""
+    """Starts a workflow that accepts an uploaded statistics file; its result is the digest. Idempotent.
+
+    An owner has one such workflow at a time.
+    """
     owner, new = own_name(caller), NewContribution(sha256=digest, **dict(submission))
     require_sent(state, owner, new)
-    return state.workflows.start_contribution(owner, new)
+    once = list(dict.fromkeys(new.supersedes))
+    return state.workflows.submit_contribution(owner, new.model_copy(update={"supersedes": once}))
 
 
 @router.get("/contributions")

@@ -1,45 +1,57 @@
 """Experts."""
 
 from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
 
 from moerge_coordinator.domain import experts
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.rest.auth import DomainOwner, OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import After, page, visible, visible_row
-from moerge_coordinator.rest.state import Coordinator
+from moerge_coordinator.rest.state import Coordinator, State
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.references import collect
 from moerge_coordinator.storage.tables import ExpertRow
 from moerge_proto.digests import Digest
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.messages import Page
-from moerge_proto.owners import Role
+from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
 
 router = APIRouter(prefix="/experts", tags=["experts"], route_class=Route)
 
 
 @router.post("", status_code=202)
-def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) -> Expert:
+async def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) -> Expert:
     """Registers a domain's expert, from uploaded files or an allowed source.
 
     Checks config, tokenizer and tensor headers of uploaded files before it answers, and everything else afterwards.
     Idempotent, except that its owner can change `redistribute`. An operator must give a source.
     """
+    async with state.uploads.turn(_check(caller)):
+        return await run_in_threadpool(_registered, state, caller, new)
+
+
+def _registered(state: State, caller: Identity, new: NewExpert) -> Expert:
     expert = experts.register(state, caller, new)
     if expert.state is ExpertState.RECEIVED:
         state.workflows.start_expert(expert.digest, new.body)
     return expert
 
 
+def _check(caller: Identity) -> str:
+    """The turn of an owner's checks of small files, which take memory: one at a time."""
+    return f"check {caller.owner or ''}"
+
+
 @router.post("/check", status_code=204)
-def check(state: Coordinator, caller: DomainOwner, new: NewExpert) -> None:
+async def check(state: Coordinator, caller: DomainOwner, new: NewExpert) -> None:
     """Checks an expert's uploaded config and tokenizer before the upload of its weights.
 
     The answer is empty, or the problem; refused files are discarded.
     """
-    experts.require_welcome(state, caller, new)
+    async with state.uploads.turn(_check(caller)):
+        await run_in_threadpool(experts.require_welcome, state, caller, new)
 
 
 @router.get("")

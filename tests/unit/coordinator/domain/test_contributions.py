@@ -141,6 +141,9 @@ def test_law_4_superseding_is_one_swap(law: Law) -> None:
         law.send(law.file(2, shards=2))
     with pytest.raises(RefusedError, match="no active contribution"):
         law.send(law.file(5), first.digest)
+    foreign = NewContribution(sha256=law.file(6, domain="art"), supersedes=[third.digest])
+    with pytest.raises(RefusedError, match=r"no active contribution .* of 'art'"):
+        contributions.accept(law.ports, foreign, CHECKED)
     assert (law.claimed(), law.active()) == (before, [third.digest]), "what is refused did nothing"
 
 
