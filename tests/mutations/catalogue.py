@@ -500,8 +500,8 @@ MUTATIONS = (
         "dear-tokenizer",
         "attack: a small file that is dear to parse",
         LIBRARY,
-        'containers += piece.count(b"[") + piece.count(b"{")',
-        "containers += 0",
+        "if count > most:",
+        "if False:",
         ("tests/attacks/owner/test_checks.py",),
     ),
     Mutation(
