@@ -81,6 +81,11 @@ class TextBefore(Message):
     piece: int = Field(default=128, ge=1, le=2**15)
     context_weight: float = Field(default=0.0, ge=0, le=MAX_CONTEXT_WEIGHT, allow_inf_nan=False)
 
+    def within(self, context: int) -> Self:
+        """The same with shorter lengths, if a piece and the text before it are longer than a context."""
+        half = context // 2
+        return self.model_copy(update={"tokens": min(self.tokens, half), "piece": min(self.piece, half)})
+
     @property
     def views(self) -> int:
         """The texts that a piece stands behind, one after the other."""

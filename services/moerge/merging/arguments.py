@@ -54,7 +54,7 @@ class Choices:
         return named.model_copy(update={**methods, "solve": valid(SolveOptions, solve), "before": before})
 
     def _before(self, named: TextBefore | None) -> TextBefore | None:
-        """Public text before that of router statistics; its lengths fit into a short context."""
+        """Public text before that of router statistics."""
         if self.before is False:
             if self.context_weight is not None:
                 todo = "leave one of them out"
@@ -62,11 +62,8 @@ class Choices:
             return None
         if named is None and not self.before and self.context_weight is None:
             return None
-        given = (named or TextBefore()).model_dump()
-        if self.context_weight is not None:
-            given["context_weight"] = self.context_weight
-        half = self.statistics.context // 2
-        return valid(TextBefore, given | {name: min(given[name], half) for name in ("tokens", "piece")})
+        given = {} if self.context_weight is None else {"context_weight": self.context_weight}
+        return valid(TextBefore, (named or TextBefore()).model_dump() | given)
 
     @property
     def body_options(self) -> BodyOptions:

@@ -22,7 +22,6 @@ from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
-from moerge.settings import valid
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
@@ -127,10 +126,9 @@ def assemble(
     heads = head_contributions(experts, texts, settings, work, members) if heads is None else heads
     parts, body = list(kept.contributions), kept.body
     if routers is None:
-        statistics = valid(StatisticsSettings, settings.statistics.model_dump() | {"before": settings.recipe.before})
         for expert, text in zip(members, texts, strict=True):
             path = work / f"router-{expert.domain}-{body.digest[:16]}.safetensors"
-            parts.append(router_contribution(expert, body, text, path, statistics, settings.computing))
+            parts.append(router_contribution(expert, body, text, path, settings.router_statistics, settings.computing))
     every = [*kept.heads, *heads]
     lineage, inputs = local_version(
         members,

@@ -114,14 +114,14 @@ def merge(
     texts, passes = [_Text.of(settings, source, say) for source in sources], _Passes(settings)
     experts, solved = [item.expert for item in texts], METHODS[recipe.body].solved and body is None
     precision, device = settings.statistics.precision, settings.computing.device
-    costs = list[PassCost]()
+    before, costs = settings.router_statistics.before, list[PassCost]()
     for text in texts if solved else ():
         costs.append(passes.cost(BodyPass(text.expert, input_exponents(text.expert), precision, device), text))
     for text in texts if HEADS[recipe.head].solved else ():
         costs.append(passes.cost(HeadPass(text.expert, head_exponents(text.expert), precision, device), text))
     for text in texts:  # under the body, or the expert's own, which has the same shapes
         exponents = feature_exponents(text.expert) if body is None else body.exponents
-        work = RouterPass(text.expert, body or text.expert, exponents, precision, device, recipe.before)
+        work = RouterPass(text.expert, body or text.expert, exponents, precision, device, before)
         costs.append(passes.cost(work, text))
     memory = {item.writing.work: item.writing.total() for item in texts if item.writing is not None}
     memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(settings, experts, version)}

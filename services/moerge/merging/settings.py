@@ -40,6 +40,12 @@ class VersionSettings:
     rare_below: int = RARE_BELOW
     computing: Computing = field(default_factory=Computing)
 
+    @property
+    def router_statistics(self) -> StatisticsSettings:
+        """The settings of router contributions, with the recipe's text before them."""
+        before, context = self.recipe.before, self.statistics.context
+        return self.statistics.model_copy(update={"before": None if before is None else before.within(context)})
+
 
 @dataclass(frozen=True)
 class MergeSettings(VersionSettings):

@@ -230,8 +230,9 @@ def test_text_before_is_off_unless_an_option_asks_for_it_and_fits_a_short_contex
     assert NOTHING.followed.before is replace(NOTHING, before=False).followed.before is None
     assert replace(NOTHING, before=True).followed.before == TextBefore()
     assert replace(NOTHING, context_weight=4).followed.before == TextBefore(context_weight=4)
-    short = replace(NOTHING, before=True, context=65).followed.before
-    assert short == TextBefore(tokens=32, piece=32)
+    short = replace(NOTHING, before=True, context=65)
+    settings = MergeSettings(recipe=short.followed, statistics=short.statistics)
+    assert settings.router_statistics.before == TextBefore(tokens=32, piece=32)
     with pytest.raises(MoergeError, match="without `before`"):
         _ = replace(NOTHING, before=False, context_weight=4).followed
 
