@@ -66,7 +66,7 @@ def merge(
     base: Annotated[
         str | None,
         typer.Option(
-            help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare; of seed's also with --add."
+            help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare. Under seed, --add needs it too."
         ),
     ] = None,
     weights: Annotated[

@@ -22,7 +22,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
 from moerge.versions.file_plans import HEAD_FILE
 from moerge.versions.plan import plan_version
-from moerge_proto.options import PAPER
+from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.statistics_file import TextBefore
 from support.merging import SMALL, files, source
 from support.models import expert, texts
@@ -117,6 +117,21 @@ def test_a_newcomer_that_is_not_fitted_is_told_its_cost(folder: Path, tmp_path: 
     report = added(folder, tmp_path / "out", "code", settings=replace(SETTINGS, fit=False))
     assert [line.partition(";")[0] for line in report.warnings] == ["not in the body, and not fitted to it: code"]
     assert "the experts' own, unchanged" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_fit_to_a_kept_seed_s_body_needs_that_seed(folder: Path, tmp_path: Path) -> None:
+    seed, other = (DenseExpert("base", expert(tmp_path / str(number), number, **SMALL)) for number in (5, 6))
+    under = replace(KEPT, recipe=RECOMMENDED.model_copy(update={"body": "seed"}), base=seed)
+    merge([source(folder, "code"), source(folder, "bio")], tmp_path / "two", under)
+    expert(tmp_path / "art", 7, **SMALL)
+    experts = [source(tmp_path, "art", folder / "art.jsonl")]
+    made = kept(tmp_path / "two")
+    for base, problem in ((None, "needs the seed"), (other, "is not the seed")):
+        with pytest.raises(MoergeError, match=problem):
+            merge(experts, tmp_path / "three", replace(SETTINGS, base=base), version=made)
+    report = merge(experts, tmp_path / "three", replace(SETTINGS, base=seed), version=made)
+    assert report.warnings == []
+    assert "fitted to the body: code, bio, art" in (tmp_path / "three" / "README.md").read_text()
 
 
 def test_the_head_is_that_of_all_experts_under_the_kept_body(folder: Path, tmp_path: Path) -> None:
