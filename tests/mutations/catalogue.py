@@ -52,8 +52,8 @@ MUTATIONS = (
         "sums-of-floats",
         "law 3: sums are integers, equal in any order",
         LIBRARY,
-        "value * to_floats(_total(alike, lambda file: file.gram(layer)), exponent)",
-        "sum(value * to_floats(file.gram(layer), exponent) for file in alike)",
+        "(to_floats(_exact(alike[bits], read), bits) for bits in sorted(alike))",
+        "(to_floats(read(file), file.manifest.exponents[layer]) for file in files)",
         law(3),
     ),
     Mutation(

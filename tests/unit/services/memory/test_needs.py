@@ -84,10 +84,10 @@ def test_scoring_needs_two_layers_and_head_or_batch(tmp_path: Path) -> None:
     assert scoring(config, torch.bfloat16, 4096, 512).device["a micro-batch"] == 2 * 4096 * (9 * H + 3 * INNER)
 
 
-def test_a_fit_needs_two_models_a_solve_and_residuals() -> None:
+def test_a_fit_needs_three_models_a_solve_and_residuals() -> None:
     need = fitting(small(), 1024)
-    assert need.device["two layers of both models"] == 4 * 4 * LAYER
-    assert need.device["a solve"] == 16 * INNER**2 + 32 * INNER * H
+    assert need.device["two layers of three models"] == 6 * 4 * LAYER
+    assert need.device["a solve"] == 16 * INNER**2 + 48 * INNER * H
     assert need.total(1000) == need.on_device + 1000 * 2 * 4 * H
 
 

@@ -46,7 +46,6 @@ def copied(folder: Path, good: Path) -> Path:
         ("layer_types", ["x"]),
         ("dtype", "nope"),
         ("model_type", ["llama"]),
-        ("experts_implementation", "nope"),
         ("num_hidden_layers", 4000),
         ("num_hidden_layers", 1e300),
         ("num_labels", 10**9),
