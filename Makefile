@@ -16,12 +16,12 @@ table: $(VENV)/.demo
 
 # Files are tested in the order of their names, so that those which take longest, contract and e2e, come first.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # The demo trains on both cores, so it is tested alone.
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow tests/e2e/test_demo.py
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m slow --ignore tests/e2e/test_demo.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile -m slow --ignore tests/e2e/test_demo.py
 
 # Versions in other engines, and the tables of docs/engines.md. Each engine has an environment of its own.
 ENGINES := build/engines

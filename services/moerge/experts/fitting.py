@@ -34,6 +34,7 @@ from moerge.models.dense_files import Dense, DenseFiles
 from moerge.routers.ridge import SOLVER, Ridge
 from moerge.threads import one_thread
 from moerge_proto.digests import digest_of
+from moerge_proto.statistics_file import StatisticsSettings
 
 SHRINKAGE_TO_EXPERT = 0.25
 """Ridge towards the expert's own matrix, times dimensions per token, in units of the gram's mean diagonal."""
@@ -51,9 +52,9 @@ class PublicText:
     batches: Sequence[Batch]
 
     @classmethod
-    def of(cls, seed: DenseFiles, batch_tokens: int) -> Self:
-        rows = [encode(seed.tokenizer, plain(text)) for text in pool_texts()]
-        return cls(seed, list(batches(rows, batch_tokens)))
+    def of(cls, seed: DenseFiles, settings: StatisticsSettings) -> Self:
+        rows = [encode(seed.tokenizer, plain(text))[: settings.context] for text in pool_texts()]
+        return cls(seed, list(batches(rows, settings.batch_tokens)))
 
 
 class _LeastSquares:

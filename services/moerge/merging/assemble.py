@@ -201,7 +201,7 @@ def fitted(
     name = digest_of({"expert": expert.digest, "body": body.digest, "rows": shard_name(b"", rows)})
     folder = work / f"fitted-{expert.domain}-{name[:16]}"
     is_seed, base = METHODS[body.method].is_seed, settings.base
-    public = PublicText.of(base, statistics.batch_tokens) if is_seed and base is not None else None
+    public = PublicText.of(base, statistics) if is_seed and base is not None else None
     if not folder.is_dir():
         part = work / f".{folder.name}.part"
         total = sum(row.count for row in rows) * int(expert.config.num_hidden_layers)

@@ -141,7 +141,7 @@ def _fitted(context: Context, body: Body, weights: DenseBody) -> Path | None:
     total = tokens * expert.config.num_hidden_layers
     public = None
     if body_kind(body.method) == "seed":
-        public = PublicText.of(own_seed(settings.seed, body.source), settings.statistics.batch_tokens)
+        public = PublicText.of(own_seed(settings.seed, body.source), settings.statistics)
     _tell_tied(context)
     events.enter(Stage.COMPUTING)
     with events.track(f"fitting {settings.domain}'s MLPs to the body", total, "tokens") as tracker:

@@ -19,6 +19,7 @@ from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import SINGLE
 from moerge.models.tokens import Tokens, all_counted
+from moerge_proto.statistics_file import StatisticsSettings
 from support.fitting import whole_fit
 from support.models import expert, on_body, seed_model
 from support.versions import body_file
@@ -108,7 +109,7 @@ def test_with_public_text_it_is_byte_for_byte_the_fit_with_all_models_in_memory(
 def test_public_text_keeps_the_seed_s_answers_to_it(tmp_path: Path) -> None:
     """Text from the pool: of the library, by the seed's tokenizer."""
     seed, own = seed_model(tmp_path / "seed"), expert(tmp_path / "own", seed=1)
-    public = PublicText.of(DenseFiles(seed), 512)
+    public = PublicText.of(DenseFiles(seed), StatisticsSettings(batch_tokens=512, context=256))
     assert sum(len(batch.lengths) for batch in public.batches) == len(pool_texts())
     body, cut = body_file([seed], tmp_path / "body"), list(batches(all_counted(DOCUMENTS), 200))
     kept = fit(*on_body(own, body), cut, tmp_path / "kept", public=public)
