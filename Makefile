@@ -21,7 +21,7 @@ test: lint
 # The demo trains on both cores, so it is tested alone.
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow tests/e2e/test_demo.py
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile -m slow --ignore tests/e2e/test_demo.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m slow --ignore tests/e2e/test_demo.py
 
 # Versions in other engines, and the tables of docs/engines.md. Each engine has an environment of its own.
 ENGINES := build/engines
