@@ -52,8 +52,8 @@ MUTATIONS = (
         "sums-of-floats",
         "law 3: sums are integers, equal in any order",
         LIBRARY,
-        "(to_floats(_exact(alike[bits], read), bits) for bits in sorted(alike))",
-        "(to_floats(read(file), file.manifest.exponents[layer]) for file in files)",
+        "value * _total(alike, layer, lambda file: file.gram(layer))",
+        "sum(value * to_floats(file.gram(layer), file.manifest.exponents[layer]) for file in alike)",
         law(3),
     ),
     Mutation(
