@@ -8,7 +8,7 @@ owner's text, but no head, and no other owner's MLPs.
 Under a seed's body, the fit also has public text, on which the seed's answers are the targets. So an expert keeps them
 where its owner's text says nothing.
 
-One layer of each model is in memory, and the residuals of all tokens in both. A fitted layer is written at once.
+One layer of each model is in memory, and two residuals of each token. A fitted layer is written at once.
 """
 
 import hashlib
@@ -190,14 +190,15 @@ class _Fitting:
 
     def layer(self, number: int, fitted: FittedLayers) -> None:
         names = [pattern.format(layer=number) for pattern in self._expert.family.mlp]
+        every = [self._new, *(target.residuals for target in self._targets)]
         with ExitStack() as stack:
-            for residuals in (self._new, *(target.residuals for target in self._targets)):
+            for residuals in every:
                 stack.enter_context(residuals.held(number))
             parameters = {name: self._new.parameter(name) for name in names}
             if number in fitted:
                 for name, parameter in parameters.items():
                     parameter.copy_(fitted.tensor(number, name))
-                for residuals in (self._new, *(target.residuals for target in self._targets)):
+                for residuals in every:
                     residuals.pass_layer()
                 self._done(self._tokens)
                 return
