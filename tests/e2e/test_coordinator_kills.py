@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError
-from moerge_proto.bodies import NewBody
+from moerge_proto.bodies import HeadMethod, NewBody
+from moerge_proto.experts import ExpertState
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.federation import federation_of
@@ -20,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 LARGE: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 8000}
 KILLS = 4
+MEDIUM: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
+HEADS: tuple[HeadMethod, ...] = ("regmean", "average", "seed")
 
 
 def files_of(server: Coordinator, number: int) -> dict[str, str]:
@@ -79,3 +83,33 @@ def test_killed_coordinator_makes_the_same_version(tmp_path: Path) -> None:
             with pytest.raises(CoordinatorError):
                 made.operator.version(2)
     assert cuts >= KILLS // 2, f"only {cuts} of {2 * KILLS} kills hit running work"
+
+
+def test_killed_coordinator_solves_after_a_leave_and_with_a_new_head_as_a_fresh_one(tmp_path: Path) -> None:
+    """Laws 3, 5 and 10, under the seed's body. The fresh one has the remaining expert alone."""
+
+    def solves(head: HeadMethod) -> Callable[[Client], Workflow]:
+        return lambda client: client.solve_version(NewVersion(head=head))
+
+    with federation_of(tmp_path / "fresh", "law", seeded=True, **MEDIUM) as fresh:
+        fresh.contribute(fresh.body())
+        fresh.contribute_heads()
+        seconds = [timed(fresh.server, solves(head)) for head in HEADS]
+        expected = [files_of(fresh.server, number) for number in (1, 2, 3)]
+
+    with federation_of(tmp_path / "killed", "law", "art", seeded=True, **MEDIUM) as made, ThreadPoolExecutor() as pool:
+        made.contribute(made.body())
+        made.contribute_heads()
+        made.solve()
+        leaving = pool.submit(made.members["art"].client.withdraw_expert, made.expert("art").digest)
+        made.server.kill()
+        made.server.start()
+        assert leaving.result().expert.state is ExpertState.WITHDRAWN  # the client repeats a lost call
+        results = [
+            killed_at(made.server, share * undisturbed, solves(head))
+            for share, undisturbed, head in zip((0, 0.4, 0.8), seconds, HEADS, strict=True)
+        ]
+        assert [number for _, number in results] == ["2", "3", "4"]
+        assert [files_of(made.server, number) for number in (2, 3, 4)] == expected
+        assert leftovers(made.server) == []
+    assert any(cut for cut, _ in results), "the kills came too late to test anything"
