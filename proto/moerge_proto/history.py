@@ -38,21 +38,24 @@ class Remerge(Message):
 
     `expected` is an estimate, in points of the normalised average over the domains of `version`. It uses their oracles
     under the body, which show the body's cost without the routing's. m of D domains are newcomers, with N on average
-    (`newcomers_oracle`); the others are members, with M (`members_oracle`). After the merge, newcomers are expected to
-    reach the members' score, M - `fall`: expected = m / D * (M - N) - fall.
+    (`newcomers_oracle`); experts in the body are members, with M (`members_oracle`). After the merge, newcomers are
+    expected to reach the members' score, M - `fall`: expected = m / D * (M - N) - fall. Newcomers in `fitted` have MLPs
+    fitted to the body under a solved head. They gain nothing, and don't count in m and N. If all are, expected = 0.
 
     The model: a body of k experts costs its members in proportion to 1 - 1/k, if experts are equally far from the seed
     model, in independent directions, and the loss is quadratic there. So fall = (100 - M) * m / ((k - 1) (k + m)),
     never below 0. For k = 1, fall = m / D * (M - N) / 2, from the newcomers by the same reasoning.
 
-    All are None while oracles are `missing`, or if no member is in the version. `recommended`: the body is current,
-    at least one point is expected, and the remerge isn't done. Afterwards `after` is the remerged body's version of
-    the same experts, and `real` the difference of its average from that of `version`.
+    Otherwise all are None while oracles are `missing`, or if no member is in the version. An oracle counts from
+    versions of the same experts and head. `recommended`: the body is current, at least one point is expected, and the
+    remerge isn't done. Afterwards `after` is the remerged body's version of the same experts, and `real` the difference
+    of its average from that of `version`.
     """
 
     body: Digest
     version: int
     newcomers: list[str]
+    fitted: list[str]
     missing: list[str]
     members_oracle: float | None
     newcomers_oracle: float | None

@@ -7,7 +7,7 @@ import pytest
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.owners import NewToken, Role
 from support.dashboard import act, signed_in
-from support.federation import Federation, eventually, federation_of
+from support.federation import Federation, eventually, federation_of, parted
 from support.merging import SMALL
 
 
@@ -32,7 +32,7 @@ def evaluate(federation: Federation, number: int, **nll: tuple[float, float]) ->
         sums = {
             "number": number,
             "domain": domain,
-            "expert": lineage.experts[lineage.domains.index(domain)],
+            "expert": federation.members[domain].dense,
             "documents": 2,
             "context": 8,
             "stride": 4,
@@ -104,11 +104,30 @@ def test_the_gain_of_a_remerge_is_shown_beside_the_expected_one(federation: Fede
         assert f"version 2 to {number}" in browser.get("/bodies").text
 
 
-def test_the_command_remerges_without_evaluations(federation: Federation) -> None:
-    federation.add("film", 4, **SMALL)
-    body = federation.operator.body("current")
+def test_a_remerge_for_a_fitted_newcomer_is_not_recommended(federation: Federation) -> None:
+    """Although its oracle is far behind: under a solved head a remerge has nothing to add to the fit."""
+    whole, body = federation.add("film", 4, **SMALL), federation.body()
+    federation.contribute_heads()
+    federation.members["film"] = parted(federation.server, whole, body)
+    federation.members["film"].register()
     federation.contribute(body, "film")
-    federation.solve()
+    version = federation.solve()
+    assert version.lineage.head.method == "regmean"
+    evaluate(federation, version.number, law=(2, 2), art=(2, 2), code=(2, 2), film=(9, 9))
+    remerge = federation.operator.body_history("current").remerge
+    assert remerge is not None
+    assert (remerge.fitted, remerge.missing, remerge.expected, remerge.recommended) == (["film"], [], 0, False)
+    shown = federation.moerge("body", "history", COLUMNS="160")
+    assert "A remerge that includes film: no expected gain, because their MLPs are fitted" in shown
+    assert "Recommended" not in shown
+    with signed_in(federation.server) as browser:
+        assert "a remerge is expected to gain" not in browser.get("/versions").text
+        assert "a remerge that includes film: none, because" in browser.get("/bodies").text
+        assert "No gain is expected" in browser.get(f"/bodies/{body.digest}/remerge").text
+
+
+def test_the_command_remerges_without_an_expected_gain(federation: Federation) -> None:
+    body = federation.operator.body("current")
     digest = federation.moerge("body", "remerge")
     assert digest == federation.operator.body("current").digest
     assert len(federation.operator.body(digest).experts) == len(body.experts) + 1

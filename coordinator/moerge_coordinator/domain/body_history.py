@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from sqlalchemy import JSON, select, type_coerce
 from sqlalchemy.orm import Session
 
-from moerge.trunk.remerge_estimate import WORTH, estimate
+from moerge.trunk.remerge_estimate import WORTH, estimate, gainers
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import BodyRow, EvaluationRow, ExpertRow, VersionRow
 from moerge_proto.bodies import Body, NewBody
 from moerge_proto.experts import ExpertState
 from moerge_proto.history import BodyHistory, BodyVersion, DomainMove, Remerge
 from moerge_proto.normalised import average, normalised
+from moerge_proto.versions import HeadLineage
 
 _MOST_VERSIONS = 100
 
@@ -22,13 +23,17 @@ _MOST_VERSIONS = 100
 class Evaluated:
     """A version: domain -> expert in slot order; domain -> (normalised, oracle's) of its evaluations.
 
-    Parts are represented by their dense expert.
+    Parts are represented by their dense expert. `registered`: domain -> the expert or parts themselves; `fitted`:
+    domains with MLPs fitted to the body.
     """
 
     number: int
     body: str
     experts: Mapping[str, str]
     scores: Mapping[str, tuple[float, float]]
+    head: HeadLineage
+    registered: Mapping[str, str]
+    fitted: Collection[str] = ()
 
     @property
     def missing(self) -> list[str]:
@@ -68,7 +73,8 @@ def _evaluated(session: Session, bodies: Sequence[str]) -> list[Evaluated]:
     """The newest versions of any of `bodies`."""
     row, lineage, sums = EvaluationRow, type_coerce(VersionRow.lineage, JSON), type_coerce(EvaluationRow.sums, JSON)
     body = lineage["body"].as_string()
-    query = select(VersionRow.number, body, lineage["domains"], lineage["experts"]).where(body.in_(bodies))
+    columns = VersionRow.number, body, lineage["head"], lineage["domains"], lineage["experts"]
+    query = select(*columns).where(body.in_(bodies))
     versions = session.execute(query.order_by(VersionRow.number.desc()).limit(_MOST_VERSIONS)).all()
     nlls = [sums[name]["nll"].as_float() for name in ("dense", "version", "oracle")]
     reported = select(row.version, row.domain, *nlls, sums["version"]["tokens"].as_float())
@@ -76,10 +82,18 @@ def _evaluated(session: Session, bodies: Sequence[str]) -> list[Evaluated]:
     scores = defaultdict[int, dict[str, tuple[float, float]]](dict)
     for number, domain, dense, version, oracle, tokens in session.execute(reported):
         scores[number][domain] = normalised(dense, version, tokens), normalised(dense, oracle, tokens)
-    dense = {row.digest: row.dense for row in session.scalars(select(ExpertRow))}
+    rows = {row.digest: row for row in session.scalars(select(ExpertRow))}
     return [
-        Evaluated(number, body, dict(zip(domains, map(dense.__getitem__, experts), strict=True)), scores[number])
-        for number, body, domains, experts in versions
+        Evaluated(
+            number,
+            body,
+            {domain: rows[digest].dense for domain, digest in zip(domains, experts, strict=True)},
+            scores[number],
+            HeadLineage.model_validate(head),
+            dict(zip(domains, experts, strict=True)),
+            {rows[digest].domain for digest in experts if rows[digest].fitted},
+        )
+        for number, body, head, domains, experts in versions
     ]
 
 
@@ -129,10 +143,15 @@ def _line(body: Body, version: Evaluated, last: Mapping[str, float]) -> BodyVers
 def _remerge(body: Body, version: Evaluated, versions: Sequence[Evaluated], later: Sequence[Body]) -> Remerge:
     """The gain of merging `body` again with the newcomers of `version`; a body of `later` may be the result."""
     experts, newcomers = set(version.experts.values()), version.newcomers(body)
-    missing, members, late = _oracles(body, version, versions)
+    late = gainers(newcomers, version.fitted, version.head.method)
+    missing, oracles = _oracles(version, versions)
+    members = _mean(oracle for domain, oracle in oracles.items() if domain not in newcomers)
+    behind = _mean(oracle for domain, oracle in oracles.items() if domain in late)
     fall, expected, is_open = None, None, body.current and body.retired is None
-    if members is not None and late is not None:
-        fall, expected = estimate(members, late, len(body.contains), len(newcomers), len(experts))
+    if not late:
+        fall, expected = 0.0, 0.0
+    elif members is not None and behind is not None:
+        fall, expected = estimate(members, behind, len(body.contains), len(late), len(experts))
     done = {other.digest for other in later if experts | set(body.contains) <= set(other.contains)}
     start, end = _best(versions, {body.digest}, experts), _best(versions, done, experts)
     merged = [*body.experts, *(version.experts[domain] for domain in newcomers)]
@@ -140,9 +159,10 @@ def _remerge(body: Body, version: Evaluated, versions: Sequence[Evaluated], late
         body=body.digest,
         version=(start or version).number,
         newcomers=newcomers,
+        fitted=[domain for domain in newcomers if domain not in late],
         missing=missing,
         members_oracle=members,
-        newcomers_oracle=late,
+        newcomers_oracle=behind,
         fall=fall,
         expected=expected,
         recommended=is_open and not done and expected is not None and expected >= WORTH,
@@ -152,21 +172,18 @@ def _remerge(body: Body, version: Evaluated, versions: Sequence[Evaluated], late
     )
 
 
-def _oracles(
-    body: Body, version: Evaluated, versions: Iterable[Evaluated]
-) -> tuple[list[str], float | None, float | None]:
-    """The domains of `version` without an oracle's score under `body`; if none, the means of members and newcomers.
+def _oracles(version: Evaluated, versions: Iterable[Evaluated]) -> tuple[list[str], dict[str, float]]:
+    """The domains of `version` without an oracle's score; if none, domain -> score.
 
-    An oracle's score doesn't depend on routers, so the newest one of any version under the body counts.
+    An oracle's score doesn't depend on routers, so the newest one counts of any version with the same body, head and
+    experts.
     """
-    scores = dict[str, float]()
+    scores, parts = dict[str, float](), (version.body, version.head, version.registered)
     for other in versions:
-        if other.body == body.digest:
-            scores |= {other.experts[domain]: oracle for domain, (_, oracle) in other.scores.items()}
-    if missing := [domain for domain, expert in version.experts.items() if expert not in scores]:
-        return missing, None, None
-    members = [scores[expert] for expert in version.experts.values() if expert in body.contains]
-    return [], _mean(members), _mean(scores[version.experts[domain]] for domain in version.newcomers(body))
+        if (other.body, other.head, other.registered) == parts:
+            scores |= {domain: oracle for domain, (_, oracle) in other.scores.items()}
+    missing = [domain for domain in version.experts if domain not in scores]
+    return missing, {} if missing else scores
 
 
 def _gain(start: Evaluated | None, end: Evaluated | None) -> float | None:

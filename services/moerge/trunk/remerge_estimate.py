@@ -1,6 +1,10 @@
 """The expected gain of a remerge with newcomers' experts."""
 
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
+
+from moerge.trunk.head_kinds import HEADS
+from moerge_proto.bodies import HeadMethod
 
 WORTH = 1.0
 """Least gain of the normalised average, in points, that is worth a remerge: it costs every owner a pass."""
@@ -13,12 +17,20 @@ class Estimate(NamedTuple):
     gain: float
 
 
+def gainers(newcomers: Iterable[str], fitted: Collection[str], head: HeadMethod) -> list[str]:
+    """The newcomers who are expected to gain by a remerge: all but those `fitted` to the body under a solved head.
+
+    In two trials those were as good as under a remerged body (docs/quality.md, "Bodies and heads").
+    """
+    return [name for name in newcomers if not (HEADS[head].solved and name in fitted)]
+
+
 def estimate(members: float, newcomers: float, merged: int, joining: int, domains: int) -> Estimate:
     """The estimate that `moerge_proto.history.Remerge` explains.
 
     Args:
-        members, newcomers: mean normalised oracle under the current body, in points.
-        merged, joining, domains: numbers of experts in the body, of newcomers, and of all the version's domains.
+        members, newcomers: mean normalised oracle under the current body, in points; of the newcomers who gain.
+        merged, joining, domains: numbers of experts in the body, of these newcomers, and of all the version's domains.
     """
     won = joining / domains * (members - newcomers)
     if merged == 1:

@@ -14,7 +14,7 @@ from moerge.merging.assemble import KeptParts
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
 from moerge.terminal import Screen
-from moerge.trunk.remerge_estimate import WORTH, estimate
+from moerge.trunk.remerge_estimate import WORTH, estimate, gainers
 from moerge_lab.peaks import quick_collections
 from moerge_lab.recipes.base import Model
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
@@ -35,11 +35,13 @@ class Version:
 
     Attributes:
         body: the domains of its body's experts.
+        fitted: the domains of which no gain by a remerge is expected.
     """
 
     body: Names
     scores: Mapping[str, Figure]
     oracles: Mapping[str, Figure]
+    fitted: Names = ()
 
     @property
     def domains(self) -> Names:
@@ -76,8 +78,11 @@ class Remerge:
     def expected(self) -> Figure:
         """The coordinator's estimate of the gain, from the oracles of the kept body."""
         members = mean(self.kept.oracles[name] for name in self.kept.body)
-        late = mean(self.kept.oracles[name] for name in self.newcomers)
-        sizes = len(self.kept.body), len(self.newcomers), len(self.kept.domains)
+        behind = [name for name in self.newcomers if name not in self.kept.fitted]
+        if not behind:
+            return Figure([0.0 for _ in members.values])
+        late = mean(self.kept.oracles[name] for name in behind)
+        sizes = len(self.kept.body), len(behind), len(self.kept.domains)
         return Figure([estimate(*means, *sizes).gain for means in zip(members.values, late.values, strict=True)])
 
     def gains(self) -> dict[str, Figure]:
@@ -197,15 +202,16 @@ def _versions(
     measured = [_measured(run, domains, grown, settings, seed, tracker) for seed in range(settings.seeds)]
     seeds = [tuple(zip(*item, strict=True)) for item in zip(*measured, strict=True)]
     return [
-        Version(grown[0], *(figures(names, item) for item in kinds)) for names, kinds in zip(grown, seeds, strict=True)
+        Version(grown[0], figures(names, scores), figures(names, oracles), fitted[0])
+        for names, (scores, oracles, fitted) in zip(grown, seeds, strict=True)
     ]
 
 
 def _measured(
     run: Run, domains: Mapping[str, Texts], grown: Sequence[Names], settings: Settings, seed: int, tracker: Tracker
-) -> list[tuple[_Scores, _Scores]]:
-    """Each version's scores and oracle's scores with one seed."""
-    parts, result = run.recipe.parts, list[tuple[_Scores, _Scores]]()
+) -> list[tuple[_Scores, _Scores, Names]]:
+    """Each version's scores, oracle's scores, and `Version.fitted` with one seed."""
+    parts, result = run.recipe.parts, list[tuple[_Scores, _Scores, Names]]()
     if parts is None:
         raise TypeError(f"{run.recipe.name} has no parts")
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
@@ -219,8 +225,12 @@ def _measured(
             with tempfile.TemporaryDirectory(dir=work) as folder:
                 routed = Routed.of(version.write(Path(folder)), fleet.device)
                 oracle = Oracle(routed.model, names)
-                scores = {name: _score(routed, name, domains[name], tracker) for name in names}
-                result.append((scores, {name: _score(oracle, name, domains[name], tracker) for name in names}))
+                scores, oracles = (
+                    {name: _score(model, name, domains[name], tracker) for name in names} for model in (routed, oracle)
+                )
+                fitted = [name for name, slot in zip(names, kept.slots, strict=True) if slot.record.fitted]
+                behind = gainers(names, fitted, version.lineage.head.method)
+                result.append((scores, oracles, tuple(name for name in names if name not in behind)))
     return result
 
 

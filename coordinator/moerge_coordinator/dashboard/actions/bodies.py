@@ -44,7 +44,9 @@ def _of_body(visit: Visit) -> Remerge:
 
 def _ask_remerge(visit: Visit) -> Form:
     result = _of_body(visit)
-    if result.expected is None:
+    if result.fitted == result.newcomers:
+        gain = "No gain is expected, because the newcomers' MLPs are fitted to the body and the head is solved."
+    elif result.expected is None:
         missing = ", ".join(result.missing) or "any domain whose expert is in the body"
         gain = f"The expected gain is unknown. Not evaluated: {missing}."
     else:

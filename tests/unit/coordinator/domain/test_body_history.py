@@ -1,5 +1,6 @@
 """How domains move on one body, and what a remerge is expected to gain, by figures computed by hand."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,8 +10,10 @@ from moerge_coordinator.domain.body_history import Evaluated, history_of
 from moerge_proto.bodies import Body, BodyOptions
 from moerge_proto.digests import sha256_hex
 from moerge_proto.history import BodyHistory, Remerge
+from moerge_proto.versions import HeadLineage
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
+AVERAGED = HeadLineage(method="average")
 LATER: dict[str, tuple[float, float]] = {"law": (86, 90), "art": (84, 86), "code": (88, 89)}
 """On a body that code is in: the average is 86."""
 
@@ -33,7 +36,7 @@ def body(*domains: str, **change: Any) -> Body:
 def version(number: int, of: Body, *missing: str, **scores: tuple[float, float]) -> Evaluated:
     """A version with (normalised, oracle) of its domains, and domains that didn't evaluate it."""
     experts = {domain: digest(domain) for domain in (*scores, *missing)}
-    return Evaluated(number, of.digest, experts, scores)
+    return Evaluated(number, of.digest, experts, scores, AVERAGED, experts)
 
 
 def shown(of: Body, *versions: Evaluated, kin: list[Body] | None = None, gone: str = "") -> BodyHistory:
@@ -67,7 +70,8 @@ def test_each_domain_moves_from_where_the_version_before_had_it() -> None:
 
 
 def test_another_expert_of_the_domain_starts_anew() -> None:
-    other = Evaluated(2, TWO.digest, {"law": digest("law"), "art": digest("other art")}, {"art": (70, 70)})
+    experts = {"law": digest("law"), "art": digest("other art")}
+    other = Evaluated(2, TWO.digest, experts, {"art": (70, 70)}, AVERAGED, experts)
     [score] = shown(TWO, FIRST, other).versions[1].scores
     assert (score.moved, score.newcomer) == (None, True)
 
@@ -131,6 +135,45 @@ def test_an_oracle_counts_from_any_version_of_the_body() -> None:
     assert (result.version, result.newcomers_oracle) == (2, 66)  # 2 is the one whose average is known
     elsewhere = version(3, THREE, "law", code=(88, 89), art=(84, 86))
     assert advice(TWO, version(4, TWO, "law", art=(80, 88), code=(60, 63)), elsewhere).missing == ["law"]
+
+
+def test_an_oracle_of_another_head_or_of_other_mlps_does_not_count() -> None:
+    """Version 3 is the newest, and nobody has evaluated it; the oracle of version 2 is that of other weights."""
+    newest = version(3, TWO, "law", "art", "code")
+    assert advice(TWO, SECOND, newest).missing == []
+    for change in (
+        {"head": HeadLineage(method="average", revision=2)},
+        {"registered": {**newest.registered, "code": digest("parts")}},
+    ):
+        result = advice(TWO, SECOND, replace(newest, **change))
+        assert (result.missing, result.expected, result.recommended) == (["law", "art", "code"], None, False)
+
+
+SOLVED = HeadLineage(method="regmean", contributions=[digest("law's"), digest("art's"), digest("code's")])
+
+
+def test_fitted_newcomers_under_a_solved_head_gain_nothing_by_a_remerge() -> None:
+    """Measured: -0.1 and 0.0 points of the average (docs/quality.md, bodies and heads)."""
+    result = advice(TWO, FIRST, replace(SECOND, head=SOLVED, fitted=["code"]))
+    assert (result.newcomers, result.fitted) == (["code"], ["code"])
+    assert (result.members_oracle, result.newcomers_oracle) == (90, None)
+    assert (result.fall, result.expected, result.recommended) == (0, 0, False)
+    assert result.merge.experts == [digest("law"), digest("art"), digest("code")]  # it remains possible
+
+
+@pytest.mark.parametrize("change", [{"head": SOLVED}, {"fitted": ["code"]}])
+def test_own_mlps_and_another_head_leave_the_gain_as_it_was(change: dict[str, Any]) -> None:
+    result = advice(TWO, FIRST, replace(SECOND, **change))
+    assert (result.fitted, result.recommended) == ([], True)
+    assert result.expected == pytest.approx(17 / 3)
+
+
+def test_only_newcomers_with_their_own_mlps_count_in_the_estimate() -> None:
+    """M = 90 and N = 62 of film: a quarter of 28 points, less 10 x 1 / (1 x 3)."""
+    four = version(2, TWO, law=(89, 92), art=(81, 88), code=(85, 86), film=(60, 62))
+    result = advice(TWO, FIRST, replace(four, head=SOLVED, fitted=["code"]))
+    assert (result.newcomers, result.fitted, result.newcomers_oracle) == (["code", "film"], ["code"], 62)
+    assert result.expected == pytest.approx(7 - 10 / 3)
 
 
 def test_no_remerge_is_shown_without_newcomers_or_for_a_seed() -> None:

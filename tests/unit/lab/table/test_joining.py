@@ -98,10 +98,12 @@ def test_newcomers_of_the_recommended_recipe_alone_are_fitted(tmp_path: Path, mo
         return fit(expert, *given)
 
     monkeypatch.setattr(assemble, "fit", counting)
-    joined(on, "recommended")
+    [remerge] = joined(on, "recommended").remerges
     assert seen == ["expert-2"]
-    joined(on, "dume")
+    assert remerge.expected.values == [0.0], "a remerge adds nothing to a fit under a solved head"
+    [remerge] = joined(on, "dume").remerges
     assert seen == ["expert-2"]
+    assert remerge.expected.values != [0.0]
 
 
 def test_fitted_experts_join_with_every_seed(tmp_path: Path) -> None:
@@ -159,8 +161,8 @@ Scores = Mapping[str, tuple[float, ...]]
 
 def version(body: str, scores: Scores, oracles: Scores) -> Version:
     """Of domains that are letters."""
-    figures = [{name: Figure(values) for name, values in item.items()} for item in (scores, oracles)]
-    return Version(tuple(body), *figures)
+    figures, oracle = ({name: Figure(values) for name, values in item.items()} for item in (scores, oracles))
+    return Version(tuple(body), figures, oracle)
 
 
 JOINED = Joined(
