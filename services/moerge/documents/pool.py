@@ -25,6 +25,11 @@ def pool_texts() -> tuple[str, ...]:
     return tuple(_FILE.read_text(encoding="utf-8").removesuffix("\n").split(_BETWEEN))
 
 
+def encoded_pool(tokenizer: PreTrainedTokenizerBase, most: int) -> list[Tokens]:
+    """At most `most` first tokens of each text of the pool."""
+    return [encode(tokenizer, plain(text))[:most] for text in pool_texts()]
+
+
 def require_pool(before: TextBefore | None) -> None:
     """Requires the library's pool, because a pool of someone's choice would ask an owner's text again.
 
@@ -54,8 +59,7 @@ class Pool:
         require_pool(settings)
         if settings is None:
             return None
-        encoded = (encode(tokenizer, plain(text)).ids for text in pool_texts())
-        return cls(settings, [ids[: settings.tokens] for ids in encoded], key)
+        return cls(settings, [text.ids for text in encoded_pool(tokenizer, settings.tokens)], key)
 
     def behind(self, piece: Tokens) -> list[Tokens]:
         """The piece behind each of its texts, which are two different ones if there are two.

@@ -22,8 +22,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from moerge.documents.conversations import encode, plain
-from moerge.documents.pool import pool_texts
+from moerge.documents.pool import encoded_pool
 from moerge.errors import IncompatibleExpertError
 from moerge.experts.fitted_files import FittedLayers
 from moerge.experts.parts import write_parts
@@ -53,8 +52,7 @@ class PublicText:
 
     @classmethod
     def of(cls, seed: DenseFiles, settings: StatisticsSettings) -> Self:
-        rows = [encode(seed.tokenizer, plain(text))[: settings.context] for text in pool_texts()]
-        return cls(seed, list(batches(rows, settings.batch_tokens)))
+        return cls(seed, list(batches(encoded_pool(seed.tokenizer, settings.context), settings.batch_tokens)))
 
 
 class _LeastSquares:
