@@ -78,7 +78,7 @@ def _check_kept_seed(settings: MergeSettings, body: LocalBody) -> None:
     todo = "name the folder or hub id that the version was made with; or give `fit` no"
     if settings.base is None:
         raise MoergeError("a fit to the seed's body needs the seed", where="`base`", todo=todo)
-    if not (body.path.parent / settings.base.digest).is_file():
+    if body.model != settings.base.digest:
         raise MoergeError("is not the seed of the version's body", where=f"`base` {settings.base.folder}", todo=todo)
 
 

@@ -31,12 +31,19 @@ from moerge.trunk.methods.registry import METHODS, require_options
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Seed, Slot, Solution, Solve, VersionInputs
 from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions, HeadMethod
+from moerge_proto.digests import Digest
 from moerge_proto.options import RECOMMENDED, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import HeadLineage, Lineage, SolveReport
 
 BODY_RECORD = "merged.json"
-"""The file with a merged body's properties, in its folder."""
+"""The file with the `BodyRecord` of a body's folder."""
+
+
+class BodyRecord(MergedBody):
+    """A body with, if it is a seed's, the digest of the whole `model` with its MLPs."""
+
+    model: Digest | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class LocalBody(DenseBody):
         exponents: fractional bits of each layer's gram and cross.
         seed: of a seed's body.
         seed_digest: the digest of all the seed's files.
+        model: the digest of the whole seed, with its MLPs.
     """
 
     path: Path
@@ -59,6 +67,7 @@ class LocalBody(DenseBody):
     exponents: Sequence[int]
     seed: Seed | None = None
     seed_digest: str | None = None
+    model: str | None = None
 
     @property
     def source(self) -> Path:  # type: ignore[override]  # see `DenseBody`
@@ -102,12 +111,12 @@ def local_body(
     """
     require_base(method, options or BodyOptions(), base)
     progress, record = progress or NoProgress(), folder / BODY_RECORD
-    merged = MergedBody.model_validate_json(record.read_bytes()) if record.is_file() else None
+    merged = BodyRecord.model_validate_json(record.read_bytes()) if record.is_file() else None
     if METHODS[method].is_seed and base is not None:
-        if merged is None or merged.license != base.license or not (folder / base.digest).is_file():
+        if merged is None or (merged.license, merged.model) != (base.license, base.digest):
             shutil.rmtree(folder, ignore_errors=True)  # it may have another seed's tokenizer
-            merged = seed_body(base, FolderFiles(folder), progress, base.hub_id, base.license)
-            (folder / base.digest).touch()  # names the whole seed, with its MLPs
+            made = seed_body(base, FolderFiles(folder), progress, base.hub_id, base.license)
+            merged = BodyRecord(**dict(made), model=base.digest)
             _write(record, merged)
         return kept_body(merged, folder, [])
     statistics = {file_sha256(path): path for path in contributions}
@@ -122,13 +131,14 @@ def local_body(
     if merged is None or merged.lineage != lineage:
         record.unlink(missing_ok=True)
         files, domains = {item.digest: item for item in inputs}, {item.digest: item.domain for item in inputs}
-        merged = merge_body(lineage, BodyInputs(files, domains, statistics), FolderFiles(folder), progress)
+        made = merge_body(lineage, BodyInputs(files, domains, statistics), FolderFiles(folder), progress)
+        merged = BodyRecord(**dict(made))
         _write(record, merged)
     contains = experts if base is None or base.digest in lineage.experts else inputs
     return kept_body(merged, folder, [record_of(item) for item in contains])
 
 
-def _write(record: Path, merged: MergedBody) -> None:
+def _write(record: Path, merged: BodyRecord) -> None:
     with atomic_file(record) as out:
         out.write(merged.model_dump_json().encode())
 
@@ -145,14 +155,24 @@ def with_base(options: BodyOptions, base: DenseExpert | None) -> BodyOptions:
     return options if base is None else options.model_copy(update={"base": base.digest})
 
 
-def kept_body(merged: MergedBody, folder: Path, contains: Sequence[ExpertRecord]) -> LocalBody:
+def kept_body(merged: BodyRecord, folder: Path, contains: Sequence[ExpertRecord]) -> LocalBody:
     """A body that was written into `folder`."""
     [weights] = [file for file in merged.files if file.name == DENSE_BODY_FILE]
     path, seed = folder / weights.name, None
     if METHODS[merged.method].is_seed:
         head = Checkpoint.of_file(folder / SEED_HEAD_FILE)
         seed = Seed(merged.source, merged.license, DenseFiles(folder), head)
-    return LocalBody(path, weights.sha256, merged.digest, merged.method, contains, merged.exponents, seed, merged.seed)
+    return LocalBody(
+        path,
+        weights.sha256,
+        merged.digest,
+        merged.method,
+        contains,
+        merged.exponents,
+        seed,
+        merged.seed,
+        merged.model,
+    )
 
 
 def local_version(
