@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import work_folder
@@ -126,7 +127,11 @@ def test_a_fit_to_a_kept_seed_s_body_needs_that_seed(folder: Path, tmp_path: Pat
     expert(tmp_path / "art", 7, **SMALL)
     experts = [source(tmp_path, "art", folder / "art.jsonl")]
     made = kept(tmp_path / "two")
-    for base, problem in ((None, "needs the seed"), (other, "is not the seed")):
+    altered = DenseExpert("base", shutil.copytree(seed.folder, tmp_path / "altered"))
+    tensors = load_file(altered.folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"] *= 2  # the same body
+    save_file(tensors, altered.folder / "model.safetensors")
+    for base, problem in ((None, "needs the seed"), (other, "is not the seed"), (altered, "is not the seed")):
         with pytest.raises(MoergeError, match=problem):
             merge(experts, tmp_path / "three", replace(SETTINGS, base=base), version=made)
     report = merge(experts, tmp_path / "three", replace(SETTINGS, base=seed), version=made)
