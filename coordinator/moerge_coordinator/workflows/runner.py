@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -81,16 +81,22 @@ class Workflows:
                 raise RefusedError(ProblemType.TOO_FAST, f"{running[0]} still runs", todo=todo, retry_after=1)
             ended = [item.workflow_id for item in found if item.status not in _RUNNING]
             self._remove(ended[KEPT:])
-            return self.start_contribution(owner, new)
+            return self.start_contribution(owner, new, found)
 
-    def start_contribution(self, owner: str, new: NewContribution) -> Workflow:
-        """Accepts a contribution, unless already active. Concurrent calls for a file share one check."""
+    def start_contribution(
+        self, owner: str, new: NewContribution, known: Iterable[WorkflowStatus] | None = None
+    ) -> Workflow:
+        """Accepts a contribution, unless already active. Concurrent calls for a file share one check.
+
+        `known`: the owner's contribution workflows, if they were just listed.
+        """
         name = _contribution_name(owner, new.sha256)
         with self._ports.database.reading() as session:
             counts = contributions.find(session, owner, new.sha256) is not None
         if counts:
             return Workflow(id=f"{name}-1", state=WorkflowState.DONE, result=new.sha256)
-        return self._start(name, self._contributions.take_in_contribution, owner, new.model_dump(mode="json"))
+        content = new.model_dump(mode="json")
+        return self._start(name, self._contributions.take_in_contribution, owner, content, known=known)
 
     def start_body(self, lineage: BodyLineage) -> Workflow:
         content = lineage.model_dump(mode="json")
@@ -106,11 +112,17 @@ class Workflows:
             lineage = bodies.remerge(session)
         return None if lineage is None else self.start_body(lineage)
 
-    def _start(self, name: str, workflow: Callable[..., Outcome], *args: object) -> Workflow:
+    def _start(
+        self,
+        name: str,
+        workflow: Callable[..., Outcome],
+        *args: object,
+        known: Iterable[WorkflowStatus] | None = None,
+    ) -> Workflow:
         """Starts the workflow NAME-1, NAME-2, …, or finds it running. An ended one restarts and reuses its results."""
         last = 0
-        for item in self._list(workflow_id_prefix=f"{name}-", load_input=False):
-            if (number := item.workflow_id.removeprefix(f"{name}-")).isdecimal():  # otherwise its own child
+        for item in self._list(workflow_id_prefix=f"{name}-", load_input=False) if known is None else known:
+            if (number := item.workflow_id.removeprefix(f"{name}-")).isdecimal():  # otherwise a child, or another name
                 if item.status in _RUNNING:
                     return _workflow(item)
                 last = max(last, int(number))

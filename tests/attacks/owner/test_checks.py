@@ -46,7 +46,8 @@ def test_wrong_digest_of_an_adapter_costs_one_merge_an_hour(federation: Federati
         return owner.client.register_expert(NewExpert(domain="law", files=lying, adapter=sent)).digest
 
     first = register("1" * 64)
-    eventually(lambda: owner.client.expert(first).state is ExpertState.REFUSED)
+    eventually(lambda: next(iter(federation.operator.workflows("expert"))).state is WorkflowState.FAILED)
+    assert owner.client.expert(first).state is ExpertState.REFUSED
     for path in small:  # a refusal discards them
         owner.client.upload(path, SILENT, title="")
     with pytest.raises(CoordinatorError, match="gave other bytes here than its digest") as refused:
