@@ -23,7 +23,7 @@ from moerge_proto.options import FEDERATED
 from moerge_proto.progress import Stage
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError, register_expert
-from moerge_workers.contributing.seed import own_seed
+from moerge_workers.contributing.seed import OwnBody
 from moerge_workers.policy import body_kind
 
 
@@ -139,9 +139,7 @@ def _fitted(context: Context, body: Body, weights: DenseBody) -> Path | None:
     tokens, rows = sample
     settings, expert, events = context.settings, context.expert, context.events
     total = tokens * expert.config.num_hidden_layers
-    public = None
-    if body_kind(body.method) == "seed":
-        public = PublicText.of(own_seed(settings.seed, body.source), settings.statistics)
+    public = PublicText.of(weights.seed, settings.statistics) if isinstance(weights, OwnBody) else None
     _tell_tied(context)
     events.enter(Stage.COMPUTING)
     with events.track(f"fitting {settings.domain}'s MLPs to the body", total, "tokens") as tracker:

@@ -17,6 +17,14 @@ _DIGITS = 16  # of a folder's name
 _OTHER_SEED = "name the model and the revision that all experts were trained from, in `seed` and at the coordinator"
 
 
+class OwnBody(DenseBody):
+    """The body of an own copy of the `seed`."""
+
+    def __init__(self, path: Path, seed: DenseFiles) -> None:
+        super().__init__(path, seed.config)
+        self.seed = seed
+
+
 class OtherBodyError(IncompatibleExpertError):
     """The coordinator's body isn't the one that the owner allows and can verify."""
 
@@ -32,12 +40,12 @@ def own_seed(folder: Path | None, source: str | None = None) -> DenseFiles:
     return DenseFiles(folder)
 
 
-def own_body(seed: DenseFiles, folder: Path, progress: Progress) -> DenseBody:
+def own_body(seed: DenseFiles, folder: Path, progress: Progress) -> OwnBody:
     """The body of an own copy of the seed, in a file below `folder`; made once per copy."""
     place = folder / expert_digest(file_digests(seed))[:_DIGITS]
     if not (place / DENSE_BODY_FILE).is_file():
         seed_body(seed, FolderFiles(place), progress)
-    return DenseBody(place / DENSE_BODY_FILE, seed.config)
+    return OwnBody(place / DENSE_BODY_FILE, seed)
 
 
 def remove_others(body: DenseBody) -> None:

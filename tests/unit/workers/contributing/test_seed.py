@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.experts.fitting import PublicText, fit
 from moerge.files import file_sha256
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, dense_folder
@@ -82,6 +83,22 @@ def test_law_1_only_parts_and_sums_leave_and_no_body_comes(
         assert ".mlp." in name or name in ("model.norm.weight", "lm_head.weight")
     assert names_of(head) == {"head_input"}
     assert {name.split(".")[-1] for name in names_of(router)} == {"gram", "cross"}
+
+
+def test_a_fit_has_the_own_seed_s_answers_to_public_texts(
+    owner: tuple[Path, Body], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[Path]()
+
+    def watched(expert: DenseExpert, *given: Any) -> Path:
+        assert isinstance(given[-1], PublicText)
+        assert len(given[-1].batches) > 0
+        seen.append(given[-1].seed.folder)
+        return fit(expert, *given)
+
+    monkeypatch.setattr(parts, "fit", watched)
+    ran(owner, home, fit=None)
+    assert seen == [owner[0] / "seed"]
 
 
 def test_second_run_sends_nothing_and_uses_the_same_files(owner: tuple[Path, Body], home: Path) -> None:
