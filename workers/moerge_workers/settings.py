@@ -26,6 +26,7 @@ class Settings(BaseModel):
         home: folder of the worker's key, journals, history and downloads.
         host_memory: bytes of hidden states in all slots, such as "16GB"; None: half of the free memory.
         journal_seconds: shortest time between two savings of a window's hidden states.
+        statistics: `before = false` in worker.toml means no text before; without `before` it is the service's default.
 
     The help of `moerge worker run` describes the others.
     """
@@ -60,7 +61,19 @@ class Settings(BaseModel):
     log_format: Literal["text", "json"] = "text"
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     journal_seconds: float = Field(default=60.0, ge=0)
-    statistics: StatisticsSettings = Field(default=StatisticsSettings(before=FEDERATED.before), validate_default=True)
+    statistics: StatisticsSettings = Field(default=StatisticsSettings(), validate_default=True)
+
+    @field_validator("statistics", mode="before")
+    @classmethod
+    def _without_text_before(cls, value: object) -> object:
+        return {**value, "before": None} if isinstance(value, Mapping) and value.get("before") is False else value
+
+    @field_validator("statistics")
+    @classmethod
+    def _text_before(cls, value: StatisticsSettings) -> StatisticsSettings:
+        if "before" in value.model_fields_set or FEDERATED.before is None:
+            return value
+        return value.model_copy(update={"before": FEDERATED.before.within(value.context)})
 
     @field_validator("statistics")
     @classmethod

@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from moerge.errors import MoergeError
+from moerge_proto.options import FEDERATED
+from moerge_proto.statistics_file import TextBefore
+from moerge_workers import settings
 from moerge_workers.settings import FILE, Settings, read_settings
 
 
@@ -28,11 +31,34 @@ def read(home: Path, **given: Any) -> Settings:
 
 def test_command_line_overrides_file_and_token_has_own_file(home: Path) -> None:
     write(home, "tuning_share = 0.1\nslots = 3\n[statistics]\ncontext = 128\nprecision = 'bfloat16'\n")
-    settings = read(home, slots=2, context=64)
-    assert (settings.tuning_share, settings.slots, settings.home) == (0.1, 2, home)
-    assert (settings.statistics.context, settings.statistics.precision) == (64, "bfloat16")
-    assert (settings.token, read(home, token="other").token) == ("secret", "other")
-    assert "secret" not in repr(settings)
+    given = read(home, slots=2, context=64)
+    assert (given.tuning_share, given.slots, given.home) == (0.1, 2, home)
+    assert (given.statistics.context, given.statistics.precision) == (64, "bfloat16")
+    assert (given.token, read(home, token="other").token) == ("secret", "other")
+    assert "secret" not in repr(given)
+
+
+DEFAULT, OWN = TextBefore(context_weight=1), TextBefore(tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("more", "default", "expected"),
+    [
+        ("", None, None),
+        ("", DEFAULT, DEFAULT),
+        ("[statistics]\ncontext = 100", DEFAULT, TextBefore(tokens=50, piece=50, context_weight=1)),
+        ("[statistics]\nbefore = false", None, None),
+        ("[statistics]\nbefore = false", DEFAULT, None),
+        ("[statistics.before]\ntokens = 64", None, OWN),
+        ("[statistics.before]\ntokens = 64", DEFAULT, OWN),
+    ],
+)
+def test_text_before_is_the_default_s_unless_the_file_sets_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch, more: str, default: TextBefore | None, expected: TextBefore | None
+) -> None:
+    monkeypatch.setattr(settings, "FEDERATED", FEDERATED.model_copy(update={"before": default}))
+    write(home, more)
+    assert read(home).statistics.before == expected
 
 
 def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
@@ -60,6 +86,7 @@ def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
         ("seed = 'nowhere'", {}, "nowhere", "no such folder"),
         ("[policy]\nevaluation_sums = true", {}, FILE, "set held_out_share"),
         ("held_out_share = 0.1\n[policy]\nevaluation_sums = true", {"context": 1}, FILE, "a context of 2 or more"),
+        ("[statistics]\nbefore = 3", {}, FILE, "statistics.before"),
         ("= 3", {}, FILE, "not TOML"),
     ],
 )
