@@ -1,10 +1,10 @@
-# make demo | table | test | test-slow | test-engines | bench | lint | clean
+# make demo | table | test | test-slow | test-engines | bench | dist | lint | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo table test test-slow test-engines bench lint clean
+.PHONY: demo table test test-slow test-engines bench dist lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
@@ -63,6 +63,27 @@ $(ENGINES)/torchao/.installed: $(VENV)/.test
 # One figure alone: make bench ONLY=merge-time
 bench: $(VENV)/.test
 	ONLY=$(ONLY) PYTHONPATH=tests $(BIN)/python -m bench
+
+# A release's source, wheel, list of components (SBOM) and hashes. REPOSITORY=https://... makes README's links absolute.
+REPOSITORY ?=
+RELEASING := build/releasing
+dist: $(RELEASING)/.installed
+	@git diff --quiet HEAD || { echo "error: the tree has changes; commit them first" >&2; exit 1; }
+	rm -rf dist
+	git rev-parse HEAD > services/moerge/commit
+	MOERGE_REPOSITORY=$(REPOSITORY) $(RELEASING)/bin/python -m build --outdir dist .
+	rm services/moerge/commit
+	$(RELEASING)/bin/twine check --strict dist/*
+	$(RELEASING)/bin/check-wheel-contents dist/*.whl
+	$(RELEASING)/bin/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-reproducible \
+	    --output-file dist/moerge.cdx.json
+	cd dist && sha256sum * > SHA256SUMS
+
+$(RELEASING)/.installed:
+	$(PYTHON) -m venv $(RELEASING)
+	$(RELEASING)/bin/pip install --quiet --disable-pip-version-check \
+	    build==1.6.1 check-wheel-contents==0.6.3 cyclonedx-bom==7.5.0 twine==7.0.0
+	@touch $@
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

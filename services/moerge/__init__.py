@@ -70,7 +70,12 @@ def __getattr__(name: str) -> Any:
     """Imports a name at its first use, because torch takes seconds (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'moerge' has no attribute {name!r}")
-    return getattr(import_module(f"moerge.{_HOMES[name]}"), name)
+    try:
+        home = import_module(f"moerge.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        error.add_note("pip install 'moerge[merge]'")
+        raise
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

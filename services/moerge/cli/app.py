@@ -61,7 +61,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         "version": versions.app,
         "workflow": workflows.app,
         "pull": pull.pull,
-        "export": Component("moerge.export.commands", "Write a version as a GGUF, for llama.cpp.", "all"),
+        "export": Component("moerge.export.commands", "Write a version as a GGUF, for llama.cpp.", "merge"),
     },
     "Look": {
         "progress": progress.show_progress,
@@ -70,7 +70,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         "route": Component("moerge_lab.routing.commands", "Draw the weights of a model's experts along a text.", "lab"),
     },
     "One machine": {
-        "merge": Component("moerge.merging.commands", "Merge experts on this machine into one MoE model.", "all"),
+        "merge": Component("moerge.merging.commands", "Merge experts on this machine into one MoE model.", "merge"),
         "tune": Component("moerge_lab.tuning.commands", "Train a version, or a mixture, on pooled text.", "lab"),
         "soup": Component(
             "moerge_lab.soups.commands", "Train a bank of parameters that gives dense specialists.", "lab"
@@ -95,7 +95,10 @@ class _Root(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if (component := _component(name)) is not None:
-            command = component.load()
+            try:
+                command = component.load()
+            except ModuleNotFoundError as error:
+                _raise_extra(error, name)
         name_options(command)
         return name, command, rest
 
@@ -103,16 +106,21 @@ class _Root(TyperGroup):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            component = _component(ctx.invoked_subcommand)
-            if component is None or (error.name or "").startswith("moerge"):
-                raise
-            todo = f"pip install 'moerge[{component.extra}]'"
-            raise MoergeError(f"needs {error.name}", where=f"moerge {ctx.invoked_subcommand}", todo=todo) from error
+            _raise_extra(error, ctx.invoked_subcommand)
 
 
 def _component(name: str | None) -> Component | None:
     result = next((commands[name] for commands in PANELS.values() if name in commands), None)
     return result if isinstance(result, Component) else None
+
+
+def _raise_extra(error: ModuleNotFoundError, name: str | None) -> NoReturn:
+    """Names the extra of a package that isn't installed. A missing module of moerge itself is a fault."""
+    if (error.name or "").startswith("moerge"):
+        raise error
+    component = _component(name)
+    todo = f"pip install 'moerge[{'merge' if component is None else component.extra}]'"
+    raise MoergeError(f"needs {error.name}", where=f"moerge {name}", todo=todo) from error
 
 
 app = typer.Typer(

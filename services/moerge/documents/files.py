@@ -64,7 +64,7 @@ def arrow() -> Any:
     try:
         import pyarrow  # type: ignore[import-untyped]
     except ImportError as error:
-        todo = "pip install 'moerge[worker]'"
+        todo = "pip install 'moerge[merge]'"
         raise MoergeError("Parquet, Arrow and zstd files need pyarrow", where="a data file", todo=todo) from error
     return pyarrow
 
