@@ -1,7 +1,7 @@
 """The description and the links of the package.
 
-`make dist REPOSITORY=https://...` makes README's relative links absolute, at the commit of the build. An index shows the
-README without the files beside it.
+An index shows README.md without the files beside it. `make dist REPOSITORY=https://...` makes its links absolute, at
+the commit of the build.
 """
 
 import os

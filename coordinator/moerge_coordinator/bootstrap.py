@@ -26,6 +26,7 @@ from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.operation.preflight import LOCK
 from moerge_coordinator.rest import errors, openapi
+from moerge_coordinator.rest.gauges import add_gauges
 from moerge_coordinator.rest.limits import Bodies
 from moerge_coordinator.rest.request_log import Calls
 from moerge_coordinator.rest.routes import (
@@ -46,7 +47,7 @@ from moerge_coordinator.rest.routes import (
 )
 from moerge_coordinator.rest.state import State, Traffic
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.database import Database, open_database, utc_now
+from moerge_coordinator.storage.database import open_database, utc_now
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.references import collect
 from moerge_coordinator.workflows.leader import Leader, beside_others
@@ -88,13 +89,15 @@ def stores(settings: Settings) -> tuple[Blobs, Chunks]:
 
 
 @contextmanager
-def workflows_run(settings: Settings, database: Database, blobs: Blobs, workflows: Workflows) -> Iterator[None]:
+def workflows_run(state: State) -> Iterator[None]:
     """A context in which this process runs the workflows, or waits for the right to run them."""
+    settings, workflows = state.settings, state.workflows
 
     def launch() -> None:
-        collect(database, blobs)
+        collect(state.database, state.blobs)
         DBOS(config=dbos_config(settings))
         DBOS.launch()
+        state.traffic.leading = True
 
     def lead() -> None:
         launch()
@@ -146,15 +149,21 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
         app.state.coordinator = state
         for place in (state.blobs, state.uploads, state.folders):
             place.sweep()
+
+        def forget() -> None:
+            if state.traffic.leading:
+                state.workflows.forget_ended()
+
         tasks = [
             asyncio.create_task(_every(_PRUNE_SECONDS, state.blobs.prune)),
             asyncio.create_task(_every(_SWEEP_SECONDS, state.uploads.sweep_abandoned)),
             asyncio.create_task(_every(_USES_SECONDS, state.last_uses.save)),
         ]
         try:
-            with workflows_run(settings, state.database, state.blobs, state.workflows):
+            with workflows_run(state):
                 if not isinstance(settings.database, str):
                     await asyncio.to_thread(state.workflows.resume)
+                tasks.append(asyncio.create_task(_every(_SWEEP_SECONDS, forget)))
                 yield
         finally:
             for task in tasks:
@@ -203,8 +212,7 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
     )
     client = workflow_client(settings) if isinstance(settings.database, str) else None
     workflows = Workflows(ports, metrics, client)
-    metrics.add_workflows(workflows.count)
-    return State(
+    result = State(
         **vars(ports),
         last_uses=LastUses(database),
         workflows=workflows,
@@ -212,6 +220,8 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
         traffic=traffic or Traffic(),
         checks={"database": database.answers, "blob store": blobs.probe, "workflows": partial(workflows.find, "-")},
     )
+    add_gauges(result)
+    return result
 
 
 def dbos_config(settings: Settings) -> DBOSConfig:

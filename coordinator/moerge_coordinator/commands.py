@@ -73,25 +73,33 @@ def seed(home: Home, model: Annotated[str, typer.Argument(help=SEED)], license: 
 def serve(home: Home, host: Host = None, port: Port = None) -> None:
     """Start the coordinator: serve the dashboard and REST API, and run workflows.
 
-    After SIGTERM, running calls finish. The next start resumes interrupted workflows.
+    After SIGTERM, running calls finish. The next start resumes interrupted workflows. SIGHUP reads the TLS files and
+    the log level again.
 
     Example: moerge coordinator serve /srv/moerge --port 8080
     """
     from moerge.blobs.s3 import require_store
     from moerge_coordinator import log, server
     from moerge_coordinator.bootstrap import make_app, only_one
+    from moerge_coordinator.operation.preflight import transport
     from moerge_coordinator.rest.state import Traffic
     from moerge_coordinator.settings import read_settings
     from moerge_coordinator.storage.workflow_rows import require_json
 
-    settings = _overridden(read_settings(home), host, port)
+    def read() -> "Settings":
+        result = _overridden(read_settings(home), host, port)
+        for problem in transport(result):
+            raise problem
+        return result
+
+    settings = read()
     log.configure(settings.log_level)
     traffic = Traffic()
     with only_one(settings):
         if settings.s3 is not None:
             require_store(settings.s3)
         require_json(settings.workflow_database)
-        server.serve(make_app(settings, traffic), traffic, settings)
+        server.serve(make_app(settings, traffic), traffic, settings, read)
 
 
 @app.command()

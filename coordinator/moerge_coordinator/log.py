@@ -30,10 +30,15 @@ def configure(level: Literal["debug", "info"] = "info") -> None:
     `level` applies to our own lines.
     """
     log.configure(_add_workflow, json=not sys.stderr.isatty())
-    logging.getLogger("moerge").setLevel(level.upper())
+    set_level(level)
     for name in ("alembic", "dbos"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("dbos").addHandler(logging.NullHandler())  # prevents its own handler
+
+
+def set_level(level: Literal["debug", "info"]) -> None:
+    """Of our own lines."""
+    logging.getLogger("moerge").setLevel(level.upper())
 
 
 def progress() -> Progress:

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,8 +19,8 @@ _REQUEST_SECONDS = (0.005, 0.02, 0.1, 0.5, 2, 10, 60, 600)
 _SOLVE_SECONDS = (0.1, 1, 10, 60, 300, 1800, 7200, 36000)
 _CONDITIONS = tuple(10.0**power for power in range(1, 17))
 T = TypeVar("T")
-Counts = Mapping[tuple[str, str], int]
-"""(name, state) -> count."""
+Values = Mapping[tuple[str, ...], float]
+"""Values of a gauge's labels -> its value."""
 
 
 class Metrics:
@@ -27,6 +28,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = kept = CollectorRegistry()
+        ProcessCollector(registry=kept)
         about = build()
         labels = {"version": about.version, "commit": about.commit or ""}
         Info("moerge_build", "Version and commit; an empty commit is unknown.", registry=kept).info(labels)
@@ -72,23 +74,26 @@ class Metrics:
             self._condition.observe(layer.condition)
         return routers, report
 
-    def add_workflows(self, count: Callable[[], Counts]) -> None:
-        """Adds a count of workflows, made for each request of the figures."""
-        self._registry.register(_Workflows(count))
+    def add(self, name: str, help: str, labels: tuple[str, ...], read: Callable[[], Values]) -> None:
+        """Adds a gauge that is read for each request of the figures."""
+        self._registry.register(_Gauge(name, help, labels, read))
 
     def text(self) -> bytes:
         """All figures in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
-class _Workflows(Collector):
-    def __init__(self, count: Callable[[], Counts]) -> None:
-        self._count = count
+@dataclass(frozen=True)
+class _Gauge(Collector):
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[], Values]
 
     def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily("moerge_workflows", "Workflows by kind and state.", labels=("kind", "state"))
-        for (kind, state), number in sorted(self._count().items()):
-            family.add_metric((kind, state), number)
+        family = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+        for values, number in sorted(self.read().items()):
+            family.add_metric(values, number)
         yield family
 
     def describe(self) -> Iterable[Metric]:

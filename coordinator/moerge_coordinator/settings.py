@@ -39,6 +39,7 @@ class Settings(BaseModel):
     port: int = Field(default=8080, ge=0, le=65535)  # 0 chooses a free one
     tls_certificate: Path | None = None  # PEM file; with `tls_key`, enables HTTPS
     tls_key: Path | None = None
+    plain_http: bool = False  # allows plain HTTP on other addresses than this machine's, for a proxy on another machine
     # instead of a SQLite file in `home`: postgresql://USER:PASSWORD@HOST/NAME
     database: Path | str = Field(default_factory=lambda known: known["home"] / "coordinator.sqlite", repr=False)
     s3: S3 | None = None  # store of blobs and chunks, instead of folders in `home`; coordinators can share it
@@ -46,7 +47,9 @@ class Settings(BaseModel):
     owner_bytes: int = Field(default=10**12, gt=0)  # of complete files, each content once, and open uploads
     owner_uploads: int = Field(default=64, gt=0)  # maximum number of an owner's open uploads
     owner_bytes_per_second: int | None = Field(default=None, gt=0)  # of chunks, at each process; None: unlimited
-    abandoned_after_hours: float = Field(default=72, gt=0, le=10**6)  # of untouched uploads and unused files
+    abandoned_after_hours: float = Field(
+        default=72, gt=0, le=10**6
+    )  # of untouched uploads, unused files, ended workflows
     # allowed address prefixes for fetching experts, such as https://models.example.org/public
     sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
     vocabulary: Vocabulary = "same"  # of experts; `pad` also accepts tokens added at the end
@@ -66,6 +69,11 @@ class Settings(BaseModel):
     def workflow_database(self) -> str:
         """Address of DBOS's database."""
         return self.database if isinstance(self.database, str) else f"sqlite:///{self.home / 'workflows.sqlite'}"
+
+    @property
+    def backed_up(self) -> Path:
+        """A file whose time is that of the last backup."""
+        return self.home / "backed-up"
 
     @model_validator(mode="after")
     def _both_or_none(self) -> "Settings":

@@ -15,11 +15,12 @@ Note = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x
 
 
 class Role(StrEnum):
-    """Operator: everything. Owner: its own domains. Reader: lists and pulls versions."""
+    """Operator: everything. Owner: its own domains. Reader: lists and pulls versions. Metrics: `/metrics` alone."""
 
     OPERATOR = "operator"
     OWNER = "owner"
     READER = "reader"
+    METRICS = "metrics"
 
 
 class NewOwner(Message):

@@ -4,6 +4,10 @@ from moerge.printable import printable
 from moerge_proto.problems import Problem, ProblemType
 
 
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM: cleans up as Ctrl-C does."""
+
+
 class MoergeError(Exception):
     """Base of every error that a user may see: the fault, its place (file, tensor, layer or field), and the remedy.
 

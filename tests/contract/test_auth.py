@@ -50,9 +50,12 @@ def http(server: Coordinator) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def tokens(federation: Federation) -> dict[Role, str]:
-    reader = federation.operator.add_token(NewToken(role=Role.READER)).secret
-    owner = federation.members["law"].token
-    return {Role.OPERATOR: federation.server.operator_token, Role.OWNER: owner, Role.READER: reader}
+    others = {role: federation.operator.add_token(NewToken(role=role)).secret for role in (Role.READER, Role.METRICS)}
+    return {Role.OPERATOR: federation.server.operator_token, Role.OWNER: federation.members["law"].token, **others}
+
+
+def test_a_token_for_metrics_reads_nothing_else() -> None:
+    assert [route for route, roles in ROLES.items() if Role.METRICS in roles] == [("get", "/metrics")]
 
 
 def call(http: httpx.Client, method: str, path: str, token: str | None) -> httpx.Response:

@@ -7,13 +7,22 @@ import re
 import resource
 import signal
 import sqlite3
+import ssl
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
@@ -21,6 +30,7 @@ from moerge.build import build
 from moerge.cli.app import app
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
+from moerge_coordinator.operation.home import initialise
 from moerge_proto.audit import AuditEntry
 from moerge_proto.bodies import BodyOptions, NewBody
 from moerge_proto.digests import content_digest, sha256_hex
@@ -30,6 +40,7 @@ from support.federation import SILENT, Federation, eventually, federation_of, fi
 from support.processes import Coordinator, coordinator, moerge
 from support.uploads import RawClient, announced
 
+DEPLOY = Path(__file__).parents[2] / "deploy" / "monitoring"
 LARGE: dict[str, Any] = {"hidden_size": 384, "vocab_size": 24000}  # so that ties takes seconds
 
 
@@ -182,6 +193,84 @@ def test_metrics_count_workflows_and_solves(solved: tuple[Federation, str]) -> N
     assert counts["moerge_solve_seconds_count",] == 1
     assert counts["moerge_solve_condition_count",] == federation.operator.body("current").layers
     assert counts["moerge_solve_condition_sum",] > 0
+
+
+def test_metrics_tell_the_present_state(solved: tuple[Federation, str], tmp_path: Path) -> None:
+    federation, start = solved[0], time.time()
+    days = NewToken(role=Role.METRICS, expires=datetime.now(UTC) + timedelta(days=1))
+    token = federation.operator.add_token(days)
+    member = federation.members["law"]
+    RawClient(federation.server.url, member.token).open(announced(b"incomplete"))
+    moerge("coordinator", "backup", federation.server.home, tmp_path / "backup")
+    now = figures(federation.server)
+    assert now["moerge_leader",] == 1
+    assert now["moerge_free_bytes",] > 0
+    assert now["process_resident_memory_bytes",] > 0
+    assert now["moerge_stored_bytes", member.name] > 0
+    assert now["moerge_open_uploads", member.name] == 1
+    assert now["moerge_token_expiry_seconds", str(token.id), "", "metrics"] == pytest.approx(start + 86400, abs=60)
+    assert now["moerge_version_seconds",] == pytest.approx(start, abs=600)
+    assert now["moerge_backup_seconds",] == pytest.approx(start, abs=60)
+
+
+def test_alerts_and_panels_read_figures_that_exist(solved: tuple[Federation, str]) -> None:
+    text = httpx.get(f"{solved[0].server.url}/metrics", headers=bearer(solved[0].server)).text
+    names = {family.name for family in text_string_to_metric_families(text)}
+    rules = yaml.safe_load((DEPLOY / "rules.yaml").read_text())["groups"][0]["rules"]
+    panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
+    queries = [rule["expr"] for rule in rules] + [target["expr"] for panel in panels for target in panel["targets"]]
+    read = {name for query in queries for name in re.findall(r"\b(?:moerge|process)_\w+", query)}
+    assert {name.removesuffix("_total").removesuffix("_bucket") for name in read} <= names
+
+
+def test_ended_workflows_are_forgotten_after_a_while(tmp_path: Path) -> None:
+    with federation_of(tmp_path, "law", settings="abandoned_after_hours = 0.0001\n") as federation:
+        federation.contribute(federation.merge())
+        assert federation.operator.workflows()
+        federation.server.kill()
+        federation.server.start()
+        eventually(lambda: not list(federation.operator.workflows()))
+        assert ("moerge_workflows", "merge_body", "done") not in figures(federation.server)
+
+
+# --- signals
+
+
+def test_sighup_reads_the_certificate_and_the_log_level_again(tmp_path: Path) -> None:
+    initialise(tmp_path / "home")
+    files = [tmp_path / name for name in ("certificate.pem", "key.pem")]
+    settings = [f'tls_{name} = "{path}"' for name, path in zip(("certificate", "key"), files, strict=True)]
+    (tmp_path / "home" / "coordinator.toml").write_text("\n".join(["port = 0", *settings]))
+    first = certify(*files)
+    server = Coordinator(tmp_path / "home", "unused")
+    server.start()
+    try:
+        assert serial(server) == first
+        second = certify(*files)
+        assert serial(server) == first
+        server.send(signal.SIGHUP)
+        eventually(lambda: serial(server) == second)
+        files[0].write_text("no certificate")
+        server.send(signal.SIGHUP)
+        eventually(lambda: any("the former settings stay" in line["event"] for line in log_lines(server)))
+        assert serial(server) == second
+    finally:
+        server.stop()
+
+
+def certify(certificate: Path, key: Path) -> int:
+    """Writes a self-signed certificate for this machine; returns its serial number."""
+    private, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
+    now, number = datetime.now(UTC), x509.random_serial_number()
+    builder = x509.CertificateBuilder(name, name, private.public_key(), number, now, now + timedelta(days=1))
+    certificate.write_bytes(builder.sign(private, hashes.SHA256()).public_bytes(Encoding.PEM))
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return number
+
+
+def serial(server: Coordinator) -> int:
+    text = ssl.get_server_certificate(("127.0.0.1", server.port))
+    return x509.load_pem_x509_certificate(text.encode()).serial_number
 
 
 # --- commands that show things

@@ -5,6 +5,7 @@ import sys
 import sysconfig
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: object, cwd: Path, code: int = 0, **environment: str) -> str:
+def run(*command: object, cwd: Path, code: int = 0, environment: Mapping[str, str] | None = None) -> str:
     """Its output; it sees no source tree."""
-    given = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), **environment}
+    given = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), **(environment or {})}
     done = subprocess.run([*map(str, command)], cwd=cwd, env=given, capture_output=True, text=True, check=False)  # noqa: S603
     assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
@@ -61,7 +62,7 @@ def test_the_client_alone_needs_no_torch(wheel: Path, tmp_path: Path) -> None:
         made.solve()
         access = made.server.environment()
         for command in ("version list", "expert list", "progress", "pull 1 model"):
-            run(bin_ / "moerge", *command.split(), cwd=tmp_path, **access)
+            run(bin_ / "moerge", *command.split(), cwd=tmp_path, environment=access)
     assert (tmp_path / "model" / "config.json").is_file()
     for command, extra in (("merge --out x --expert a=b", "merge"), ("worker init", "worker"), ("table", "lab")):
         error = run(bin_ / "moerge", *command.split(), cwd=tmp_path, code=1)

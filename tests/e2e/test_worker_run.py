@@ -28,6 +28,15 @@ def test_a_token_for_another_domain_is_told_so(tmp_path: Path) -> None:
         assert "Traceback" not in log
 
 
+def test_sigterm_ends_a_worker_with_status_0(tmp_path: Path) -> None:
+    folder, data = expert(tmp_path / "expert", 1), texts(tmp_path / "texts.jsonl", seed=1, documents=2)
+    command = [item for item in worker_command("law", folder, data, tmp_path / "worker") if item != "--once"]
+    worker = start_worker(command, {"MOERGE_COORDINATOR": "http://127.0.0.1:9", "MOERGE_TOKEN": "x"}, tmp_path / "log")
+    eventually(lambda: "no answer from" in (tmp_path / "log").read_text(), 120)
+    worker.terminate()
+    assert ended(worker, 60) == 0
+
+
 @pytest.mark.slow
 def test_body_replaced_during_work_costs_one_more_pass(tmp_path: Path) -> None:
     """The worker's expert is an adapter. What is registered is the dense expert that it makes of its base."""

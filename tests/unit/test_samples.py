@@ -1,8 +1,10 @@
 """What README and deploy/ tell people to type exists: commands, options, paths, settings, extras."""
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -20,6 +22,7 @@ from moerge_coordinator.settings import read_settings
 from moerge_proto.uploads import MAX_CHUNK_BYTES
 from moerge_workers import settings as worker
 from moerge_workers.policy import Policy
+from support.processes import run_command
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -99,6 +102,29 @@ def test_help_does_not_import_torch_and_names_a_missing_extra() -> None:
     assert "pip install 'moerge[worker]'" in done.stderr
 
 
+UNREADABLE = """
+import os
+from moerge.cli.app import main
+import moerge.statistics.describe
+if os.getuid() == 0:
+    os.seteuid(65534)
+main()
+"""
+
+
+def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    path.chmod(0)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o111)
+    done = run_command("inspect", path, script=UNREADABLE)
+    assert done.returncode == 1
+    assert f"error: {path}: permission denied" in done.stderr
+    assert "what to do" in done.stderr
+
+
 def test_a_noun_s_verbs_are_listed_in_the_order_of_use() -> None:
     for noun, verbs in (("body", ["merge", "list", "show"]), ("version", ["solve", "list", "show", "promote"])):
         assert list(command([noun]).commands)[: len(verbs)] == verbs  # type: ignore[attr-defined]  # it is a group
@@ -130,6 +156,19 @@ def test_dockerfiles_copy_existing_files_and_install_extras(name: str) -> None:
     assert "moerge" in PROJECT["scripts"]
     require_command([word for word in yaml.safe_load(dict(steps)["CMD"]) if word != "--help"])
     assert dict(steps)["USER"] == "moerge"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd isn't installed")
+@pytest.mark.parametrize("name", ["moerge-coordinator.service", "moerge-worker@.service"])
+def test_units_are_valid_hardened_and_run_what_exists(name: str, tmp_path: Path) -> None:
+    text = (DEPLOY / "systemd" / name).read_text()
+    [line] = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    require_command(shlex.split(line)[1:])
+    unit = tmp_path / name
+    unit.write_text(text.replace("/opt/moerge/bin/moerge", "/bin/true"))
+    for arguments in (["verify"], ["security", "--offline=true", "--threshold=40"]):
+        done = subprocess.run(["systemd-analyze", *arguments, unit], capture_output=True, text=True, check=False)  # noqa: S603, S607
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from moerge.cli.common import Coordinator, Secret
 from moerge.client.client import Client
-from moerge.errors import MoergeError
+from moerge.errors import MoergeError, TerminatedError
 from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.options import RARE_BELOW
 from moerge_proto.signatures import fingerprint, in_groups
@@ -211,11 +211,17 @@ def run(settings: Settings) -> None:
     After a removal, one contribution replaces all earlier ones.
     Options override worker.toml, except its policy, which no option widens.
 
+    SIGTERM ends it with exit status 0, unless work is cut that --once or --dry-run asked for.
+
     Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
     """
     from moerge_workers import loop  # it imports torch and Ray, which the other commands don't need
 
-    loop.run(settings)
+    try:
+        loop.run(settings)
+    except TerminatedError:
+        if settings.once or settings.dry_run:
+            raise
 
 
 def check(settings: Settings) -> None:

@@ -54,8 +54,13 @@ class _ChangedError(Exception):
 def back_up(settings: Settings, target: Path, progress: Progress) -> Backup:
     """Backs up a home into a folder, or into one file if `target` ends in .tar; the coordinator may serve meanwhile."""
     _database(settings)
-    if target.suffix != ".tar":
-        return _into_folder(settings, target, progress)
+    write = _into_tar if target.suffix == ".tar" else _into_folder
+    made = write(settings, target, progress)
+    settings.backed_up.touch()
+    return made
+
+
+def _into_tar(settings: Settings, target: Path, progress: Progress) -> Backup:
     with tempfile.TemporaryDirectory(prefix=".backup-", dir=settings.home) as folder:  # same disk, so blobs are links
         made = _into_folder(settings, Path(folder), progress)
         with (

@@ -40,7 +40,7 @@ def problems(
             require_store(settings.s3)
         except MoergeError as error:
             yield error
-    yield from _tls(settings)
+    yield from transport(settings)
     yield from _address(settings)
 
 
@@ -92,10 +92,11 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
         yield error
 
 
-def _tls(settings: Settings) -> Iterator[MoergeError]:
+def transport(settings: Settings) -> Iterator[MoergeError]:
+    """Problems of the address and of the TLS files."""
     if settings.tls_certificate is None or settings.tls_key is None:
-        if not _is_loopback(settings.host):
-            todo = "set tls_certificate and tls_key, or listen on 127.0.0.1 behind an HTTPS proxy"
+        if not (settings.plain_http or _is_loopback(settings.host)):
+            todo = "set tls_certificate and tls_key; or behind an HTTPS proxy listen on 127.0.0.1, or set plain_http"
             yield MoergeError(f"plain HTTP on {settings.host}; others could read tokens", where="host", todo=todo)
         return
     files = {"tls_certificate": settings.tls_certificate, "tls_key": settings.tls_key}

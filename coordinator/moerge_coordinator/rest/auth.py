@@ -110,11 +110,12 @@ def _require_known_parameters(request: Request) -> None:
             raise RefusedError(ProblemType.INVALID_REQUEST, "given more than once", where=name, todo="give it once")
 
 
-Anyone = Annotated[Identity, Depends(allow(*Role))]
+Anyone = Annotated[Identity, Depends(allow(Role.OPERATOR, Role.OWNER, Role.READER))]
 Operator = Annotated[Identity, Depends(allow(Role.OPERATOR))]
 DomainOwner = Annotated[Identity, Depends(allow(Role.OWNER))]
 OperatorOrOwner = Annotated[Identity, Depends(allow(Role.OPERATOR, Role.OWNER))]
 OperatorOrReader = Annotated[Identity, Depends(allow(Role.OPERATOR, Role.READER))]
+Scraper = Annotated[Identity, Depends(allow(Role.OPERATOR, Role.READER, Role.METRICS))]
 
 
 def who(request: Request, caller: Identity) -> str:

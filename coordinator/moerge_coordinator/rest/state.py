@@ -14,10 +14,11 @@ from moerge_coordinator.workflows.runner import Workflows
 
 @dataclass
 class Traffic:
-    """Running calls, and whether new ones are accepted."""
+    """Running calls, whether new ones are accepted, and whether this process runs the workflows."""
 
     running: int = 0
     stopping: bool = False
+    leading: bool = False
 
 
 @dataclass(frozen=True)

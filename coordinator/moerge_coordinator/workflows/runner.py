@@ -4,7 +4,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dbos import DBOS, DBOSClient, EnqueueOptions, SetWorkflowID, WorkflowStatus
@@ -202,10 +202,16 @@ class Workflows:
                     _log.exception("%s can't be restarted: this build doesn't understand its input", item.workflow_id)
         self.start_remerge()
 
-    def count(self) -> Counter[tuple[str, str]]:
-        """(kind, state) -> number of workflows, including ended ones."""
-        result = self._list(load_input=False)
-        return Counter((item.name.rpartition(".")[2], _workflow(item).state.value) for item in result)
+    def count(self) -> Counter[tuple[str, ...]]:
+        """(kind, state) -> number of workflows. A repeated one counts with its newest attempt only."""
+        newest = {item.workflow_id.rpartition("-")[0]: item for item in self._list(load_input=False)}
+        return Counter((item.name.rpartition(".")[2], _workflow(item).state.value) for item in newest.values())
+
+    def forget_ended(self) -> None:
+        """Removes workflows that ended before the settings' `abandoned_after_hours`."""
+        before = self._ports.database.clock() - timedelta(hours=self._ports.settings.abandoned_after_hours)
+        ended = self._list(completed_before=before.isoformat(), load_input=False, load_output=False)
+        self._remove([item.workflow_id for item in ended])
 
     def close(self) -> None:
         """Closes the connection to the process that runs the workflows."""

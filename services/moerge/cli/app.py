@@ -1,6 +1,7 @@
 """The command line. Commands of other components are imported only when they are called."""
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from moerge.cli import (
     workflows,
 )
 from moerge.cli.options import name_options
-from moerge.errors import MoergeError
+from moerge.errors import MoergeError, TerminatedError
 from moerge.files import is_of_full_disk
 from moerge.terminal import Screen, echo
 
@@ -153,20 +154,29 @@ def _root(show: Annotated[bool, typer.Option("--version", help="Print moerge's v
 
 
 def main() -> None:
-    """The console script. Prints expected errors without a traceback; Ctrl-C exits with 130."""
+    """The console script. Prints expected errors without a traceback; Ctrl-C exits with 130, SIGTERM with 143."""
     stamina.instrumentation.set_on_retry_hooks([])  # the client reports its retries
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for Ctrl-C
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except MoergeError as error:
         _end(error)
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename is not None:
+            todo = f"give it to this user (id {os.getuid()}), such as with chown or chmod"
+            _end(MoergeError("permission denied", where=str(error.filename), todo=todo))
         if not is_of_full_disk(error):
             raise
         todo = "free space, then run the command again, which continues where it can"
         _end(MoergeError("the disk is full, or the user's quota", where=str(error.filename or "disk"), todo=todo))
+    except TerminatedError:
+        sys.exit(143)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise TerminatedError
 
 
 def _end(error: MoergeError) -> NoReturn:

@@ -18,7 +18,10 @@ Id = Annotated[int, typer.Argument(help="The token's id; see `moerge token list`
 
 @app.command("add")
 def add(
-    role: Annotated[Role, typer.Argument(help="operator; reader, to pull versions; or owner, with --owner.")],
+    role: Annotated[
+        Role,
+        typer.Argument(help="operator; reader, to pull versions; metrics, to scrape; owner, with --owner."),
+    ],
     coordinator: Coordinator,
     secret: Secret,
     owner: Annotated[str | None, typer.Option(help="The owner's name, for the role owner.")] = None,
@@ -27,7 +30,7 @@ def add(
 ) -> None:
     """Print a new token.
 
-    Example: moerge token add reader --note monitoring --days 90
+    Example: moerge token add metrics --note prometheus --days 90
     """
     try:
         expires = None if days is None else datetime.now(UTC) + timedelta(days=days)

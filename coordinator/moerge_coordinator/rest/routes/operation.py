@@ -13,7 +13,7 @@ from moerge.build import build
 from moerge.errors import MoergeError
 from moerge_coordinator import metrics
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.rest.auth import Operator, OperatorOrReader, Route
+from moerge_coordinator.rest.auth import Operator, Route, Scraper
 from moerge_coordinator.rest.state import Coordinator
 from moerge_proto.messages import Message
 from moerge_proto.problems import ProblemType
@@ -50,10 +50,10 @@ def readyz(state: Coordinator) -> Health:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-def show_metrics(state: Coordinator, caller: OperatorOrReader) -> Response:
+def show_metrics(state: Coordinator, caller: Scraper) -> Response:
     """Figures for Prometheus.
 
-    A scraper needs a token, such as a reader's, even on this machine, because behind a proxy all calls are local.
+    A scraper needs a token, of the role metrics, even on this machine, because behind a proxy all calls are local.
     """
     return Response(state.metrics.text(), media_type=metrics.MEDIA_TYPE)
 
