@@ -1,23 +1,34 @@
 # The operator's side. Build from the repository's root:
 #   docker build -f deploy/coordinator.Dockerfile --build-arg COMMIT=$(git rev-parse HEAD) -t moerge-coordinator .
-FROM python:3.11-slim
-
-WORKDIR /opt/moerge
-COPY constraints.txt pyproject.toml README.md LICENSE ./
-# The coordinator needs no GPU, so torch's CPU build is enough.
-RUN pip install --no-cache-dir --constraint constraints.txt --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+# In a closed network: --build-arg PYTHON_IMAGE=registry.example.org/python:3.11-slim --build-arg PIP_INDEX_URL=https://...
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim
+FROM ${PYTHON_IMAGE} AS build
+WORKDIR /source
+ARG PIP_INDEX_URL=https://pypi.org/simple
+# The coordinator needs no GPU, so torch's CPU build is enough. Its index lacks some of torch's dependencies.
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+RUN python -m venv /opt/moerge
+COPY constraints.txt ./
+RUN /opt/moerge/bin/pip install --no-cache-dir --constraint constraints.txt --index-url ${TORCH_INDEX_URL} --no-deps torch==2.13.0
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY proto proto
 COPY services services
 COPY workers workers
 COPY coordinator coordinator
 ARG COMMIT=
 RUN echo "$COMMIT" > services/moerge/commit \
-    && pip install --no-cache-dir --constraint constraints.txt '.[coordinator]' \
-    && useradd --create-home moerge \
-    && install --directory --owner moerge /srv/moerge
+    && /opt/moerge/bin/pip install --no-cache-dir --index-url ${PIP_INDEX_URL} --constraint constraints.txt '.[coordinator]'
 
+FROM ${PYTHON_IMAGE}
+LABEL org.opencontainers.image.title="moerge coordinator" org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 1000 --create-home moerge \
+    && install --directory --owner moerge --mode 0700 /srv/moerge
+COPY --from=build /opt/moerge /opt/moerge
+ENV PATH=/opt/moerge/bin:$PATH
 USER moerge
 VOLUME /srv/moerge
 EXPOSE 8080
+# Any answer will do, because the certificate is for another name than this machine's.
+HEALTHCHECK CMD ["python", "-c", "import socket; socket.create_connection(('127.0.0.1', 8080), 5)"]
 ENTRYPOINT ["moerge"]
-CMD ["coordinator", "serve", "/srv/moerge", "--host", "0.0.0.0"]
+CMD ["coordinator", "serve", "/srv/moerge"]
