@@ -60,7 +60,7 @@ class _Server(uvicorn.Server):
 def serve(app: FastAPI, traffic: Traffic, settings: Settings, read: Callable[[], Settings]) -> NoReturn:
     """Serves until SIGTERM or SIGINT, then ends the process, with status 1 after a failed start.
 
-    A running workflow step is interrupted; the next start resumes there. SIGHUP calls `read`, which checks them.
+    A running workflow step is interrupted; the next start resumes there. SIGHUP calls `read`, which checks settings.
     """
     config = uvicorn.Config(
         app,
@@ -70,6 +70,7 @@ def serve(app: FastAPI, traffic: Traffic, settings: Settings, read: Callable[[],
         ssl_keyfile=settings.tls_key,
         log_config=None,
         access_log=False,
+        forwarded_allow_ips=settings.trusted_proxies,
         timeout_graceful_shutdown=1,
     )
     server = _Server(config, traffic, settings.grace_seconds, read)

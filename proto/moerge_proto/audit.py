@@ -7,13 +7,19 @@ from moerge_proto.owners import Role
 
 
 class AuditEntry(Message):
-    """One call. `request`: its X-Request-Id; `token`: None if unknown; `problem`: the type in the answer, if any."""
+    """One call.
+
+    `request`: its X-Request-Id; `token`: None if unknown; `name`: of the token's person; `address`: the caller's, as a
+    trusted proxy tells it; `problem`: the type in the answer, if any.
+    """
 
     number: int
     request: str
     token: int | None
     role: Role | None
     owner: str | None
+    name: str | None
+    address: str | None
     method: str
     path: str
     status: int

@@ -59,10 +59,14 @@ class Approval(Message):
 
 
 class NewToken(Message):
-    """Asks for a token. `owner`: for the role owner only. `expires`: None means never."""
+    """Asks for a token.
+
+    `owner`: for the role owner only; `name`: of the person who has it, for the other roles. `expires`: None means never.
+    """
 
     role: Role
     owner: Name | None = None
+    name: Name | None = None
     note: Note = ""
     expires: Moment | None = None
 
@@ -79,6 +83,7 @@ class TokenEntry(Message):
     id: int
     role: Role
     owner: str | None
+    name: str | None
     note: str
     created: datetime
     expires: datetime | None
@@ -105,8 +110,9 @@ class Identity(Message):
     owner: str | None
     domains: list[str]
     key: OwnerKey | None = None
+    name: str | None = None
 
     @property
     def who(self) -> str:
-        """The owner's name, or the role."""
-        return self.owner or self.role.value
+        """The owner's name, the person's with the role, or the role."""
+        return self.owner or (f"{self.name}, {self.role.value}" if self.name else self.role.value)

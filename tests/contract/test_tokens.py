@@ -6,6 +6,7 @@ from functools import partial
 import httpx
 import pytest
 
+from moerge_proto.owners import NewOwner, Role
 from support.processes import Coordinator, moerge, run_command
 
 
@@ -51,7 +52,23 @@ def test_a_rotated_token_s_successor_has_its_role(server: Coordinator) -> None:
     assert not any(item in shown for item in (secret, successor, server.operator_token))
 
 
+def test_the_audit_log_names_the_person_and_the_address(server: Coordinator) -> None:
+    secret = moerge("token", "add", "operator", "--name", "anna", **server.environment())
+    with server.client(secret) as anna:
+        anna.add_owner(NewOwner(name="annas", domains=["annas"]))
+        *_, entry = anna.audit()
+    assert (entry.name, entry.role, entry.address) == ("anna", Role.OPERATOR, "127.0.0.1")
+    assert role_of(server, secret).json()["name"] == "anna"
+    done = run_command("token", "add", "owner", "--owner", "annas", "--name", "x", **server.environment())
+    assert "an owner's token has the owner's name" in done.stderr
+    proxied = {"Authorization": f"Bearer {secret}", "X-Forwarded-For": "203.0.113.7"}
+    httpx.post(f"{server.url}/v1/owners", headers=proxied, json={"name": "bens", "domains": ["bens"]})
+    with server.client() as operator:
+        *_, entry = operator.audit()
+    assert entry.address == "203.0.113.7"
+
+
 def test_the_list_of_tokens_never_has_secrets_or_hashes(server: Coordinator) -> None:
     headers = {"Authorization": f"Bearer {server.operator_token}"}
     for row in httpx.get(f"{server.url}/v1/tokens", headers=headers).json()["items"]:
-        assert row.keys() == {"id", "role", "owner", "note", "created", "expires", "revoked"}
+        assert row.keys() == {"id", "role", "owner", "name", "note", "created", "expires", "revoked"}

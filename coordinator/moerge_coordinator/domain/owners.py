@@ -28,9 +28,9 @@ def require_own_domain(identity: Identity, domain: str) -> None:
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="domain", todo=todo)
 
 
-def identity(session: Session, role: Role, owner: str | None) -> Identity:
-    """The identity of a token of this role and owner."""
-    return Identity(role=role, owner=owner, domains=_domains(session, owner))
+def identity(session: Session, role: Role, owner: str | None, name: str | None = None) -> Identity:
+    """The identity of a token of this role, owner and person."""
+    return Identity(role=role, owner=owner, domains=_domains(session, owner), name=name)
 
 
 def _domains(session: Session, owner: str | None) -> list[str]:

@@ -15,12 +15,17 @@ _UNCOUNTED = {
     ("PUT", "/v1/progress"),  # every ten seconds, and only the last counts
 }
 UNADMITTED = (401, 403)
-_LONGEST = 200
+_LONGEST, _LONGEST_ADDRESS = 200, 64
 
 
 def is_audited(method: str, route: str | None, status: int) -> bool:
     """Tell whether a call is logged: it may change data, is permitted, has a known path, and is no chunk or report."""
     return status not in UNADMITTED and method in _MUTATING and route is not None and (method, route) not in _UNCOUNTED
+
+
+def address_of(request: Request) -> str | None:
+    """The caller's address; behind one of the settings' `trusted_proxies`, as its header X-Forwarded-For tells it."""
+    return request.client.host[:_LONGEST_ADDRESS] if request.client else None
 
 
 def record(database: Database, request: Request, path: str, status: int) -> None:
@@ -33,6 +38,8 @@ def record(database: Database, request: Request, path: str, status: int) -> None
                 token=getattr(request.state, "token", None),
                 role=identity and identity.role,
                 owner=identity and identity.owner,
+                name=identity and identity.name,
+                address=address_of(request),
                 method=request.method,
                 path=path[:_LONGEST],
                 status=status,

@@ -40,7 +40,7 @@ def _authenticate(request: Request, secret: str) -> Identity:
         row = session.scalar(select(TokenRow).where(TokenRow.hash == sha256_hex(secret.encode())))
         if row is None:
             raise _unauthenticated("no valid token")
-        identity = owners.identity(session, row.role, row.owner)
+        identity = owners.identity(session, row.role, row.owner, row.name)
     request.state.token, request.state.identity = row.id, identity
     if (how := ended(row, state.database.clock())) is not None:
         raise _unauthenticated(how, "ask an operator for a new one")

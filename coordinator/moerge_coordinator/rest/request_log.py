@@ -126,7 +126,7 @@ class Calls:
             method = request.method if request.method in _METHODS else "other"
             state.metrics.count_request(method, route, status, seconds, received, sent)
             fields = {"method": request.method, "path": path, "status": status, "seconds": round(seconds, 4)}
-            fields |= {"received": received, "sent": sent}
+            fields |= {"received": received, "sent": sent, "address": audit.address_of(request)}
             fields |= {name: getattr(request.state, name, None) for name in ("token", "problem")}
             if status in audit.UNADMITTED:
                 self._refusals.note(fields)

@@ -162,6 +162,7 @@ class TokenRow(Base):
     hash: Mapped[str] = mapped_column(String(64), unique=True)
     role: Mapped[Role]
     owner: Mapped[str | None] = mapped_column(ForeignKey("owners.name"))
+    name: Mapped[str | None] = mapped_column(String(63))
     note: Mapped[str] = mapped_column(String(200), default="")
     created: Mapped[datetime]
     expires: Mapped[datetime | None]
@@ -390,6 +391,8 @@ class AuditRow(_Numbered):
     token: Mapped[int | None]
     role: Mapped[Role | None]
     owner: Mapped[str | None] = mapped_column(String(63))
+    name: Mapped[str | None] = mapped_column(String(63))
+    address: Mapped[str | None] = mapped_column(String(64))
     method: Mapped[str] = mapped_column(String(16))
     path: Mapped[str] = mapped_column(String(2000))
     status: Mapped[int]

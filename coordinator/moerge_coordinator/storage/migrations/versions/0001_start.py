@@ -51,7 +51,8 @@ def upgrade() -> None:
         *_columns(TEXT, "path"),
         *_columns(sa.Integer, "status", "token?"),
         *_columns(TIME, "created"),
-        *_columns(NAME, "owner?"),
+        *_columns(NAME, "owner?", "name?"),
+        *_columns(sa.String(64), "address?"),
         *_columns(sa.String(100), "problem?"),
     )
     op.create_table(
@@ -119,6 +120,7 @@ def upgrade() -> None:
         _key("id"),
         *_columns(DIGEST, "hash", unique=True),
         *_columns(WORD, "role"),
+        *_columns(NAME, "name?"),
         *_columns(sa.String(200), "note"),
         *_columns(TIME, "created", "expires?", "revoked?", "used?"),
         _reference("owner", "owners.name", nullable=True),
