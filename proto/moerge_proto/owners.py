@@ -61,7 +61,7 @@ class Approval(Message):
 class NewToken(Message):
     """Asks for a token.
 
-    `owner`: for the role owner only; `name`: of the person who has it, for the other roles. `expires`: None means never.
+    `owner`: for the role owner only; `name`: of the person, for the other roles. `expires`: None means never.
     """
 
     role: Role
