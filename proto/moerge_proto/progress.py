@@ -38,9 +38,7 @@ class Obstacle(StrEnum):
         member._value_, member.words = name, words
         return member
 
-    BODY_REFUSED = "body-refused", "refuses the body: its policy forbids it, or it isn't the one of the owner's seed"
-    BODY_STRAYS = "body-strays", "refuses the body: it strays too far from the expert"
-    BODY_HARMS = "body-harms", "refuses the body: its perplexity on the owner's text is too high"
+    BODY_REFUSED = "body-refused", "refuses the body: by its policy, its owner's seed, or a comparison with the expert"
     VERSION_ALTERED = "version-altered", "refuses the version: its files differ from those sent and checked"
     ASKS_OWNER = "asks-owner", "waits for the owner's approval"
     OWNER_REFUSED = "owner-refused", "the owner refused"

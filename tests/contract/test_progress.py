@@ -93,8 +93,8 @@ def test_law_1_by_default_only_obstacles_are_sent(server: Coordinator, members: 
         return [(item.obstacle, item.stage, item.shards_done, item.shards_total) for item in art.client.progress()]
 
     with reporting(settings, status, 0.05):
-        status.update(obstacle=Obstacle.BODY_HARMS)
-        eventually(lambda: seen() == [(Obstacle.BODY_HARMS, Stage.WAITING, 0, 0)])
+        status.update(obstacle=Obstacle.BODY_REFUSED)
+        eventually(lambda: seen() == [(Obstacle.BODY_REFUSED, Stage.WAITING, 0, 0)])
         status.update(obstacle=None)
         eventually(lambda: seen() == [(None, Stage.WAITING, 0, 0)])
         status.update(obstacle=Obstacle.ASKS_OWNER)

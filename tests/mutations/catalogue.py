@@ -409,6 +409,22 @@ MUTATIONS = (
         ("tests/attacks/coordinator/test_budget.py",),
     ),
     Mutation(
+        "free-comparisons",
+        "attack: refusals of one body after another",
+        WORKER,
+        "if may and not self.settings.dry_run:  # which reports nothing",
+        "if False:",
+        ("tests/attacks/coordinator/test_budget.py",),
+    ),
+    Mutation(
+        "rare-in-comparisons",
+        "attack: refusals that depend on counts of rare tokens",
+        WORKER,
+        "computing, settings.rare_below)",
+        "computing, 0)",
+        ("tests/attacks/coordinator/test_budget.py",),
+    ),
+    Mutation(
         "altered-version",
         "attack: a version with other weights in the owner's slot",
         WORKER,

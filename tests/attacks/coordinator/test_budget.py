@@ -1,9 +1,11 @@
 """A hostile coordinator asks about one text again and again, by body after body or by a harmful one."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -15,7 +17,9 @@ from moerge.statistics.windows import Done, Window
 from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_proto.contributions import Contribution
 from moerge_proto.progress import Obstacle
-from moerge_workers.contributing.body_check import HarmfulBodyError
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_workers.contributing.body_check import sampled_grams
+from moerge_workers.leaving import budget
 from support.models import texts
 from support.stages import NOW, MemoryClient, body, context_of, contribute, own_body
 
@@ -65,7 +69,7 @@ def test_harmful_body_that_passes_as_near_causes_no_work(
     for _ in range(2):
         with context_of(folder, home, client, fit=fit, policy=policy) as context:
             with pytest.raises(
-                HarmfulBodyError, match=r"perplexity .* with its own MLPs and head, .* by the expert"
+                IncompatibleExpertError, match=r"perplexity .* with its own MLPs and head, .* by the expert"
             ) as caught:
                 contribute(replace(context, compute=never), body())
             assert context.outbox.history.sendings() == []
@@ -78,7 +82,7 @@ def test_harmful_body_that_passes_as_near_causes_no_work(
 def test_a_loss_that_is_not_finite_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:
     client.weights = crafted(folder, home / "crafted.safetensors", gain=2e38)
     policy = {**POLICY, "max_stray": 1e39, "max_perplexity_ratio": 1e300}
-    with context_of(folder, home, client, policy=policy) as context, pytest.raises(HarmfulBodyError):
+    with context_of(folder, home, client, policy=policy) as context, pytest.raises(IncompatibleExpertError):
         contribute(replace(context, compute=never), body())
 
 
@@ -127,6 +131,42 @@ def test_more_data_under_a_counted_body_needs_no_approval(
     assert len(contributed(folder, home, client, 0)) == 2
 
 
+def refused(folder: Path, home: Path, client: MemoryClient, number: int, policy: dict[str, Any]) -> Obstacle | None:
+    """The word that a coordinator hears about a body that the worker refuses, or doesn't compare."""
+    client.current = BODIES[number]
+    with context_of(folder, home, client, policy={**POLICY, **policy}) as context:
+        with suppress(IncompatibleExpertError):
+            assert contribute(replace(context, compute=never), BODIES[number]) == []
+        return context.events.status.state.obstacle
+
+
+@pytest.mark.parametrize("mode", ["auto", "ask"])
+def test_refusals_are_no_oracle(folder: Path, home: Path, client: MemoryClient, mode: str) -> None:
+    """A refusal is one bit about the owner's text: all have one word, and three bodies in thirty days are compared."""
+    near = crafted(folder, home / "harmful.safetensors", letters=-1)
+    far = crafted(folder, home / "far.safetensors", gain=100)
+    words = []
+    for number, (weights, most) in enumerate([(near, 1000), (far, 0.6), (near, 1000)]):
+        client.weights = weights
+        words.append(refused(folder, home, client, number, {"mode": mode, "max_stray": most}))
+    client.weights = far
+    words.append(refused(folder, home, client, 3, {"mode": mode}))
+    assert words == [*[Obstacle.BODY_REFUSED] * 3, Obstacle.ASKS_OWNER]
+    with context_of(folder, home, client) as context:
+        [asked] = context.outbox.history.asked()
+        assert (asked.kind, asked.body) == ("body-use", BODIES[3].digest)
+        assert budget.bodies(context.outbox.history) == [item.digest for item in BODIES[:3]]
+        context.outbox.history.note(asked, "approved")
+    assert refused(folder, home, client, 3, {"mode": mode}) is Obstacle.BODY_REFUSED
+
+
+def test_comparisons_read_no_counts_of_rare_tokens(folder: Path, home: Path, client: MemoryClient) -> None:
+    with context_of(folder, home, client) as context, StatisticsFile(sampled_grams(context)) as file:
+        counts = file.array("token_counts")
+        assert counts.max() >= context.settings.rare_below
+        assert not ((counts > 0) & (counts < context.settings.rare_below)).any()
+
+
 def test_owner_in_ask_mode_is_asked_once_and_warned(
     folder: Path, home: Path, client: MemoryClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,9 +175,14 @@ def test_owner_in_ask_mode_is_asked_once_and_warned(
     assert "What a further body could reveal" not in capsys.readouterr().err
     with context_of(folder, home, client, policy={**POLICY, "mode": "ask"}) as context:
         assert contribute(context, BODIES[3]) == []
-        assert [item.kind for item in context.outbox.history.asked()] == ["router"]
+        [asked] = context.outbox.history.asked()
+        assert asked.kind == "body-use"
         assert context.events.status.state.obstacle is Obstacle.ASKS_OWNER
-    assert "What a further body could reveal" in capsys.readouterr().err
+        assert "What a further body could reveal" in capsys.readouterr().err
+        context.outbox.history.note(asked, "approved")
+        assert contribute(context, BODIES[3]) == []
+        assert [item.kind for item in context.outbox.history.asked()] == ["router"]
+    assert "What a further body could reveal" not in capsys.readouterr().err
 
 
 def test_another_file_under_a_body_s_name_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:

@@ -182,12 +182,12 @@ def test_unverified_files_of_the_coordinator_have_no_effect(folder: Path, tmp_pa
 
 def test_version_of_a_refused_body_is_not_evaluated(folder: Path, tmp_path: Path, client: Hostile) -> None:
     result = evaluated(folder, tmp_path, client, max_stray=0.001)
-    assert result == ([], Obstacle.BODY_STRAYS)
+    assert result == ([], Obstacle.BODY_REFUSED)
     shutil.copy(client.weights, crafted := tmp_path / "crafted.safetensors")
     scale(crafted, "embed_tokens", -1)
     client.weights, client.current = crafted, body("6" * 64)
     result = evaluated(folder, tmp_path, client, max_stray=1000)
-    assert result == ([], Obstacle.BODY_HARMS)
+    assert result == ([], Obstacle.BODY_REFUSED)
 
 
 @pytest.mark.parametrize("budget", ["bodies_per_month", "versions_per_month"])

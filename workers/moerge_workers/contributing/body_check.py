@@ -1,4 +1,4 @@
-"""The checks of a body before work under it: identity with the seed's; of a merged one, bounds and budget."""
+"""The checks of a body before work under it: identity with the seed's; of a merged one, budget and bounds."""
 
 import json
 import math
@@ -32,17 +32,14 @@ DOCUMENT_TOKENS = 512
 _MOST_GRAM_TOKENS = 2**16
 
 
-class HarmfulBodyError(IncompatibleExpertError):
-    """Body, own MLPs and own head predict the owner's text far worse than the owner's expert does."""
-
-
 def checked_body(
     context: Context, body: Body, own_grams: Path | None, outdated: Callable[[], bool]
 ) -> DenseBody | None:
     """The tensors of a body under which data may leave.
 
     A seed's are those of the owner's own copy: nothing is downloaded, and no text is read. A merged body's are
-    downloaded; it is near the expert, harmless, and within the owner's budget.
+    downloaded; it is within the owner's budget, near the expert, and harmless. A comparison uses up the budget,
+    whatever its result, because a refusal reveals one bit about the text.
 
     Args:
         own_grams: file of the expert's own body contribution; default: grams of a sample.
@@ -59,16 +56,18 @@ def checked_body(
     require_allowed(context, body)
     if body_kind(body.method) == "seed":
         return _own_body(context, body)
+    most = context.settings.policy.max_stray
     try:
-        weights = _near(context, body, own_grams)
+        weights = _downloaded(context, body)
         path = weights.checkpoint.path
         _require_same_file(context, body, file_sha256(path))
-        if not context.outbox.may_use(context.outbox.body_use(body.digest, path), outdated):
+        if not context.outbox.may_compare(context.outbox.body_use(body.digest, path), outdated):
             return None
+        stray = require_near(context.expert, weights, most, own_grams or sampled_grams(context))
+        context.events.say(f"{stray}; max_stray is {most:g}")
         _require_harmless(context, body.digest, weights)
-    except IncompatibleExpertError as error:
-        harms = isinstance(error, HarmfulBodyError)
-        context.events.hindered(Obstacle.BODY_HARMS if harms else Obstacle.BODY_STRAYS)
+    except IncompatibleExpertError:
+        context.events.hindered(Obstacle.BODY_REFUSED)  # one word for all refusals
         raise
     return weights
 
@@ -106,7 +105,6 @@ def _own_body(context: Context, body: Body) -> DenseBody:
         context.events.hindered(Obstacle.BODY_REFUSED)
         raise
     seed.remove_others(weights)
-    context.outbox.history.note_seed(body.digest)
     context.events.say(f"body {body.digest[:12]} is your seed's, byte for byte; nothing is downloaded")
     return weights
 
@@ -118,22 +116,19 @@ def _require_same_file(context: Context, body: Body, sha256: str) -> None:
         raise OtherBodyError(problem, where=DENSE_BODY_FILE, todo="ask the operator why")
 
 
-def _near(context: Context, body: Body, own_grams: Path | None) -> DenseBody:
-    """The body's tensors, downloaded and compared with the expert."""
-    folder, most = context.settings.home / "bodies" / body.digest, context.settings.policy.max_stray
+def _downloaded(context: Context, body: Body) -> DenseBody:
+    folder = context.settings.home / "bodies" / body.digest
     context.events.enter(Stage.DOWNLOADING)
     place = f"/v1/bodies/{body.digest}/files"
     context.client.download(place, body.files, folder, context.events, title="downloading the body")
-    weights = DenseBody(folder / DENSE_BODY_FILE, context.expert.config)
-    stray = require_near(context.expert, weights, most, own_grams or sampled_grams(context))
-    context.events.say(f"{stray}; max_stray is {most:g}")
-    return weights
+    return DenseBody(folder / DENSE_BODY_FILE, context.expert.config)
 
 
 def sampled_grams(context: Context) -> Path:
     """The file of the expert's own grams, from a sample of the statistics documents: 64 H tokens, at most 65,536.
 
-    Computed once per expert; it never leaves.
+    Computed once per expert; it never leaves. As in contributions, counts of rare tokens are 0, so that refusals don't
+    depend on them.
     """
     settings, expert, events = context.settings, context.expert, context.events
     path = settings.home / "own-grams" / f"{expert.digest}.safetensors"
@@ -145,7 +140,7 @@ def sampled_grams(context: Context) -> Path:
     events.enter(Stage.COMPUTING)
     computing = Computing(settings.device, settings.slots, settings.host_memory, progress=events)
     rows = [row for document in sample for row in document]
-    return body_contribution(expert, rows, path, settings.statistics, computing, rare_below=0)
+    return body_contribution(expert, rows, path, settings.statistics, computing, settings.rare_below)
 
 
 def _require_harmless(context: Context, body: str, weights: DenseBody) -> None:
@@ -167,7 +162,7 @@ def _require_harmless(context: Context, body: str, weights: DenseBody) -> None:
     limit = context.settings.policy.max_perplexity_ratio
     scores = f"perplexity {_perplexity(under):.4g} with its own MLPs and head, {_perplexity(own):.4g} by the expert"
     if not (under.nll - own.nll) / own.tokens <= math.log(limit):
-        raise HarmfulBodyError(
+        raise IncompatibleExpertError(
             f"under body {body[:12]} a sample of the text has {scores}; the limit is {limit:g} times the expert's",
             where="max_perplexity_ratio",
             todo="ask the operator how the body was merged; or raise max_perplexity_ratio in worker.toml's [policy]",

@@ -1,14 +1,15 @@
-"""The budget: numbers of merged bodies and versions with outgoing data in the last 30 days."""
+"""The budget: numbers of compared merged bodies and of versions with outgoing data in the last 30 days."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from moerge_workers.leaving.history import History, Item, Sending
+from moerge_workers.leaving.history import History, Item
 from moerge_workers.policy import Policy
 
 PERIOD = timedelta(days=30)
 BODY_REVEALS = (
     "What a further body could reveal:\n"
+    "  - its comparison with the text: a refusal tells the coordinator one bit\n"
     "  - each body is a new question about the same text; the answers to many can together reveal the text\n"
     "  - a dishonest coordinator can craft a body whose sums count chosen tokens, or hold traces of single ones\n"
     "  - approve it only if you know why the body was merged, such as an added or removed expert"
@@ -22,13 +23,17 @@ VERSION_REVEALS = (
 
 
 def bodies(history: History) -> list[str]:
-    """Merged bodies with their first outgoing data in the last 30 days, withdrawn or not."""
-    return [body for body in _recent(history, lambda sending: sending.item.body) if not history.is_seed(body)]
+    """Merged bodies first compared in the last 30 days, refused or not."""
+    return _recent(history, history.compared())
 
 
 def versions(history: History) -> list[str]:
     """Digests of the evaluations first sent in the last 30 days."""
-    return _recent(history, lambda sending: sending.item.digest if sending.item.kind == "evaluation" else "")
+    first: dict[str, datetime] = {}
+    for sending in history.sendings():
+        if sending.item.kind == "evaluation":
+            first.setdefault(sending.item.digest, sending.at)
+    return _recent(history, first)
 
 
 def summary(history: History) -> str:
@@ -40,16 +45,10 @@ def reveals(history: History, policy: Policy, item: Item) -> str | None:
     if item.kind in ("evaluation", "version-use"):
         first = history.movement(item) is None
         return VERSION_REVEALS if first and len(versions(history)) >= policy.versions_per_month else None
-    if not item.body or history.is_seed(item.body):  # nobody but the owner chose it
-        return None
-    first = all(sending.item.body != item.body for sending in history.sendings())
+    first = item.kind == "body-use" and item.body not in history.compared()
     return BODY_REVEALS if first and len(bodies(history)) >= policy.bodies_per_month else None
 
 
-def _recent(history: History, name: Callable[[Sending], str]) -> list[str]:
-    first: dict[str, datetime] = {}
-    for sending in history.sendings():
-        if key := name(sending):
-            first.setdefault(key, sending.at)
+def _recent(history: History, first: Mapping[str, datetime]) -> list[str]:
     since = history.clock() - PERIOD
     return [key for key, at in first.items() if at > since]

@@ -27,9 +27,11 @@ CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, event TEXT NOT NULL, digest TEXT NOT NULL, coordinator TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS bodies (digest TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS seeds (digest TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS compared (body TEXT PRIMARY KEY, at TEXT NOT NULL) WITHOUT ROWID;
 CREATE TRIGGER IF NOT EXISTS bodies_stay BEFORE UPDATE ON bodies BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS bodies_remain BEFORE DELETE ON bodies BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
+CREATE TRIGGER IF NOT EXISTS compared_stay BEFORE UPDATE ON compared BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
+CREATE TRIGGER IF NOT EXISTS compared_remain BEFORE DELETE ON compared BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS events_remain BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 """
@@ -146,14 +148,16 @@ class History:
             [first] = self._db.execute("SELECT sha256 FROM bodies WHERE digest = ?", (body,)).fetchone()
         return bool(first == sha256)
 
-    def note_seed(self, body: str) -> None:
-        """Record a body that equals the one of the owner's own copy of the seed."""
+    def note_comparison(self, body: str) -> None:
+        """Record, before its first comparison with the owner's text, a merged body."""
         with self._db:
-            self._db.execute("INSERT OR IGNORE INTO seeds VALUES (?)", (body,))
+            when = self.clock().isoformat(timespec="seconds")
+            self._db.execute("INSERT OR IGNORE INTO compared VALUES (?, ?)", (body, when))
 
-    def is_seed(self, body: str) -> bool:
-        """Tell whether a body was compared with the owner's own copy of the seed."""
-        return bool(self._db.execute("SELECT 1 FROM seeds WHERE digest = ?", (body,)).fetchall())
+    def compared(self) -> dict[str, datetime]:
+        """Merged body -> time of its first comparison, oldest first."""
+        rows = self._db.execute("SELECT body, at FROM compared ORDER BY at, body").fetchall()
+        return {body: datetime.fromisoformat(at) for body, at in rows}
 
     def sendings(self) -> list[Sending]:
         """All sent items, oldest first, without retries."""

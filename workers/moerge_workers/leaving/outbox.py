@@ -59,12 +59,15 @@ class Outbox:
         return self._asked(item, outdated)
 
     def may_use(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Tell whether to compute under a body or version: it is within the budget, or the owner approved it.
+        """Tell whether to use a body or version: it is within the budget, or the owner approved it.
 
-        In mode `ask` the question about each outgoing item covers it.
+        In mode `ask` the question about an evaluation covers the use of its version.
         """
-        decision = self.history.decision(item)
-        if budget.reveals(self.history, self.settings.policy, item) is None or self.settings.policy.mode == "ask":
+        decision, covered = (
+            self.history.decision(item),
+            item.kind == "version-use" and self.settings.policy.mode == "ask",
+        )
+        if covered or budget.reveals(self.history, self.settings.policy, item) is None:
             return True
         if decision == "refused":
             self.say(f"you refused: {item.about}; to approve it: {self._command('approve', item)}")
@@ -74,6 +77,13 @@ class Outbox:
             self.say(f"dry run; a run would first ask you about: {item.about}")
             return True
         return decision == "approved" or self._asked(item, outdated)
+
+    def may_compare(self, use: Item, outdated: Callable[[], bool]) -> bool:
+        """As `may_use`, before a merged body is compared with the text; records the comparison."""
+        may = self.may_use(use, outdated)
+        if may and not self.settings.dry_run:  # which reports nothing
+            self.history.note_comparison(use.body)
+        return may
 
     def _asked(self, item: Item, outdated: Callable[[], bool]) -> bool:
         self.outdate(lambda other: other.place == item.place and other.digest != item.digest)
@@ -172,7 +182,7 @@ class Outbox:
         return Item(digest, self.settings.coordinator, "expert", about, size, body, str(folder))
 
     def body_use(self, body: str, path: Path) -> Item:
-        """Computing under a body, as an item; `path` is its file."""
+        """Comparing a merged body and computing under it, as an item; `path` is its file."""
         used = len(budget.bodies(self.history))
         about = f"{self.settings.domain}: sums under body {body[:12]}, after {used} other merged bodies in 30 days"
         return Item(body, self.settings.coordinator, "body-use", about, 0, body, str(path))

@@ -128,11 +128,11 @@ def test_a_retired_body_and_a_short_round_need_attention() -> None:
         }
     )
     figures = {"shards_done": 0, "shards_total": 0, "tokens_per_second": 0, "seconds_left": None}
-    about = {"domain": "art", "owner": "art", "number": 1, "heard": NOW, "stage": "waiting", "obstacle": "body-harms"}
+    about = {"domain": "art", "owner": "art", "number": 1, "heard": NOW, "stage": "waiting", "obstacle": "body-refused"}
     progress = DomainProgress.model_validate({**about, **figures})
     retired = BODY.model_copy(update={"retired": NOW})
     result = [item.what for item in needs(None, [], retired, [], [round_], [], None, [progress])]
     assert result == [
         "The current body is retired", "Round spring ended without enough contributions; missing: art",
-        "Worker of art: refuses the body: its perplexity on the owner's text is too high",
+        "Worker of art: refuses the body: by its policy, its owner's seed, or a comparison with the expert",
     ]  # fmt: skip

@@ -21,8 +21,8 @@ def test_the_last_word_of_each_domain_is_kept_with_its_time(session: Session, cl
     assert (first.owner, first.shards_done, first.heard) == ("firm", 1, START)
     later = clock.later(seconds=30)
     progress.tell(session, "firm", message("tax", 5))
-    refused = progress.tell(session, "firm", message("law", 1, Obstacle.BODY_HARMS))
-    assert refused.obstacle is Obstacle.BODY_HARMS
+    refused = progress.tell(session, "firm", message("law", 1, Obstacle.BODY_REFUSED))
+    assert refused.obstacle is Obstacle.BODY_REFUSED
     last = progress.tell(session, "firm", message("law", 2))
     assert last.obstacle is None
     assert (last.number, last.shards_done, last.heard) == (first.number, 2, later)

@@ -152,13 +152,13 @@ def test_worker_continues_with_next_body_after_a_refused_one(folder: Path, home:
 
 def test_once_ends_at_refused_body_and_reports_the_obstacle(folder: Path, home: Path) -> None:
     client = _Harmful(folder / DENSE_BODY_FILE)
-    for most, obstacle in (1000.0, Obstacle.BODY_HARMS), (0.6, Obstacle.BODY_STRAYS):
+    for most in (1000.0, 0.6):
         client.current = body()
         policy = {**POLICY, "max_stray": most}
         with context_of(folder, home, client, policy=policy) as context:
             with pytest.raises(MoergeError):
                 run_stages(context)
-            assert context.events.status.state.progress.obstacle is obstacle
+            assert context.events.status.state.progress.obstacle is Obstacle.BODY_REFUSED
     assert not routers(client)
 
 

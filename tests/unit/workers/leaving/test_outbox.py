@@ -66,17 +66,18 @@ def test_a_retry_is_no_second_sending_and_rows_stay(tmp_path: Path) -> None:
         database.execute("DELETE FROM events")
 
 
-def test_seed_s_body_is_no_part_of_the_budget(tmp_path: Path) -> None:
-    """Nobody but the owner chose it: it is compared with the own copy."""
+def test_only_compared_bodies_are_part_of_the_budget(tmp_path: Path) -> None:
+    """Nobody but the owner chose a seed's, so nothing is sent under a body that wasn't compared but the seed's."""
     with closing(History(tmp_path)) as history:
         outbox = outbox_of(history, tmp_path, bodies_per_month=0)
-        item = replace(item_of("router", tmp_path), body="7" * 64)
-        assert budget.reveals(history, outbox.settings.policy, item) is not None
-        history.note_seed(item.body)
-        assert budget.reveals(history, outbox.settings.policy, item) is None
-        with outbox.sending(item):
+        with outbox.sending(replace(item_of("router", tmp_path), body="7" * 64)):
             pass
         assert budget.bodies(history) == []
+        use = outbox.body_use("8" * 64, tmp_path)
+        assert budget.reveals(history, outbox.settings.policy, use) is not None
+        history.note_comparison(use.body)
+        assert budget.reveals(history, outbox.settings.policy, use) is None
+        assert budget.bodies(history) == [use.body]
 
 
 def test_parts_are_described_without_attention(tmp_path: Path) -> None:
