@@ -11,9 +11,12 @@ and the gram also contains (w / 2 + 1 / 4) d^T d of their difference d: the mean
 
 A body contribution, of the expert alone:
 
-    layers.{l}.attention_input   int64 [H(H+1)/2]  upper triangle of the gram of the inputs of q, k and v
-    layers.{l}.attention_output  int64 [A(A+1)/2]  of the inputs of the attention's output projection
     token_counts                 int64 [V]         counts of each token, 0 below the manifest's `rare_below`
+    layers.{l}.attention_input   int64 [H(H+1)/2]  upper triangle of the gram of the inputs of q, k and v; l > 0
+    layers.{l}.attention_output  int64 [A(A+1)/2]  of the inputs of the attention's output projection
+
+The first layer's inputs are known vectors, one per token: their gram follows from the counts, and would show those that
+are withheld.
 
 A head contribution, of the expert alone:
 
@@ -241,12 +244,12 @@ class BodyManifest(_ExpertManifest):
     rare_below: int = Field(ge=0, le=MAX_TOKENS)
 
     def grams(self) -> dict[str, int]:
-        sizes = [self.hidden_size, self.attention_size] * self.layers
+        sizes = ([self.hidden_size, self.attention_size] * self.layers)[1:]
         return dict(zip(body_gram_names(self.layers), sizes, strict=True))
 
     def layout(self) -> list[tuple[str, int]]:
         grams = [(name, gram_length(size)) for name, size in self.grams().items()]
-        return [*grams, ("token_counts", self.vocab_size)]
+        return [("token_counts", self.vocab_size), *grams]
 
 
 Manifest = RouterManifest | BodyManifest | HeadManifest
@@ -266,8 +269,9 @@ def exponent(size: int, squared_norm: float | None = None, tokens: int = MAX_TOK
 
 
 def body_gram_names(layers: int) -> list[str]:
+    """The grams of a body contribution; the first layer's inputs have none."""
     parts = ("attention_input", "attention_output")
-    return [f"layers.{layer}.{part}" for layer in range(layers) for part in parts]
+    return [f"layers.{layer}.{part}" for layer in range(layers) for part in parts][1:]
 
 
 def gram_length(hidden_size: int) -> int:

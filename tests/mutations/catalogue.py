@@ -417,6 +417,14 @@ MUTATIONS = (
         ("tests/attacks/coordinator/test_budget.py",),
     ),
     Mutation(
+        "shown-counts",
+        "bodies: the first layer's gram follows from the counts that are shown",
+        LIBRARY,
+        "return counts if counts.any() else torch.ones_like(counts)",
+        "return torch.ones_like(counts)",
+        ("tests/unit/services/trunk/test_regmean.py",),
+    ),
+    Mutation(
         "rare-in-comparisons",
         "attack: refusals that depend on counts of rare tokens",
         WORKER,

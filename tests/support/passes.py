@@ -51,7 +51,7 @@ def visit_body_inputs(model: PreTrainedModel, family: Family, batch: Batch, visi
     """Calls visit(i, x), x [n, H or A], with the vectors of the i-th gram of a body contribution."""
     patterns = family.attention.inputs[0], family.attention.output
     names = [item.format(layer=layer) for layer in range(model.config.num_hidden_layers) for item in patterns]
-    modules = {number: model.get_submodule(name) for number, name in enumerate(names)}
+    modules = {number: model.get_submodule(name) for number, name in enumerate(names[1:])}
     run(model, batch, _arguments(model, batch), modules, visit, modules[len(modules) - 1])
 
 
@@ -98,5 +98,5 @@ def sums_by(model: PreTrainedModel, work: Pass, rows: Sequence[Tokens], batch_to
                 visit_head_inputs(model, batch, visit)
     arrays = rounded(inputs, sums)
     if isinstance(work, BodyPass):
-        arrays["token_counts"] = torch.bincount(tokens, minlength=model.config.vocab_size).numpy()
+        arrays = {"token_counts": torch.bincount(tokens, minlength=model.config.vocab_size).numpy(), **arrays}
     return ShardSums(arrays, sum(row.count for row in rows), len(rows))

@@ -45,7 +45,7 @@ def input_gain_names(model: Dense) -> list[str | None]:
     """The divisor of each gram of a body contribution, in the file's order: names of norms, or None."""
     gain = model.family.attention.gain
     per_layer = [(gain and gain.format(layer=layer), None) for layer in range(model.config.num_hidden_layers)]
-    return [name for pair in per_layer for name in pair]
+    return [name for pair in per_layer for name in pair][1:]
 
 
 def input_bounds(expert: Dense) -> list[float]:
@@ -56,14 +56,14 @@ def input_bounds(expert: Dense) -> list[float]:
     for layer in range(expert.config.num_hidden_layers):
         read = _output_norm(expert.checkpoint, gain.format(layer=layer)) if gain else residuals[layer][0]
         bounds += [hidden if gain else read**2, _attended(expert, layer, read)]
-    return bounds
+    return bounds[1:]
 
 
 def input_exponents(expert: Dense) -> list[int]:
     """Fractional bits of each gram of a body contribution, in the file's order."""
     config = expert.config
     sizes = [config.hidden_size, attention_size(config)] * config.num_hidden_layers
-    sized = zip(sizes, input_bounds(expert), strict=True)
+    sized = zip(sizes[1:], input_bounds(expert), strict=True)
     return [exponent(size, bound, MAX_EXPERT_TOKENS) for size, bound in sized]
 
 

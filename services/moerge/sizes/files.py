@@ -45,8 +45,8 @@ def router_contribution_bytes(shape: Shape) -> int:
 
 
 def body_contribution_bytes(shape: Shape) -> int:
-    """A body contribution: triangles of two grams per layer, and a count per token."""
-    return 8 * (sum(shape.triangles(body=True)) + shape.vocabulary)
+    """A body contribution: triangles of two grams per layer, of one in the first, and a count per token."""
+    return 8 * (sum(shape.triangles(body=True)) - gram_length(shape.hidden) + shape.vocabulary)
 
 
 def head_contribution_bytes(shape: Shape) -> int:

@@ -41,8 +41,7 @@ def _router_sums(manifest: RouterManifest) -> str:
 
 def _body_sums(manifest: BodyManifest) -> str:
     hidden, size = manifest.hidden_size, manifest.attention_size
-    grams = f"grams {hidden} x {hidden} and {size} x {size}"
-    return f"{manifest.layers} x ({grams}), counts of tokens"
+    return f"{manifest.layers} grams {size} x {size}, {manifest.layers - 1} grams {hidden} x {hidden}, counts of tokens"
 
 
 def _head_sums(manifest: HeadManifest) -> str:
@@ -52,8 +51,8 @@ def _head_sums(manifest: HeadManifest) -> str:
 def _token_counts(manifest: BodyManifest, file: StatisticsFile) -> Iterator[str]:
     shown = int((file.array("token_counts") > 0).sum())
     yield (
-        f"the {shown:,} of the {manifest.vocab_size:,} tokens that occur in the text, and their counts; counts "
-        f"below {manifest.rare_below} are withheld"
+        f"the counts of {shown:,} of the {manifest.vocab_size:,} tokens; counts below {manifest.rare_below} are "
+        "withheld. The grams tell little of those: in a trial hardly more than the frequencies of similar text"
     )
 
 

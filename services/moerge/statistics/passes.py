@@ -89,8 +89,8 @@ class BodyPass(_OwnPass):
         patterns = attention.inputs[0], attention.output
         modules = [pattern.format(layer=layer) for layer in range(layers) for pattern in patterns]
         gains = [None if name is None else expert.checkpoint.tensor(name) for name in input_gain_names(expert)]
-        every = list(map(Input, modules, body_gram_names(layers), self.exponents, gains))
-        return [every[2 * layer : 2 * layer + 2] for layer in range(layers)]
+        every = list(map(Input, modules[1:], body_gram_names(layers), self.exponents, gains))
+        return [every[max(0, 2 * layer - 1) : 2 * layer + 1] for layer in range(layers)]
 
 
 @dataclass(frozen=True)

@@ -131,9 +131,10 @@ class Streamed:
         if not is_wanted:
             return None
         arrays = rounded(inputs, sums)
-        if self._counts and number == self.layers - 1:
+        if self._counts and number == 0:
             counted = torch.cat([batch.input_ids[batch.counted] for batch in items])
-            arrays["token_counts"] = torch.bincount(counted, minlength=self._weights.config.vocab_size).numpy()
+            counts = torch.bincount(counted, minlength=self._weights.config.vocab_size).numpy()
+            arrays = {"token_counts": counts, **arrays}
         shard = self._shards[name]
         return ShardSums(arrays, shard.tokens, shard.documents)
 

@@ -161,6 +161,8 @@ def test_refusals_are_no_oracle(folder: Path, home: Path, client: MemoryClient, 
 
 
 def test_comparisons_read_no_counts_of_rare_tokens(folder: Path, home: Path, client: MemoryClient) -> None:
+    with (home / "texts.jsonl").open("a") as file:
+        file.write('{"text": "(?)"}\n')
     with context_of(folder, home, client) as context, StatisticsFile(sampled_grams(context)) as file:
         counts = file.array("token_counts")
         assert counts.max() >= context.settings.rare_below

@@ -58,16 +58,16 @@ BODY_MANIFEST = BodyManifest(
     domain="medicine",
     settings=StatisticsSettings(precision="bfloat16"),
     hidden_size=2,
-    layers=1,
+    layers=2,
     attention_size=3,
     vocab_size=5,
-    exponents=[16, -4],
+    exponents=[16, -4, 8],
     tokens=9,
     documents=4,
     shards=["1" * 64],
     rare_below=10,
 )
-BODY_ARRAYS = [np.arange(size, dtype=np.int64) for size in (3, 6, 5)]
+BODY_ARRAYS = [np.arange(size, dtype=np.int64) for size in (5, 6, 3, 6)]
 HEAD_MANIFEST = HeadManifest(
     owner="hospital",
     expert="e" * 64,
@@ -115,7 +115,11 @@ def test_golden_bytes_are_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "arrays", "names"),
     [
-        (BODY_MANIFEST, BODY_ARRAYS, ["layers.0.attention_input", "layers.0.attention_output", "token_counts"]),
+        (
+            BODY_MANIFEST,
+            BODY_ARRAYS,
+            ["token_counts", "layers.0.attention_output", "layers.1.attention_input", "layers.1.attention_output"],
+        ),
         (HEAD_MANIFEST, HEAD_ARRAYS, ["head_input"]),
     ],
     ids=["body", "head"],

@@ -20,14 +20,24 @@ if TYPE_CHECKING:
     from moerge_proto.statistics_file import StatisticsFile
 
 
+FIRST = "layers.0.attention_input"
+"""A gram that no file has."""
+_ROWS = 4096
+
+
 class ModuleGrams:
-    """The grams of one owner's body contribution, by weight of the module; read from the file one at a time."""
+    """The grams of one owner's body contribution, by weight of the module, one at a time.
+
+    They are read from the file, but the first layer's inputs' is computed from the counts that the file shows.
+    """
 
     def __init__(self, expert: Dense, file: StatisticsFile) -> None:
         from moerge.models.bounds import input_gain_names
         from moerge_proto.statistics_file import body_gram_names
 
         self.expert, self.file = expert.checkpoint, file
+        norm = expert.family.attention.gain
+        self._gain, self._epsilon = norm and norm.format(layer=0), float(expert.config.rms_norm_eps)
         layers, attention = expert.config.num_hidden_layers, expert.family.attention
         self._places = dict(zip(body_gram_names(layers), enumerate(input_gain_names(expert)), strict=True))
         self._sums = dict[str, str]()
@@ -44,11 +54,38 @@ class ModuleGrams:
         return scaled(self._square(weight))
 
     def second_moment(self, weight: str) -> Tensor:
-        """[in, in] float64: the mean over tokens."""
+        """[in, in] float64: the mean over tokens; of the first layer's inputs over those with a shown count."""
+        if self._sums[weight] == FIRST:
+            return self._first().div_(self._shown().sum())
         return self._square(weight).div_(self.file.manifest.tokens)
+
+    def _shown(self) -> Tensor:
+        """[V] float64, the counts that the file shows; ones if it shows none."""
+        import torch
+
+        counts = torch.from_numpy(self.file.array("token_counts")).double()
+        return counts if counts.any() else torch.ones_like(counts)
+
+    def _first(self) -> Tensor:
+        """[H, H] float64: the gram of the first layer's inputs, which are functions of the token alone."""
+        import torch
+
+        from moerge.models.families import EMBEDDING
+
+        counts, embedding = self._shown(), self.expert.tensor(EMBEDDING)
+        result = torch.zeros(embedding.shape[1], embedding.shape[1], dtype=torch.float64)
+        gain = None if self._gain is None else self.expert.tensor(self._gain).double()
+        for tokens in counts.nonzero()[:, 0].split(_ROWS):
+            rows = embedding[tokens].double()
+            if gain is not None:
+                rows *= torch.rsqrt(rows.square().mean(dim=1, keepdim=True) + self._epsilon) * gain
+            result += (rows * counts[tokens, None]).T @ rows
+        return result
 
     def _square(self, weight: str) -> Tensor:
         name = self._sums[weight]
+        if name == FIRST:
+            return self._first()
         place, gain = self._places[name]
         return square(self.file, name, place, None if gain is None else self.expert.tensor(gain))
 
@@ -95,4 +132,4 @@ def plan(inputs: MethodInputs) -> list[TensorPlan]:
     return body_plan(inputs.experts, merge)
 
 
-METHODS = (Method("regmean", "least squares on owners' grams", plan, solved=True, revision=2),)
+METHODS = (Method("regmean", "least squares on owners' grams", plan, solved=True, revision=3),)

@@ -73,7 +73,13 @@ class Law:
             HeadManifest.model_validate({**fields, "exponents": [exponent(hidden, hidden, MAX_EXPERT_TOKENS)]})
             if kind == "head"
             else BodyManifest.model_validate(
-                {**fields, "exponents": [1] * (2 * LAYERS), "attention_size": hidden, "vocab_size": 9, "rare_below": 0}
+                {
+                    **fields,
+                    "exponents": [1] * (2 * LAYERS - 1),
+                    "attention_size": hidden,
+                    "vocab_size": 9,
+                    "rare_below": 0,
+                }
             )
         )
         sums = {name: np.full(length, value, np.int64) for name, length in manifest.layout()}

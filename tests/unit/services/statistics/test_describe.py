@@ -63,7 +63,7 @@ def test_a_body_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) -
         "body contribution of 'law'",
         "layers.2.attention_output",
         "token_counts",
-        "the 3 of the 300 tokens",
+        "the counts of 3 of the 300 tokens",
         "below 10",
     ):
         assert part in text

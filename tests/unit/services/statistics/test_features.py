@@ -99,7 +99,7 @@ def test_what_is_read_but_does_not_count_is_in_no_sum(
     sums = sums_of(own_pass(folder, len(gains)), rows, 90)
     assert sums.tokens == sum(sum(row.mask) for row in rows)
     require_equal(sums, *expected)
-    counts = sums_of(BodyPass(DenseFiles(folder), [16] * 6), rows, 90).arrays["token_counts"]
+    counts = sums_of(BodyPass(DenseFiles(folder), [16] * 5), rows, 90).arrays["token_counts"]
     assert counts.tolist() == [sum(row.signed.count(id_) for row in rows) for id_ in range(len(counts))]
 
 

@@ -70,7 +70,7 @@ def test_revision_1_lineage_omits_the_revision_field() -> None:
 def test_no_body_is_merged_by_another_revision_of_a_method(tmp_path: Path) -> None:
     """Else it would be named, and found again, as what the other formula makes."""
     lineage = BodyLineage(method="regmean", options=BodyOptions(), experts=["0" * 64], contributions=["1" * 64])
-    with pytest.raises(MoergeError, match="expected revision 2 of 'regmean', found 1"):
+    with pytest.raises(MoergeError, match="expected revision 3 of 'regmean', found 1"):
         merge_body(lineage, BodyInputs({}, {}), FolderFiles(tmp_path), NoProgress())
 
 
