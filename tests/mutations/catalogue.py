@@ -417,6 +417,22 @@ MUTATIONS = (
         ("tests/attacks/coordinator/test_budget.py",),
     ),
     Mutation(
+        "documents-of-each-body",
+        "attacks: sums under two bodies differ by the policy's minimum of documents",
+        WORKER,
+        "if not self.ledger.is_of_last() and not self._may_differ():",
+        "if False:",
+        ("tests/attacks/coordinator/test_documents.py",),
+    ),
+    Mutation(
+        "removed-under-another-body",
+        "attacks: removed documents are the difference of sums under two bodies",
+        WORKER,
+        "why = self.settings.policy.too_small(added + gone, tokens if gone else tokens - before, least)",
+        "why = None if gone else self.settings.policy.too_small(added, tokens - before, least)",
+        ("tests/attacks/coordinator/test_documents.py",),
+    ),
+    Mutation(
         "shown-counts",
         "bodies: the first layer's gram follows from the counts that are shown",
         LIBRARY,

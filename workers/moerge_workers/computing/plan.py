@@ -66,7 +66,33 @@ class Planner:
         return digest_of({"settings": self.blank.settings.model_dump(), "turns": turns})
 
     def plan(self) -> Plan:
-        """Read all documents of the split, and plan their shards."""
+        """Read the documents of the split, and plan their shards.
+
+        Features under similar bodies are similar, so the difference of their sums shows documents that only one has.
+        Under another body the documents are those of the last contribution, until enough were added or removed.
+        """
+        self.ledger.within_last(only=False)
+        if not self.ledger.is_of_last() and not self._may_differ():
+            return Plan({}, frozenset(), replaces=False, differs=Size(0, 0))
+        return self._planned()
+
+    def _may_differ(self) -> bool:
+        """Decide which documents to use under another body than the last one's; False: wait."""
+        sizes, least = self._sizes(everything=True), enough(self.blank.hidden_size)
+        added, gone, before = self.ledger.since_last()
+        tokens = total(sizes.values()).tokens
+        why = self.settings.policy.too_small(added + gone, tokens if gone else tokens - before, least)
+        if why is None or not added + gone:
+            return True
+        rule = f"too few were added or removed since the last contribution under another body: {why}"
+        if gone:
+            self.events.say(f"{self.blank.split}: waiting, because {rule}")
+            return False
+        self.events.say(f"{self.blank.split}: {added:,} new documents wait, because {rule}")
+        self.ledger.within_last(only=True)
+        return True
+
+    def _planned(self) -> Plan:
         counted = self.ledger.files()[-1:] if self.grows else self.ledger.files()
         files = [self.ledger.path(item.name) for item in counted]
         if files and (not self.ledger.made_as(self.how) or (self.grows and not files[0].is_file())):

@@ -89,6 +89,11 @@ class Context:
         fields = blank.model_dump(include={"kind", "owner", "domain", "body", "split"} | own)
         return self.settings.home / "contributions" / f"{digest_of(fields)}.sqlite"
 
+    def last_documents(self, blank: Manifest) -> Path:
+        """The path of the documents of the last router contribution under any body."""
+        fields = blank.model_dump(include={"kind", "owner", "domain", "split"})
+        return self.settings.home / "contributions" / f"{digest_of(fields)}.last.sqlite"
+
     def pending(self, blank: Manifest, work: Pass, ledger: Ledger) -> PendingStatistics:
         """The statistics of documents that are not in the ledger."""
         return PendingStatistics(self.settings, self.data, self.events, self.compute, blank, work, ledger)

@@ -33,7 +33,7 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
         blank = router_manifest(expert.owner, expert.digest, expert.domain, body, statistics, split)
         path = context.ledger(blank)
         if split == "statistics" or settings.tuning_share or path.exists():
-            with closing(Ledger(path)) as ledger:
+            with closing(Ledger(path, context.last_documents(blank))) as ledger:
                 sent += _contribute(context, blank, work, ledger)
     return sent
 

@@ -19,8 +19,11 @@ PRAGMA temp.cache_size = -32768;
 PRAGMA temp.journal_mode = OFF;
 CREATE TEMP TABLE seen (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TEMP TABLE again (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS last.documents (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS last.tokens (tokens INTEGER NOT NULL);
 """
 _MAC_BYTES = 16
+_LAST = "sent", "last.documents"
 _COUNT = "INSERT INTO {} VALUES (?, 1) ON CONFLICT (mac) DO UPDATE SET copies = copies + 1 RETURNING copies"
 _MORE = """
 SELECT IFNULL(SUM(a.copies - IFNULL(b.copies, 0)), 0) FROM {} a LEFT JOIN {} b USING (mac)
@@ -42,6 +45,8 @@ class Sent:
 class Ledger:
     """The documents and files of one kind of contribution, under one body, of one split.
 
+    `last` is a file for the documents of the last contribution under any body: the ledgers of one split share it.
+
     One transaction records a file and its documents before the file is sent. So after any failure the same file is
     sent, and no later file has its documents.
 
@@ -49,11 +54,13 @@ class Ledger:
         MoergeError: the file is not a ledger.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, last: Path | None = None) -> None:
+        self._within = False
         self._folder = path.parent
         self._folder.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
+            self._db.execute("ATTACH ? AS last", (":memory:" if last is None else str(last),))
             self._db.executescript(_TABLES)
             self._db.execute("SELECT expert FROM files LIMIT 1")
         except sqlite3.DatabaseError as error:
@@ -90,6 +97,8 @@ class Ledger:
     def see(self, mac: bytes) -> bool:
         """Record a document of the reading; returns whether it is wanted: one more copy than was sent."""
         mac = mac[:_MAC_BYTES]
+        if self._within and self._copies(self._table, mac) >= self._copies("last.documents", mac):
+            return False
         [copies] = self._db.execute(self._count, (mac,)).fetchone()
         if self._table == "again" and copies > self._copies("seen", mac):
             return False
@@ -106,6 +115,21 @@ class Ledger:
     def added(self) -> int:
         """The number of unsent documents in the reading."""
         return int(self._db.execute(_MORE.format("seen", "sent")).fetchone()[0])
+
+    def within_last(self, *, only: bool) -> None:
+        """Let later readings have only documents of the last contribution under any body, or all documents."""
+        self._within = only
+
+    def is_of_last(self) -> bool:
+        """Tell whether the sent documents are those of the last contribution under any body, or there was none."""
+        differ = any(self._db.execute(_MORE.format(*pair)).fetchone()[0] for pair in (_LAST, _LAST[::-1]))
+        return not differ or not self._db.execute("SELECT 1 FROM last.documents LIMIT 1").fetchall()
+
+    def since_last(self) -> tuple[int, int, int]:
+        """Of the last contribution under any body: documents added and missing in the reading, and its tokens."""
+        query = _MORE.format("seen", "last.documents"), _MORE.format("last.documents", "seen")
+        added, gone = (int(self._db.execute(item).fetchone()[0]) for item in query)
+        return added, gone, int(self._db.execute("SELECT TOTAL(tokens) FROM last.tokens").fetchone()[0])
 
     def files(self, *, replaced: bool = False) -> list[Sent]:
         """The active files, or the replaced ones, in the order of sending."""
@@ -133,6 +157,10 @@ class Ledger:
             self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute("DELETE FROM sent")
             self._db.execute("INSERT INTO sent SELECT mac, copies FROM seen")
+            self._db.execute("DELETE FROM last.documents")
+            self._db.execute("INSERT INTO last.documents SELECT mac, copies FROM seen")
+            self._db.execute("DELETE FROM last.tokens")
+            self._db.execute("INSERT INTO last.tokens SELECT SUM(tokens) FROM files WHERE NOT replaced")
 
     def forget(self) -> None:
         """Mark all files as replaced, and all documents as unsent."""
