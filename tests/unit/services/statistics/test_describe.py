@@ -36,6 +36,7 @@ def test_description_shows_router_counts_tensors_and_ranks(tmp_path: Path) -> No
         "[36]",
         "500 tokens, 1 documents",
         "only 1 documents",
+        "AUC 0.70 to 0.89 for 100 documents",
     ):
         assert part in text
     assert "fewer tokens" not in text
