@@ -17,6 +17,8 @@ from support.worker import Worker, worker_of
 
 Tensors = dict[str, Tensor]
 LAYERS = range(3)
+MANY = {"bodies_per_month": 100}
+"""Else the worker compares three of these bodies only."""
 ATTENTION = "model.layers.{}.self_attn.{}_proj.weight"
 
 
@@ -29,7 +31,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.fixture(scope="module")
 def worker(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """The worker of law, with the default policy."""
+    """The worker of law, with the default policy but for the budget."""
     folder = tmp_path_factory.mktemp("law")
     with worker_of(federation.server, federation.members["law"], folder) as made:
         made.write("a.jsonl", 0, 130)
@@ -62,7 +64,7 @@ def forge(federation: Federation, tensors: Tensors) -> None:
 def refused(federation: Federation, worker: Worker, tensors: Tensors) -> str:
     """The worker's answer to a forged body, under which nothing arrived."""
     forge(federation, tensors)
-    answer = worker.run()
+    answer = worker.run(policy=MANY)
     body = federation.body().digest
     assert not [row for row in worker.active() if row.body == body]
     return answer
@@ -126,5 +128,5 @@ def test_a_body_has_no_further_heads(federation: Federation, worker: Worker, hon
 
 def test_under_the_honest_body_the_worker_contributes(federation: Federation, worker: Worker, honest: Tensors) -> None:
     forge(federation, honest)
-    assert worker.run() == "ran"
+    assert worker.run(policy=MANY) == "ran"
     assert [row.body for row in worker.active()] == [federation.body().digest]
