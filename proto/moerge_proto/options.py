@@ -33,13 +33,17 @@ class SolveOptions(Message):
 
 
 class VersionRecipe(Message):
-    """The options of a version, from experts to routers; `before`: public text before that of router statistics."""
+    """The options of a version, from experts to routers.
+
+    `before`: public text before that of router statistics. `anchor`: the seed is one more expert, of public text.
+    """
 
     body: BodyMethod
     head: HeadMethod
     fit: bool  # whether owners fit their MLPs to the body
     solve: SolveOptions
     before: TextBefore | None = None
+    anchor: bool = False
 
 
 PAPER = VersionRecipe(body="average", head="average", fit=False, solve=SolveOptions())
@@ -56,6 +60,8 @@ FEDERATED = RECOMMENDED.model_copy(update={"body": "seed", "fit": True})
 matters."""
 RARE_BELOW = 10
 """Body contributions withhold smaller token counts, because rare tokens can identify people. A default."""
+ANCHOR = "general"
+"""The domain of an anchor."""
 RecipeName = Literal["recommended", "dume"]
 VERSION_RECIPES: dict[RecipeName, VersionRecipe] = {"recommended": RECOMMENDED, "dume": PAPER}
 _SOLVE = RECOMMENDED.solve

@@ -17,6 +17,7 @@ from moerge.documents.shards import shard_name
 from moerge.experts.fitting import PublicText, fit
 from moerge.experts.sample import fitting_sample_that_fits
 from moerge.memory.machine import free_for
+from moerge.merging.anchor import PoolText, anchor_of
 from moerge.merging.local import LocalBody, given, local_body, local_version
 from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
@@ -109,6 +110,8 @@ def assemble(
 ) -> Assembled:
     """Computes the parts of a version; those of an interrupted run are reused.
 
+    An anchor stands behind the first experts, and stays as others are added.
+
     Args:
         experts: new ones, in slot order, behind those that are kept.
         texts: of each expert's domain.
@@ -116,15 +119,26 @@ def assemble(
         kept: parts of an earlier version; None: a body is merged from the experts.
         routers: given ones, in place of contributions and a solve.
         heads: head contributions of `experts`; None: computed, if the head is solved.
+
+    Raises:
+        MoergeError: an anchor without the settings' `base`.
     """
     kept = kept or KeptParts(body_of(experts, texts, settings, work))
-    members = list(experts)
+    anchor = None
+    if settings.recipe.anchor and not kept.slots:
+        anchor = anchor_of(settings.base)
+        public = PoolText.of(anchor)
+        if heads is not None:
+            heads = [*heads, *head_contributions([anchor], [public], settings, work, [anchor])]
+        experts, texts = [*experts, anchor], [*texts, public]
+    parts, body, members = list(kept.contributions), kept.body, list(experts)
     if settings.recipe.fit:
+        seed = anchor if METHODS[body.method].is_seed else None  # under its own body it needs no fit
         members = [
-            fitted(expert, text, kept.body, settings, work, say) for expert, text in zip(experts, texts, strict=True)
+            expert if expert is seed else fitted(expert, text, body, settings, work, say)
+            for expert, text in zip(experts, texts, strict=True)
         ]
     heads = head_contributions(experts, texts, settings, work, members) if heads is None else heads
-    parts, body = list(kept.contributions), kept.body
     if routers is None:
         for expert, text in zip(members, texts, strict=True):
             path = work / f"router-{expert.domain}-{body.digest[:16]}.safetensors"
@@ -158,8 +172,10 @@ def body_of(
             parts.append(
                 body_contribution(expert, text, path, settings.statistics, settings.computing, settings.rare_below)
             )
-    progress = settings.computing.progress
-    return local_body(experts, work / BODY, recipe.body, parts, settings.body, base=settings.base, progress=progress)
+    progress, base = settings.computing.progress, settings.base
+    if not METHODS[recipe.body].takes_base and recipe.anchor:
+        base = None  # it is the anchor alone
+    return local_body(experts, work / BODY, recipe.body, parts, settings.body, base=base, progress=progress)
 
 
 def head_contributions(

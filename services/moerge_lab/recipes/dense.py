@@ -48,7 +48,7 @@ def base_of(method: BodyMethod, fleet: Fleet) -> Path | None:
 
 def takes_base(method: str) -> bool:
     """Tell whether a body method takes the base model."""
-    return METHODS[method].is_seed or "base" in METHODS[method].takes
+    return METHODS[method].takes_base
 
 
 def checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:

@@ -68,7 +68,7 @@ class Documents:
 
 
 def settings_of(fleet: Fleet, recipe: VersionRecipe, options: Options) -> VersionSettings:
-    base = base_of(recipe.body, fleet)
+    base = fleet.seed_model if recipe.anchor else base_of(recipe.body, fleet)
     return VersionSettings(
         recipe=recipe,
         body=body_options(recipe.body, fleet, options),

@@ -6,7 +6,7 @@ from functools import partial
 from moerge.routers.registry import ROUTERS
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
-from moerge_lab.recipes.base import Options, Parts, Recipe, number, whole, word
+from moerge_lab.recipes.base import ANCHOR, Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
 from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
 from moerge_proto.options import RECOMMENDED, SolveOptions, VersionRecipe
@@ -28,10 +28,12 @@ _SOLVE: Options = {
     "routers": RECOMMENDED.solve.routers,
     "before": int(_BEFORE is not None),
     "context": 0 if _BEFORE is None else _BEFORE.context_weight,
+    ANCHOR: int(RECOMMENDED.anchor),
 }
 OPTIONS: Options = {**_SOLVE, **_BODY}
 """lambda is in the recommended scale; `routers=ridge`: the paper's; `before=1`: router statistics behind
-public text; `context`: the weight of the context gram, for which they are behind two texts."""
+public text; `context`: the weight of the context gram, for which they are behind two texts; `anchor=1`: the seed is
+one more expert, with statistics of public text."""
 
 
 def _recipe(options: Options) -> VersionRecipe:
@@ -43,7 +45,9 @@ def _recipe(options: Options) -> VersionRecipe:
     weight, before = number(options, "context") if "context" in options else 0.0, None
     if weight or ("before" in options and whole(options, "before", 0, 1)):
         before = checked(TextBefore, {"context_weight": weight})
-    return checked(VersionRecipe, {**methods, "fit": fit, "solve": checked(SolveOptions, fields), "before": before})
+    anchor = ANCHOR in options and bool(whole(options, ANCHOR, 0, 1))
+    solve = checked(SolveOptions, fields)
+    return checked(VersionRecipe, {**methods, "fit": fit, "solve": solve, "before": before, ANCHOR: anchor})
 
 
 PARTS = Parts(_recipe, fits_newcomers=True)

@@ -63,6 +63,11 @@ class Method:
     revision: int = 1
     rule: Callable[[MethodInputs], Rule] | None = None
 
+    @property
+    def takes_base(self) -> bool:
+        """Whether it takes the base model, or is the seed's."""
+        return self.is_seed or "base" in self.takes
+
 
 def elementwise(
     name: BodyMethod,

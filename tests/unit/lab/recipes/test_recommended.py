@@ -6,43 +6,56 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
+from moerge.documents.pool import pool_texts
 from moerge.models.dense import domain_model
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
 from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.models import Loaded
-from moerge_proto.statistics_file import StatisticsFile, TextBefore
+from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings, TextBefore
 from support.models import on_body
 from support.recipes import fleet, logits, only
 
 
 @torch.inference_mode()
-def features(on: Fleet, layer: int, *, fitted: bool) -> list[Tensor]:
+def features(on: Fleet, layer: int, *, fitted: bool, anchor: bool) -> list[Tensor]:
     """[n, H] float64 of each domain, by a hook of our own: what the MLP of a layer reads behind its owner's MLPs."""
     seen: list[Tensor] = []
-    item = []
-    for slot, domain in enumerate(on.domains):
-        folder = next(on.work.glob(f"fitted-d{slot}-*")) if fitted else domain.expert
+    item, members = [], [(domain.expert, domain.statistics) for domain in on.domains]
+    if fitted:
+        members = [(next(on.work.glob(f"fitted-d{slot}-*")), rows) for slot, (_, rows) in enumerate(members)]
+    if anchor:
+        assert on.base is not None
+        size, encode = StatisticsSettings().context, AutoTokenizer.from_pretrained(on.base)
+        rows = [encode(text)["input_ids"] for text in pool_texts()]
+        members.append((on.base, [row[at : at + size] for row in rows for at in range(0, len(row), size)]))
+    for folder, documents in members:
         model, _ = domain_model(*on_body(folder, on.work / "body" / "body.safetensors"))
         model.get_submodule(f"model.layers.{layer}.mlp").register_forward_pre_hook(
             lambda _, given: seen.append(given[0][0].double())
         )
-        for document in domain.statistics:
+        for document in documents:
             model(torch.tensor([document]), use_cache=False)
         item.append(torch.cat(seen))
         seen.clear()
     return item
 
 
-@pytest.mark.parametrize("spec", ["recommended", "recommended:fit=1", "recommended:body=seed,fit=1"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("recommended", "recommended:fit=1", "recommended:body=seed,fit=1"),
+        *("recommended:anchor=1", "recommended:body=seed,fit=1,anchor=1"),
+    ],
+)
 def test_routers_are_discriminants_of_features_with_owner_mlps(tmp_path: Path, spec: str) -> None:
     on = fleet(tmp_path)
     model = only(spec, on)
     assert isinstance(model, Loaded)
     for layer, router in enumerate(routers(model.model)):
-        x = features(on, layer, fitted="fit=1" in spec)
+        x = features(on, layer, fitted="fit=1" in spec, anchor="anchor=1" in spec)
         means = torch.stack([part.mean(dim=0) for part in x])
         gram = torch.stack([part.T @ part / len(part) for part in x]).mean(dim=0)  # all domains alike
         gram += 1e-3 * gram.diagonal().mean() * torch.eye(len(gram))
@@ -83,6 +96,23 @@ def test_options_say_what_stands_before_the_text_of_router_statistics_alone(
                 assert file.manifest.tokens == sum(map(len, on.domains[int(file.manifest.domain[1:])].statistics))
     without = [router.get_parameter("weight") for router in routers(published("recommended", on))]
     assert all(torch.equal(*pair) == (spec == "recommended") for pair in zip(found, without, strict=True))
+
+
+@pytest.mark.parametrize("body", ["seed", "regmean"])
+def test_an_anchor_is_the_seed_and_no_part_of_a_merged_body(tmp_path: Path, body: str) -> None:
+    on = fleet(tmp_path)
+    assert on.base is not None
+    stacks = published(f"recommended:body={body},fit=1,anchor=1", on).state_dict()
+    merged = load_file(on.work / "body" / "body.safetensors")
+    published(f"recommended:body={body},fit=1", on)
+    for name, tensor in load_file(on.work / "body" / "body.safetensors").items():
+        assert torch.equal(tensor, merged[name]), name
+    base = load_file(on.base / "model.safetensors")
+    for layer in range(3):
+        at = f"model.layers.{layer}.mlp"
+        own, *_ = stacks[f"{at}.experts.down_proj"].flip(0)
+        assert torch.equal(own, base[f"{at}.down_proj.weight"]) == (body == "seed")
+        assert len(stacks[f"{at}.gate.weight"]) == len(on.domains) + 1
 
 
 @torch.inference_mode()

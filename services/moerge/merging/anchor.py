@@ -1,0 +1,38 @@
+"""The anchor: the seed as one more expert of a version, for text of no owner's domain."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from moerge.documents.conversations import encode, plain
+from moerge.documents.pool import pool_texts
+from moerge.documents.shards import cut
+from moerge.errors import MoergeError
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.tokens import Tokens
+from moerge_proto.options import ANCHOR
+from moerge_proto.statistics_file import StatisticsSettings
+
+
+@dataclass(frozen=True)
+class PoolText:
+    """The pool's texts as the text of a domain; a fit takes all of them."""
+
+    documents: Sequence[Tokens]
+
+    @classmethod
+    def of(cls, seed: DenseExpert) -> Self:
+        return cls([encode(seed.tokenizer, plain(text)) for text in pool_texts()])
+
+    def __iter__(self) -> Iterator[Tokens]:
+        return iter(self.documents)
+
+    def sample(self, settings: StatisticsSettings, tokens: int, least_documents: int) -> list[list[Tokens]]:
+        return [cut(document, settings) for document in self.documents]
+
+
+def anchor_of(base: DenseExpert | None) -> DenseExpert:
+    """The base model as the expert `general`; an error without one."""
+    if base is None:
+        raise MoergeError("the anchor is the seed model, which is missing", where="`base`", todo="name it")
+    return replace(base, domain=ANCHOR)
