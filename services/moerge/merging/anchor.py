@@ -8,6 +8,7 @@ from moerge.documents.conversations import encode, plain
 from moerge.documents.pool import pool_texts
 from moerge.documents.shards import cut
 from moerge.errors import MoergeError
+from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge_proto.options import ANCHOR
@@ -29,6 +30,11 @@ class PoolText:
 
     def sample(self, settings: StatisticsSettings, tokens: int, least_documents: int) -> list[list[Tokens]]:
         return [cut(document, settings) for document in self.documents]
+
+
+def new_anchor(settings: VersionSettings, *, first: bool) -> list[DenseExpert]:
+    """The anchor of a first version that has one, or nothing."""
+    return [anchor_of(settings.base)] if settings.recipe.anchor and first else []
 
 
 def anchor_of(base: DenseExpert | None) -> DenseExpert:

@@ -42,6 +42,7 @@ class Choices:
     precision: Literal["float32", "bfloat16"] | None
     before: bool | None = None
     context_weight: float | None = None
+    anchor: bool | None = None
 
     @property
     def followed(self) -> VersionRecipe:
@@ -51,7 +52,9 @@ class Choices:
         solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
         methods = {"body": self.body or named.body, "head": self.head or named.head}
         before = self._before(named.before)
-        return named.model_copy(update={**methods, "solve": valid(SolveOptions, solve), "before": before})
+        anchor = named.anchor if self.anchor is None else self.anchor
+        chosen = {**methods, "solve": valid(SolveOptions, solve), "before": before, "anchor": anchor}
+        return named.model_copy(update=chosen)
 
     def _before(self, named: TextBefore | None) -> TextBefore | None:
         """Public text before that of router statistics."""
@@ -89,6 +92,7 @@ class Choices:
             "`precision`": (self.precision, statistics.precision),
             "`before`": (self.before, recipe.before is not None),
             "`context_weight`": (self.context_weight, recipe.before and recipe.before.context_weight),
+            "`anchor`": (self.anchor, recipe.anchor),
         }
         todo = "leave the option out, or merge all experts anew"
         for field, (given, fixed) in pairs.items():

@@ -10,6 +10,7 @@ from moerge.errors import MoergeError
 from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import require_fittable
 from moerge.files import LOCK, work_folder
+from moerge.merging.anchor import new_anchor
 from moerge.merging.kept import KeptExpert, KeptVersion
 from moerge.merging.local import LocalBody, require_base, require_head
 from moerge.merging.prompts import Prompts
@@ -18,6 +19,7 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
 from moerge.progress import Progress
 from moerge.trunk.methods.registry import METHODS
+from moerge_proto.options import ANCHOR
 from moerge_proto.records import RECORD_FILE
 
 
@@ -35,7 +37,7 @@ def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version
             require_fittable(expert)
     every = experts if settings.base is None else [*experts, settings.base]
     _check_experts(every, settings.computing.progress, None if version is None else version.slots[0].side_files)
-    return _check_disk(sources, out, settings)
+    return _check_disk(sources, out, settings, new_anchor(settings, first=version is None))
 
 
 def _check_out(out: Path) -> None:
@@ -57,7 +59,10 @@ def _check_options(settings: MergeSettings, domains: Sequence[str]) -> None:
     if recipe.solve.lambda_scale == "auto":
         todo = "give a number with `ridge_lambda`, in the scale absolute or relative"
         raise MoergeError("a merge on one machine has no tuning split", where="`lambda_scale` auto", todo=todo)
-    require_base(recipe.body, settings.body, settings.base)
+    anchor = new_anchor(settings, first=True)
+    if anchor and ANCHOR in domains:
+        raise MoergeError(f"{ANCHOR!r} is the anchor", where="`expert`", todo="name the domain otherwise")
+    require_base(recipe.body, settings.body, None if anchor and not METHODS[recipe.body].takes_base else settings.base)
     require_head(recipe.head, recipe.body)
 
 
@@ -96,19 +101,19 @@ def _check_experts(experts: Sequence[DenseExpert], progress: Progress, reference
                 raise MoergeError(error.what, where=f"{expert.folder}: {error.where}", todo=error.todo) from error
 
 
-def _check_disk(sources: Sequence[Source], out: Path, settings: MergeSettings) -> int:
+def _check_disk(sources: Sequence[Source], out: Path, settings: MergeSettings, anchor: Sequence[DenseExpert]) -> int:
     """Requires, and returns, the missing bytes of output and work.
 
     The output has body, head and all MLPs; the work folder a body and the sums, experts' parts, and token ids of 4
     bytes, which are about as large as the texts.
     """
     work, total = work_folder(out), 0
-    for source in sources:
-        expert, corpus = source.expert, source.corpus
+    for expert in (*(source.expert for source in sources), *anchor):
         size, hidden = sum(spec.bytes for spec in expert.checkpoint.specs.values()), int(expert.config.hidden_size)
         total += size + 8 * hidden * (hidden + 1) * int(expert.config.num_hidden_layers)
-        total += 4 * corpus.tokens if isinstance(corpus, Prompts) else corpus.size()
         total += fitted_bytes(expert) if settings.recipe.fit else 0
+    for corpus in (source.corpus for source in sources):
+        total += 4 * corpus.tokens if isinstance(corpus, Prompts) else corpus.size()
     total -= sum(path.stat().st_size for path in work.rglob("*") if path.is_file())  # of an interrupted run
     free = shutil.disk_usage(next(folder for folder in work.absolute().parents if folder.is_dir())).free
     if free < total and not _names(out):

@@ -66,7 +66,8 @@ def merge(
     base: Annotated[
         str | None,
         typer.Option(
-            help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare. Under seed, --add needs it too."
+            help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare, and --anchor. Under seed, --add "
+            "needs it too."
         ),
     ] = None,
     weights: Annotated[
@@ -99,6 +100,14 @@ def merge(
             max=MAX_CONTEXT_WEIGHT,
             help="Weight of the differences between features behind two public texts, for --before; it takes a second "
             "pass. Default: 0, none.",
+        ),
+    ] = None,
+    anchor: Annotated[
+        bool | None,
+        typer.Option(
+            "--anchor/--no-anchor",
+            help="Make --base one more expert, `general`, with statistics of public texts of moerge, for text of no "
+            "domain. Default: no.",
         ),
     ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
@@ -169,7 +178,7 @@ def merge(
 
     numbers = named_numbers("weights", weights or [])
     chosen = arguments.Choices(
-        recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before, context_weight
+        recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before, context_weight, anchor
     )
     texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say)
     licenses = arguments.licenses(license or ())

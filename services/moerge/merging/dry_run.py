@@ -17,6 +17,7 @@ from moerge.files import LOCK, work_folder
 from moerge.memory.machine import free_for
 from moerge.memory.needs import Need, merging, merging_head, solving
 from moerge.memory.shapes import Shape
+from moerge.merging.anchor import PoolText, new_anchor
 from moerge.merging.checks import check
 from moerge.merging.kept import KeptVersion
 from moerge.merging.merge import settings_of
@@ -117,6 +118,8 @@ def merge(
     before, costs = settings.router_statistics.before, list[PassCost]()
     for text in texts if solved else ():
         costs.append(passes.cost(BodyPass(text.expert, input_exponents(text.expert), precision, device), text))
+    for anchor in new_anchor(settings, first=version is None):
+        texts.append(_Text(anchor, sum(map(len, PoolText.of(anchor)))))
     for text in texts if HEADS[recipe.head].solved else ():
         costs.append(passes.cost(HeadPass(text.expert, head_exponents(text.expert), precision, device), text))
     for text in texts:  # under the body, or the expert's own, which has the same shapes
@@ -136,7 +139,7 @@ def _other_steps(
     dtypes = {spec.dtype for expert in experts for spec in expert.checkpoint.specs.values()}
     widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     shape, cores = Shape.of(experts[0].config, widest), torch.get_num_threads()
-    members = len(experts) + (0 if version is None else len(version.record.experts))
+    members = len(experts) + (int(recipe.anchor) if version is None else len(version.record.experts))
     if version is None:
         yield merging(shape, len(experts), METHODS[recipe.body], cores), 0
     if recipe.fit:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import LOCK, alone, atomic_file, work_folder
+from moerge.merging.anchor import new_anchor
 from moerge.merging.assemble import Assembled, are_fittable, assemble
 from moerge.merging.checks import check
 from moerge.merging.kept import CHOICES, KeptExpert, KeptVersion, Record, keep, share
@@ -17,6 +18,7 @@ from moerge.merging.texts import read_text
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card_scores import CARD_FILE, scored_card
 from moerge.versions.file_plans import REPORT_FILE
+from moerge_proto.options import ANCHOR
 from moerge_proto.records import RECORD_FILE, read_record
 from moerge_proto.versions import Lineage, SolveReport
 
@@ -59,9 +61,12 @@ def merge(
             say(f"only new domains are scored, not {names}; `moerge table version` scores all")
         held_out = [(expert, domain.scored) for expert, domain in zip(experts, read, strict=True)]
         scored = [*[None] * len(members), *scores(held_out, out, settings.computing, say)]
-        for source, slot in zip(sources, assembled.inputs.slots[len(members) :], strict=True):
-            members.append(KeptExpert(**slot.record._asdict(), generated=source.generated))
-        report = _report(out, assembled, members, scored, version)
+        slots, anchor = assembled.inputs.slots[len(members) :], new_anchor(settings, first=version is None)
+        scored += [None] * len(anchor)
+        generated = [*(source.generated for source in sources), *(False for _ in anchor)]
+        for slot, written in zip(slots, generated, strict=True):
+            members.append(KeptExpert(**slot.record._asdict(), generated=written))
+        report = _report(out, settings, assembled, members, scored, version)
         card = scored_card((out / CARD_FILE).read_text(encoding="utf-8"), report.card_scores)
         with atomic_file(out / CARD_FILE) as file:
             file.write(card.encode())
@@ -111,7 +116,12 @@ def _keep_or_clear(
 
 
 def _report(
-    out: Path, new: Assembled, members: list[KeptExpert], scored: list[DomainScore | None], version: KeptVersion | None
+    out: Path,
+    settings: MergeSettings,
+    new: Assembled,
+    members: list[KeptExpert],
+    scored: list[DomainScore | None],
+    version: KeptVersion | None,
 ) -> Report:
     counts = {part.domain: DomainCounts(part.documents, part.tokens) for part in new.inputs.contributed}
     merged = {record.digest for record in new.body.contains}
@@ -125,5 +135,6 @@ def _report(
         scored,
         (min(conditions), max(conditions)),
         generated=[member.domain for member in members if member.generated],
+        anchor=ANCHOR if settings.recipe.anchor else None,
         unfitted=[member.domain for member in late if merged and not member.fitted],
     )

@@ -53,6 +53,7 @@ class Report:
         conditions: least and largest condition of A + lambda I over the layers.
         generated: domains with statistics of text that their expert has written.
         unfitted: domains whose expert isn't in the merged body, with MLPs as trained.
+        anchor: the domain of the anchor, which has no score.
     """
 
     folder: str
@@ -62,18 +63,20 @@ class Report:
     conditions: tuple[float, float]
     generated: Sequence[str] = ()
     unfitted: Sequence[str] = ()
+    anchor: str | None = None
 
     @property
     def average(self) -> float | None:
         """Mean normalised perplexity; None unless every domain is scored."""
-        return average(None if score is None else score.normalised for score in self.scores)
+        pairs = zip(self.domains, self.scores, strict=True)
+        return average(None if item is None else item.normalised for name, item in pairs if name != self.anchor)
 
     @property
     def card_scores(self) -> str:
         """The model card's section of scores; empty if no domain is scored."""
         pairs = list(zip(self.domains, self.scores, strict=True))
         rows = [ScoreRow(name, item.tokens, item.expert, item.version, item.normalised) for name, item in pairs if item]
-        missing = [domain for domain, score in pairs if score is None]
+        missing = [domain for domain, score in pairs if score is None and domain != self.anchor]
         text = scores_text("on documents that were set aside", rows, self.average, missing)
         names = ", ".join(self.generated)
         generated = f"Statistics of text that the expert itself wrote by prompts: {names}.\n" if names else ""

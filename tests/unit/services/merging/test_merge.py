@@ -26,6 +26,8 @@ from moerge.documents.files import DataFile
 from moerge.documents.shards import Shard
 from moerge.documents.splits import SplitRule, text_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.merging import dry_run
+from moerge.merging.kept import kept
 from moerge.merging.local import local_body
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.report import DomainCounts, DomainScore, Report
@@ -40,7 +42,7 @@ from moerge.statistics.contribution import Computing, body_contribution, router_
 from moerge.statistics.passes import BodyPass, RouterPass, need_of
 from moerge.statistics.streamed import Streamed
 from moerge.versions.file_plans import HEAD_FILE
-from moerge_proto.bodies import BodyOptions
+from moerge_proto.bodies import BodyMethod, BodyOptions
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
 from support.merging import HIDDEN, SMALL, corpus_of, files, source
@@ -384,6 +386,28 @@ def test_a_seed_s_body_is_the_base_s_with_fitted_experts(folder: Path, tmp_path:
     head = load_file(tmp_path / "own" / HEAD_FILE)["lm_head.weight"]
     assert head.equal(seed.checkpoint.tensor("lm_head.weight"))
     assert "the experts' own, unchanged" in (tmp_path / "own" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("method", ["seed", "regmean"])
+def test_an_anchor_is_one_more_expert_that_no_owner_may_name(folder: Path, tmp_path: Path, method: BodyMethod) -> None:
+    base = DenseExpert("base", expert(tmp_path / "base", 9, **SMALL))
+    recipe = RECOMMENDED.model_copy(update={"body": method, "anchor": True})
+    settings, given, out = replace(KEPT, base=base, recipe=recipe), sources(folder), tmp_path / "out"
+    assert any(item.domain == "general" for item in dry_run.merge(given, out, settings).passes)
+    report = merge(given, out, settings)
+    names = [item.expert.domain for item in given]
+    assert report.domains == [*names, "general"]
+    assert report.average is not None
+    assert json.loads((out / "moerge.json").read_text())["domains"] == report.domains
+    assert "general" in (out / "README.md").read_text()
+    new = replace(given[0], expert=DenseExpert("new", expert(tmp_path / "new", 8, **SMALL)))
+    added = merge([new], tmp_path / "added", settings, version=kept(out))
+    assert added.domains == [*names, "general", "new"]
+    named = replace(given[0], expert=replace(given[0].expert, domain="general"))
+    with pytest.raises(MoergeError, match="'general' is the anchor"):
+        merge([named, *given[1:]], tmp_path / "other", settings)
+    with pytest.raises(MoergeError, match="base"):
+        merge(given, tmp_path / "other", replace(settings, base=None))
 
 
 def test_a_family_without_fittable_mlps_is_merged_as_trained(folder: Path, tmp_path: Path) -> None:
