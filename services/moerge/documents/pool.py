@@ -25,8 +25,8 @@ def pool_texts() -> tuple[str, ...]:
     return tuple(_FILE.read_text(encoding="utf-8").removesuffix("\n").split(_BETWEEN))
 
 
-def encoded_pool(tokenizer: PreTrainedTokenizerBase, most: int) -> list[Tokens]:
-    """At most `most` first tokens of each text of the pool."""
+def encoded_pool(tokenizer: PreTrainedTokenizerBase, most: int | None = None) -> list[Tokens]:
+    """Each text of the pool, or its `most` first tokens."""
     return [encode(tokenizer, plain(text))[:most] for text in pool_texts()]
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from moerge.documents.conversations import encode, plain
-from moerge.documents.pool import pool_texts
+from moerge.documents.pool import encoded_pool
 from moerge.documents.shards import cut
 from moerge.errors import MoergeError
 from moerge.merging.settings import VersionSettings
@@ -23,7 +22,7 @@ class PoolText:
 
     @classmethod
     def of(cls, seed: DenseExpert) -> Self:
-        return cls([encode(seed.tokenizer, plain(text)) for text in pool_texts()])
+        return cls(encoded_pool(seed.tokenizer))
 
     def __iter__(self) -> Iterator[Tokens]:
         return iter(self.documents)

@@ -30,7 +30,8 @@ def solved(gram: Tensor, known: Tensor, shown: Tensor) -> Tensor:
     upper = torch.triu_indices(len(gram), len(gram))
     products = known[:, upper[0]] * known[:, upper[1]]
     rest = gram[upper[0], upper[1]] - shown @ products
-    return torch.linalg.lstsq(products.T, rest[:, None], driver="gelsd").solution[:, 0].round()
+    result: Tensor = torch.linalg.lstsq(products.T, rest[:, None], driver="gelsd").solution[:, 0]
+    return result.round()
 
 
 @pytest.fixture(scope="module")
