@@ -18,7 +18,7 @@ MENUS = {
 }
 
 
-@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("role", MENUS)
 def test_a_role_s_menu_has_the_pages_that_it_may_see(role: Role) -> None:
     places = [place for _, place in Site(FastAPI(), PAGES).menu(role)]
     assert places == [f"/dashboard/{name}" for name in MENUS[role].split()]

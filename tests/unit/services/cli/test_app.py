@@ -67,7 +67,7 @@ def test_a_shell_completes_commands_of_components_too() -> None:
     assert CliRunner().invoke(app, prog_name="moerge", env=variables).stdout.split() == ["verify"]
 
 
-def test_full_disk_ends_a_command_with_a_one_line_error(
+def test_full_disk_and_missing_permission_end_a_command_in_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
@@ -82,8 +82,11 @@ def test_full_disk_ends_a_command_with_a_one_line_error(
     with pytest.raises(SystemExit):
         ends(errno.ENOSPC)
     assert capsys.readouterr().err.startswith("error: sums.part: the disk is full")
-    with pytest.raises(PermissionError):
+    with pytest.raises(SystemExit):
         ends(errno.EACCES)
+    assert capsys.readouterr().err.startswith("error: sums.part: permission denied")
+    with pytest.raises(OSError, match="sums.part"):
+        ends(errno.EIO)
 
 
 def test_a_damaged_join_request_is_refused_unsent() -> None:
