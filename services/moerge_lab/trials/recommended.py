@@ -40,7 +40,7 @@ CONSTANTS = {
     **{f"shrinkage {value:g}": (DEFAULT, _BODY, "SHRINKAGE_TO_AVERAGE", value) for value in (0.001, 0.01, 1.0, 10.0)},
     **{f"evenness {value:g}": (DEFAULT, _BODY, "EVENNESS", value) for value in (0.0, 0.1, 2.0)},
     **{f"fit's shrinkage {value:g}": (SEED, _FIT, "SHRINKAGE_TO_EXPERT", value) for value in (0.025, 2.5, 25.0)},
-    **{f"public text {value:g}": (SEED, _FIT, "PUBLIC_WEIGHT", value) for value in (0.0, 0.1, 0.5, 1.0)},
+    **{f"public text {value:g}": (SEED, _FIT, "PUBLIC_WEIGHT", value) for value in (0.0, 0.05, 0.1, 0.5, 1.0)},
 }
 """A row -> a recipe, and a constant of the least squares of bodies or of fits with its value."""
 CONTEXT, PROMPT_TOKENS = 512, 16

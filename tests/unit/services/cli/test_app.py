@@ -85,7 +85,7 @@ def test_full_disk_and_missing_permission_end_a_command_in_words(
     with pytest.raises(SystemExit):
         ends(errno.EACCES)
     assert capsys.readouterr().err.startswith("error: sums.part: permission denied")
-    with pytest.raises(OSError, match="sums.part"):
+    with pytest.raises(OSError, match=r"sums\.part"):
         ends(errno.EIO)
 
 
