@@ -272,8 +272,8 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         assert "Progress" in operator.types(part.next("moerge progress"))
 
     with Part("docs/operating.md", "Tokens") as part:
-        found(BEARER, operator.types(part.next("moerge token add reader")))
-        row = found(r"(?m)^.*prometheus.*$", operator.types(part.next("moerge token list")))
+        found(BEARER, operator.types(part.next("moerge token add operator")))
+        row = found(r"(?m)^.*anna.*$", operator.types(part.next("moerge token list")))
         here = {" 7": f" {found('[0-9]+', row)}"}
         found(BEARER, operator.types(part.next("moerge token rotate", here)))
         assert "revoked" in operator.types(part.next("moerge token revoke", here))
