@@ -1,5 +1,6 @@
 """The built package, installed outside the source: the client alone without torch, and the coordinator."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(*command: object, cwd: Path, code: int = 0, environment: Mapping[str, str] | None = None) -> str:
     """Its output; it sees no source tree."""
-    given = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), **(environment or {})}
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | dict(environment or {})
     done = subprocess.run([*map(str, command)], cwd=cwd, env=given, capture_output=True, text=True, check=False)  # noqa: S603
     assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
@@ -47,7 +48,7 @@ def test_the_wheel_has_all_files_of_the_packages(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     packages = ("proto/moerge_proto", "services/moerge", "services/moerge_lab", "workers/moerge_workers")
     for package in map(Path, (*packages, "coordinator/moerge_coordinator")):
-        done = run("/usr/bin/git", "-C", ROOT, "ls-files", package, cwd=ROOT)
+        done = run("git", "-C", ROOT, "ls-files", package, cwd=ROOT)
         missing = {str(Path(line).relative_to(package.parent)) for line in done.split()} - names
         assert not missing
         assert f"{package.name}/py.typed" in names
@@ -79,7 +80,7 @@ def test_a_coordinator_serves_its_dashboard_from_the_wheel(wheel: Path, tmp_path
     assert str(site) in run(bin_ / "python", "-c", "import moerge; print(moerge.__file__)", cwd=tmp_path)
     run(moerge, "coordinator", "init", home, cwd=tmp_path)
     run(moerge, "coordinator", "check", home, cwd=tmp_path)
-    given = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     command = [str(moerge), "coordinator", "serve", str(home), "--port", "0"]
     log = tmp_path / "log"
     with log.open("w") as file, subprocess.Popen(command, env=given, stdout=file, stderr=file) as serving:  # noqa: S603
