@@ -66,6 +66,11 @@ class Remerge(Message):
     after: int | None
     real: float | None
 
+    @property
+    def is_all_fitted(self) -> bool:
+        """Tell whether every newcomer counts for nothing."""
+        return self.fitted == self.newcomers
+
 
 class BodyHistory(Message):
     """The newest versions of one body, at most 100, oldest first. Owners see neither `remerge` nor `before`.

@@ -198,7 +198,7 @@ def _lines(history: BodyHistory) -> list[str]:
 
 
 def _expected(remerge: Remerge) -> str:
-    if remerge.fitted == remerge.newcomers:
+    if remerge.is_all_fitted:
         return "no expected gain, because their MLPs are fitted to the body and the head is solved"
     if remerge.expected is None:
         missing = ", ".join(remerge.missing)

@@ -44,7 +44,7 @@ def _of_body(visit: Visit) -> Remerge:
 
 def _ask_remerge(visit: Visit) -> Form:
     result = _of_body(visit)
-    if result.fitted == result.newcomers:
+    if result.is_all_fitted:
         gain = "No gain is expected, because the newcomers' MLPs are fitted to the body and the head is solved."
     elif result.expected is None:
         missing = ", ".join(result.missing) or "any domain whose expert is in the body"
