@@ -237,7 +237,7 @@ def test_ended_workflows_are_forgotten_after_a_while(tmp_path: Path) -> None:
 
 
 def test_sighup_reads_the_certificate_and_the_log_level_again(tmp_path: Path) -> None:
-    initialise(tmp_path / "home")
+    token = initialise(tmp_path / "home").secret
     files = [tmp_path / name for name in ("certificate.pem", "key.pem")]
     settings = [f'tls_{name} = "{path}"' for name, path in zip(("certificate", "key"), files, strict=True)]
     (tmp_path / "home" / "coordinator.toml").write_text("\n".join(["port = 0", *settings]))
@@ -254,6 +254,9 @@ def test_sighup_reads_the_certificate_and_the_log_level_again(tmp_path: Path) ->
         server.send(signal.SIGHUP)
         eventually(lambda: any("the former settings stay" in line["event"] for line in log_lines(server)))
         assert serial(server) == second
+        with httpx.Client(verify=False) as client:  # noqa: S501  # self-signed
+            answer = client.get(f"{server.url}/metrics", headers=bearer(server, token))
+        assert "moerge_leader 1.0" in answer.text
     finally:
         server.stop()
 

@@ -65,7 +65,10 @@ def _expiries(session: Session) -> Values:
 def _certificate(settings: Settings) -> Values:
     if settings.tls_certificate is None:
         return {}
-    certificate = x509.load_pem_x509_certificate(settings.tls_certificate.read_bytes())
+    try:
+        certificate = x509.load_pem_x509_certificate(settings.tls_certificate.read_bytes())
+    except (OSError, ValueError):  # a file that is replaced must not end all other figures
+        return {}
     return {(): certificate.not_valid_after_utc.timestamp()}
 
 
