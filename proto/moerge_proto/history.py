@@ -40,16 +40,18 @@ class Remerge(Message):
     under the body, which show the body's cost without the routing's. m of D domains are newcomers, with N on average
     (`newcomers_oracle`); experts in the body are members, with M (`members_oracle`). After the merge, newcomers are
     expected to reach the members' score, M - `fall`: expected = m / D * (M - N) - fall. Newcomers in `fitted` have MLPs
-    fitted to the body under a solved head. They gain nothing, and don't count in m and N. If all are, expected = 0.
+    fitted to the body under a solved head. Few of them gain nothing, and they don't count in m and N. If all newcomers
+    are such, expected = 0. `outnumbered`: the body has no more experts than newcomers, and some of these are fitted.
+    Then a remerge gains, but no oracle shows how much: `fall` and `expected` are None.
 
     The model: a body of k experts costs its members in proportion to 1 - 1/k, if experts are equally far from the seed
     model, in independent directions, and the loss is quadratic there. So fall = (100 - M) * m / ((k - 1) (k + m)),
     never below 0. For k = 1, fall = m / D * (M - N) / 2, from the newcomers by the same reasoning.
 
     Otherwise all are None while oracles are `missing`, or if no member is in the version. An oracle counts from
-    versions of the same experts and head. `recommended`: the body is current, at least one point is expected, and the
-    remerge isn't done. Afterwards `after` is the remerged body's version of the same experts, and `real` the difference
-    of its average from that of `version`.
+    versions of the same experts and head. `recommended`: the body is current, the remerge isn't done, and at least one
+    point is expected or the body is outnumbered. Afterwards `after` is the remerged body's version of the same experts,
+    and `real` the difference of its average from that of `version`.
     """
 
     body: Digest
@@ -61,15 +63,20 @@ class Remerge(Message):
     newcomers_oracle: float | None
     fall: float | None
     expected: float | None
+    outnumbered: bool
     recommended: bool
     merge: NewBody
     after: int | None
     real: float | None
 
     @property
-    def is_all_fitted(self) -> bool:
-        """Tell whether every newcomer counts for nothing."""
-        return self.fitted == self.newcomers
+    def without_estimate(self) -> str | None:
+        """The gain in words where oracles don't tell it; otherwise None."""
+        if self.outnumbered:
+            return "0.2 to 3.1 points, as in trials, because the body has no more experts than newcomers"
+        if self.fitted == self.newcomers:
+            return "0, because their MLPs are fitted to the body and the head is solved"
+        return None
 
 
 class BodyHistory(Message):

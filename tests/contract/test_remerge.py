@@ -105,7 +105,7 @@ def test_the_gain_of_a_remerge_is_shown_beside_the_expected_one(federation: Fede
 
 
 def test_a_remerge_for_a_fitted_newcomer_is_not_recommended(federation: Federation) -> None:
-    """Although its oracle is far behind: under a solved head a remerge has nothing to add to the fit."""
+    """Although its oracle is far behind: one fitted newcomer behind three experts gains nothing."""
     whole, body = federation.add("film", 4, **SMALL), federation.body()
     federation.contribute_heads()
     federation.members["film"] = parted(federation.server, whole, body)
@@ -118,12 +118,12 @@ def test_a_remerge_for_a_fitted_newcomer_is_not_recommended(federation: Federati
     assert remerge is not None
     assert (remerge.fitted, remerge.missing, remerge.expected, remerge.recommended) == (["film"], [], 0, False)
     shown = federation.moerge("body", "history", COLUMNS="160")
-    assert "A remerge that includes film: no expected gain, because their MLPs are fitted" in shown
+    assert "A remerge that includes film: expected average gain 0, because their MLPs are fitted" in shown
     assert "Recommended" not in shown
     with signed_in(federation.server) as browser:
         assert "a remerge is expected to gain" not in browser.get("/versions").text
-        assert "a remerge that includes film: none, because" in browser.get("/bodies").text
-        assert "No gain is expected" in browser.get(f"/bodies/{body.digest}/remerge").text
+        assert "a remerge that includes film: 0, because" in browser.get("/bodies").text
+        assert "Expected gain: 0, because" in browser.get(f"/bodies/{body.digest}/remerge").text
 
 
 def test_the_command_remerges_without_an_expected_gain(federation: Federation) -> None:

@@ -73,7 +73,8 @@ def needs(
     result += _late(newest, body, experts)
     if remerge is not None and remerge.recommended:
         names = ", ".join(remerge.newcomers)
-        what = f"The body was merged without {names}; a remerge is expected to gain {remerge.expected:.1f} points"
+        gain = f"{remerge.expected:.1f} points" if remerge.without_estimate is None else remerge.without_estimate
+        what = f"The body was merged without {names}; a remerge is expected to gain {gain}"
         result.append(Need(what, "remerge", f"/bodies/{remerge.body}/remerge"))
     return result
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import JSON, select, type_coerce
 from sqlalchemy.orm import Session
 
-from moerge.trunk.remerge_estimate import WORTH, estimate, gainers
+from moerge.trunk.remerge_estimate import WORTH, estimate, gainers, is_outnumbered
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import BodyRow, EvaluationRow, ExpertRow, VersionRow
 from moerge_proto.bodies import Body, NewBody
@@ -148,9 +148,10 @@ def _remerge(body: Body, version: Evaluated, versions: Sequence[Evaluated], late
     members = _mean(oracle for domain, oracle in oracles.items() if domain not in newcomers)
     behind = _mean(oracle for domain, oracle in oracles.items() if domain in late)
     fall, expected, is_open = None, None, body.current and body.retired is None
-    if not late:
+    outnumbered = is_outnumbered(len(body.contains), len(newcomers), len(late))
+    if not late and not outnumbered:
         fall, expected = 0.0, 0.0
-    elif members is not None and behind is not None:
+    elif not outnumbered and members is not None and behind is not None:
         fall, expected = estimate(members, behind, len(body.contains), len(late), len(experts))
     done = {other.digest for other in later if experts | set(body.contains) <= set(other.contains)}
     start, end = _best(versions, {body.digest}, experts), _best(versions, done, experts)
@@ -165,7 +166,8 @@ def _remerge(body: Body, version: Evaluated, versions: Sequence[Evaluated], late
         newcomers_oracle=behind,
         fall=fall,
         expected=expected,
-        recommended=is_open and not done and expected is not None and expected >= WORTH,
+        outnumbered=outnumbered,
+        recommended=is_open and not done and (outnumbered or (expected is not None and expected >= WORTH)),
         merge=NewBody.model_validate({"method": body.method, "options": body.options, "experts": merged}),
         after=None if end is None else end.number,
         real=_gain(start, end),

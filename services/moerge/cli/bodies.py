@@ -198,8 +198,8 @@ def _lines(history: BodyHistory) -> list[str]:
 
 
 def _expected(remerge: Remerge) -> str:
-    if remerge.is_all_fitted:
-        return "no expected gain, because their MLPs are fitted to the body and the head is solved"
+    if remerge.without_estimate is not None:
+        return f"expected average gain {remerge.without_estimate}"
     if remerge.expected is None:
         missing = ", ".join(remerge.missing)
         return f"expected gain unknown ({f'not evaluated: {missing}' if missing else 'without any member'})"

@@ -20,9 +20,17 @@ class Estimate(NamedTuple):
 def gainers(newcomers: Iterable[str], fitted: Collection[str], head: HeadMethod) -> list[str]:
     """The newcomers who are expected to gain by a remerge: all but those `fitted` to the body under a solved head.
 
-    In two trials those were as good as under a remerged body (docs/quality.md, "Bodies and heads").
+    In trials (docs/quality.md, "Experts that join") those were as good as remerged ones, unless `is_outnumbered`.
     """
     return [name for name in newcomers if not (HEADS[head].solved and name in fitted)]
+
+
+def is_outnumbered(merged: int, newcomers: int, gaining: int) -> bool:
+    """Tell whether a body of `merged` experts has at least as many newcomers, not all of them `gainers`.
+
+    Then a remerge gained 0.2 to 3.1 points in trials (docs/quality.md, "Experts that join"), and no oracle tells.
+    """
+    return merged <= newcomers and gaining < newcomers
 
 
 def estimate(members: float, newcomers: float, merged: int, joining: int, domains: int) -> Estimate:

@@ -14,7 +14,7 @@ from moerge.merging.assemble import KeptParts
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
 from moerge.terminal import Screen
-from moerge.trunk.remerge_estimate import WORTH, estimate, gainers
+from moerge.trunk.remerge_estimate import WORTH, estimate, gainers, is_outnumbered
 from moerge_lab.peaks import quick_collections
 from moerge_lab.recipes.base import Model
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
@@ -75,10 +75,12 @@ class Remerge:
         return self.kept.domains[len(self.kept.body) :]
 
     @property
-    def expected(self) -> Figure:
-        """The coordinator's estimate of the gain, from the oracles of the kept body."""
+    def expected(self) -> Figure | None:
+        """The coordinator's estimate of the gain, from the oracles of the kept body; None if they don't tell it."""
         members = mean(self.kept.oracles[name] for name in self.kept.body)
         behind = [name for name in self.newcomers if name not in self.kept.fitted]
+        if is_outnumbered(len(self.kept.body), len(self.newcomers), len(behind)):
+            return None
         if not behind:
             return Figure([0.0 for _ in members.values])
         late = mean(self.kept.oracles[name] for name in behind)
@@ -88,7 +90,8 @@ class Remerge:
     def gains(self) -> dict[str, Figure]:
         """Points of the average, points of the oracle's average (without routing errors), and their estimate."""
         gained, oracle_gained = self.merged.average - self.kept.average, self.merged.oracle - self.kept.oracle
-        return {"gained": gained, "oracle_gained": oracle_gained, "expected": self.expected}
+        gains = {"gained": gained, "oracle_gained": oracle_gained}
+        return gains if (expected := self.expected) is None else gains | {"expected": expected}
 
     def to_json(self) -> dict[str, object]:
         names = {"body": self.kept.body, "domains": self.kept.domains, "newcomers": self.newcomers}
@@ -120,6 +123,7 @@ class Joined:
             table.add_row(f"{number} + {remerge.kept.domains[-1]}", "kept", *self._cells(remerge.kept))
             table.add_row("", "remerged", *self._cells(remerge.merged))
             averages = [f"{figure.mean:+.1f}" for figure in remerge.gains().values()]
+            averages += ["unknown"] * (remerge.expected is None)
             table.add_row("", "gain", *self._by_domain(gained, "{:+.1f}".format), *averages, end_section=True)
             gains.append((number, remerge.gains()["gained"].mean))
         yield table

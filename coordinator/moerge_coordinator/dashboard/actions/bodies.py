@@ -44,8 +44,8 @@ def _of_body(visit: Visit) -> Remerge:
 
 def _ask_remerge(visit: Visit) -> Form:
     result = _of_body(visit)
-    if result.is_all_fitted:
-        gain = "No gain is expected, because the newcomers' MLPs are fitted to the body and the head is solved."
+    if result.without_estimate is not None:
+        gain = f"Expected gain: {result.without_estimate}."
     elif result.expected is None:
         missing = ", ".join(result.missing) or "any domain whose expert is in the body"
         gain = f"The expected gain is unknown. Not evaluated: {missing}."

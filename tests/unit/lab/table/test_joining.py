@@ -1,7 +1,8 @@
 """Experts that join one at a time: the measured versions of tiny experts, and figures computed by hand."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from moerge.statistics.windows import computed as windowed
 from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.registry import parse
 from moerge_lab.table.figure import Figure
-from moerge_lab.table.joining import Joined, Version, join
+from moerge_lab.table.joining import Joined, Remerge, Version, join
 from moerge_lab.table.measure import Settings, Texts, measure
 from moerge_lab.table.table import Run
 from support.models import expert, on_body, texts
@@ -100,16 +101,16 @@ def test_newcomers_of_the_recommended_recipe_alone_are_fitted(tmp_path: Path, mo
     monkeypatch.setattr(assemble, "fit", counting)
     [remerge] = joined(on, "recommended").remerges
     assert seen == ["expert-2"]
-    assert remerge.expected.values == [0.0], "a remerge adds nothing to a fit under a solved head"
+    assert expected(remerge) == [0.0], "a remerge adds nothing to a fit under a solved head"
     [remerge] = joined(on, "dume").remerges
     assert seen == ["expert-2"]
-    assert remerge.expected.values != [0.0]
+    assert expected(remerge) != [0.0]
 
 
 def test_fitted_experts_join_with_every_seed(tmp_path: Path) -> None:
     result = joined(fleet(tmp_path), "recommended:fit=1", seeds=2)
     assert [version.domains for version in result.kept] == [("d0", "d1"), ("d0", "d1", "d2")]
-    assert all(len(remerge.expected.values) == 2 for remerge in result.remerges)
+    assert all(len(expected(remerge)) == 2 for remerge in result.remerges)
 
 
 def options_of(folder: Path, count: int = 3) -> dict[str, Any]:
@@ -159,6 +160,12 @@ def test_experts_that_can_t_join_are_refused_before_the_work(tmp_path: Path, cha
 Scores = Mapping[str, tuple[float, ...]]
 
 
+def expected(remerge: Remerge) -> Sequence[float]:
+    """The estimates, which must exist."""
+    assert remerge.expected is not None
+    return remerge.expected.values
+
+
 def version(body: str, scores: Scores, oracles: Scores) -> Version:
     """Of domains that are letters."""
     figures, oracle = ({name: Figure(values) for name, values in item.items()} for item in (scores, oracles))
@@ -199,8 +206,15 @@ def test_the_estimate_is_the_coordinator_s_seed_by_seed() -> None:
     """M = 90 and N = 63 or 60: a third of 27 or 30 points, less 10 x 1 / (1 x 3). Of two, N = 76.5 or 75: half of 13.5
     or 15, less 10 x 2 / (1 x 4)."""
     one, two = JOINED.remerges
-    assert one.expected.values == pytest.approx([9 - 10 / 3, 10 - 10 / 3])
-    assert two.expected.values == pytest.approx([6.75 - 5, 7.5 - 5])
+    assert expected(one) == pytest.approx([9 - 10 / 3, 10 - 10 / 3])
+    assert expected(two) == pytest.approx([6.75 - 5, 7.5 - 5])
+
+
+def test_oracles_give_no_estimate_where_fitted_newcomers_are_as_many_as_the_body_s_experts() -> None:
+    one, two = (Remerge(replace(item.kept, fitted=("c",)), item.merged) for item in JOINED.remerges)
+    assert expected(one) == [0, 0]
+    assert two.expected is None
+    assert sorted(two.gains()) == ["gained", "oracle_gained"]
 
 
 def test_the_table_has_a_dash_for_domains_that_are_not_in_yet() -> None:
