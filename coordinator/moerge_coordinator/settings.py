@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,8 +30,9 @@ def require_address(url: str) -> str:
     return url
 
 
-def _require_ip(value: str) -> str:
-    return str(ip_address(value))
+def _network(value: str) -> str:
+    ip_network(value)
+    return value
 
 
 class Settings(BaseModel):
@@ -45,8 +46,8 @@ class Settings(BaseModel):
     tls_certificate: Path | None = None  # PEM file; with `tls_key`, enables HTTPS
     tls_key: Path | None = None
     plain_http: bool = False  # allows plain HTTP on other addresses than this machine's, for a proxy on another machine
-    # addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed
-    trusted_proxies: list[Annotated[str, AfterValidator(_require_ip)]] = Field(default_factory=lambda: ["127.0.0.1"])
+    # addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed
+    trusted_proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default_factory=lambda: ["127.0.0.1"])
     # instead of a SQLite file in `home`: postgresql://USER:PASSWORD@HOST/NAME
     database: Path | str = Field(default_factory=lambda known: known["home"] / "coordinator.sqlite", repr=False)
     s3: S3 | None = None  # store of blobs and chunks, instead of folders in `home`; coordinators can share it

@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from typer import Context
-from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command
 
-from moerge.cli import app as cli
 from moerge_coordinator.settings import read_settings
 from moerge_proto.uploads import MAX_CHUNK_BYTES
 from moerge_workers import settings as worker
 from moerge_workers.policy import Policy
+from support.commands import command, require_command
 from support.processes import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -35,25 +32,6 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
     text = re.sub(r"\\\n\s*", " ", dockerfile.read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines]
-
-
-def command(words: list[str]) -> TyperCommand:
-    """The command that the words name, with what comes after it left out."""
-    result: Any = get_command(cli.app)
-    while (
-        words and isinstance(result, TyperGroup) and (words[0] in result.commands or not result.invoke_without_command)
-    ):
-        _, result, words = result.resolve_command(Context(result), words)
-    return result  # type: ignore[no-any-return]  # what typer makes of its groups has no public type
-
-
-def require_command(arguments: list[str]) -> None:
-    """Requires that the command exists, has an example, and knows each of the options."""
-    result = command([word for word in arguments if not word.startswith("-")])
-    assert "Example: moerge" in (result.help or "")
-    known = {option for param in result.params for option in (*param.opts, *param.secondary_opts)}
-    asked = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-    assert asked <= known, f"{arguments}: unknown {asked - known}"
 
 
 def written_commands() -> list[list[str]]:

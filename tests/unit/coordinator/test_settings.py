@@ -53,6 +53,7 @@ def test_an_invalid_variable_is_not_printed(home: Path) -> None:
         ('[s3]\nbuket = "bucket"', "s3.buket"),
         ('[s3]\nbucket = "bucket"\nprefix = "/a/"', "s3.prefix"),
         ("sources = ['ftp://x']", "sources"),
+        ("trusted_proxies = ['10.0.0.1/8']", "trusted_proxies"),
     ],
 )
 def test_invalid_settings_are_named(home: Path, text: str, named: str) -> None:

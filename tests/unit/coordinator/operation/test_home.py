@@ -20,6 +20,15 @@ def test_a_home_is_made_once(tmp_path: Path) -> None:
     assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
 
 
+def test_the_first_token_is_made_while_the_coordinator_serves(tmp_path: Path) -> None:
+    """So a container needs no other one before it."""
+    server = Coordinator(tmp_path / "home", "none yet", settings='log_level = "info"')
+    server.start()
+    with server.client(initialise(server.home).secret) as operator:
+        assert operator.identity().role == "operator"
+    server.stop()
+
+
 def test_a_postgresql_database_is_left_to_its_own_tools(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, database="postgresql://moerge:secret@db/moerge")
     with pytest.raises(MoergeError) as caught:
