@@ -12,7 +12,7 @@ from urllib.parse import quote
 from pydantic import JsonValue
 
 from moerge.client.downloads import download
-from moerge.client.http import JSON, Http, Pages, optional
+from moerge.client.http import JSON, Http, Pages, encoded, optional
 from moerge.client.uploads import upload
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
@@ -125,7 +125,7 @@ class Client(Http):
         Raises:
             CoordinatorError: it doesn't, with the reason.
         """
-        self.send("POST", "/v1/experts/check", content=expert.model_dump_json().encode(), headers=JSON)
+        self.send("POST", "/v1/experts/check", content=encoded(expert), headers=JSON)
 
     def expert(self, digest: str) -> Expert:
         return self.get(Expert, f"/v1/experts/{digest}")

@@ -14,7 +14,7 @@ import stamina
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from moerge.errors import CoordinatorError, MoergeError
-from moerge_proto.messages import Page
+from moerge_proto.messages import Page, plainly
 from moerge_proto.problems import Problem, ProblemType
 
 T = TypeVar("T")
@@ -232,7 +232,7 @@ class Http:
         return self.message(kind, "POST", path, message)
 
     def message(self, kind: type[T], method: str, path: str, message: BaseModel | None = None) -> T:
-        content = b"" if message is None else message.model_dump_json().encode()
+        content = b"" if message is None else encoded(message)
         return _read(kind, self.send(method, path, content=content, headers=JSON))
 
     @contextmanager
@@ -248,9 +248,21 @@ class Http:
             yield response if response.is_success else _checked(_whole(response))
 
 
+def encoded(message: BaseModel) -> bytes:
+    """A request's content, without the defaults, because an older coordinator refuses later fields."""
+    return message.model_dump_json(exclude_defaults=True).encode()
+
+
 def _read(kind: type[T], response: httpx.Response) -> T:
     """An answer as a message, without the fields that a newer coordinator added."""
-    return TypeAdapter(kind).validate_json(response.content, extra="ignore")
+    try:
+        return TypeAdapter(kind).validate_json(response.content, extra="ignore")
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        field = ".".join(map(str, first["loc"]))
+        problem = f"this moerge can't read the coordinator's answer: {field}: {plainly(first)}"
+        todo = "compare `moerge --version` with the coordinator's /readyz; install the coordinator's version"
+        raise MoergeError(problem, where=_place(response.url), todo=todo) from error
 
 
 class Pages(Generic[T]):

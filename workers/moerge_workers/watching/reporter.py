@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
-from pydantic import ValidationError
 
 from moerge.client.client import Client
 from moerge.errors import MoergeError
@@ -51,7 +50,7 @@ def _report(settings: Settings, status: Status, ended: threading.Event, seconds:
                 client.tell_progress(progress)
                 status.heard()
                 reported = progress.obstacle
-            except (MoergeError, httpx.HTTPError, ValidationError):
+            except (MoergeError, httpx.HTTPError):
                 continue  # the next report replaces it
 
 

@@ -9,17 +9,25 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from moerge.client.client import Client
+from moerge.client.http import encoded
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
+from moerge_proto.bodies import BodyOptions, NewBody
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.experts import NewExpert
 from moerge_proto.messages import FileEntry, Page
-from moerge_proto.owners import Identity, Owner, Role
+from moerge_proto.owners import Identity, NewToken, Owner, Role
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.rounds import RoundChange
+from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.http_server import serving
+
+DIGEST = "1" * 64
 
 
 @pytest.mark.parametrize("url", ["http://example.org", "http://10.0.0.1:8080"])
@@ -245,8 +253,8 @@ class Newer(BaseHTTPRequestHandler):
         key = {"public_key": "0" * 64, "fingerprint": DIGEST, "created": when, **rest}
         owner = {"name": "firm", "domains": ["law"], "keys": [key], "created": when, "seen": None, **rest}
         limit = {"engine": "vLLM", "happens": "ignores biases", "remedy": "none", "since": 1}
-        answer = {"items": [owner], "next": None, "total": 1} if self.path.startswith("/v1/owners") else [limit]
-        content = json.dumps(answer).encode()
+        answers = {"/v1/owners": {"items": [owner], "next": None, "total": 1}, "/v1/identity": {"role": "owner"}}
+        content = json.dumps(answers.get(self.path.partition("?")[0], [limit])).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -262,6 +270,32 @@ def test_unknown_fields_of_answers_are_ignored() -> None:
         [limit] = client.engine_limits(1)
     assert (owner.name, owner.keys[0].fingerprint, limit.engine) == ("firm", DIGEST, "vLLM")
     assert "place" not in owner.model_dump()
+
+
+def test_an_answer_that_this_build_cannot_read_is_named() -> None:
+    lacking = pytest.raises(MoergeError, match=r"can't read the coordinator's answer: owner: it is missing")
+    with serving(Newer) as url, Client(url, "token") as client, lacking as caught:
+        client.identity()
+    assert "moerge --version" in caught.value.todo
+    assert caught.value.where.endswith("/v1/identity")
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        (
+            NewExpert(domain="law", files={"config.json": "0" * 64}),
+            {"domain": "law", "files": {"config.json": "0" * 64}},
+        ),
+        (NewVersion.model_validate({"options": {"top_k": 2}}), {"options": {"top_k": 2}}),
+        (NewBody(method="ties", options=BodyOptions(retain=0.5)), {"method": "ties", "options": {"retain": 0.5}}),
+        (RoundChange(minimum=2), {"minimum": 2}),
+        (NewToken(role=Role.READER, note="for anna"), {"role": "reader", "note": "for anna"}),
+    ],
+)
+def test_requests_leave_defaults_to_the_coordinator(message: BaseModel, content: dict[str, Any]) -> None:
+    assert {name: value for name, value in json.loads(encoded(message)).items() if value != {}} == content
+    assert type(message).model_validate_json(encoded(message)).model_dump() == message.model_dump()
 
 
 class Cut(BaseHTTPRequestHandler):
@@ -289,7 +323,6 @@ class Cut(BaseHTTPRequestHandler):
         pass
 
 
-DIGEST = "1" * 64
 SENT = Contribution(
     number=1, digest=DIGEST, kind="router", split="statistics", owner="firm", domain="law", expert=DIGEST, body=DIGEST,
     tokens=1, documents=1, shards=1, effective_rank=1.0, size=1, active=True, warnings=[], software={},
