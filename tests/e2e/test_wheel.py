@@ -6,7 +6,6 @@ import sys
 import sysconfig
 import time
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -15,26 +14,14 @@ import pytest
 from moerge import __version__
 from moerge_lab.demo.processes import address_in
 from support.federation import federation_of
+from support.wheels import ROOT, run, wheel_of
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(*command: object, cwd: Path, code: int = 0, environment: Mapping[str, str] | None = None) -> str:
-    """Its output; it sees no source tree."""
-    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | dict(environment or {})
-    done = subprocess.run([*map(str, command)], cwd=cwd, env=given, capture_output=True, text=True, check=False)  # noqa: S603
-    assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT, cwd=out)
-    [result] = out.glob("moerge-*.whl")
-    return result
+    return wheel_of(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def installed(folder: Path, *arguments: object) -> Path:
