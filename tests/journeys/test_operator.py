@@ -194,6 +194,12 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     with Part("docs/scale.md", "Scale") as part:
         assert "114.8 GB" in operator.types(part.next("moerge coordinator size"))
 
+    with Part("docs/deploying.md", "Sizes") as part:
+        assert "11.3 GB" in operator.types(part.next("moerge coordinator size"))
+
+    with Part("docs/deploying.md", "Kubernetes") as part:
+        assert "fingerprint" in hospital.types(part.next("moerge worker init"))
+
     with Part("docs/operating.md", "The seed") as part:
         part.names = {"/srv/moerge": str(server.home)}
         folder = {"org/name@rev": str(seed_model(tmp_path / "seed"))}

@@ -184,6 +184,18 @@ def test_containers_run_commands_that_exist(name: str) -> None:
     assert "moerge" in seen
 
 
+def test_the_documented_commands_of_pods_exist() -> None:
+    lines = re.findall(
+        r"^kubectl .* -- (moerge .*?)(?: +#.*)?$", (ROOT / "docs" / "deploying.md").read_text(), re.MULTILINE
+    )
+    assert len(lines) == 3
+    for line in lines:
+        require_command(shlex.split(line)[1:])
+    folders = re.findall(r"kubectl apply -[kf] (\S+)", (ROOT / "docs" / "deploying.md").read_text())
+    assert folders
+    assert all((ROOT / folder).exists() for folder in folders)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_images_have_the_release_s_tag(name: str) -> None:
     release = re.sub(r"\.dev\d*$", "", __version__)
