@@ -1,10 +1,10 @@
-# make demo | table | test | test-slow | test-engines | bench | dist | lint | clean
+# make demo | table | test | test-slow | test-lowest | test-newest | test-engines | bench | dist | lint | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo table test test-slow test-engines bench dist lint clean
+.PHONY: demo table test test-slow test-lowest test-newest test-engines bench dist lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
@@ -22,6 +22,26 @@ test: lint
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow tests/e2e/test_demo.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m slow --ignore tests/e2e/test_demo.py
+
+# Unit tests with the lowest and the newest versions that pyproject.toml allows, each in an environment of its own. On Linux
+# torch then comes with gigabytes of CUDA, unless the package index has a CPU build. TORCH=2.13.0 takes that version instead.
+# Warnings are no errors, because an old version may warn of a new one of another package.
+TORCH ?=
+test-lowest test-newest: test-%: build/%/.installed
+	OMP_NUM_THREADS=1 build/$*/bin/pytest --numprocesses 4 --dist loadfile -W default -m "not slow" tests/unit
+
+build/lowest/.installed: RESOLUTION := lowest-direct
+build/newest/.installed: RESOLUTION := highest
+build/lowest/.installed build/newest/.installed: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
+	echo '$(TORCH:%=torch==%)' > $(@D)/torch.txt
+	$(@D)/bin/uv pip compile --quiet --python $(@D)/bin/python --extra all --resolution $(RESOLUTION) \
+	    --override $(@D)/torch.txt --output-file $(@D)/constraints.txt pyproject.toml
+	@echo "Installing torch and moerge (minutes)"
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt torch
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt --editable '.[test]'
+	@touch $@
 
 # Versions in other engines, and the tables of docs/engines.md. Each engine has an environment of its own.
 ENGINES := build/engines

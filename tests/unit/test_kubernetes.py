@@ -134,8 +134,12 @@ def test_the_ray_cluster_has_the_fields_of_its_definition() -> None:
     assert f"ray=={spec['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
     assert spec["authOptions"] == {"mode": "token"}
     assert spec["headGroupSpec"].keys() == {"rayStartParams", "template"}
+    gpus = 0
     for group in spec["workerGroupSpecs"]:
         assert group.keys() == {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+        [container] = group["template"]["spec"]["containers"]
+        gpus += group["replicas"] * int(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert f"--slots={gpus} " in spec["headGroupSpec"]["template"]["spec"]["containers"][0]["args"][0]
     for pod in pods("worker-ray"):
         assert {"readinessProbe", "livenessProbe"} <= pod.spec["containers"][0].keys()  # KubeRay adds no others
 

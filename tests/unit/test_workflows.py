@@ -68,7 +68,7 @@ def test_make_targets_exist(name: str) -> None:
         targets |= set(job.get("strategy", {}).get("matrix", {}).get("target", ()))
     assert targets
     for target in targets:
-        assert f"\n{target}:" in makefile, target
+        assert re.search(rf"^([\w -]+ )?{target}( [\w -]+)?:", makefile, re.MULTILINE), target
 
 
 def test_the_supported_versions_of_python_are_tested() -> None:
