@@ -50,6 +50,7 @@ from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import open_database, utc_now
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.references import collect
+from moerge_coordinator.webhooks import sending
 from moerge_coordinator.workflows.leader import Leader, beside_others
 from moerge_coordinator.workflows.runner import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_coordinator.workflows.serialization import refuse_pickle
@@ -160,7 +161,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
             asyncio.create_task(_every(_USES_SECONDS, state.last_uses.save)),
         ]
         try:
-            with workflows_run(state):
+            with workflows_run(state), sending(settings.webhook, state.database, lambda: state.traffic.leading):
                 if not isinstance(settings.database, str):
                     await asyncio.to_thread(state.workflows.resume)
                 tasks.append(asyncio.create_task(_every(_SWEEP_SECONDS, forget)))
@@ -201,7 +202,8 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
 def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callable[[], datetime] = utc_now) -> State:
     """The state, with the database and stores of the settings opened."""
     metrics = Metrics()
-    database = open_database(settings.database, clock, metrics.count_transaction)
+    notices = frozenset(() if settings.webhook is None else settings.webhook.events)
+    database = open_database(settings.database, clock, metrics.count_transaction, notices)
     blobs, chunks = stores(settings)
     ports = Ports(
         settings=settings,

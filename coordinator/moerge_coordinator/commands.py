@@ -81,14 +81,14 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
     from moerge.blobs.s3 import require_store
     from moerge_coordinator import log, server
     from moerge_coordinator.bootstrap import make_app, only_one
-    from moerge_coordinator.operation.preflight import transport
+    from moerge_coordinator.operation.preflight import transport, webhook
     from moerge_coordinator.rest.state import Traffic
     from moerge_coordinator.settings import read_settings
     from moerge_coordinator.storage.workflow_rows import require_json
 
     def read() -> "Settings":
         result = _overridden(read_settings(home), host, port)
-        for problem in transport(result):
+        for problem in (*transport(result), *webhook(result)):
             raise problem
         return result
 

@@ -5,8 +5,9 @@ import re
 from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
+import httpx
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from moerge.blobs.s3 import S3
@@ -16,6 +17,10 @@ from moerge_proto.experts import Vocabulary
 
 FILE = "coordinator.toml"
 PREFIX = "MOERGE_COORDINATOR_"
+Event = Literal[
+    "expert.joined", "contribution.arrived", "version.solved", "version.failed", "alias.moved", "owner.waits"
+]
+"""An event that a webhook can tell."""
 _ADDRESS = re.compile(r"(https?://[a-z0-9][a-z0-9.-]*(?::[0-9]{1,5})?)((?:/[A-Za-z0-9._~+=,-]*)*)")
 
 
@@ -35,6 +40,40 @@ def _network(value: str) -> str:
     return value
 
 
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Webhook(BaseModel):
+    """Where events are sent. `secret_file`: a `whsec_` secret a line, each of which signs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: str = Field(repr=False)  # its path can be a secret
+    secret_file: Path
+    events: list[Event] = Field(default_factory=lambda: list(get_args(Event)), min_length=1)
+
+    @field_validator("url")
+    @classmethod
+    def _plain(cls, value: str) -> str:
+        try:
+            url = httpx.URL(value)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"not a valid address: {error}") from error
+        if url.scheme not in ("https", "http") or not url.host or url.userinfo or url.fragment:
+            raise ValueError("expected an https:// address without user and fragment")
+        return value
+
+    @property
+    def place(self) -> str:
+        """The address without its path."""
+        url = httpx.URL(self.url)
+        return f"{url.scheme}://{url.netloc.decode()}"
+
+
 class Settings(BaseModel):
     """The coordinator's settings. Unknown keys are refused."""
 
@@ -50,6 +89,7 @@ class Settings(BaseModel):
     trusted_proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default_factory=lambda: ["127.0.0.1"])
     # instead of a SQLite file in `home`: postgresql://USER:PASSWORD@HOST/NAME
     database: Path | str = Field(default_factory=lambda known: known["home"] / "coordinator.sqlite", repr=False)
+    webhook: Webhook | None = None  # receiver of events
     s3: S3 | None = None  # store of blobs and chunks, instead of folders in `home`; coordinators can share it
     cache_bytes: int = Field(default=200 * 2**30, ge=0)  # maximum size of the store's cache in `home`
     owner_bytes: int = Field(default=10**12, gt=0)  # of complete files, each content once, and open uploads
@@ -87,6 +127,14 @@ class Settings(BaseModel):
     def _both_or_none(self) -> "Settings":
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key: give both, or none for plain HTTP")
+        return self
+
+    @model_validator(mode="after")
+    def _encrypts_events(self) -> "Settings":
+        if self.webhook is not None and not self.plain_http:
+            url = httpx.URL(self.webhook.url)
+            if url.scheme != "https" and not is_loopback(url.host):
+                raise ValueError("webhook.url: plain HTTP to another machine; use https://, or set plain_http")
         return self
 
 

@@ -8,7 +8,7 @@ from moerge_coordinator.domain import versions
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message, version_table
 from moerge_coordinator.storage.messages import versions as version_view
-from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow, now, tell
+from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow, notify, now, tell
 from moerge_proto.digests import Name
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import CHAMPION, Alias, Move, Rollback
@@ -69,6 +69,7 @@ def _point(session: Session, row: AliasRow | None, name: str, version: int, **mo
     session.add_all([row, AliasMoveRow(alias=name, version=version, previous=previous, created=when, **move)])
     session.flush()
     tell(session, f"version {version} is {name}{', rolled back' if move['kind'] == 'rollback' else ''}")
+    notify(session, "alias.moved", alias=row.number, version=version)
     return message(Alias, row)
 
 

@@ -15,7 +15,7 @@ from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, tell
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, notify, tell
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Message
@@ -135,4 +135,5 @@ def accept(ports: Ports, new: NewContribution, checked: Checked) -> Contribution
         rule.claim(session, row, manifest)
         arrival = f"{row.kind} contribution {row.digest[:12]} of {row.domain} has arrived from {row.owner}"
         tell(session, f"{arrival}: {row.tokens:,} tokens")
+        notify(session, "contribution.arrived", contribution=row.digest)
         return message(Contribution, row)

@@ -25,7 +25,7 @@ from moerge_coordinator.domain.sources import require_allowed
 from moerge_coordinator.domain.withdrawal import containing, parts_from, purge_expert
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import BodyRow, DomainRow, ExpertRow, HoldingRow, OwnerRow, now, tell
+from moerge_coordinator.storage.tables import BodyRow, DomainRow, ExpertRow, HoldingRow, OwnerRow, notify, now, tell
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Identity, Role
@@ -333,6 +333,7 @@ def accept(session: Session, digest: str, compared: Sequence[str]) -> bool:
         return False
     row.state = ExpertState.READY
     tell(session, f"{_named(row)} is ready")
+    notify(session, "expert.joined", expert=row.digest)
     return True
 
 

@@ -12,7 +12,16 @@ from moerge_coordinator.domain.withdrawal import require_inputs, require_listed,
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.references import drop_artifacts
-from moerge_coordinator.storage.tables import AliasRow, BodyRow, ContributionRow, ExpertRow, VersionRow, now, tell
+from moerge_coordinator.storage.tables import (
+    AliasRow,
+    BodyRow,
+    ContributionRow,
+    ExpertRow,
+    VersionRow,
+    notify,
+    now,
+    tell,
+)
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.influence import VersionInfluence
@@ -163,6 +172,7 @@ def publish(
         )
     )
     tell(session, f"version {number} is solved: {', '.join(lineage.domains)}")
+    notify(session, "version.solved", version=number)
     return True
 
 

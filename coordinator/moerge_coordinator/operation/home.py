@@ -28,6 +28,10 @@ port = 8080
 # vocabulary = "pad"  # accept experts with tokens added to a common vocabulary
 # promotion_max_fall = 2.0  # maximum fall of a domain's score, in points, without an operator's override
 
+# [webhook]  # signed notices of events
+# url = "https://hooks.example.org/moerge"
+# secret_file = "/etc/moerge/webhook-secret"  # "whsec_" and the base64 of 32 random bytes
+
 # [s3]  # instead of a folder here; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
 # bucket = "moerge"
 # endpoint = "https://s3.example.org"  # only for stores other than AWS; clients also download from it

@@ -1,6 +1,5 @@
 """Checks before the coordinator starts: obstacles and risks."""
 
-import ipaddress
 import os
 import shutil
 import socket
@@ -15,9 +14,10 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from moerge.blobs.s3 import require_store
 from moerge.errors import MoergeError
-from moerge_coordinator.settings import Settings, load
+from moerge_coordinator.settings import Settings, is_loopback, load
 from moerge_coordinator.storage.database import reading_engine, unknown_revision, unreachable
 from moerge_coordinator.storage.workflow_rows import require_json
+from moerge_coordinator.webhooks import secrets_in
 
 _LEAST_FREE = 2 * 2**30
 LOCK = "coordinator.lock"
@@ -41,6 +41,7 @@ def problems(
         except MoergeError as error:
             yield error
     yield from transport(settings)
+    yield from webhook(settings)
     yield from _address(settings)
 
 
@@ -95,7 +96,7 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
 def transport(settings: Settings) -> Iterator[MoergeError]:
     """Problems of the address and of the TLS files."""
     if settings.tls_certificate is None or settings.tls_key is None:
-        if not (settings.plain_http or _is_loopback(settings.host)):
+        if not (settings.plain_http or is_loopback(settings.host)):
             todo = "set tls_certificate and tls_key; or behind an HTTPS proxy listen on 127.0.0.1, or set plain_http"
             yield MoergeError(f"plain HTTP on {settings.host}; others could read tokens", where="host", todo=todo)
         return
@@ -112,6 +113,15 @@ def transport(settings: Settings) -> Iterator[MoergeError]:
         yield MoergeError(f"can't be used: {error.reason or error}", where="tls_certificate", todo=todo)
 
 
+def webhook(settings: Settings) -> Iterator[MoergeError]:
+    """Problems of the webhook's secrets."""
+    if settings.webhook is not None:
+        try:
+            secrets_in(settings.webhook.secret_file)
+        except MoergeError as error:
+            yield error
+
+
 def _address(settings: Settings) -> Iterator[MoergeError]:
     try:
         kind, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
@@ -122,10 +132,3 @@ def _address(settings: Settings) -> Iterator[MoergeError]:
         todo = "stop the program that listens there, or choose another host or port"
         problem = f"can't listen on {settings.host}:{settings.port}: {error.strerror}"
         yield MoergeError(problem, where="port", todo=todo)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -21,6 +21,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from moerge.errors import MoergeError
+from moerge_coordinator.settings import Event
 
 WRITING, LEADING, SERVING = 0x6D6F65726765_01, 0x6D6F65726765_02, 0x6D6F65726765_03
 """Keys of PostgreSQL's advisory locks."""
@@ -39,11 +40,15 @@ def _uncounted(name: str, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Database:
-    """The rows, and their clock. `observe` is called with the name and the seconds of each writing transaction."""
+    """The rows, and their clock.
+
+    `observe` is called with the name and the seconds of each writing transaction. `notices`: events for the outbox.
+    """
 
     engine: Engine
     clock: Callable[[], datetime] = utc_now
     observe: Callable[[str, float], None] = _uncounted
+    notices: frozenset[Event] = frozenset()
 
     @contextmanager
     def transaction(self, name: str) -> Iterator[Session]:
@@ -63,8 +68,11 @@ class Database:
 
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[Session]:
-        with Session(engine, expire_on_commit=False, info={"clock": self.clock}) as session, session.begin():
+        with Session(engine, expire_on_commit=False, info=self._info()) as session, session.begin():
             yield session
+
+    def _info(self) -> dict[str, object]:
+        return {"clock": self.clock, "notices": self.notices}
 
     @contextmanager
     def claim(self, name: str) -> Iterator[None]:
@@ -93,9 +101,11 @@ def open_database(
     database: Path | str,
     clock: Callable[[], datetime] = utc_now,
     observe: Callable[[str, float], None] = _uncounted,
+    notices: frozenset[Event] = frozenset(),
 ) -> Database:
     """The SQLite file, or the PostgreSQL database of a URL, with an up-to-date schema and valid references."""
-    return Database(_open_postgresql(database) if isinstance(database, str) else _open_sqlite(database), clock, observe)
+    engine = _open_postgresql(database) if isinstance(database, str) else _open_sqlite(database)
+    return Database(engine, clock, observe, notices)
 
 
 def _open_sqlite(database: Path) -> Engine:

@@ -1,14 +1,16 @@
 """The coordinator's tables. JSON columns load as messages, enum columns as members, times as UTC."""
 
+import secrets
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from pydantic import JsonValue, TypeAdapter
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, String, UniqueConstraint, event, text
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, String, UniqueConstraint, event, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, object_session
 from sqlalchemy.types import TypeDecorator
 
+from moerge_coordinator.settings import Event
 from moerge_proto.bodies import BodyOptions
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import ExpertState, NewAdapter, Parts
@@ -109,6 +111,17 @@ def now(session: Session) -> datetime:
 def tell(session: Session, event: str) -> None:
     """Adds a line to the coordinator's log after the transaction's commit."""
     session.info.setdefault("events", []).append(event)
+
+
+def notify(session: Session, event: Event, /, *, name: str = "", **ids: JsonValue) -> None:
+    """Adds a notice of this transaction's event to the outbox, if the webhook of the settings wants it.
+
+    `name`: its id, by default a random one; a known one adds nothing. Payloads have no more than `ids`.
+    """
+    if event in session.info.get("notices", ()):
+        name = name or f"msg_{secrets.token_hex(12)}"
+        if session.scalar(select(NoticeRow).where(NoticeRow.name == name)) is None:
+            session.add(NoticeRow(name=name, event=event, data=ids, attempts=0, due=now(session)))
 
 
 @event.listens_for(Base, "before_insert", propagate=True)
@@ -397,6 +410,18 @@ class AuditRow(_Numbered):
     path: Mapped[str] = mapped_column(String(2000))
     status: Mapped[int]
     problem: Mapped[str | None] = mapped_column(String(100))
+    created: Mapped[datetime]
+
+
+class NoticeRow(_Numbered):
+    """An event that the webhook's receiver has not confirmed yet. `due`: when the next attempt is made."""
+
+    __tablename__ = "notices"
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    event: Mapped[Event] = mapped_column(String(32))
+    data: Mapped[dict[str, JsonValue]]
+    attempts: Mapped[int]
+    due: Mapped[datetime]
     created: Mapped[datetime]
 
 

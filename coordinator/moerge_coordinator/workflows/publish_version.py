@@ -30,7 +30,7 @@ from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.log import progress
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.storage.messages import contains
-from moerge_coordinator.storage.tables import ArtifactRow, ContributionRow, ExpertRow
+from moerge_coordinator.storage.tables import ArtifactRow, ContributionRow, ExpertRow, notify
 from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_problems
 from moerge_proto.digests import digest_of
 from moerge_proto.influence import VersionInfluence
@@ -59,16 +59,31 @@ class PublishVersion(Work):
     @DBOS.workflow()
     def publish_version(self, lineage: dict[str, Any]) -> Outcome:
         try:
-            while True:
-                outcome: Outcome = {}
-                for step in (self._write_weights, self._solve, self._measure):
-                    if "problem" in (outcome := step(lineage)):
-                        return outcome
-                if (outcome := self._publish(lineage, outcome["result"])) != GONE:
-                    return outcome
-                self._forget(lineage)
+            outcome = self._published(lineage)
+        except Exception:
+            self._notify_failure(DBOS.workflow_id or "")
+            raise
         finally:
             self._forget(lineage)
+        if "problem" in outcome:
+            self._notify_failure(DBOS.workflow_id or "")
+        return outcome
+
+    def _published(self, lineage: dict[str, Any]) -> Outcome:
+        while True:
+            outcome: Outcome = {}
+            for step in (self._write_weights, self._solve, self._measure):
+                if "problem" in (outcome := step(lineage)):
+                    return outcome
+            if (outcome := self._publish(lineage, outcome["result"])) != GONE:
+                return outcome
+            self._forget(lineage)
+
+    @DBOS.step()
+    def _notify_failure(self, workflow: str) -> None:
+        with self.ports.database.transaction("notify of failure") as session:
+            name = f"msg_{digest_of({'failed': workflow})[:24]}"  # the same if the step is repeated
+            notify(session, "version.failed", name=name, workflow=workflow)
 
     @DBOS.step()
     @telling_problems

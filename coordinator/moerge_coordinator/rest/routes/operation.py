@@ -60,8 +60,10 @@ def show_metrics(state: Coordinator, caller: Scraper) -> Response:
 
 @router.get("/v1/settings")
 def show_settings(state: Coordinator, caller: Operator) -> dict[str, JsonValue]:
-    """The settings in use, without passwords."""
+    """The settings in use, without passwords and the path of the webhook."""
     shown: dict[str, JsonValue] = state.settings.model_dump(mode="json")
     if "://" in (address := str(shown["database"])):
         shown["database"] = make_url(address).render_as_string(hide_password=True)
+    if (webhook := state.settings.webhook) is not None:
+        shown["webhook"] = {**webhook.model_dump(mode="json"), "url": webhook.place}
     return shown

@@ -56,6 +56,15 @@ def upgrade() -> None:
         *_columns(sa.String(100), "problem?"),
     )
     op.create_table(
+        "notices",
+        _key(),
+        *_columns(DIGEST, "name", unique=True),
+        *_columns(sa.String(32), "event"),
+        *_columns(sa.JSON, "data"),
+        *_columns(sa.Integer, "attempts"),
+        *_columns(TIME, "due", "created"),
+    )
+    op.create_table(
         "owners",
         _key(),
         *_columns(NAME, "name", unique=True),
