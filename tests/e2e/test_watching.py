@@ -65,7 +65,8 @@ def ports() -> Iterator[list[int]]:
 @pytest.mark.slow
 def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: list[int]) -> None:
     [port] = ports
-    command = owner.command("terminal", "mode = 'ask'\nprogress = true", owner.data(600), f"--metrics-port={port}")
+    place = (f"--metrics-port={port}", "--metrics-host=127.0.0.2")
+    command = owner.command("terminal", "mode = 'ask'\nprogress = true", owner.data(600), *place)
     terminal = Terminal(command)
     terminal.until(lambda shown: "[y/n]" in shown)
     terminal.type(b"y\n")
@@ -100,7 +101,7 @@ def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: l
 
 def figures(port: int) -> dict[str, float]:
     """What Prometheus reads."""
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    text = httpx.get(f"http://127.0.0.2:{port}/metrics").text
     pairs = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in pairs}
 
@@ -152,8 +153,8 @@ def test_json_log_objects_contain_no_private_data(owner: Owner) -> None:
 
 def test_a_port_that_is_taken_is_an_error_of_its_option(owner: Owner) -> None:
     with (
-        pytest.raises(MoergeError, match=r"`metrics_port`: can't listen on port \d+"),
-        served(owner.server.port, Status(owner.folder, "law", "")),
+        pytest.raises(MoergeError, match=r"`metrics_port`: can't listen on 127.0.0.1:\d+"),
+        served("127.0.0.1", owner.server.port, Status(owner.folder, "law", "")),
     ):
         raise AssertionError("it listens")
 

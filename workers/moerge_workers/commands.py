@@ -165,7 +165,10 @@ def _options(
         typer.Option(help="Format on standard error: text, or a JSON object per line.", show_default="text"),
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Port of 127.0.0.1 for Prometheus metrics; default none.")
+        int | None, typer.Option(help="Port for Prometheus metrics, without a token; default none.")
+    ] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="Address of that port, such as 0.0.0.0.", show_default="127.0.0.1")
     ] = None,
     once: Annotated[bool | None, typer.Option("--once", help="Stop after one contribution.")] = None,
     dry_run: Annotated[

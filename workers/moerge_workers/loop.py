@@ -71,7 +71,7 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeWindo
             with (
                 naming_full_disk(settings.home),
                 closing(History(settings.home)) as history,
-                served(settings.metrics_port, status),
+                served(settings.metrics_host, settings.metrics_port, status),
                 reporting(settings, status),
                 Client(
                     settings.coordinator, settings.token, patience=None, say=events.say, heard=status.heard

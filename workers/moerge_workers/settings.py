@@ -59,6 +59,7 @@ class Settings(BaseModel):
     once: bool = False
     dry_run: bool = False
     log_format: Literal["text", "json"] = "text"
+    metrics_host: str = "127.0.0.1"
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     journal_seconds: float = Field(default=60.0, ge=0)
     statistics: StatisticsSettings = Field(default=StatisticsSettings(), validate_default=True)

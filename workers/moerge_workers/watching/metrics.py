@@ -1,4 +1,4 @@
-"""A run's metrics for Prometheus, on this machine only."""
+"""A run's metrics for Prometheus."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,10 @@ from moerge.errors import MoergeError
 from moerge_proto.progress import Stage
 from moerge_workers.watching.status import Status
 
-HOST = "127.0.0.1"
-
 
 @contextmanager
-def served(port: int | None, status: Status) -> Iterator[None]:
-    """Serve the metrics at http://127.0.0.1:PORT/metrics; does nothing without a port. MoergeError: it is taken."""
+def served(host: str, port: int | None, status: Status) -> Iterator[None]:
+    """Serve the metrics at http://HOST:PORT/metrics, if a port is set. MoergeError: it can't listen there."""
     if port is None:
         yield
         return
@@ -46,10 +44,13 @@ def served(port: int | None, status: Status) -> Iterator[None]:
     registry = CollectorRegistry()
     registry.register(Figures())
     try:
-        server, thread = start_http_server(port, HOST, registry)
+        server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        problem, todo = f"can't listen on port {port}: {error.strerror}", "choose another port"
-        raise MoergeError(problem, where="`metrics_port`", todo=todo) from error
+        what, todo = (
+            f"can't listen on {host}:{port}: {error.strerror}",
+            "choose an address of this machine, or another port",
+        )
+        raise MoergeError(what, where="`metrics_port`", todo=todo) from error
     try:
         yield
     finally:
