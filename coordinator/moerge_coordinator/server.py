@@ -13,9 +13,12 @@ from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from moerge.errors import MoergeError
 from moerge_coordinator import log
+from moerge_coordinator.people import People
 from moerge_coordinator.rest.state import Traffic
 from moerge_coordinator.settings import Settings
 
@@ -62,15 +65,18 @@ def serve(app: FastAPI, traffic: Traffic, settings: Settings, read: Callable[[],
 
     A running workflow step is interrupted; the next start resumes there. SIGHUP calls `read`, which checks settings.
     """
+    proxied: ASGIApp = ProxyHeadersMiddleware(app, settings.trusted_proxies)  # type: ignore[arg-type,assignment]  # ASGI
+    if settings.sign_in is not None:
+        proxied = People(proxied, settings.sign_in, settings.trusted_proxies)
     config = uvicorn.Config(
-        app,
+        proxied,
         host=settings.host,
         port=settings.port,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
         log_config=None,
         access_log=False,
-        forwarded_allow_ips=settings.trusted_proxies,
+        proxy_headers=False,
         timeout_graceful_shutdown=1,
     )
     server = _Server(config, traffic, settings.grace_seconds, read)

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
 from moerge.settings import built, put, read_toml, unknown
+from moerge_proto.digests import Name
 from moerge_proto.experts import Vocabulary
 
 FILE = "coordinator.toml"
@@ -74,6 +75,23 @@ class Webhook(BaseModel):
         return f"{url.scheme}://{url.netloc.decode()}"
 
 
+class SignIn(BaseModel):
+    """People whom a trusted proxy signs in to the dashboard: name -> content of the proxy's `header`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    header: str = Field(pattern=r"^[A-Za-z0-9-]+$")
+    operators: dict[Name, str] = Field(default_factory=dict)
+    readers: dict[Name, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "SignIn":
+        people = [value.strip().casefold() for value in (*self.operators.values(), *self.readers.values())]
+        if len(set(people)) < len(people) or "" in people:
+            raise ValueError("expected each person once, in operators or readers, and none empty")
+        return self
+
+
 class Settings(BaseModel):
     """The coordinator's settings. Unknown keys are refused."""
 
@@ -87,6 +105,7 @@ class Settings(BaseModel):
     plain_http: bool = False  # allows plain HTTP on other addresses than this machine's, for a proxy on another machine
     # addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed
     trusted_proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default_factory=lambda: ["127.0.0.1"])
+    sign_in: SignIn | None = None  # people whom a proxy signs in to the dashboard
     # instead of a SQLite file in `home`: postgresql://USER:PASSWORD@HOST/NAME
     database: Path | str = Field(default_factory=lambda known: known["home"] / "coordinator.sqlite", repr=False)
     webhook: Webhook | None = None  # receiver of events
@@ -127,6 +146,12 @@ class Settings(BaseModel):
     def _both_or_none(self) -> "Settings":
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key: give both, or none for plain HTTP")
+        return self
+
+    @model_validator(mode="after")
+    def _names_the_proxy(self) -> "Settings":
+        if self.sign_in is not None and "trusted_proxies" not in self.model_fields_set:
+            raise ValueError("sign_in: set trusted_proxies too; every program at these addresses can claim any person")
         return self
 
     @model_validator(mode="after")

@@ -62,8 +62,13 @@ def new_visitor() -> str:
     return secrets.token_hex(16)
 
 
+def visitor_of(request: Request) -> str:
+    """The guard of the forms of a person whom a proxy signed in: this browser's, or a new one."""
+    return request.cookies.get(VISITOR) or new_visitor()
+
+
 def keep_visitor(request: Request, response: Response, visitor: str) -> None:
-    """Ties the sign-in form to this browser, by a cookie."""
+    """Ties forms without a token to this browser, by a cookie."""
     _set(request, response, VISITOR, visitor)
 
 

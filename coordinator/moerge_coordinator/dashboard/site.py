@@ -20,7 +20,16 @@ from moerge.errors import CoordinatorError
 from moerge_coordinator.dashboard import formatting
 from moerge_coordinator.dashboard.attention import is_refusal
 from moerge_coordinator.dashboard.rest import client_of
-from moerge_coordinator.dashboard.session import ForeignFormError, guard, read_form, sign_out, token_of
+from moerge_coordinator.dashboard.session import (
+    ForeignFormError,
+    guard,
+    keep_visitor,
+    read_form,
+    sign_out,
+    token_of,
+    visitor_of,
+)
+from moerge_coordinator.people import person_of
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import Problem, ProblemType
@@ -49,12 +58,12 @@ _NOTICES = {
 
 @dataclass(frozen=True)
 class Visit:
-    """One request of a signed-in user, with REST calls under their token."""
+    """One request of a signed-in user, with REST calls under their token; without one, a proxy signed them in."""
 
     request: Request
     rest: Client
     who: Identity
-    token: str
+    token: str | None
     site: "Site"
 
     @property
@@ -81,16 +90,21 @@ class Visit:
         return from_thread.run(read_form, self.request)
 
     def show(self, template: str, status: int = 200, **content: Any) -> Response:
+        guarding = visitor_of(self.request) if self.token is None else guard(self.token)
         given = {
             "who": self.who,
             "operates": self.operates,
-            "guard": guard(self.token),
+            "guard": guarding,
+            "signs_out": self.token is not None,
             "menu": self.site.menu(self.who.role),
             "here": self.request.url.path,
             "said": _NOTICES.get(self.query.get("said", "")),
             **content,
         }
-        return self.site.render(template, status, given)
+        response = self.site.render(template, status, given)
+        if self.token is None:
+            keep_visitor(self.request, response, guarding)
+        return response
 
     def domains(self, *versions: Version) -> dict[str, str]:
         """Digest -> domain of the visible experts, and of those in `versions`."""
@@ -146,15 +160,18 @@ class Site:
         """The result of a call that waits for REST."""
         return await to_thread.run_sync(call, *args, limiter=self._threads)
 
-    def client(self, request: Request, token: str) -> Client:
-        """A client of REST with a token, for a thread of `in_thread`."""
-        return client_of(self._app, token, request.state.request_id)
+    def client(self, request: Request, token: str | None) -> Client:
+        """A client of REST with a token, or else for the person of the call, for a thread of `in_thread`."""
+        person = person_of(request) if token is None else None
+        return client_of(self._app, token or "", request.state.request_id, person)
 
     async def _visit(self, handler: Handler, request: Request) -> Response:
         token = token_of(request)
-        return _to_sign_in(request) if token is None else await self.in_thread(self._answer, handler, request, token)
+        if token is None and person_of(request) is None:
+            return _to_sign_in(request)
+        return await self.in_thread(self._answer, handler, request, token)
 
-    def _answer(self, handler: Handler, request: Request, token: str) -> Response:
+    def _answer(self, handler: Handler, request: Request, token: str | None) -> Response:
         with self.client(request, token) as rest:
             try:
                 who = rest.identity()

@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from moerge_coordinator.domain import owners
 from moerge_coordinator.domain.tokens import ended
+from moerge_coordinator.people import person_of
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.rest.limits import limited
 from moerge_coordinator.rest.state import state_of
@@ -72,9 +73,12 @@ class Route(APIRoute):
 
 
 def _admit(request: Request, credentials: HTTPAuthorizationCredentials | None, roles: tuple[Role, ...]) -> Identity:
-    if credentials is None:
+    if credentials is not None:
+        identity = _authenticate(request, credentials.credentials)
+    elif (person := person_of(request)) is not None:  # a call of the dashboard, in process
+        identity = request.state.identity = person
+    else:
         raise _unauthenticated("no valid token")
-    identity = _authenticate(request, credentials.credentials)
     if identity.role not in roles:
         wanted = " or ".join(role.value for role in roles)
         problem = f"this needs the role {wanted}, but the token has {identity.role.value}"
@@ -119,5 +123,6 @@ Scraper = Annotated[Identity, Depends(allow(Role.OPERATOR, Role.READER, Role.MET
 
 
 def who(request: Request, caller: Identity) -> str:
-    """The caller and its token, for a history."""
-    return f"{caller.who}, token {request.state.token}"
+    """The caller, and its token or sign-in, for a history."""
+    token = getattr(request.state, "token", None)
+    return f"{caller.who}, {'signed in by the proxy' if token is None else f'token {token}'}"
