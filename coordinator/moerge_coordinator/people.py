@@ -3,6 +3,8 @@
 REST needs tokens behind a proxy too: a page of another site could make its calls with a person's cookies.
 """
 
+from ipaddress import ip_address, ip_network
+
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,7 +23,7 @@ class People:
     """
 
     def __init__(self, app: ASGIApp, settings: SignIn, proxies: list[str]) -> None:
-        self._app, self._proxies = app, proxies
+        self._app, self._proxies = app, [ip_network(proxy) for proxy in proxies]
         self._header = settings.header.lower().encode()
         self._known = {
             value.casefold(): Identity(role=role, owner=None, domains=[], name=name)
@@ -36,7 +38,7 @@ class People:
 
     def _person(self, scope: Scope) -> Identity | None:
         peer = scope.get("client")
-        if peer is None or peer[0] not in self._proxies:
+        if peer is None or not any(ip_address(peer[0]) in proxy for proxy in self._proxies):
             return None
         given = [value for name, value in scope["headers"] if name == self._header]
         if len(given) != 1:  # a proxy that adds its header to the caller's own proves nothing

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 

@@ -19,7 +19,7 @@ from support.processes import Coordinator, coordinator
 
 PROXY, HEADER = "127.0.0.3", "X-Forwarded-Email"
 SETTINGS = f"""
-trusted_proxies = ["{PROXY}"]
+trusted_proxies = ["{PROXY}/32"]
 [sign_in]
 header = "{HEADER}"
 operators = {{ anna = "Anna@hospital.example" }}
