@@ -68,7 +68,7 @@ def sending(webhook: Webhook | None, database: Database, leads: Callable[[], boo
 
     def run() -> None:
         pause = _SECONDS
-        with httpx.Client(timeout=_TIMEOUT, follow_redirects=False) as http:
+        with httpx.Client(timeout=_TIMEOUT) as http:
             while not stopped.wait(pause):
                 pause = _SECONDS
                 try:
@@ -112,7 +112,8 @@ def _failure(
         "webhook-signature": signatures(secrets, row.name, seconds, body),
     }
     try:
-        with http.stream("POST", webhook.url, content=body, headers=headers) as response:
+        sent = http.stream("POST", webhook.url, content=body, headers=headers, follow_redirects=False)
+        with sent as response:
             return None if response.is_success else f"status {response.status_code}"
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"

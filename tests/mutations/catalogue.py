@@ -145,6 +145,22 @@ MUTATIONS = (
         ("tests/contract/test_auth.py",),
     ),
     Mutation(
+        "any-proxy",
+        "authorisation: only a trusted proxy signs people in",
+        COORDINATOR,
+        "if peer is None or peer[0] not in self._proxies:",
+        "if peer is None:",
+        ("tests/contract/test_people.py",),
+    ),
+    Mutation(
+        "person-of-rest",
+        "authorisation: a proxy signs people in to the dashboard alone",
+        COORDINATOR,
+        """if scope["type"] == "http" and f"{scope['path']}/".startswith(_DASHBOARD):""",
+        """if scope["type"] == "http":""",
+        ("tests/contract/test_people.py",),
+    ),
+    Mutation(
         "any-domain",
         "authorisation: owners act only for their own domains",
         COORDINATOR,

@@ -36,7 +36,7 @@ def webhook(receiver: Receiver, tmp_path: Path) -> Webhook:
 
 
 def send(webhook: Webhook, database: Database) -> None:
-    with httpx.Client() as http:
+    with httpx.Client(follow_redirects=True) as http:
         send_due(webhook, database, http)
 
 
