@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import inspect
 
 from moerge.client.client import Client
+from moerge_coordinator.storage.database import open_database
+from moerge_coordinator.storage.tables import Base
 from moerge_lab.demo.processes import Processes, address_in
 from support.federation import eventually
 from support.models import expert, seed_model, texts
@@ -109,6 +113,10 @@ def test_the_last_release_s_worker_and_client_at_this_coordinator(home: Home, pr
     """The coordinator serves the last release's home."""
     url = home.serve(THIS, processes)
     assert httpx.get(f"{url}/readyz").json()["status"] == "ok"
+    with closing(open_database(home.path / "coordinator.sqlite")) as database:
+        tables = inspect(database.engine)
+        columns = {name: {item["name"] for item in tables.get_columns(name)} for name in Base.metadata.tables}
+    assert columns == {name: set(table.columns.keys()) for name, table in Base.metadata.tables.items()}
     number = life(home, url, home.release, processes, "art", 2)
     with Client(url, home.token) as operator:
         assert operator.version(number).lineage.domains[-1] == "art"

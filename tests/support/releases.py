@@ -20,7 +20,7 @@ _SOURCE = "services/moerge/__init__.py"
 def last_release() -> str:
     """The commit of the last release; before the first one, the commit that set the development version.
 
-    A change of a format that no release has sets the next development version, such as 0.2.0.dev2. Skips the test
+    A change of a format that no release has sets the next development version, such as 0.2.0.dev3. Skips the test
     without git's history.
     """
     version, tag = _version(), f"refs/tags/v{_version()}^{{commit}}"
