@@ -20,12 +20,15 @@ from moerge.build import build
 from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.app import make_dashboard
 from moerge_coordinator.dashboard.site import HOME
+from moerge_coordinator.domain.demands import AllDemands
+from moerge_coordinator.domain.demands import demands as all_demands
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.tokens import LastUses
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.operation.preflight import LOCK
 from moerge_coordinator.rest import errors, openapi
+from moerge_coordinator.rest.demands import Waits
 from moerge_coordinator.rest.gauges import add_gauges
 from moerge_coordinator.rest.limits import Bodies
 from moerge_coordinator.rest.request_log import Calls
@@ -34,6 +37,7 @@ from moerge_coordinator.rest.routes import (
     audit,
     bodies,
     contributions,
+    demands,
     evaluations,
     experts,
     operation,
@@ -159,6 +163,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
             asyncio.create_task(_every(_PRUNE_SECONDS, state.blobs.prune)),
             asyncio.create_task(_every(_SWEEP_SECONDS, state.uploads.sweep_abandoned)),
             asyncio.create_task(_every(_USES_SECONDS, state.last_uses.save)),
+            asyncio.create_task(state.waits.follow(lambda: state.traffic.stopping)),
         ]
         try:
             with workflows_run(state), sending(settings.webhook, state.database, lambda: state.traffic.leading):
@@ -188,7 +193,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, bodies, contributions, rounds, versions, evaluations,
-        aliases, workflows, progress, audit,
+        aliases, workflows, progress, demands, audit,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)
@@ -212,6 +217,12 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
         folders=Folders(database, blobs, settings.home),
         uploads=Uploads(database, blobs, chunks, settings),
     )
+    experts: dict[int, list[str]] = {}
+
+    def read() -> AllDemands:
+        with database.reading() as session:
+            return all_demands(session, experts)
+
     client = workflow_client(settings) if isinstance(settings.database, str) else None
     workflows = Workflows(ports, metrics, client)
     result = State(
@@ -221,6 +232,7 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
         metrics=metrics,
         traffic=traffic or Traffic(),
         checks={"database": database.answers, "blob store": blobs.probe, "workflows": partial(workflows.find, "-")},
+        waits=Waits(read),
     )
     add_gauges(result)
     return result

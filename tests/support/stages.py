@@ -1,6 +1,7 @@
 """A worker's stages without server and Ray; the coordinator's answers come from memory."""
 
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from moerge.statistics.windows import ComputeWindows, Done, Window, computed
 from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, seed_body
 from moerge_proto.bodies import Body, BodyOptions
 from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.demands import Demands
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.problems import Problem, ProblemType
@@ -110,6 +112,18 @@ class MemoryClient(Client):
     def current_body(self) -> Body | None:
         return self.current
 
+    def demands(self, expert: str, seen: Demands | None = None) -> Demands:
+        time.sleep(0.01 if seen else 0)
+        self._demanded = self.current_body()
+        return Demands.of(None if self._demanded is None else self._demanded.digest, self.demanded_version)
+
+    _demanded: Body | None = None
+    demanded_version: int | None = None
+
+    def body(self, digest: str) -> Body:
+        assert self._demanded is not None
+        return self._demanded
+
     def expert(self, digest: str) -> Expert:
         if digest not in self.known:
             raise CoordinatorError(Problem.of(ProblemType.NOT_FOUND, "no such expert"))
@@ -175,7 +189,7 @@ class MemoryClient(Client):
 
 def contribute(context: Context, body: Body) -> list[Contribution]:
     """The router contributions of a run under a body, after its checks."""
-    weights = checked_body(context, body, None, lambda: context.is_replaced(body.digest))
+    weights = checked_body(context, body, None, context.replaced(body.digest))
     return [] if weights is None else router.run(context, body, weights, context.expert)
 
 

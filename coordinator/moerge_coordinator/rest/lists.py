@@ -17,7 +17,7 @@ PAGE = 100
 LARGEST = 2**31 - 1
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     if isinstance(value, str) and not (value.isascii() and value.isdigit()):
         raise ValueError("expected digits only")
     return value
@@ -30,7 +30,7 @@ def _plain_flag(value: object) -> object:
 
 
 _AFTER = Query(ge=0, le=LARGEST, description="The previous page's `next`; 0 for the first page.")
-After = Annotated[int, BeforeValidator(_plain), _AFTER]
+After = Annotated[int, BeforeValidator(plain), _AFTER]
 Flag = Annotated[bool, BeforeValidator(_plain_flag)]
 Newest = Annotated[Flag, Query(description="Newest first; `after` and `next` then lead to older ones.")]
 Number = Annotated[int, Path(ge=1, le=LARGEST)]

@@ -9,6 +9,7 @@ from fastapi import Depends, FastAPI, Request
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.tokens import LastUses
 from moerge_coordinator.metrics import Metrics
+from moerge_coordinator.rest.demands import Waits
 from moerge_coordinator.workflows.runner import Workflows
 
 
@@ -34,6 +35,7 @@ class State(Ports):
     metrics: Metrics
     traffic: Traffic
     checks: Mapping[str, Callable[[], object]]
+    waits: Waits
 
 
 def state_of(app: FastAPI) -> State:

@@ -1,5 +1,6 @@
 """The coordinator's REST calls, typed."""
 
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,19 +13,21 @@ from urllib.parse import quote
 from pydantic import JsonValue
 
 from moerge.client.downloads import download
-from moerge.client.http import JSON, Http, Pages, encoded, optional
+from moerge.client.http import JSON, Http, Pages, about, encoded, optional
 from moerge.client.uploads import upload
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
 from moerge_proto.audit import AuditEntry
 from moerge_proto.bodies import Body, Contributors, NewBody
 from moerge_proto.contributions import Contribution, ContributionSignature, NewContribution, Submission
+from moerge_proto.demands import LONGEST_WAIT, Demands
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.history import BodyHistory
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Approval, Approved, Identity, NewOwner, NewToken, Owner, RotateToken, Token, TokenEntry
+from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.progress import DomainProgress
 from moerge_proto.progress import Progress as ProgressMessage
 from moerge_proto.rounds import NewRound, Round, RoundChange
@@ -46,6 +49,9 @@ from moerge_proto.versions import (
 from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, WorkflowState
 
 _LONGEST_PAUSE, _REPORT_SECONDS = 2.0, 60.0
+_SHORTEST_WAIT = 45  # seconds; at random up to the longest, so that many workers don't call at once
+_ANSWER_SECONDS = 20.0  # beyond the wait
+_EARLY_PAUSE, _LONGEST_EARLY_PAUSE = 1.0, 40.0
 
 
 @dataclass(frozen=True)
@@ -186,6 +192,36 @@ class Client(Http):
 
     def rounds(self) -> Pages[Round]:
         return Pages(self, Round, "/v1/rounds")
+
+    def demands(self, expert: str, seen: Demands | None = None) -> Demands:
+        """The demands on the worker of a dense expert; with `seen`, once they differ, or after a minute.
+
+        Pauses after an early equal answer, and repeats the call while an older coordinator doesn't know it.
+        """
+        wait = 0 if seen is None else random.randint(_SHORTEST_WAIT, LONGEST_WAIT)  # noqa: S311  # no secret
+        begin = time.monotonic()
+        found = self.patiently(lambda: self._demands(expert, seen, wait))
+        if found != seen or time.monotonic() - begin >= wait / 2:
+            self._early = 0
+        else:
+            time.sleep(about(min(_EARLY_PAUSE * 2**self._early, _LONGEST_EARLY_PAUSE)))
+            self._early += 1
+        return found
+
+    _early = 0
+    """Number of early equal answers about demands since the last other one."""
+
+    def _demands(self, expert: str, seen: Demands | None, wait: int) -> Demands:
+        params: dict[str, int | str] = {"expert": expert, "wait_s": wait}
+        if seen is not None:
+            params["seen"] = seen.tag
+        try:
+            return self.get(Demands, "/v1/demands", params, timeout=wait + _ANSWER_SECONDS)
+        except CoordinatorError as error:
+            if error.type != ProblemType.NOT_FOUND.urn:
+                raise
+            problem = "it is older than this worker, so it has no demands"
+            raise CoordinatorError(Problem.of(ProblemType.UNAVAILABLE, problem, todo="upgrade it")) from error
 
     def tell_progress(self, progress: ProgressMessage) -> DomainProgress:
         return self.message(DomainProgress, "PUT", "/v1/progress", progress)

@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 _log = logging.getLogger("moerge.client")
 _FIRST_REPORT_SECONDS, _REPORT_SECONDS = 5.0, 60.0
-_LONGEST_PAUSE = 30.0
+_CONNECT_SECONDS = 10.0
+_FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_BRIEF_PAUSE = 0.2, 40.0, 5.0
 JSON = {"Content-Type": "application/json"}
 """Headers of a request whose content is a message."""
 MESSAGE_BYTES = 2**26
@@ -29,6 +31,11 @@ MESSAGE_BYTES = 2**26
 _PLAIN = {"Accept-Encoding": "identity"}
 _HERE, _NEAR, _FAR = range(3)
 _ADDRESS = "give the complete address with `coordinator` or MOERGE_COORDINATOR"
+
+
+def about(seconds: float) -> float:
+    """A random time, from half to one and a half of these seconds."""
+    return random.uniform(0.5, 1.5) * seconds  # noqa: S311  # no secret
 
 
 def _is_loopback(host: str) -> bool:
@@ -115,7 +122,8 @@ class Http:
 
     The first repetition calls `say`; its default logs a warning, which Python prints on standard error without a
     logging configuration. With `patience` None, requests are repeated without limit, also while the coordinator's
-    storage is full, and `say` is called every minute; with 0, never. The timeout of an answer is `timeout` seconds;
+    storage is full, and `say` is called every minute; with 0, never. Pauses grow to a minute, with a patience to 8 s;
+    they are random, so that many clients don't return at once. The timeout of an answer is `timeout` seconds;
     every answer calls `heard`. Requests have the further `headers`; a `transport` replaces the network.
 
     Raises:
@@ -134,7 +142,7 @@ class Http:
         headers: Mapping[str, str] | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        limits = httpx.Timeout(timeout, connect=min(timeout, 10.0))
+        limits = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
         self._patience, self._say = patience, say
         self._here = httpx.Client(
             base_url=_address(url),
@@ -174,9 +182,10 @@ class Http:
     def _repeated(self, call: Callable[[], T]) -> T:
         begin = time.monotonic()
         reported, due = False, begin + (_FIRST_REPORT_SECONDS if self._patience is None else 0.0)
+        pause, longest = _FIRST_PAUSE, _LONGEST_PAUSE if self._patience is None else _LONGEST_BRIEF_PAUSE
 
-        def passes(error: Exception) -> bool:
-            nonlocal reported, due
+        def next_pause(error: Exception) -> bool | float:
+            nonlocal reported, due, pause
             if not self._passes(error):
                 return False
             if (now := time.monotonic()) >= due:
@@ -185,11 +194,11 @@ class Http:
                 else:
                     self._say(f"{self.url} doesn't answer ({_reason(error)}); retrying for {self._patience:.0f} s")
                 reported, due = True, now + (_REPORT_SECONDS if self._patience is None else inf)
-            return True
+            before, pause = pause, min(2 * pause, longest)
+            return about(before)
 
-        longest = _LONGEST_PAUSE if self._patience is None else 5.0
         try:
-            for attempt in stamina.retry_context(on=passes, attempts=None, timeout=self._patience, wait_max=longest):
+            for attempt in stamina.retry_context(on=next_pause, attempts=None, timeout=self._patience):
                 with attempt:
                     answer = call()
                     if reported:
@@ -218,15 +227,27 @@ class Http:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, int | str | bool] | None = None,
+        timeout: float | None = None,
     ) -> httpx.Response:
+        """The answer to a request; `timeout` in seconds replaces the client's."""
+        limit = self._here.timeout if timeout is None else httpx.Timeout(timeout, connect=_CONNECT_SECONDS)
+
         def send() -> httpx.Response:
-            with self._here.stream(method, path, content=content, headers=headers, params=params) as response:
+            with self._here.stream(
+                method, path, content=content, headers=headers, params=params, timeout=limit
+            ) as response:
                 return _checked(_whole(response))
 
         return self.patiently(send)
 
-    def get(self, kind: type[T], path: str) -> T:
-        return _read(kind, self.send("GET", path))
+    def get(
+        self,
+        kind: type[T],
+        path: str,
+        params: Mapping[str, int | str | bool] | None = None,
+        timeout: float | None = None,
+    ) -> T:
+        return _read(kind, self.send("GET", path, params=params, timeout=timeout))
 
     def post(self, kind: type[T], path: str, message: BaseModel | None = None) -> T:
         return self.message(kind, "POST", path, message)

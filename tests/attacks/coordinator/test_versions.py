@@ -45,7 +45,7 @@ class Hostile(MemoryClient):
     def __init__(self, weights: Path, folder: Path, lineage: Lineage) -> None:
         super().__init__(weights)
         self.folder, self.lineage = folder, lineage
-        self.current = body(lineage.body)
+        self.current, self.demanded_version = body(lineage.body), 1
         self.came: list[NewEvaluation] = []
 
     def body(self, digest: str) -> Body:
@@ -55,7 +55,7 @@ class Hostile(MemoryClient):
     def experts(self) -> Pages[Expert]:
         return Listed([])
 
-    def versions(self, after: int = 0, *, newest: bool = False) -> Pages[Version]:
+    def version(self, number: int) -> Version:
         files = [
             VersionFile(name=path.name, sha256=file_sha256(path), size=path.stat().st_size, new=True)
             for path in sorted(self.folder.iterdir())
@@ -69,7 +69,7 @@ class Hostile(MemoryClient):
             "note": "",
         }
         more = {"tags": [], "aliases": [], "contains_withdrawn": [], "created": NOW, "withheld": None, "retired": None}
-        return Listed([Version.model_validate({**fields, **more})])
+        return Version.model_validate({**fields, **more})
 
     def evaluations(self, number: int) -> Pages[Evaluation]:
         return Listed([])
@@ -116,7 +116,7 @@ def evaluated(folder: Path, home: Path, client: Hostile, **policy: object) -> tu
     """Everything that left in one look for versions, and what hinders."""
     policy = {"evaluation_sums": True, "min_documents": 5, "min_tokens": 1, **policy}
     with context_of(folder, home, client, policy=policy, held_out_share=0.5) as context:
-        Evaluations(context, None).newest()
+        Evaluations(context, None).look(1)
         return context.outbox.history.sendings(), context.events.status.state.obstacle
 
 

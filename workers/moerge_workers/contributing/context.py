@@ -1,7 +1,7 @@
 """The context that the stages of a run share."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from moerge.models.tokens import Tokens
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows
 from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.demands import Demands
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Kind, Manifest, StatisticsSettings
@@ -59,10 +60,28 @@ class Context:
     expert: DenseExpert
     compute: ComputeWindows
 
+    def demands(self, seen: Demands | None = None) -> Demands:
+        """The coordinator's demands; with `seen`, once they differ, or after a minute."""
+        return self.client.demands(self.expert.digest, seen)
+
     def is_replaced(self, body: str) -> bool:
         """Tell whether a body is no longer the current one."""
-        current = self.client.current_body()
-        return current is None or current.digest != body
+        return self.demands().body != body
+
+    def outdated(self, is_outdated: Callable[[Demands], bool]) -> Callable[[], bool]:
+        """A function: whether the demands are `is_outdated`. From the second call on, it first waits for a change."""
+        seen: Demands | None = None
+
+        def outdated() -> bool:
+            nonlocal seen
+            seen = self.demands(seen)
+            return is_outdated(seen)
+
+        return outdated
+
+    def replaced(self, body: str) -> Callable[[], bool]:
+        """As `outdated`: a function whether a body is no longer the current one."""
+        return self.outdated(lambda demands: demands.body != body)
 
     def digests(self) -> set[str]:
         """The digests of the expert and of its parts at the coordinator."""

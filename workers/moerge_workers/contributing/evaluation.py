@@ -34,8 +34,6 @@ from moerge_workers.contributing.version_check import AlteredVersionError, requi
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
 
-_LOOK_SECONDS = 5.0  # between two looks for a newer version
-_ALL_SECONDS = 60.0  # between two looks at all versions
 _AGAIN_SECONDS = 3600.0  # until the next attempt after a failure
 _REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
 
@@ -50,29 +48,15 @@ class Evaluations:
     _done: set[int] = field(default_factory=set)
     _again: dict[int, float] = field(default_factory=dict)
     _dense: dict[str, Scored] = field(default_factory=dict)  # digest of the documents -> the expert's score
-    _known: int = 0  # number of the last seen version
-    _looked: float = -math.inf
-    _looked_at_all: float = -math.inf
 
-    def look(self) -> None:
-        """Evaluate the newest version, if one is new since the last look, or any may have changed."""
-        if self.clock() - self._looked < _LOOK_SECONDS:
-            return
-        numbers = [version.number for version in self.context.client.versions(self._known)]
-        if numbers or self.clock() - self._looked_at_all >= _ALL_SECONDS:
-            self.newest()
-            self._known = max([self._known, *numbers])
-            self._looked_at_all = self.clock()
-        self._looked = self.clock()
-
-    def newest(self) -> None:
-        """Evaluate the newest served version that has the expert, unless done; print a failure's reason once."""
-        settings, version = self.context.settings, _newest(self.context)
-        if version is None:
+    def look(self, number: int | None) -> None:
+        """Evaluate the demanded version, unless done; print a failure's reason once. None: no version is demanded."""
+        settings = self.context.settings
+        if number is None:
             if settings.once or settings.dry_run:
                 self.context.events.say("no served version has this expert, so there is nothing to evaluate")
-        elif version.number not in self._done and self.clock() >= self._again.get(version.number, -math.inf):
-            self._try(version)
+        elif number not in self._done and self.clock() >= self._again.get(number, -math.inf):
+            self._try(self.context.client.version(number))
 
     def _try(self, version: Version) -> None:
         number, files = version.number, _files(self.context.settings, version)
@@ -137,21 +121,9 @@ def _checked_body(
 
 
 def _outdated(context: Context, version: Version) -> Callable[[], bool]:
-    """A function: whether a newer version or body has appeared since this call."""
-    current = context.client.current_body()
-
-    def outdated() -> bool:
-        newest = _newest(context)
-        return newest is None or newest.number != version.number or context.client.current_body() != current
-
-    return outdated
-
-
-def _newest(context: Context) -> Version | None:
-    """The newest served version that has the expert, or parts of it."""
-    served = [row for row in context.client.versions() if row.retired is None and row.withheld is None]
-    experts = context.digests()
-    return next((row for row in reversed(served) if not experts.isdisjoint(row.lineage.experts)), None)
+    """A function: whether another version is demanded, or the body has changed since this call."""
+    body = context.demands().body
+    return context.outdated(lambda demands: (demands.version, demands.body) != (version.number, body))
 
 
 def _folder(settings: Settings) -> Path:

@@ -78,7 +78,7 @@ def _leaving(
     name = "expert" if parts is None else "parts with fitted MLPs" if parts.fitted else "parts"
     whole = context.outbox.expert(expert.digest, expert_files(expert), name, body)
     require_allowed(context.settings, as_parts=parts is not None)
-    if not context.outbox.may_leave(whole, lambda: bool(body) and context.is_replaced(body)):
+    if not context.outbox.may_leave(whole, context.replaced(body) if body else lambda: False):
         raise KeptError(whole)
     item = whole
     if digest != whole.digest:

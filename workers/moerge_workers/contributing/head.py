@@ -30,9 +30,8 @@ def run(context: Context, registered: DenseExpert, body: str | None = None) -> C
     digests = context.digests()
     active = [row.expert for row in context.active("head").values() if row.expert in digests]
     outgoing = partial(_as_of, [*active, registered.digest][0])
-    outcome = own_sums.contribute(
-        context, blank, work, outgoing, lambda: body is not None and context.is_replaced(body)
-    )
+    outdated = (lambda: False) if body is None else context.replaced(body)
+    outcome = own_sums.contribute(context, blank, work, outgoing, outdated)
     if outcome.sent is not None:
         context.events.say(f"contributed {outcome.sent.digest[:12]} for heads")
     return outcome.sent

@@ -44,7 +44,7 @@ def _contribute(context: Context, blank: RouterManifest, work: RouterPass, ledge
         return []
     if (whole := context.pending(blank, work, ledger).complete()) is not None:
         item = context.outbox.contribution(ledger.path(whole.file.name), whole.file.digest)
-        if context.outbox.may_leave(item, lambda: context.is_replaced(blank.body)):
+        if context.outbox.may_leave(item, context.replaced(blank.body)):
             whole.note()  # the ledger has only files that the owner approved
     return _deliver(context, blank, ledger) or []
 
@@ -85,7 +85,7 @@ def _sent(
 ) -> Contribution | None:
     """A file's contribution; None without the owner's approval. A refusal clears the ledger."""
     item = context.outbox.contribution(ledger.path(file.name), file.digest)
-    if context.outbox.may_leave(item, lambda: context.is_replaced(blank.body)):
+    if context.outbox.may_leave(item, context.replaced(blank.body)):
         return context.send(item, supersedes)
     if context.outbox.history.decision(item) == "refused":
         ledger.forget()

@@ -18,8 +18,9 @@ from moerge_workers.contributing.body_check import require_allowed
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.contributing.expert import KeptError
-from moerge_workers.leaving.outbox import POLL_SECONDS
 from moerge_workers.policy import body_kind
+
+_AGAIN_SECONDS = 1.0  # after the refusal of a replaced body
 
 
 def run_stages(context: Context) -> None:
@@ -60,11 +61,12 @@ class _Stages:
         else:
             more = "no work remains" if self._evaluations is None else "only evaluations remain"
             self.context.events.say(f"the policy forbids router contributions; {more}")
+        demands = None
         while self._evaluations is not None:
-            self._evaluations.look()
+            demands = self.context.demands(demands)
+            self._evaluations.look(demands.version)
             if settings.once or settings.dry_run:
                 return
-            time.sleep(POLL_SECONDS)
 
     def _join(self) -> None:
         """Register the whole expert, and send its body and head contributions, once; KeptError: it may not leave."""
@@ -111,7 +113,7 @@ class _Stages:
                     raise
                 say(f"sending nothing under body {current.digest[:12]}: {error}")
             if last is None:  # the same body may be current again by now, with work left
-                time.sleep(POLL_SECONDS)
+                time.sleep(_AGAIN_SECONDS)
             elif settings.once or settings.dry_run:
                 return
             elif context.is_replaced(last):  # so questions under it may be outdated
@@ -131,19 +133,21 @@ class _Stages:
         """The current body, once it differs from the last one; a dry run doesn't wait."""
         context, is_waiting, makes = self.context, False, _makes(self.context)
         evaluations = None if context.settings.once else self._evaluations
-        while (body := context.client.current_body()) is None or body.digest == last or body.retired is not None:
+        demands = context.demands()
+        while demands.body is None or demands.body == last:
             if context.settings.dry_run:
                 context.events.say(f"no body yet, so no router contributions; the operator must run: {makes}")
                 return None
             if not is_waiting:
                 context.events.enter(Stage.WAITING)
                 first = f"the first body; the operator makes it with: {makes}"
-                context.events.say(f"waiting for {first if body is None else 'the next body'}")
+                had = context.events.status.state.body is not None
+                context.events.say(f"waiting for {'the next body' if had else first}")
                 is_waiting = True
             if evaluations is not None:
-                evaluations.look()
-            time.sleep(POLL_SECONDS)
-        return body
+                evaluations.look(demands.version)
+            demands = context.demands(demands)
+        return context.client.body(demands.body)
 
 
 def _makes(context: Context) -> str:

@@ -21,7 +21,7 @@ def run(context: Context, body: Body, own_grams: Path | None) -> list[Contributi
         MoergeError: there is too little to send.
     """
     context.outbox.outdate(lambda item: item.body not in ("", body.digest))
-    weights = checked_body(context, body, own_grams, lambda: context.is_replaced(body.digest))
+    weights = checked_body(context, body, own_grams, context.replaced(body.digest))
     if weights is None:
         return []
     is_seed = body_kind(body.method) == "seed"

@@ -20,10 +20,11 @@ from moerge_proto.statistics_file import StatisticsFile
 from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History, Item
 from moerge_workers.leaving.outgoing import OUTGOING
+from moerge_workers.leaving.question import watching
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
-POLL_SECONDS = 1.0
+_ANSWER_SECONDS = 1.0  # between two looks for the owner's answer
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Outbox:
     def may_leave(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
         """Tell whether an item may leave; in mode `ask`, waits for the owner's answer until the item is `outdated`.
 
-        With `once` and without a terminal, doesn't wait.
+        With `once` and without a terminal, doesn't wait. `outdated` is called in a thread, and may wait.
         """
         name, decision = f"{item.about} ({item.digest[:12]})", self.history.decision(item)
         if not self.settings.policy.allows(item.kind):
@@ -99,14 +100,20 @@ class Outbox:
                 self.history.note(item, "approved" if sent else "refused")
         if self.history.decision(item) == "asked":
             self.say(f"waiting for your answer: {self._command('approve', item)} (or refuse)")
-        while (decision := self.history.decision(item)) == "asked" and not self.settings.once:
-            if outdated():
-                self.history.note(item, "outdated")
-                break
-            time.sleep(POLL_SECONDS)
+        decision = self.history.decision(item) if self.settings.once else self._answer(item, outdated)
         if decision != "asked" or not self.settings.once:
             self.events.hindered(Obstacle.OWNER_REFUSED if decision == "refused" else None)
         return decision == "approved"
+
+    def _answer(self, item: Item, outdated: Callable[[], bool]) -> str | None:
+        """The owner's decision, also from another process; "asked" if the item became outdated."""
+        with watching(outdated) as is_outdated:
+            while (decision := self.history.decision(item)) == "asked":
+                if is_outdated():
+                    self.history.note(item, "outdated")
+                    break
+                time.sleep(_ANSWER_SECONDS)
+        return decision
 
     def outdate(self, which: Callable[[Item], bool]) -> None:
         """End the questions about outdated items."""

@@ -5,46 +5,53 @@ from pathlib import Path
 import pytest
 
 from moerge.client.http import Pages
+from moerge.errors import CoordinatorError
 from moerge.memory.machine import Free
 from moerge_proto.bodies import Body
+from moerge_proto.evaluations import Evaluation
 from moerge_proto.options import SolveOptions
+from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.versions import Lineage, Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing import evaluation
 from moerge_workers.contributing.evaluation import Evaluations
-from support.stages import NOW, Listed, MemoryClient, body, context_of
+from support.stages import Listed, MemoryClient, body, context_of
 
 
 class _Versions(MemoryClient):
-    """A coordinator of retired versions, and the numbers after which it was asked for versions."""
+    """A coordinator of versions under a body that it refuses; `asked`: the numbers of those that it was asked for."""
 
     def __init__(self, weights: Path) -> None:
         super().__init__(weights)
-        self.newest, self.asked = 1, list[int]()
+        self.asked = list[int]()
 
-    def versions(self, after: int = 0, *, newest: bool = False) -> Pages[Version]:
-        self.asked.append(after)
-        return Listed([Version.model_construct(number=n, retired=NOW) for n in range(after + 1, self.newest + 1)])
+    def version(self, number: int) -> Version:
+        self.asked.append(number)
+        return Version.model_construct(number=number, lineage=Lineage.model_construct(body="7" * 64))
+
+    def evaluations(self, number: int) -> Pages[Evaluation]:
+        return Listed([])
+
+    def body(self, digest: str) -> Body:
+        raise CoordinatorError(Problem.of(ProblemType.GONE, "retired"))
 
 
-def test_newer_versions_are_requested_until_one_is_returned(folder: Path, home: Path) -> None:
+def test_version_that_failed_is_tried_again_after_an_hour(folder: Path, home: Path) -> None:
     client, seconds = _Versions(folder), [0.0]
     with context_of(folder, home, client) as context:
         evaluations = Evaluations(context, None, lambda: seconds[0])
 
-        def asked_at(second: float) -> list[int]:
+        def asked_at(second: float, number: int | None) -> list[int]:
             client.asked.clear()
             seconds[0] = second
-            evaluations.look()
+            evaluations.look(number)
             return client.asked
 
-        assert asked_at(0) == [0, 0]
-        assert asked_at(1) == []
-        assert asked_at(6) == [1]
-        client.newest = 3
-        assert asked_at(12) == [1, 0]
-        assert asked_at(18) == [3]
-        assert asked_at(80) == [3, 0]
+        assert asked_at(0, None) == []
+        assert asked_at(0, 1) == [1]
+        assert asked_at(3599, 1) == []
+        assert asked_at(3599, 2) == [2]
+        assert asked_at(3600, 1) == [1]
 
 
 def test_version_requires_disk_space_and_memory_for_two_layers(

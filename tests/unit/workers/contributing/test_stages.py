@@ -1,6 +1,7 @@
 """The stages of a run: one after another, and again under every later body."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,7 @@ def test_law_2_replaced_body_is_abandoned_for_the_next(folder: Path, home: Path)
 class _Blinking(MemoryClient):
     """A coordinator that has another body for a moment: at the first router contribution, or question about one."""
 
-    history: History
+    home: Path
     looks = questions = away = 0
     refused = False
 
@@ -247,7 +248,9 @@ class _Blinking(MemoryClient):
         self.looks += 1
         if self.looks > 10:
             raise _EndedError
-        if any(item.kind == "router" for item in self.history.asked()):
+        with closing(History(self.home)) as history:  # the worker's own is of another thread
+            asked = any(item.kind == "router" for item in history.asked())
+        if asked:
             self.questions += 1
             if self.questions > 1:
                 raise _EndedError
@@ -265,7 +268,7 @@ class _Blinking(MemoryClient):
 def test_worker_contributes_under_a_body_that_is_back_after_a_refusal(folder: Path, home: Path) -> None:
     client = _Blinking(folder / DENSE_BODY_FILE)
     with context_of(folder, home, client) as context:
-        client.history = context.outbox.history
+        client.home = home
         run_stages(context)
     assert [row.body for row in routers(client)] == ["7" * 64]
 
@@ -273,10 +276,9 @@ def test_worker_contributes_under_a_body_that_is_back_after_a_refusal(folder: Pa
 def test_question_outdated_for_a_moment_is_asked_again(folder: Path, home: Path) -> None:
     client = _Blinking(folder / DENSE_BODY_FILE)
     with context_of(folder, home, client, policy={**POLICY, "router_contributions": False}) as context:
-        client.history = context.outbox.history
+        client.home = home
         run_stages(context)
     with context_of(folder, home, client, once=False, policy={**POLICY, "mode": "ask"}) as context:
-        client.history = context.outbox.history
         with pytest.raises(_EndedError):
             run_stages(context)
-        assert [item.body for item in client.history.asked()] == ["7" * 64]
+        assert [item.body for item in context.outbox.history.asked()] == ["7" * 64]
