@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -68,6 +69,8 @@ def serve(app: FastAPI, traffic: Traffic, settings: Settings, read: Callable[[],
     proxied: ASGIApp = ProxyHeadersMiddleware(app, settings.trusted_proxies)  # type: ignore[arg-type,assignment]  # ASGI
     if settings.sign_in is not None:
         proxied = People(proxied, settings.sign_in, settings.trusted_proxies)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each waiting worker has a connection
     config = uvicorn.Config(
         proxied,
         host=settings.host,

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from moerge_coordinator.settings import read_settings
+from moerge_proto.demands import LONGEST_WAIT
 from moerge_proto.uploads import MAX_CHUNK_BYTES
 from moerge_workers import settings as worker
 from moerge_workers.policy import Policy
@@ -209,3 +210,5 @@ def test_the_proxy_lets_chunks_pass_and_limits_peers() -> None:
     assert int(lines["client_max_body_size"].removesuffix("m")) * 2**20 >= MAX_CHUNK_BYTES
     assert {"client_header_timeout", "client_body_timeout", "limit_conn", "limit_req"} <= lines.keys()
     assert text.count("{") == text.count("}")
+    assert int(lines["proxy_read_timeout"].removesuffix("s")) > LONGEST_WAIT
+    assert lines["limit_req"].endswith("nodelay")

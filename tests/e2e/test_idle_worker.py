@@ -1,0 +1,53 @@
+"""An idle worker: it calls the coordinator rarely, and answers a demand soon."""
+
+import re
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moerge_workers.watching.status import read_state
+from support.federation import eventually, federation_of
+from support.models import expert, texts
+from support.processes import Coordinator, ended, start_worker
+
+POLICY = """[policy]
+bodies = ["seed", "merged"]
+head_contributions = false
+evaluation_sums = true
+progress = true
+"""
+IDLE_SECONDS, SOON = 12, 20
+"""Seconds of observation; and far below a wait, in which an answer comes on a busy machine."""
+
+
+def calls(server: Coordinator) -> dict[str, float]:
+    """Route -> answered calls under /v1."""
+    text = httpx.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {server.operator_token}"}).text
+    found = re.findall(r'^moerge_requests_total\{method="(\w+)",route="(/v1/.*?)".*?\} (\S+)$', text, re.MULTILINE)
+    return {f"{method} {route}": float(count) for method, route, count in found}
+
+
+@pytest.mark.slow
+def test_idle_worker_makes_few_calls_and_answers_soon(tmp_path: Path) -> None:
+    with federation_of(tmp_path) as made:
+        member, home, log = made.join("law", expert(tmp_path / "law", 1)), tmp_path / "worker", tmp_path / "log"
+        home.mkdir()
+        (home / "worker.toml").write_text(POLICY)
+        data = texts(tmp_path / "texts.jsonl", seed=1, documents=300)
+        places = [f"--expert={member.folder}", f"--data={data}", f"--home={home}", "--held-out-share=0.3"]
+        environment = made.server.environment(member.token)
+        worker = start_worker(["worker", "run", "--domain=law", *places], environment, log)
+        eventually(lambda: "waiting for the first body" in log.read_text(), 120)
+        time.sleep(11)  # the first progress report
+        before = calls(made.server)
+        time.sleep(IDLE_SECONDS)
+        after = calls(made.server)
+        assert sum(after.values()) - sum(before.values()) <= 1, (before, after)
+        body = made.merge()
+        begin = time.monotonic()
+        eventually(lambda: (state := read_state(home)) is not None and state.body == body.digest, SOON)
+        print(f"the worker began {time.monotonic() - begin:.2f} s after the body")
+        worker.terminate()
+        assert ended(worker, 60) == 0
