@@ -5,6 +5,7 @@ from typing import Any
 
 from bench import (
     contribution,
+    idle,
     layer,
     load,
     merge,
@@ -19,7 +20,20 @@ from bench import (
 from bench.measure import say
 from bench.registry import BENCHMARKS
 
-MODULES = (statistics_pass, streamed, merge, one_machine, versions, solve, contribution, precision, load, layer, worker)
+MODULES = (
+    statistics_pass,
+    streamed,
+    merge,
+    one_machine,
+    versions,
+    solve,
+    contribution,
+    precision,
+    load,
+    idle,
+    layer,
+    worker,
+)
 """Their import fills the registry."""
 
 Result = dict[str, Any]

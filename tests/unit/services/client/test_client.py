@@ -1,6 +1,7 @@
 """The client's addresses, retries, redirections and answers."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
@@ -17,6 +18,7 @@ from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.bodies import BodyOptions, NewBody
 from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.demands import Demands
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import NewExpert
 from moerge_proto.messages import FileEntry, Page
@@ -334,3 +336,41 @@ def test_contribution_is_resent_after_a_transient_failure() -> None:
     with serving(Cut) as url, Client(url, "token", patience=20) as client:
         assert client.contribute(NewContribution(sha256=DIGEST)) == SENT
     assert len(Cut.asked) == 2
+
+
+class Demanding(BaseHTTPRequestHandler):
+    """Doesn't know demands for the first `unknown` calls, and then answers the same ones at once. Counts the calls."""
+
+    calls = unknown = 0
+
+    def do_GET(self) -> None:
+        type(self).calls += 1
+        if self.calls <= self.unknown:
+            status, content = 404, Problem.of(ProblemType.NOT_FOUND, "no such path").model_dump_json()
+        else:
+            status, content = 200, Demands.of(None, None).model_dump_json()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_worker_waits_for_the_upgrade_of_an_older_coordinator() -> None:
+    handler = type("Handler", (Demanding,), {"unknown": 2})
+    told: list[str] = []
+    with serving(handler) as url, Client(url, "token", patience=20, say=told.append) as client:
+        assert client.demands("1" * 64) == Demands.of(None, None)
+    assert handler.calls == 3
+    assert "it is older than this worker" in told[0]
+
+
+def test_early_equal_demands_are_followed_by_growing_pauses() -> None:
+    handler = type("Handler", (Demanding,), {})
+    with serving(handler) as url, Client(url, "token") as client:
+        seen, begin = client.demands("1" * 64), time.monotonic()
+        assert client.demands("1" * 64, seen) == client.demands("1" * 64, seen) == seen
+    assert time.monotonic() - begin >= 0.5 + 1
+    assert handler.calls == 3
