@@ -359,18 +359,22 @@ class Demanding(BaseHTTPRequestHandler):
 
 
 def test_worker_waits_for_the_upgrade_of_an_older_coordinator() -> None:
-    handler = type("Handler", (Demanding,), {"unknown": 2})
+    class Handler(Demanding):
+        unknown = 2
+
     told: list[str] = []
-    with serving(handler) as url, Client(url, "token", patience=20, say=told.append) as client:
+    with serving(Handler) as url, Client(url, "token", patience=20, say=told.append) as client:
         assert client.demands("1" * 64) == Demands.of(None, None)
-    assert handler.calls == 3
+    assert Handler.calls == 3
     assert "it is older than this worker" in told[0]
 
 
 def test_early_equal_demands_are_followed_by_growing_pauses() -> None:
-    handler = type("Handler", (Demanding,), {})
-    with serving(handler) as url, Client(url, "token") as client:
+    class Handler(Demanding):
+        pass
+
+    with serving(Handler) as url, Client(url, "token") as client:
         seen, begin = client.demands("1" * 64), time.monotonic()
         assert client.demands("1" * 64, seen) == client.demands("1" * 64, seen) == seen
     assert time.monotonic() - begin >= 0.5 + 1
-    assert handler.calls == 3
+    assert Handler.calls == 3
