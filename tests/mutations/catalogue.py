@@ -744,4 +744,28 @@ MUTATIONS = (
         "typer.echo(str(text)",
         ("tests/attacks/test_terminal.py",),
     ),
+    Mutation(
+        "demands-of-others",
+        "an owner learns of versions with its own experts only",
+        COORDINATOR,
+        "self.versions.get((owner, expert))",
+        "max((number for (_, name), number in self.versions.items() if name == expert), default=None)",
+        ("tests/unit/coordinator/domain/test_demands.py",),
+    ),
+    Mutation(
+        "endless-waits",
+        "the waiting calls of an owner are limited",
+        COORDINATOR,
+        "if self._waiting[owner] >= _MOST_WAITS:",
+        "if False:",
+        ("tests/unit/coordinator/rest/test_demands.py",),
+    ),
+    Mutation(
+        "older-demands",
+        "demands that differ from those seen are never older than the call",
+        COORDINATOR,
+        "if found.tag != seen:",
+        "if seen is None:",
+        ("tests/unit/coordinator/rest/test_demands.py",),
+    ),
 )
