@@ -172,10 +172,10 @@ def body_of(
             parts.append(
                 body_contribution(expert, text, path, settings.statistics, settings.computing, settings.rare_below)
             )
-    progress, base = settings.computing.progress, settings.base
-    if not METHODS[recipe.body].takes_base and recipe.anchor:
-        base = None  # it is the anchor alone
-    return local_body(experts, work / BODY, recipe.body, parts, settings.body, base=base, progress=progress)
+    progress = settings.computing.progress
+    return local_body(
+        experts, work / BODY, recipe.body, parts, settings.body, base=settings.body_base, progress=progress
+    )
 
 
 def head_contributions(

@@ -62,7 +62,7 @@ def _check_options(settings: MergeSettings, domains: Sequence[str]) -> None:
     anchor = new_anchor(settings, first=True)
     if anchor and ANCHOR in domains:
         raise MoergeError(f"{ANCHOR!r} is the anchor", where="`expert`", todo="name the domain otherwise")
-    require_base(recipe.body, settings.body, None if anchor and not METHODS[recipe.body].takes_base else settings.base)
+    require_base(recipe.body, settings.body, settings.body_base)
     require_head(recipe.head, recipe.body)
 
 

@@ -8,6 +8,7 @@ from moerge.merging.prompts import Prompts
 from moerge.merging.report import SCORED_TOKENS
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
+from moerge.trunk.methods.registry import METHODS
 from moerge_proto.bodies import BodyOptions
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
@@ -39,6 +40,11 @@ class VersionSettings:
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     rare_below: int = RARE_BELOW
     computing: Computing = field(default_factory=Computing)
+
+    @property
+    def body_base(self) -> DenseExpert | None:
+        """The base of the body; None if `base` is the anchor alone."""
+        return None if self.recipe.anchor and not METHODS[self.recipe.body].takes_base else self.base
 
     @property
     def router_statistics(self) -> StatisticsSettings:
