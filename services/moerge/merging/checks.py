@@ -27,6 +27,8 @@ def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version
     """Checks output, options, experts and disk, of which it returns the missing bytes; errors are those of `merge`."""
     _check_out(out)
     experts = [source.expert for source in sources]
+    if any(expert.domain == ANCHOR for expert in experts):
+        raise MoergeError(f"{ANCHOR!r} is the anchor's name", where="`expert`", todo="name the domain otherwise")
     if version is None:
         _check_options(settings, [expert.domain for expert in experts])
     else:
@@ -59,9 +61,6 @@ def _check_options(settings: MergeSettings, domains: Sequence[str]) -> None:
     if recipe.solve.lambda_scale == "auto":
         todo = "give a number with `ridge_lambda`, in the scale absolute or relative"
         raise MoergeError("a merge on one machine has no tuning split", where="`lambda_scale` auto", todo=todo)
-    anchor = new_anchor(settings, first=True)
-    if anchor and ANCHOR in domains:
-        raise MoergeError(f"{ANCHOR!r} is the anchor", where="`expert`", todo="name the domain otherwise")
     require_base(recipe.body, settings.body, settings.body_base)
     require_head(recipe.head, recipe.body)
 

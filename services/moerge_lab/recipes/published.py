@@ -222,14 +222,14 @@ VERSION = "version"
 """The name of the recipe of a published version, and of the row with its own routers."""
 
 
-def version_recipe(folder: Path) -> Recipe:
-    """A version's folder with the fleet's domains as slots: random routing, the oracle, and the version itself."""
+def version_recipe(folder: Path, slots: Sequence[str]) -> Recipe:
+    """A version's folder with experts of the domains `slots`: random routing, the oracle, and the version itself."""
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         routed = Routed.of(folder, fleet.device)
         with randomised(routed.model, fleet.seed):
             yield "random routing", Loaded(routed.model)
-        yield "oracle", Oracle(routed.model, [domain.name for domain in fleet.domains])
+        yield "oracle", Oracle(routed.model, slots)
         yield VERSION, routed
 
     return Recipe(VERSION, "DUME section 3.2", build, uses_text=False)

@@ -88,7 +88,7 @@ def version(
     device: options.Device = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Score a published version, and its share of tokens per expert.
+    """Score a published version, and its share of tokens per expert; an anchor's text isn't scored.
 
     Rows beside it: the domains' dense experts, and by --recipe others; default averaging.
 
@@ -96,13 +96,15 @@ def version(
     --held-out law=law.jsonl
     """
     from moerge_lab.recipes.published import VERSION, version_recipe
+    from moerge_lab.table.inputs import slots_of
     from moerge_lab.table.runs import with_experts
     from moerge_lab.table.table import Run
 
-    inputs = _inputs(ctx).in_slot_order(folder)
+    slots = slots_of(folder)
+    inputs = _inputs(ctx).in_slot_order(slots)
     runs = with_experts(recipe or ["averaging"], inputs.sources, inputs.settings.base)
-    result = inputs.table([*runs, Run(version_recipe(folder), {}, VERSION)])
-    _show(result, {"version": str(folder), **inputs.to_json()}, json_file)
+    result = replace(inputs.table([*runs, Run(version_recipe(folder, slots), {}, VERSION)]), slots=slots)
+    _show(result, {"version": str(folder), "slots": slots, **inputs.to_json()}, json_file)
 
 
 @app.command()

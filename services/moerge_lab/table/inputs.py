@@ -19,6 +19,7 @@ from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.table.runs import reference
 from moerge_lab.table.table import Run, Table
 from moerge_lab.table.texts import Sources, Split, read_elsewhere, read_texts, require_one_tokenizer, switched
+from moerge_proto.options import ANCHOR
 from moerge_proto.records import TunedModel, read_record
 from moerge_proto.versions import Lineage
 
@@ -54,13 +55,9 @@ class Inputs:
             elsewhere = read_elsewhere(next(iter(texts.values())).expert, files, self.cut, split)
         return replace(measure(runs, texts, self.settings, progress(), elsewhere), against=compared)
 
-    def in_slot_order(self, version: Path) -> "Inputs":
-        """With the domains in a version's slot order."""
-        record = read_record(version)
-        if not isinstance(record, Lineage | TunedModel):
-            todo = "name the folder of a version; `moerge table --recipe bam` trains and scores mixtures"
-            raise MoergeError("has no version's moerge.json", where=str(version), todo=todo)
-        domains = record.domains
+    def in_slot_order(self, slots: Sequence[str]) -> "Inputs":
+        """With the domains in the order of a version's slots; an anchor has no text."""
+        domains = [slot for slot in slots if slot != ANCHOR]
         if set(domains) != self.sources.keys():
             raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(self.sources)}", where="`expert`")
         return replace(self, sources={domain: self.sources[domain] for domain in domains})
@@ -68,6 +65,15 @@ class Inputs:
     def to_json(self) -> dict[str, object]:
         base = None if self.settings.base is None else str(self.settings.base)
         return {"preset": self.preset, **asdict(self.cut), **asdict(self.settings), "base": base}
+
+
+def slots_of(version: Path) -> Sequence[str]:
+    """The domain of each of a version's experts."""
+    record = read_record(version)
+    if not isinstance(record, Lineage | TunedModel):
+        todo = "name the folder of a version; `moerge table --recipe bam` trains and scores mixtures"
+        raise MoergeError("has no version's moerge.json", where=str(version), todo=todo)
+    return record.domains
 
 
 def read(given: Given) -> Inputs:

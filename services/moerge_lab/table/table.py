@@ -119,6 +119,7 @@ class Table:
     Attributes:
         base: the seed model's score of each document of no domain; empty without such text.
         against: the row to compare the others' averages with, if any.
+        slots: the domains of a version's experts, including an anchor.
     """
 
     domains: Sequence[str]
@@ -126,6 +127,7 @@ class Table:
     base: Sequence[Score] = ()
     against: str | None = None
     frame: Frame = field(default_factory=Frame)
+    slots: Sequence[str] = ()
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
@@ -235,8 +237,8 @@ class Table:
 
     def _routing(self, row: Row) -> RichTable:
         table = RichTable("text of", title="Share of tokens per expert, over all layers")
-        for domain in self.domains:
-            table.add_column(expert_row(domain), justify="right")
+        for slot in self.slots or self.domains:
+            table.add_column(expert_row(slot), justify="right")
         for domain, shares in row.shares().items():
             table.add_row(domain, *[f"{100 * share:.0f} %" for share in shares])
         return table

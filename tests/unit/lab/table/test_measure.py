@@ -190,7 +190,7 @@ def test_the_table_of_equal_experts_is_100_everywhere(tmp_path: Path) -> None:
     names = ["experts", "averaging", "weighted", "random", "oracle", "dume", "regmean", "regmean-oracle"]
     runs = [
         *(Run(*parse(name)) for name in names),
-        Run(version_recipe(published([dense, dense], tmp_path)), {}, VERSION),
+        Run(version_recipe(published([dense, dense], tmp_path), list(domains)), {}, VERSION),
     ]
     table = measure(runs, domains, Settings(), LogProgress())
     rows = ["law expert", "art expert", *names[1:], "random routing", "oracle", "version"]

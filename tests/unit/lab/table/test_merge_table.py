@@ -1,6 +1,7 @@
 """The table that ends a merge and the laboratory's table of the same version have the same figures."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,17 @@ from moerge.documents.corpus import Corpus
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
-from moerge.progress import NoProgress
 from moerge.scoring.draw import Cut
 from moerge.scoring.perplexity import total
+from moerge.terminal import Screen
 from moerge_lab.recipes.dense import expert_row
 from moerge_lab.recipes.published import VERSION, version_recipe
 from moerge_lab.recipes.registry import parse
-from moerge_lab.table.measure import Settings, measure
+from moerge_lab.table.inputs import Inputs, slots_of
+from moerge_lab.table.measure import Settings
 from moerge_lab.table.table import Run
-from moerge_lab.table.texts import Sources, read_texts
+from moerge_lab.table.texts import Sources
+from moerge_proto.options import RECOMMENDED
 from moerge_proto.statistics_file import StatisticsSettings
 from support.models import expert, texts
 
@@ -31,8 +34,8 @@ def whole_file(path: Path, seed: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_merge_s_table_equals_the_laboratory_s(tmp_path: Path, plain: bool) -> None:
+@pytest.mark.parametrize(("plain", "anchor"), [(False, False), (True, True)])
+def test_a_merge_s_table_equals_the_laboratory_s(tmp_path: Path, plain: bool, anchor: bool) -> None:
     experts, files = dict[str, Path](), dict[str, Path]()
     for seed, domain in enumerate(("law", "art", "code"), 1):
         experts[domain] = expert(tmp_path / domain, seed)
@@ -43,15 +46,25 @@ def test_a_merge_s_table_equals_the_laboratory_s(tmp_path: Path, plain: bool) ->
         Source(DenseExpert(name, folder), Corpus([str(files[name])], DenseFiles(folder)))
         for name, folder in experts.items()
     ]
-    settings = MergeSettings(statistics=StatisticsSettings(context=CUT.context), scored_tokens=CUT.tokens)
+    settings = MergeSettings(
+        recipe=RECOMMENDED.model_copy(update={"anchor": anchor}),
+        base=DenseExpert("base", expert(tmp_path / "base", 9)) if anchor else None,
+        statistics=StatisticsSettings(context=CUT.context),
+        scored_tokens=CUT.tokens,
+    )
     report = merge(sources, tmp_path / "out", settings)
 
-    domains = {name: read_texts(name, Sources(folder, [str(files[name])]), CUT) for name, folder in experts.items()}
-    runs = [Run(*parse("experts")), Run(version_recipe(tmp_path / "out"), {}, VERSION)]
-    table = measure(runs, domains, Settings(), NoProgress())
+    slots, given = slots_of(tmp_path / "out"), {name: Sources(experts[name], [str(files[name])]) for name in experts}
+    inputs = Inputs(dict(reversed(given.items())), CUT, Settings()).in_slot_order(slots)
+    runs = [Run(*parse("experts")), Run(version_recipe(tmp_path / "out", slots), {}, VERSION)]
+    table = replace(inputs.table(runs), slots=slots)
     version = table.row(VERSION)
-    for domain, score in zip(report.domains, report.scores, strict=True):
+    assert report.domains == slots == [*experts, *(["general"] if anchor else [])]
+    *_, routing = table.render(Screen())
+    assert routing.columns[-1].header == f"{slots[-1]} expert"
+    for domain, score in zip(experts, report.scores, strict=False):
         assert score is not None
+        assert len(score.shares) == len(slots)
         ours, theirs = (total(row.results[0].documents[domain]) for row in (table.row(expert_row(domain)), version))
         assert score.tokens == theirs.tokens
         assert CUT.tokens <= score.tokens < CUT.tokens + CUT.context

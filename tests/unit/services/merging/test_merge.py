@@ -404,8 +404,9 @@ def test_an_anchor_is_one_more_expert_that_no_owner_may_name(folder: Path, tmp_p
     added = merge([new], tmp_path / "added", settings, version=kept(out))
     assert added.domains == [*names, "general", "new"]
     named = replace(given[0], expert=replace(given[0].expert, domain="general"))
-    with pytest.raises(MoergeError, match="'general' is the anchor"):
-        merge([named, *given[1:]], tmp_path / "other", settings)
+    for chosen in (settings, KEPT):
+        with pytest.raises(MoergeError, match="'general' is the anchor's name"):
+            merge([named, *given[1:]], tmp_path / "other", chosen)
     with pytest.raises(MoergeError, match="base"):
         merge(given, tmp_path / "other", replace(settings, base=None))
 
