@@ -43,6 +43,7 @@ class Choices:
     before: bool | None = None
     context_weight: float | None = None
     anchor: bool | None = None
+    anchor_text: Sequence[str] = ()
 
     @property
     def followed(self) -> VersionRecipe:
@@ -52,9 +53,13 @@ class Choices:
         solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
         methods = {"body": self.body or named.body, "head": self.head or named.head}
         before = self._before(named.before)
-        anchor = named.anchor if self.anchor is None else self.anchor
-        chosen = {**methods, "solve": valid(SolveOptions, solve), "before": before, "anchor": anchor}
+        chosen = {**methods, "solve": valid(SolveOptions, solve), "before": before, "anchor": self._anchor(named)}
         return named.model_copy(update=chosen)
+
+    def _anchor(self, named: VersionRecipe) -> bool:
+        if self.anchor is False and self.anchor_text:
+            raise MoergeError("text without an anchor", where="`anchor_text`", todo="leave one of them out")
+        return bool(self.anchor_text) or (named.anchor if self.anchor is None else self.anchor)
 
     def _before(self, named: TextBefore | None) -> TextBefore | None:
         """Public text before that of router statistics."""
@@ -99,6 +104,8 @@ class Choices:
             if given is not None and given != fixed:
                 raise MoergeError(f"{version.folder} was made with {fixed}, not {given}", where=field, todo=todo)
         base = None if METHODS[recipe.body].is_seed else self.base  # that of a seed's body is for the fit
+        if self.anchor_text:
+            raise MoergeError(f"the experts of {version.folder} stay", where="`anchor_text`", todo=todo)
         if base is not None or self.weights:
             field = "`weights`" if base is None else "`base`"
             raise MoergeError(f"the body of {version.folder} stays", where=field, todo=todo)
@@ -113,8 +120,12 @@ class Texts:
     chat: str | None
     say: Callable[[str], None]
 
-    def corpus(self, name: str, files: Sequence[str], expert: DenseFiles) -> Corpus:
-        return Corpus(files, expert, text_field=self.text_field, chat=self.chat, say=self.say, where=f"`text` {name}")
+    def corpus(self, where: str, files: Sequence[str], expert: DenseFiles) -> Corpus:
+        return Corpus(files, expert, text_field=self.text_field, chat=self.chat, say=self.say, where=where)
+
+    def of_anchor(self, files: Sequence[str], base: DenseFiles | None) -> Corpus | None:
+        """The named text of the anchor, which is the base model; None without one."""
+        return None if base is None or not files else self.corpus("`anchor_text`", files, base)
 
     @property
     def files(self) -> dict[str, list[str]]:
@@ -184,7 +195,8 @@ def sources(field: str, experts: Sequence[str], texts: Texts, spdx: Mapping[str,
     for name, place in folders.items():
         folder = checkpoint_folder(place)
         expert = DenseExpert(name, folder, license=spdx.get(name, UNKNOWN), hub_id=hub_id(place))
-        result.append(Source(expert, prompts[name] if name in prompts else texts.corpus(name, files[name], expert)))
+        corpus = prompts[name] if name in prompts else texts.corpus(f"`text` {name}", files[name], expert)
+        result.append(Source(expert, corpus))
     return result
 
 

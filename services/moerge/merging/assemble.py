@@ -106,6 +106,7 @@ def assemble(
     *,
     routers: Sequence[Tensor] | None = None,
     heads: Sequence[Path] | None = None,
+    anchor_text: StatisticsText | None = None,
     say: Callable[[str], None] = silent,
 ) -> Assembled:
     """Computes the parts of a version; those of an interrupted run are reused.
@@ -119,6 +120,7 @@ def assemble(
         kept: parts of an earlier version; None: a body is merged from the experts.
         routers: given ones, in place of contributions and a solve.
         heads: head contributions of `experts`; None: computed, if the head is solved.
+        anchor_text: of a new anchor; None: the pool.
 
     Raises:
         MoergeError: an anchor without the settings' `base`.
@@ -127,7 +129,7 @@ def assemble(
     anchor = None
     if settings.recipe.anchor and not kept.slots:
         anchor = anchor_of(settings.base)
-        public = PoolText.of(anchor)
+        public = anchor_text or PoolText.of(anchor)
         if heads is not None:
             heads = [*heads, *head_contributions([anchor], [public], settings, work, [anchor])]
         experts, texts = [*experts, anchor], [*texts, public]

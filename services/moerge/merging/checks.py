@@ -113,6 +113,7 @@ def _check_disk(sources: Sequence[Source], out: Path, settings: MergeSettings, a
         total += fitted_bytes(expert) if settings.recipe.fit else 0
     for corpus in (source.corpus for source in sources):
         total += 4 * corpus.tokens if isinstance(corpus, Prompts) else corpus.size()
+    total += 0 if settings.anchor_text is None else settings.anchor_text.size()
     total -= sum(path.stat().st_size for path in work.rglob("*") if path.is_file())  # of an interrupted run
     free = shutil.disk_usage(next(folder for folder in work.absolute().parents if folder.is_dir())).free
     if free < total and not _names(out):

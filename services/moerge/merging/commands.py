@@ -110,6 +110,10 @@ def merge(
             "domain. Default: no.",
         ),
     ] = None,
+    anchor_text: Annotated[
+        list[str] | None,
+        typer.Option(help="FILES of text for --anchor, in place of moerge's: a file, folder or pattern; repeat."),
+    ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     chat: Annotated[
         str | None, typer.Option(help="Field or column with messages, read through the expert's chat template.")
@@ -178,16 +182,19 @@ def merge(
 
     numbers = named_numbers("weights", weights or [])
     chosen = arguments.Choices(
-        recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before, context_weight, anchor
-    )
+        recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before, context_weight, anchor,
+        anchor_text or (),
+    )  # fmt: skip
     texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say)
     licenses = arguments.licenses(license or ())
     version = arguments.version(from_, add or (), expert or (), chosen)
+    seed = arguments.base_model(base, licenses)
     settings = MergeSettings(
         recipe=chosen.followed,
         body=chosen.body_options,
         fit=fit,
-        base=arguments.base_model(base, licenses),
+        base=seed,
+        anchor_text=texts.of_anchor(chosen.anchor_text, seed),
         statistics=chosen.statistics,
         scored_tokens=scored_tokens,
         computing=Computing(

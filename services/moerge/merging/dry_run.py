@@ -17,13 +17,13 @@ from moerge.files import LOCK, work_folder
 from moerge.memory.machine import free_for
 from moerge.memory.needs import Need, merging, merging_head, solving
 from moerge.memory.shapes import Shape
-from moerge.merging.anchor import PoolText, new_anchor
+from moerge.merging.anchor import new_anchor
 from moerge.merging.checks import check
 from moerge.merging.kept import KeptVersion
 from moerge.merging.merge import settings_of
 from moerge.merging.prompts import Prompts, checked, require_memory
 from moerge.merging.settings import MergeSettings, Source
-from moerge.merging.texts import read_text
+from moerge.merging.texts import read_anchor_text, read_text
 from moerge.models.bounds import feature_exponents, head_exponents, input_exponents
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import room_of
@@ -119,7 +119,7 @@ def merge(
     for text in texts if solved else ():
         costs.append(passes.cost(BodyPass(text.expert, input_exponents(text.expert), precision, device), text))
     for anchor in new_anchor(settings, first=version is None):
-        texts.append(_Text(anchor, sum(map(len, PoolText.of(anchor)))))
+        texts.append(_Text(anchor, read_anchor_text(anchor, settings, say)[1]))
     for text in texts if HEADS[recipe.head].solved else ():
         costs.append(passes.cost(HeadPass(text.expert, head_exponents(text.expert), precision, device), text))
     for text in texts:  # under the body, or the expert's own, which has the same shapes

@@ -14,7 +14,7 @@ from moerge.merging.kept import CHOICES, KeptExpert, KeptVersion, Record, keep, 
 from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.scores import scores
 from moerge.merging.settings import MergeSettings, Source
-from moerge.merging.texts import read_text
+from moerge.merging.texts import read_anchor_text, read_text
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card_scores import CARD_FILE, scored_card
 from moerge.versions.file_plans import REPORT_FILE
@@ -51,8 +51,10 @@ def merge(
         check(sources, out, settings, version)
         read = [read_text(source, settings, say, work) for source in sources]
         experts = [source.expert for source in sources]
-        kept = None if version is None else version.parts
-        assembled = assemble(experts, [domain.text for domain in read], settings, work, kept, say=say)
+        anchor = new_anchor(settings, first=version is None)
+        public = [read_anchor_text(expert, settings, say, work)[0] for expert in anchor]
+        kept, own = None if version is None else version.parts, [domain.text for domain in read]
+        assembled = assemble(experts, own, settings, work, kept, anchor_text=next(iter(public), None), say=say)
         if not _is_written(out, assembled.lineage):
             assembled.write(out, settings.computing.progress, None if version is None else version.folder)
         members = [] if version is None else list(version.record.experts)
@@ -61,7 +63,7 @@ def merge(
             say(f"only new domains are scored, not {names}; `moerge table version` scores all")
         held_out = [(expert, domain.scored) for expert, domain in zip(experts, read, strict=True)]
         scored = [*[None] * len(members), *scores(held_out, out, settings.computing, say)]
-        slots, anchor = assembled.inputs.slots[len(members) :], new_anchor(settings, first=version is None)
+        slots = assembled.inputs.slots[len(members) :]
         scored += [None] * len(anchor)
         generated = [*(source.generated for source in sources), *(False for _ in anchor)]
         for slot, written in zip(slots, generated, strict=True):

@@ -60,10 +60,12 @@ class MergeSettings(VersionSettings):
     Attributes:
         fit: whether new experts' MLPs are fitted to the body, in place of the recipe's `fit`; None: if the recipe says
             so, under a seed's body, and to a body that stays as experts are added.
+        anchor_text: of the anchor, for its own tokenizer; None: the pool.
         scored_tokens: those per domain, of held-out documents; 0: no scores.
     """
 
     fit: bool | None = None
+    anchor_text: Corpus | None = None
     held_out_share: float = HELD_OUT_SHARE
     scored_tokens: int = SCORED_TOKENS
     keep_statistics: bool = False

@@ -1,7 +1,7 @@
 """The texts of a domain in a merge on one machine: documents for its statistics, and scored windows."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moerge.documents.corpus import Corpus
@@ -9,8 +9,11 @@ from moerge.documents.shards import cut, enough
 from moerge.documents.splits import SplitRule
 from moerge.documents.text import Text
 from moerge.errors import MoergeError
+from moerge.merging.anchor import PoolText
+from moerge.merging.assemble import StatisticsText
 from moerge.merging.prompts import Prompts, written
 from moerge.merging.settings import MergeSettings, Source
+from moerge.models.expert_folder import DenseExpert
 from moerge.scoring.draw import Cut
 from moerge.scoring.perplexity import Window
 
@@ -37,16 +40,34 @@ def read_text(
         device, context, progress = settings.computing.device, settings.statistics.context, settings.computing.progress
         corpus, rule = written(source.expert, corpus, context, work, device, progress), SplitRule(0)
     read = read_corpus(source.expert.domain, corpus, settings, work, rule)
-    hidden, field = int(source.expert.config.hidden_size), "`prompt_tokens`" if source.generated else "`text`"
-    amount = f"{read.tokens:,} tokens for statistics in {read.documents:,} documents"
-    if read.tokens < hidden:
-        todo = f"give at least {hidden:,} tokens, the hidden size; {enough(hidden):,} are better"
-        raise MoergeError(amount, where=f"{field} {read.domain}", todo=todo)
-    if read.tokens < enough(hidden):
-        say(f"{read.domain}: {amount}; give {enough(hidden):,} or more for well-determined routers")
+    field = "`prompt_tokens`" if source.generated else "`text`"
+    _require_enough(read, source.expert, f"{field} {read.domain}", say)
     if settings.scored_tokens and not read.scored and not source.generated:
         say(f"{read.domain}: no document is held out, so the domain is not scored; give more documents")
     return read
+
+
+def read_anchor_text(
+    anchor: DenseExpert, settings: MergeSettings, say: Callable[[str], None], work: Path | None = None
+) -> tuple[StatisticsText, int]:
+    """The anchor's text, the settings' or the pool, and its number of tokens that count; refuses too little."""
+    if settings.anchor_text is None:
+        pool = PoolText.of(anchor)
+        return pool, sum(map(len, pool))
+    unscored = replace(settings, scored_tokens=0)
+    read = read_corpus(anchor.domain, settings.anchor_text, unscored, work, SplitRule(0))
+    _require_enough(read, anchor, "`anchor_text`", say)
+    return read.text, read.tokens
+
+
+def _require_enough(read: DomainText, expert: DenseExpert, where: str, say: Callable[[str], None]) -> None:
+    hidden = int(expert.config.hidden_size)
+    amount = f"{read.tokens:,} tokens for statistics in {read.documents:,} documents"
+    if read.tokens < hidden:
+        todo = f"give at least {hidden:,} tokens, the hidden size; {enough(hidden):,} are better"
+        raise MoergeError(amount, where=where, todo=todo)
+    if read.tokens < enough(hidden):
+        say(f"{read.domain}: {amount}; give {enough(hidden):,} or more for well-determined routers")
 
 
 def read_corpus(

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from moerge.documents.conversations import Document
 from moerge.documents.corpus import Corpus
 from moerge.documents.files import DataFile
+from moerge.documents.pool import pool_texts
 from moerge.documents.shards import Shard
 from moerge.documents.splits import SplitRule, text_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
@@ -388,13 +389,19 @@ def test_a_seed_s_body_is_the_base_s_with_fitted_experts(folder: Path, tmp_path:
     assert "the experts' own, unchanged" in (tmp_path / "own" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("method", ["seed", "regmean"])
-def test_an_anchor_is_one_more_expert_that_no_owner_may_name(folder: Path, tmp_path: Path, method: BodyMethod) -> None:
+@pytest.mark.parametrize(("method", "named_text"), [("seed", False), ("regmean", True)])
+def test_an_anchor_is_one_more_expert_that_no_owner_may_name(
+    folder: Path, tmp_path: Path, method: BodyMethod, named_text: bool
+) -> None:
     base = DenseExpert("base", expert(tmp_path / "base", 9, **SMALL))
     recipe = RECOMMENDED.model_copy(update={"body": method, "anchor": True})
     settings, given, out = replace(KEPT, base=base, recipe=recipe), sources(folder), tmp_path / "out"
-    assert any(item.domain == "general" for item in dry_run.merge(given, out, settings).passes)
+    if named_text:
+        settings = replace(settings, anchor_text=Corpus([str(texts(tmp_path / "other.jsonl", 7, 90))], base))
+    passes = dry_run.merge(given, out, settings).passes
+    [tokens] = {item.estimate.tokens for item in passes if item.domain == "general"}
     report = merge(given, out, settings)
+    assert report.counts[-1] == DomainCounts(90 if named_text else len(pool_texts()), tokens)
     names = [item.expert.domain for item in given]
     assert report.domains == [*names, "general"]
     assert report.average is not None
