@@ -68,8 +68,8 @@ class BodyLineage(Message):
 
 class Body(Message):
     """A body in the dense family's own tensor names, so that a worker can add its own MLPs to it. A seed's has the
-    seed's head and tokenizer beside it, in files of their own. `source`: the seed's name, for people. `license`: the
-    seed's, an SPDX identifier.
+    seed's head, parts and tokenizer beside it, in files of their own. `source`: the seed's name, for people.
+    `license`: the seed's, an SPDX identifier.
 
     `config`: the settings of config.json that features depend on. `exponents`: fractional bits of gram and cross, per
     layer. `contributions`: the solved body contributions, in the experts' order. `retired`: since when it contains a

@@ -73,7 +73,7 @@ class HeadLineage(Message):
 class Lineage(Message):
     """All inputs of a version (law 3). `contributions`: of routers, sorted. `withdrawn`: experts in the body.
 
-    `seed`: under a seed's body, the digest of the seed's files: body, head, config, tokenizer. The JSON leaves out
+    `seed`: under a seed's body, the digest of the seed's files: body, head, parts, config, tokenizer. The JSON omits
     None. `left_out`: domains of the round, or of a partial version's body, that had not contributed.
     """
 

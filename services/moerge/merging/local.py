@@ -21,6 +21,7 @@ from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.merge import (
     DENSE_BODY_FILE,
     SEED_HEAD_FILE,
+    SEED_PARTS_FILE,
     BodyInputs,
     FolderFiles,
     MergedBody,
@@ -115,7 +116,7 @@ def local_body(
     if METHODS[method].is_seed and base is not None:
         if merged is None or (merged.license, merged.model) != (base.license, base.digest):
             shutil.rmtree(folder, ignore_errors=True)  # it may have another seed's tokenizer
-            made = seed_body(base, FolderFiles(folder), progress, base.hub_id, base.license)
+            made = seed_body(base, FolderFiles(folder, {SEED_PARTS_FILE}), progress, base.hub_id, base.license)
             merged = BodyRecord(**dict(made), model=base.digest)
             _write(record, merged)
         return kept_body(merged, folder, [])

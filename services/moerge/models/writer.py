@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from moerge.models.dense import stored_name
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import DTYPES
 
@@ -31,9 +32,12 @@ class TensorPlan:
 
 
 def copies(checkpoint: Checkpoint, names: Iterable[str]) -> list[TensorPlan]:
-    """The plans of a checkpoint's tensors, unchanged, in this order."""
-    specs = {name: checkpoint.specs[name] for name in names}
-    return [TensorPlan(name, at.dtype, at.shape, partial(checkpoint.tensor, name)) for name, at in specs.items()]
+    """The plans of a checkpoint's tensors, unchanged, in this order; a tied head has the embedding's rows."""
+    places = {name: stored_name(checkpoint, name) for name in names}
+    return [
+        TensorPlan(name, (at := checkpoint.specs[stored]).dtype, at.shape, partial(checkpoint.tensor, stored))
+        for name, stored in places.items()
+    ]
 
 
 def write_safetensors(

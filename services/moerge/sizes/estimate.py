@@ -47,7 +47,9 @@ def estimate(shape: Shape, body: Method, experts: int, tokens: int, cores: int, 
         host_memory: bytes for a worker's window of hidden states.
     """
     registered, sent = _registered(shape, body), _contributions(shape, body)
+    seed = {"the seed's parts": files.part_bytes(shape)} if body.is_seed else {}
     sizes = {
+        **seed,
         **registered,
         **sent,
         "the body": files.body_bytes(shape),
@@ -56,9 +58,8 @@ def estimate(shape: Shape, body: Method, experts: int, tokens: int, cores: int, 
         "a version": files.version_bytes(shape, experts),
     }
     owner = sum(registered.values()) + sum(sent.values())
-    coordinator = _coordinator(
-        shape, body, experts, cores, experts * owner, max(sizes[name] for name in sizes.keys() - {"a version"})
-    )
+    largest, own = max(sizes[name] for name in sizes.keys() - {"a version"}), sum(seed.values())
+    coordinator = _coordinator(shape, body, experts, cores, experts * owner, own, largest)
     return Estimate(shape.expert, sizes, coordinator, _worker(shape, body, tokens, host_memory, owner))
 
 
@@ -78,8 +79,10 @@ def _contributions(shape: Shape, body: Method) -> dict[str, int]:
     return sizes if body.is_seed else {"a body contribution": files.body_contribution_bytes(shape), **sizes}
 
 
-def _coordinator(shape: Shape, body: Method, experts: int, cores: int, received: int, largest: int) -> Size:
-    """With the first version, which shares the body's file; a further one of the same experts adds head and routers.
+def _coordinator(shape: Shape, body: Method, experts: int, cores: int, received: int, own: int, largest: int) -> Size:
+    """With its `own` files and the first version, which shares the body's file.
+
+    A further one of the same experts adds head and routers.
 
     The local disk has the largest file beside the blobs, also with S3: it is written before it is a blob.
     """
@@ -92,7 +95,7 @@ def _coordinator(shape: Shape, body: Method, experts: int, cores: int, received:
         needs.influence(shape, cores),
         needs.publishing(shape),
     )
-    disk = {"disk or S3": received + files.version_bytes(shape, experts), "disk": largest}
+    disk = {"disk or S3": received + own + files.version_bytes(shape, experts), "disk": largest}
     sent = 0 if body.is_seed else experts * files.body_bytes(shape)
     return Size({need.work: need.total() for need in memory}, disk, received, sent)
 

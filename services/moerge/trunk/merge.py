@@ -1,12 +1,13 @@
 """Bodies as named files: merged from experts and body contributions, or a seed's own."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from pydantic import JsonValue
 
@@ -14,7 +15,7 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.models.bounds import feature_bounds, feature_exponents
 from moerge.models.config import settings_of
-from moerge.models.dense import HEAD_NAMES, body_names
+from moerge.models.dense import HEAD_NAMES, body_names, part_names
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import small_files
 from moerge.models.families import EMBEDDING
@@ -31,6 +32,8 @@ from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 
 DENSE_BODY_FILE, SEED_HEAD_FILE, CONFIG_FILE = "body.safetensors", "head.safetensors", "config.json"
+SEED_PARTS_FILE = "parts.safetensors"
+"""The seed's own MLPs, last norm and head, as an expert's parts."""
 
 
 class Files(Protocol):
@@ -44,12 +47,14 @@ class Files(Protocol):
 
 
 class FolderFiles:
-    """A folder of named files; each is complete or absent."""
+    """A folder of named files; each is complete or absent. Those in `named` have a digest, but aren't written."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._paths = folder, dict[str, Path]()
+    def __init__(self, folder: Path, named: Collection[str] = ()) -> None:
+        self.folder, self._named, self._paths = folder, named, dict[str, Path]()
 
     def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
+        if name in self._named:
+            return FileEntry(name=name, sha256=write(counted := _Counted()), size=counted.size)
         path = self.folder / name
         with atomic_file(path) as out:
             sha256 = write(out)
@@ -58,6 +63,16 @@ class FolderFiles:
 
     def source(self, digest: str) -> Path:
         return self._paths[digest]
+
+
+class _Counted(BytesIO):
+    """A file whose bytes are counted, not kept."""
+
+    size = 0
+
+    def write(self, data: Any) -> int:
+        self.size += len(data)
+        return len(data)
 
 
 @dataclass(frozen=True)
@@ -135,24 +150,28 @@ def merge_body(lineage: BodyLineage, inputs: BodyInputs, files: Files, progress:
 def seed_body(
     seed: DenseFiles, files: Files, progress: Progress, source: str | None = None, license: str = UNKNOWN
 ) -> MergedBody:
-    """The body of a registered model, its own. Beside it are its head, tokenizer and generation config.
+    """The body of a registered model, its own. Beside it are its head, parts, tokenizer and generation config.
 
     Args:
         source: the model's name.
         license: its SPDX identifier.
     """
-    tensors = seed.checkpoint
-    with progress.track("writing the seed's body", sum(spec.bytes for spec in tensors.specs.values()), "B") as tracker:
-
-        def put(file: str, names: Iterable[str]) -> FileEntry:
-            plans = copies(tensors, sorted(names))
-            return files.put(file, lambda out: write_safetensors(out, plans, tracker.advance))
-
-        weights = put(DENSE_BODY_FILE, body_names(seed))
-        head = put(SEED_HEAD_FILE, [name for name in HEAD_NAMES if name in tensors.specs])
+    tensors, names = seed.checkpoint, sorted(name for name in HEAD_NAMES if name in seed.checkpoint.specs)
+    plans = {
+        DENSE_BODY_FILE: copies(tensors, body_names(seed)),
+        SEED_HEAD_FILE: copies(tensors, names),
+        SEED_PARTS_FILE: copies(tensors, part_names(seed)),
+    }
+    total = sum(plan.bytes for file in plans.values() for plan in file)
+    with progress.track("writing the seed's body", total, "B") as tracker:
+        stored = [
+            files.put(name, lambda out, file=file: write_safetensors(out, file, tracker.advance))  # type: ignore[misc]
+            for name, file in plans.items()
+        ]
+    weights = stored[0]
     body, small = DenseBody(files.source(weights.sha256), seed.config), small_files(seed)
     small[CONFIG_FILE] = _config(small[CONFIG_FILE], body.checkpoint)
-    written = [weights, head, *(files.put(name, partial(_write, data)) for name, data in small.items())]
+    written = [*stored, *(files.put(name, partial(_write, data)) for name, data in small.items())]
     lineage = BodyLineage(method="seed", options=BodyOptions(), experts=[], contributions=[])
     digest = seed_digest(weights.sha256, settings_of(body.config), feature_exponents(body))
     result = _described(lineage, digest, body, written)

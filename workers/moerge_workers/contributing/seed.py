@@ -10,7 +10,7 @@ from moerge.models.config import settings_of
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import expert_digest, file_digests, require_of_seed
 from moerge.progress import Progress
-from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, seed_body, seed_digest
+from moerge.trunk.merge import DENSE_BODY_FILE, SEED_PARTS_FILE, FolderFiles, seed_body, seed_digest
 from moerge_proto.bodies import Body
 
 _DIGITS = 16  # of a folder's name
@@ -44,7 +44,7 @@ def own_body(seed: DenseFiles, folder: Path, progress: Progress) -> OwnBody:
     """The body of an own copy of the seed, in a file below `folder`; made once per copy."""
     place = folder / expert_digest(file_digests(seed))[:_DIGITS]
     if not (place / DENSE_BODY_FILE).is_file():
-        seed_body(seed, FolderFiles(place), progress)
+        seed_body(seed, FolderFiles(place, {SEED_PARTS_FILE}), progress)
     return OwnBody(place / DENSE_BODY_FILE, seed)
 
 

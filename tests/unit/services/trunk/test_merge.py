@@ -90,7 +90,8 @@ def pieces(method: str, tensors: list[Tensor], options: dict[str, object], folde
     return merge(Piece("w", 0, range(len(tensors)), tensors, torch.float32))
 
 
-NAMES = ["body.safetensors", "head.safetensors", "config.json", "generation_config.json", "tokenizer.json"]
+WEIGHTS = ["body.safetensors", "head.safetensors", "parts.safetensors"]
+NAMES = [*WEIGHTS, "config.json", "generation_config.json", "tokenizer.json"]
 EXPERTS = [torch.tensor([4.0, 1.0, -2.0, 0.5, 1.0]), torch.tensor([-1.0, 2.0, -3.0, 0.25, 3.0])]
 
 
@@ -108,10 +109,11 @@ def test_seed_s_body_and_head_are_its_own_and_the_body_s_name_is_independent_of_
     bodies = []
     for seed in seeds:
         made = seed_body(DenseFiles(seed), FolderFiles(seed / "body"), NoProgress(), "org/seed@1")
-        body, head = (load_file(seed / "body" / name) for name in NAMES[:2])
+        body, head, parts = (load_file(seed / "body" / name) for name in WEIGHTS)
         own = load_file(seed / "model.safetensors")
         assert {name for name in own if ".mlp." not in name} == body.keys() | head.keys()
-        assert all(torch.equal(tensor, own[name]) for name, tensor in {**body, **head}.items())
+        assert parts.keys() == own.keys() - body.keys()
+        assert all(torch.equal(tensor, own[name]) for name, tensor in [*{**body, **head}.items(), *parts.items()])
         assert made.digest == seed_digest(file_sha256(seed / "body" / "body.safetensors"), made.config, made.exponents)
         assert (made.method, made.source, made.experts) == ("seed", "org/seed@1", [])
         assert [file.name for file in made.files] == [*NAMES, "tokenizer_config.json"]
