@@ -34,6 +34,7 @@ from moerge_coordinator.rest.limits import Bodies
 from moerge_coordinator.rest.request_log import Calls
 from moerge_coordinator.rest.routes import (
     aliases,
+    anchor,
     audit,
     bodies,
     contributions,
@@ -193,7 +194,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, bodies, contributions, rounds, versions, evaluations,
-        aliases, workflows, progress, demands, audit,
+        aliases, workflows, progress, demands, audit, anchor,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
+from moerge.cli.common import Coordinator, Secret
 from moerge.errors import MoergeError
 from moerge.progress import progress
-from moerge.settings import byte_count
+from moerge.settings import byte_count, valid
 from moerge.terminal import AsJson, echo, output, show_json
+from moerge_proto.anchors import MAX_ANCHOR_BYTES
 from moerge_proto.messages import UNKNOWN
 
 if TYPE_CHECKING:
@@ -67,6 +69,40 @@ def seed(home: Home, model: Annotated[str, typer.Argument(help=SEED)], license: 
     with closing(open_database(settings.database)) as database:
         body = register(database, stores(settings)[0], model, progress(), license)
     echo(f"The seed's body {body.digest[:12]} of {body.source} is current.", err=True)
+
+
+@app.command()
+def anchor(
+    coordinator: Coordinator,
+    secret: Secret,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="FILES of its text, in place of moerge's public texts: a file, folder or pattern; repeat."),
+    ] = None,
+    text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
+    off: Annotated[bool, typer.Option("--off", help="Later versions have no anchor.")] = False,
+) -> None:
+    """Make the seed the expert `general` of later versions, for text of no owner's domain; or end that.
+
+    The running coordinator computes its statistics, under the seed's body, which must be the current one. Another text
+    replaces the former one. Members contribute nothing anew.
+
+    Example: moerge coordinator anchor
+    """
+    from moerge.cli.common import wait
+    from moerge.client.client import Client
+    from moerge.documents.reader import read_texts
+    from moerge_proto.anchors import NewAnchor
+
+    if off and text:
+        raise MoergeError("text without an anchor", where="`text`", todo="leave one of them out")
+    texts = read_texts(text, text_field, MAX_ANCHOR_BYTES, "`text`") if text else None
+    with Client(coordinator, secret) as client:
+        if off:
+            client.remove_anchor()
+        else:
+            echo(wait(client, client.add_anchor(valid(NewAnchor, {"texts": texts}))))
+    echo(f"Versions solved from now on have {'no anchor' if off else 'the anchor, `general`'}.", err=True)
 
 
 @app.command()
@@ -202,6 +238,7 @@ def size(
     shape: Annotated[Preset | None, typer.Option(help="Experts like Llama 3 of this size, in bfloat16.")] = None,
     config: Annotated[Path | None, typer.Option(help="An expert's folder or config.json, instead of --shape.")] = None,
     body: Annotated[SizedBody, typer.Option(help="Body of the version: a seed's, or merged.")] = "seed",
+    anchor: Annotated[bool, typer.Option("--anchor", help="With an anchor, under the seed's body.")] = False,
     host_memory: Annotated[str, typer.Option(help="A worker's memory for hidden states.")] = "64GB",
     cores: Annotated[int, typer.Option(min=1, help="Cores of the coordinator.")] = 4,
     as_json: AsJson = False,
@@ -220,9 +257,11 @@ def size(
     if (shape is None) == (config is None):
         todo = "give --shape 8b, or --config expert/config.json"
         raise MoergeError("expected one of --shape and --config", todo=todo)
+    if anchor and not METHODS[body].is_seed:
+        raise MoergeError("an anchor needs the seed's body", where="`anchor`", todo="leave it out, or give --body seed")
     model = read_config(config.parent if config.is_file() else config) if config is not None else preset(str(shape))
     memory = byte_count(host_memory, "host_memory")
-    result = estimate(Shape.of(model, model.dtype), METHODS[body], experts, tokens, cores, memory)
+    result = estimate(Shape.of(model, model.dtype), METHODS[body], experts, tokens, cores, memory, anchor=anchor)
     if as_json:
         show_json(result.as_dict())
         return

@@ -10,6 +10,7 @@ from moerge_proto.contributions import Short
 from moerge_proto.digests import Digest, Name, digest_of
 from moerge_proto.messages import Message
 from moerge_proto.normalised import average, normalised, perplexity
+from moerge_proto.options import ANCHOR
 
 _MOST = 2**53 - 1  # canonical JSON holds no larger integer
 _MOST_NATS = 300  # per token; e^300 and quotients of such numbers are finite
@@ -110,6 +111,7 @@ class VersionTable(Message):
     """The paper's table of one version (DUME section 3.1). An owner sees only its own domains' `scores`.
 
     `domains` and each layer's `shares` are in slot order. `average`: over all domains; None while some are `missing`.
+    An anchor, `general`, has no score, and isn't missing.
     """
 
     version: int
@@ -118,17 +120,27 @@ class VersionTable(Message):
     average: float | None
     missing: list[str]
 
+    @property
+    def owned(self) -> list[str]:
+        """The owners' domains: without an anchor's."""
+        return _owned(self.domains)
+
     @classmethod
     def of(cls, version: int, domains: Sequence[str], evaluations: Iterable[Evaluation]) -> Self:
         """The table from the active evaluations."""
         scores = {evaluation.sums.domain: _score(evaluation) for evaluation in evaluations if evaluation.active}
+        owned = _owned(domains)
         return cls(
             version=version,
             domains=list(domains),
-            scores=[scores[domain] for domain in domains if domain in scores],
-            average=average(scores[domain].normalised if domain in scores else None for domain in domains),
-            missing=[domain for domain in domains if domain not in scores],
+            scores=[scores[domain] for domain in owned if domain in scores],
+            average=average(scores[domain].normalised if domain in scores else None for domain in owned),
+            missing=[domain for domain in owned if domain not in scores],
         )
+
+
+def _owned(domains: Sequence[str]) -> list[str]:
+    return [domain for domain in domains if domain != ANCHOR]
 
 
 def _score(row: Evaluation) -> DomainScore:

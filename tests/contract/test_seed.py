@@ -2,11 +2,16 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from moerge.cli.rounds import missing_domains
 from moerge.errors import CoordinatorError
+from moerge_proto.anchors import NewAnchor
+from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.rounds import NewRound
 from moerge_proto.versions import Version
 from support.dashboard import act, signed_in
 from support.federation import Federation, eventually, federation_of
@@ -124,3 +129,73 @@ def test_the_seed_s_body_is_made_current_again(federation: Federation) -> None:
         assert '<option value="seed"' in browser.get("/bodies/new").text
         assert act(browser, "/bodies/new", method="seed").headers["Location"].endswith("said=started")
     eventually(lambda: federation.body() == seed)
+
+
+def routers_of(federation: Federation) -> dict[str, str]:
+    """Domain -> its active router contribution."""
+    return {row.domain: row.digest for row in federation.operator.contributions() if row.active}
+
+
+def with_anchor(federation: Federation, texts: list[str] | None = None) -> str:
+    return federation.operator.wait(federation.operator.add_anchor(NewAnchor(texts=texts)))
+
+
+def test_an_anchor_is_the_last_expert_of_later_versions_until_it_is_off(federation: Federation, tmp_path: Path) -> None:
+    before, members = federation.solve(), routers_of(federation)
+    pool = federation.moerge("coordinator", "anchor").strip()
+    assert with_anchor(federation) == pool, "the same bytes again"
+    assert routers_of(federation) == {**members, "general": pool}
+    version = federation.solve()
+    assert version.lineage.domains == [*before.lineage.domains, "general"]
+    assert (version.lineage.head.method, len(version.lineage.head.contributions)) == ("regmean", 3)
+    assert files(version)["model-expert-00000.safetensors"] == files(before)["model-expert-00000.safetensors"]
+    seed = load_file(federation.folder / "seed" / "model.safetensors")
+    anchor = load_file(federation.version(version.number) / "model-expert-00002.safetensors")
+    assert anchor["model.layers.0.block_sparse_moe.experts.2.w1.weight"].equal(
+        seed["model.layers.0.mlp.gate_proj.weight"]
+    )
+    assert "`general` is the anchor" in (federation.version(version.number) / "README.md").read_text()
+    table = federation.operator.version_table(version.number)
+    assert (table.domains, table.missing) == (version.lineage.domains, before.lineage.domains)
+    assert all(owner.name != "general" for owner in federation.operator.owners())
+    federation.add("late", **SMALL)
+    federation.contribute(federation.body(), "late")
+    federation.contribute_heads("late")
+    assert federation.solve().lineage.domains == [*before.lineage.domains, "late", "general"]
+    federation.operator.withdraw_expert(federation.expert("late").digest)
+
+    (tmp_path / "news.txt").write_text("The council met on Monday. " * 200)
+    news = federation.moerge("coordinator", "anchor", "--text", tmp_path / "news.txt").strip()
+    assert routers_of(federation) == {**members, "general": news} != {**members, "general": pool}
+    assert with_anchor(federation) == pool
+    assert federation.solve().number == version.number
+    federation.moerge("coordinator", "anchor", "--off")
+    assert routers_of(federation) == members
+    assert federation.solve().number == before.number, "the lineage of a coordinator without an anchor"
+    assert not federation.operator.version(version.number).contains_withdrawn
+    with signed_in(federation.server) as browser:
+        assert "no expert for general" not in browser.get("/versions").text
+
+
+def test_an_anchor_needs_some_text_and_a_number_as_lambda(federation: Federation, tmp_path: Path) -> None:
+    (tmp_path / "word.txt").write_text("word")
+    with pytest.raises(CoordinatorError, match="4 tokens in 1 documents"):
+        with_anchor(federation, ["word"])
+    with pytest.raises(AssertionError, match="--text: text without an anchor"):
+        federation.moerge("coordinator", "anchor", "--text", tmp_path / "word.txt", "--off")
+    with_anchor(federation)
+    with pytest.raises(CoordinatorError, match="has no tuning split"):
+        federation.solve(options={"lambda_scale": "auto"})
+    federation.operator.remove_anchor()
+
+
+def test_nobody_has_the_anchor_s_name(federation: Federation) -> None:
+    with pytest.raises(CoordinatorError, match="'general' is the anchor's name"):
+        federation.operator.add_owner(NewOwner(name="general", domains=["all"]))
+    with pytest.raises(CoordinatorError, match="'general' is the anchor's name"):
+        federation.operator.add_owner(NewOwner(name="all", domains=["general"]))
+    with pytest.raises(CoordinatorError, match="owner 'general'"):
+        federation.operator.add_token(NewToken(role=Role.OWNER, owner="general"))
+    round = {"name": "all", "kind": "router", "domains": ["general"], "minimum": 1, "deadline": "2100-01-01T00:00:00Z"}
+    with pytest.raises(CoordinatorError, match="'general' has no owner"):
+        federation.operator.open_round(NewRound.model_validate(round))

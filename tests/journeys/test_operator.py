@@ -208,6 +208,12 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         assert made.merge().digest == made.body().digest != seeds.digest
         assert seeds.digest in operator.types(part.next("moerge body merge --method seed"))
         assert made.body().digest == seeds.digest
+    with Part("docs/operating.md", "The anchor") as part:
+        assert "have the anchor" in operator.types(part.next("moerge coordinator anchor"))
+        (tmp_path / "news.txt").write_text("The council met on Monday. " * 200)
+        named = {"news.txt": str(tmp_path / "news.txt")}
+        assert "have the anchor" in operator.types(part.next("moerge coordinator anchor --text", named))
+        assert "have no anchor" in operator.types(part.next("moerge coordinator anchor --off"))
 
     _, of_art = made.contribute(made.merge())
     made.solve()

@@ -119,7 +119,7 @@ def parts(domain: str) -> tuple[Path, Parts]:
 def head_sums(domain: str) -> tuple[HeadManifest, ShardSums]:
     """Those of a domain's head contribution, and its manifest but for the expert's digest."""
     own = DenseExpert(domain, experts()[domain])
-    manifest = head_manifest(f"{domain}-owner", own, own.digest, StatisticsSettings())
+    manifest = head_manifest(f"{domain}-owner", own, own.digest, StatisticsSettings(), domain)
     content = sums_of(HeadPass(own, manifest.exponents), 4 * ROWS)
     counts = {"tokens": content.tokens, "documents": content.documents, "shards": [sha256_hex(domain.encode())]}
     return manifest.model_copy(update=counts), content

@@ -173,7 +173,7 @@ def honest_body(member: Member, rows: list[list[int]] = ROWS) -> tuple[BodyManif
 def honest_head(member: Member, rows: list[list[int]] = ROWS) -> tuple[HeadManifest, ShardSums]:
     """The sums for a head contribution of the member's worker, over these rows."""
     dense = DenseExpert(member.domain, member.folder)
-    manifest = head_manifest(member.name, dense, registered(member).digest, StatisticsSettings())
+    manifest = head_manifest(member.name, dense, registered(member).digest, StatisticsSettings(), member.domain)
     return _whole(manifest, sums_of(HeadPass(dense, manifest.exponents), _of_a_shard(rows, dense)))
 
 

@@ -7,6 +7,7 @@ from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.history import Remerge
 from moerge_proto.influence import VersionInfluence
+from moerge_proto.options import ANCHOR
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round, RoundState
@@ -20,6 +21,7 @@ _WORK = {
     "contribution": "Taking in a contribution",
     "body": "Merging a body",
     "version": "Solving a version",
+    "anchor": "Adding the anchor",
 }
 
 
@@ -97,7 +99,8 @@ def _late(newest: Version | None, body: Body | None, experts: Sequence[Expert]) 
         return []
     dense = {expert.digest: expert.dense for expert in experts}
     there = {dense.get(digest, digest) for digest in newest.lineage.experts}
-    late = dict.fromkeys(expert.domain for expert in usable(experts, body) if expert.dense not in there)
+    every = (expert for expert in usable(experts, body) if expert.domain != ANCHOR)
+    late = dict.fromkeys(expert.domain for expert in every if expert.dense not in there)
     what = f"The newest version has no expert for {', '.join(late)}"
     return [Need(what, "solve again once they have contributed", "/solve")] if late else []
 

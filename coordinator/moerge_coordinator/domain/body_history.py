@@ -14,6 +14,7 @@ from moerge_proto.bodies import Body, NewBody
 from moerge_proto.experts import ExpertState
 from moerge_proto.history import BodyHistory, BodyVersion, DomainMove, Remerge
 from moerge_proto.normalised import average, normalised
+from moerge_proto.options import ANCHOR
 from moerge_proto.versions import HeadLineage
 
 _MOST_VERSIONS = 100
@@ -21,7 +22,7 @@ _MOST_VERSIONS = 100
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A version: domain -> expert in slot order; domain -> (normalised, oracle's) of its evaluations.
+    """A version: domain -> expert in slot order, without an anchor; domain -> (normalised, oracle's) of evaluations.
 
     Parts are represented by their dense expert. `registered`: domain -> the expert or parts themselves; `fitted`:
     domains with MLPs fitted to the body.
@@ -87,7 +88,7 @@ def _evaluated(session: Session, bodies: Sequence[str]) -> list[Evaluated]:
         Evaluated(
             number,
             body,
-            {domain: rows[digest].dense for domain, digest in zip(domains, experts, strict=True)},
+            {domain: rows[digest].dense for domain, digest in zip(domains, experts, strict=True) if domain != ANCHOR},
             scores[number],
             HeadLineage.model_validate(head),
             dict(zip(domains, experts, strict=True)),

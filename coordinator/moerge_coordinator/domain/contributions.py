@@ -109,31 +109,36 @@ def accept(ports: Ports, new: NewContribution, checked: Checked) -> Contribution
     In one transaction: superseded contributions become inactive, no shard counts twice, and all inputs of the check
     still exist.
     """
+    with ports.database.transaction("accept contribution") as session:
+        return add(session, ports, new, checked)
+
+
+def add(session: Session, ports: Ports, new: NewContribution, checked: Checked) -> Contribution:
+    """The same in a transaction."""
     with _opened(ports, new.sha256) as file:
         manifest = file.manifest
     rule = RULES[manifest.kind]
-    with ports.database.transaction("accept contribution") as session:
-        row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
-        if row is not None and row.withdrawn is None:
-            return message(Contribution, row)  # a concurrent copy of the request
-        rule.require_current(session, manifest)
-        require_usable(session, [manifest.expert], [])
-        if (size := ports.blobs.size(new.sha256)) is None:
-            raise _gone(new.sha256)
-        signer = require_signed(session, manifest.owner, new)
-        rule.replace(session, new.supersedes, manifest)
-        row = row or ContributionRow(digest=new.sha256)
-        session.add(row)
-        row.kind, row.owner, row.domain, row.expert = manifest.kind, manifest.owner, manifest.domain, manifest.expert
-        row.tokens, row.documents = manifest.tokens, manifest.documents
-        rule.describe(row, manifest)
-        row.size, row.warnings, row.software = size, checked.warnings, new.software
-        row.effective_rank = checked.effective_rank
-        row.active, row.withdrawn, row.purged = True, None, None
-        row.signature, row.fingerprint = new.signature, signer
-        session.flush()
-        rule.claim(session, row, manifest)
-        arrival = f"{row.kind} contribution {row.digest[:12]} of {row.domain} has arrived from {row.owner}"
-        tell(session, f"{arrival}: {row.tokens:,} tokens")
-        notify(session, "contribution.arrived", contribution=row.digest)
-        return message(Contribution, row)
+    row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
+    if row is not None and row.withdrawn is None:
+        return message(Contribution, row)  # a concurrent copy of the request
+    rule.require_current(session, manifest)
+    require_usable(session, [manifest.expert], [])
+    if (size := ports.blobs.size(new.sha256)) is None:
+        raise _gone(new.sha256)
+    signer = require_signed(session, manifest.owner, new)
+    rule.replace(session, new.supersedes, manifest)
+    row = row or ContributionRow(digest=new.sha256)
+    session.add(row)
+    row.kind, row.owner, row.domain, row.expert = manifest.kind, manifest.owner, manifest.domain, manifest.expert
+    row.tokens, row.documents = manifest.tokens, manifest.documents
+    rule.describe(row, manifest)
+    row.size, row.warnings, row.software = size, checked.warnings, new.software
+    row.effective_rank = checked.effective_rank
+    row.active, row.withdrawn, row.purged = True, None, None
+    row.signature, row.fingerprint = new.signature, signer
+    session.flush()
+    rule.claim(session, row, manifest)
+    arrival = f"{row.kind} contribution {row.digest[:12]} of {row.domain} has arrived from {row.owner}"
+    tell(session, f"{arrival}: {row.tokens:,} tokens")
+    notify(session, "contribution.arrived", contribution=row.digest)
+    return message(Contribution, row)

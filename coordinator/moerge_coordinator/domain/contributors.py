@@ -9,6 +9,7 @@ from moerge_coordinator.domain.contribution_rules import RULES
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow
 from moerge_proto.bodies import Contributors
 from moerge_proto.experts import ExpertState
+from moerge_proto.options import ANCHOR
 from moerge_proto.statistics_file import Kind
 
 
@@ -21,7 +22,7 @@ def contributed(session: Session, kind: Kind, body: str | None) -> Collection[st
 def of_body(session: Session, body: BodyRow) -> Contributors:
     """The domains of a version on this body, if solved now, and the body's other domains, by arrival.
 
-    A seed's body has the domains with ready parts for it. Withdrawn experts are not missing.
+    A seed's body has the domains with ready parts for it. Withdrawn experts and an anchor are not missing.
     """
     come = contributed(session, "router", body.digest)
     rows = list(session.scalars(select(ExpertRow).order_by(ExpertRow.number)))
@@ -33,5 +34,5 @@ def of_body(session: Session, body: BodyRow) -> Contributors:
     return Contributors(
         body=body.digest,
         contributed=list(dict.fromkeys(row.domain for row in rows if row.domain in come)),
-        missing=[domain for domain in expected if domain not in come],
+        missing=[domain for domain in expected if domain not in {*come, ANCHOR}],
     )

@@ -28,6 +28,7 @@ from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import BodyRow, DomainRow, ExpertRow, HoldingRow, OwnerRow, notify, now, tell
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 from moerge_proto.messages import FileEntry
+from moerge_proto.options import ANCHOR
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import Problem, ProblemType
 
@@ -307,13 +308,13 @@ def references(session: Session, digest: str) -> list[ExpertRow]:
     """The ready experts for comparison of a new one's weights: the oldest of each other owner, at most three.
 
     One of its own owner, if there are no others. Parts are compared with parts for the same body; fitted ones are not,
-    because they depend on their text.
+    because they depend on their text; and none is compared with the anchor.
     """
     new = find(session, digest)
     if new.fitted:
         return []
     query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY, ExpertRow.parts_body == new.parts_body)
-    query = query.where(ExpertRow.fitted.is_not(True), ExpertRow.digest != digest)
+    query = query.where(ExpertRow.fitted.is_not(True), ExpertRow.digest != digest, ExpertRow.domain != ANCHOR)
     rows = session.scalars(query.order_by(ExpertRow.number.desc()))
     oldest = {row.owner: row for row in rows}
     own = oldest.pop(new.owner, None)

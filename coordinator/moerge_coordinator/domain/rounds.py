@@ -9,6 +9,7 @@ from moerge_coordinator.domain import contributors
 from moerge_coordinator.domain.contribution_rules import RULES
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.tables import DomainRow, RoundRow, now, tell
+from moerge_proto.options import ANCHOR
 from moerge_proto.problems import ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 from moerge_proto.statistics_file import Kind
@@ -71,7 +72,7 @@ def open_round(session: Session, new: NewRound) -> Round:
             problem = f"a different round {new.name!r} already exists"
             raise RefusedError(ProblemType.CONFLICT, problem, where="name", todo="choose another name, or change it")
         return view(session, row)
-    known = set(session.scalars(select(DomainRow.name)))
+    known = set(session.scalars(select(DomainRow.name).where(DomainRow.name != ANCHOR)))
     if unknown := [domain for domain in new.domains if domain not in known]:
         problem = f"domain {unknown[0]!r} has no owner"
         raise RefusedError(ProblemType.NOT_FOUND, problem, where="domains", todo="first approve its owner")

@@ -25,7 +25,7 @@ from moerge_coordinator.storage.tables import (
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.influence import VersionInfluence
-from moerge_proto.options import SolveOptions
+from moerge_proto.options import ANCHOR, SolveOptions
 from moerge_proto.problems import ProblemType
 from moerge_proto.rounds import Round
 from moerge_proto.versions import Lineage, NewVersion, VersionChange, VersionFile
@@ -56,7 +56,7 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
     contributed = {part.expert for part in parts if part.split == "statistics"}
     experts = new.experts or [digest for digest in domains if digest in contributed]
     if ended is not None:
-        experts = [digest for digest in experts if domains[digest] in ended.contributed]
+        experts = [digest for digest in experts if domains[digest] in {*ended.contributed, ANCHOR}]
     _require_contributed(experts, contributed, domains, body)
     names = [domains[digest] for digest in experts]
     _require_options(new.options, names)
@@ -95,11 +95,16 @@ def _usable_body(session: Session, digest: str | None) -> BodyRow:
 
 
 def _domains(session: Session) -> dict[str, str]:
-    """Expert -> its domain, in order of arrival; parts have the place of their dense expert, if it is registered."""
+    """Expert -> its domain, in order of arrival, the anchor last.
+
+    Parts have the place of their dense expert, if it is registered.
+    """
     rows = {row.digest: row for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
-    return {
-        row.digest: row.domain for row in sorted(rows.values(), key=lambda row: (rows.get(row.dense) or row).number)
-    }
+
+    def place(row: ExpertRow) -> tuple[bool, int]:
+        return row.domain == ANCHOR, (rows.get(row.dense) or row).number
+
+    return {row.digest: row.domain for row in sorted(rows.values(), key=place)}
 
 
 def _left_out(session: Session, new: NewVersion, body: BodyRow) -> list[str]:
@@ -121,7 +126,7 @@ def _require_contributed(
             other = next((item for item in contributed if digest in domains and domains[item] == domains[digest]), "")
             todo = f"name the domain's contributed expert: {other}" if other else "first wait for its owner's worker"
             raise RefusedError(ProblemType.NOT_READY, problem, where="experts", todo=todo)
-    if not experts:
+    if all(domains[digest] == ANCHOR for digest in experts):
         problem = "no expert has contributed yet; a version needs at least one"
         todo = "ask the owners to start their workers; see: moerge contribution list"
         raise RefusedError(ProblemType.NOT_READY, problem, where="experts", todo=todo)
@@ -135,6 +140,9 @@ def _require_options(options: SolveOptions, domains: Sequence[str]) -> None:
         what = f"{', '.join(unknown)}; the version's domains are {', '.join(domains)}"
         todo = "name domains of the version"
         raise RefusedError(ProblemType.INVALID_REQUEST, what, where="options.domain_weights", todo=todo)
+    if options.lambda_scale == "auto" and ANCHOR in domains:
+        what, todo = f"{ANCHOR!r}, the anchor, has no tuning split", "give a number in another scale"
+        raise RefusedError(ProblemType.INVALID_REQUEST, what, where="options.lambda_scale", todo=todo)
     if options.top_k > len(domains):
         what, todo = f"{options.top_k} of {len(domains)} experts", f"use at most {len(domains)}"
         raise RefusedError(ProblemType.INVALID_REQUEST, what, where="options.top_k", todo=todo)

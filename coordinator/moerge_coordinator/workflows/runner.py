@@ -16,11 +16,13 @@ from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ExpertRow
+from moerge_coordinator.workflows.add_anchor import AddAnchor
 from moerge_coordinator.workflows.merge_body import MergeBody
 from moerge_coordinator.workflows.publish_version import PublishVersion
 from moerge_coordinator.workflows.steps import INSTANCE, Outcome
 from moerge_coordinator.workflows.take_in_contribution import TakeInContribution
 from moerge_coordinator.workflows.take_in_expert import TakeInExpert
+from moerge_proto.anchors import NewAnchor
 from moerge_proto.bodies import BodyLineage
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import digest_of
@@ -41,12 +43,13 @@ _NAMES: dict[WorkflowKind, str] = {
     "contribution": TakeInContribution.take_in_contribution.__qualname__,
     "body": MergeBody.merge_body.__qualname__,
     "version": PublishVersion.publish_version.__qualname__,
+    "anchor": AddAnchor.add_anchor.__qualname__,
 }
 _KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
 class Workflows:
-    """The four kinds of workflows: accept an expert or a contribution, merge a body, publish a version.
+    """The kinds of workflows: accept an expert or a contribution, merge a body, publish a version, add an anchor.
 
     A `client` queues workflows for the process that runs them; without one, this process runs them.
     """
@@ -57,6 +60,7 @@ class Workflows:
         self._experts = TakeInExpert(ports, self._bodies)
         self._contributions = TakeInContribution(ports)
         self._versions = PublishVersion(ports, metrics)
+        self._anchors = AddAnchor(ports)
         self._submitting = threading.Lock()
 
     # --- start
@@ -105,6 +109,10 @@ class Workflows:
     def start_version(self, lineage: Lineage) -> Workflow:
         content = lineage.model_dump(mode="json")
         return self._start(f"version-{digest_of(content)}", self._versions.publish_version, content)
+
+    def start_anchor(self, body: str, new: NewAnchor) -> Workflow:
+        content = new.model_dump(mode="json")
+        return self._start(f"anchor-{digest_of({'body': body, **content})}", self._anchors.add_anchor, body, content)
 
     def start_remerge(self) -> Workflow | None:
         """Replaces the current body by a new merge, if it is retired and experts are left."""
@@ -187,6 +195,8 @@ class Workflows:
                 return self.start_body(BodyLineage.model_validate(*given))
             case "version":
                 return self.start_version(Lineage.model_validate(*given))
+            case "anchor":
+                return self.start_anchor(given[0], NewAnchor.model_validate(given[1]))
 
     def resume(self) -> None:
         """Starts a due remerge, and restarts workflows of an earlier build.

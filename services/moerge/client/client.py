@@ -17,6 +17,7 @@ from moerge.client.http import JSON, Http, Pages, about, encoded, optional
 from moerge.client.uploads import upload
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
+from moerge_proto.anchors import NewAnchor
 from moerge_proto.audit import AuditEntry
 from moerge_proto.bodies import Body, Contributors, NewBody
 from moerge_proto.contributions import Contribution, ContributionSignature, NewContribution, Submission
@@ -163,6 +164,12 @@ class Client(Http):
     def current_body(self) -> Body | None:
         """The body for new contributions, or None before the first merge."""
         return optional(self.body, "current")
+
+    def add_anchor(self, new: NewAnchor) -> Workflow:
+        return self.message(Workflow, "PUT", "/v1/anchor", new)
+
+    def remove_anchor(self) -> None:
+        self.send("DELETE", "/v1/anchor")
 
     def contribute(self, new: NewContribution) -> Contribution:
         """The contribution of an uploaded file, after the coordinator's check, which may take minutes.

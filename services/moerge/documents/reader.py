@@ -3,10 +3,10 @@
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from moerge.documents.files import DataFile, arrow
+from moerge.documents.files import DataFile, arrow, data_files
 from moerge.errors import MoergeError
 from moerge.progress import Tracker
 
@@ -81,6 +81,18 @@ def documents(
                 bad.good()
                 yield document
     bad.end()
+
+
+def read_texts(sources: Sequence[str], field: str, most: int, where: str) -> list[str]:
+    """The texts of all documents in files, together at most `most` bytes in UTF-8; `where` names the sources."""
+    result, size = list[str](), 0
+    for text in documents(data_files(*sources, where=where), field, as_text, BadLines()):
+        if (size := size + len(text.encode())) > most:
+            raise MoergeError(f"more than {most:,} bytes of text", where=where, todo="name fewer or shorter files")
+        result += [text] if text else []
+    if not result:
+        raise MoergeError("no document has text", where=where, todo="name other files")
+    return result
 
 
 class _Broken:

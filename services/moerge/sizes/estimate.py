@@ -36,7 +36,9 @@ class Estimate:
         return asdict(self)
 
 
-def estimate(shape: Shape, body: Method, experts: int, tokens: int, cores: int, host_memory: int) -> Estimate:
+def estimate(
+    shape: Shape, body: Method, experts: int, tokens: int, cores: int, host_memory: int, *, anchor: bool = False
+) -> Estimate:
     """The sizes for `experts` of a shape, one per worker, with a solved head under a seed's or a solved body.
 
     Under a seed's body, workers register parts with fitted MLPs; otherwise whole experts.
@@ -45,6 +47,7 @@ def estimate(shape: Shape, body: Method, experts: int, tokens: int, cores: int, 
         tokens: of each worker's text.
         cores: of the coordinator.
         host_memory: bytes for a worker's window of hidden states.
+        anchor: whether the seed is one more expert, whose contributions the coordinator makes of public texts.
     """
     registered, sent = _registered(shape, body), _contributions(shape, body)
     seed = {"the seed's parts": files.part_bytes(shape)} if body.is_seed else {}
@@ -55,11 +58,12 @@ def estimate(shape: Shape, body: Method, experts: int, tokens: int, cores: int, 
         "the body": files.body_bytes(shape),
         "an expert's MLPs in a version": files.mlp_bytes(shape),
         "the head of a version": files.head_bytes(shape),
-        "a version": files.version_bytes(shape, experts),
+        "a version": files.version_bytes(shape, experts + anchor),
     }
     owner = sum(registered.values()) + sum(sent.values())
-    largest, own = max(sizes[name] for name in sizes.keys() - {"a version"}), sum(seed.values())
-    coordinator = _coordinator(shape, body, experts, cores, experts * owner, own, largest)
+    largest = max(sizes[name] for name in sizes.keys() - {"a version"})
+    own = sum(seed.values()) + anchor * sum(sent.values())
+    coordinator = _coordinator(shape, body, experts, cores, experts * owner, own, largest, anchor=anchor)
     return Estimate(shape.expert, sizes, coordinator, _worker(shape, body, tokens, host_memory, owner))
 
 
@@ -79,25 +83,29 @@ def _contributions(shape: Shape, body: Method) -> dict[str, int]:
     return sizes if body.is_seed else {"a body contribution": files.body_contribution_bytes(shape), **sizes}
 
 
-def _coordinator(shape: Shape, body: Method, experts: int, cores: int, received: int, own: int, largest: int) -> Size:
+def _coordinator(
+    shape: Shape, body: Method, experts: int, cores: int, received: int, own: int, largest: int, *, anchor: bool
+) -> Size:
     """With its `own` files and the first version, which shares the body's file.
 
     A further one of the same experts adds head and routers.
 
     The local disk has the largest file beside the blobs, also with S3: it is written before it is a blob.
     """
-    memory = (
+    memory = [
         needs.receiving(shape),
         needs.checking(shape),
         needs.merging(shape, experts, body, cores),
-        needs.merging_head(shape, experts, solved=True),
+        needs.merging_head(shape, experts + anchor, solved=True),
         needs.solving(shape, cores),
         needs.influence(shape, cores),
         needs.publishing(shape),
-    )
-    disk = {"disk or S3": received + own + files.version_bytes(shape, experts), "disk": largest}
+    ]
+    disk = {"disk or S3": received + own + files.version_bytes(shape, experts + anchor), "disk": largest}
+    passed = needs.passing(shape, _BATCH_TOKENS, body=False)
+    more = {"the anchor's sums": passed.total(needs.PUBLIC_TOKENS) + passed.journal} if anchor else {}
     sent = 0 if body.is_seed else experts * files.body_bytes(shape)
-    return Size({need.work: need.total() for need in memory}, disk, received, sent)
+    return Size({need.work: need.total() for need in memory} | more, disk, received, sent)
 
 
 def _worker(shape: Shape, body: Method, tokens: int, host_memory: int, sent: int) -> Size:

@@ -97,7 +97,7 @@ def router_manifest(
 def body_manifest(owner: str, expert: DenseExpert, digest: str, settings: StatisticsSettings) -> BodyManifest:
     """The manifest of an expert's body contribution, without sums; no count is withheld yet."""
     return BodyManifest(
-        **_expert_facts(owner, expert, digest, settings),
+        **_expert_facts(owner, expert, digest, settings, expert.domain),
         attention_size=attention_size(expert.config),
         vocab_size=expert.config.vocab_size,
         exponents=input_exponents(expert),
@@ -105,16 +105,16 @@ def body_manifest(owner: str, expert: DenseExpert, digest: str, settings: Statis
     )
 
 
-def head_manifest(owner: str, expert: DenseExpert, digest: str, settings: StatisticsSettings) -> HeadManifest:
+def head_manifest(owner: str, expert: Dense, digest: str, settings: StatisticsSettings, domain: str) -> HeadManifest:
     """The manifest of an expert's head contribution, without sums."""
-    return HeadManifest(**_expert_facts(owner, expert, digest, settings), exponents=head_exponents(expert))
+    return HeadManifest(**_expert_facts(owner, expert, digest, settings, domain), exponents=head_exponents(expert))
 
 
-def _expert_facts(owner: str, expert: DenseExpert, digest: str, settings: StatisticsSettings) -> dict[str, Any]:
+def _expert_facts(owner: str, expert: Dense, digest: str, settings: StatisticsSettings, domain: str) -> dict[str, Any]:
     return {
         "owner": owner,
         "expert": digest,
-        "domain": expert.domain,
+        "domain": domain,
         "settings": settings.model_copy(update={"before": None}),
         "hidden_size": expert.config.hidden_size,
         "layers": expert.config.num_hidden_layers,
@@ -142,7 +142,7 @@ def router_contribution(
     settings, computing = settings or StatisticsSettings(), computing or Computing()
     blank = router_manifest(expert.owner, expert.digest, expert.domain, body, settings)
     work = RouterPass(expert, body, blank.exponents, settings.precision, computing.device, settings.before)
-    return _written(blank, work, documents, path, computing)
+    return summed(blank, work, documents, path, computing)
 
 
 def body_contribution(
@@ -180,9 +180,9 @@ def head_contribution(
     Arguments and errors are those of `router_contribution`; `digest`: that of the expert's parts, if they are named.
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
-    blank = head_manifest(expert.owner, expert, digest or expert.digest, settings)
+    blank = head_manifest(expert.owner, expert, digest or expert.digest, settings, expert.domain)
     work = HeadPass(expert, blank.exponents, settings.precision, computing.device)
-    return _written(blank, work, documents, path, computing)
+    return summed(blank, work, documents, path, computing)
 
 
 def withhold_rare(whole: Path, path: Path, rare_below: int) -> None:
@@ -197,8 +197,8 @@ def withhold_rare(whole: Path, path: Path, rare_below: int) -> None:
         write(out, file.manifest.model_copy(update={"rare_below": rare_below}), arrays(file))
 
 
-def _written(blank: Manifest, work: Pass, documents: Iterable[Tokens], path: Path, computing: Computing) -> Path:
-    """The file at `path`, with the sums over all documents."""
+def summed(blank: Manifest, work: Pass, documents: Iterable[Tokens], path: Path, computing: Computing) -> Path:
+    """The file at `path`, with the sums of a pass over all documents; errors are those of `router_contribution`."""
     journal = _summed(blank, work, documents, path, computing)
     if journal is not None:
         os.replace(journal, path)

@@ -95,9 +95,13 @@ class BodyPass(_OwnPass):
 
 @dataclass(frozen=True)
 class HeadPass(_OwnPass):
-    """The gram of the inputs of the expert's head."""
+    """The gram of the inputs of the expert's head. `body`: that of a seed of which `expert` has only the parts."""
 
     kind: ClassVar[Kind] = "head"
+    body: Dense | None = None
+
+    def weights(self) -> DenseWeights:
+        return super().weights() if self.body is None else domain_weights(self.expert, self.body)
 
     def inputs(self) -> list[list[Input]]:
         """As in `RouterPass`; the head's input belongs to the last layer."""

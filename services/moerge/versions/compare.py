@@ -46,14 +46,14 @@ class ScoreChange:
 def score_changes(old: VersionTable, new: VersionTable) -> list[ScoreChange]:
     """A row for each domain, then the averages; only those over the same domains have a difference in points."""
     before, after = _scores(old), _scores(new)
-    domains = list(dict.fromkeys([*old.domains, *new.domains]))
+    domains = list(dict.fromkeys([*old.owned, *new.owned]))
     rows = [ScoreChange.of(domain, before.get(domain), after.get(domain)) for domain in domains]
-    if set(old.domains) == set(new.domains):
+    if set(old.owned) == set(new.owned):
         whole = ScoreChange.of(average_name(new), old.average, new.average, is_average=True)
         if whole.points is not None:
             return [*rows, whole]
     else:
-        name = f"average of all its domains ({len(old.domains)}, {len(new.domains)})"
+        name = f"average of all its domains ({len(old.owned)}, {len(new.owned)})"
         whole = ScoreChange(name, old.average, new.average, None, is_average=True)
     shared = common_change(old, new)
     return [*rows, whole] if shared is None else [*rows, whole, shared]
@@ -64,14 +64,14 @@ def common_change(old: VersionTable, new: VersionTable) -> ScoreChange | None:
     domains = common_domains([old, new])
     if not domains:
         return None
-    both = [domain for domain in old.domains if domain in new.domains]
+    both = [domain for domain in old.owned if domain in new.owned]
     words = "that both have" if len(domains) == len(both) else "with a score on both"
     name = f"average of the {len(domains)} {words}"
     return ScoreChange.of(name, average_over(old, domains), average_over(new, domains), is_average=True)
 
 
 def average_name(table: VersionTable) -> str:
-    count = len(table.domains)
+    count = len(table.owned)
     return f"average of its {count} domain{'s' if count > 1 else ''}"
 
 
@@ -89,10 +89,10 @@ class Averages:
 
 def averages(tables: Sequence[VersionTable | None]) -> Averages:
     """The averages of versions, None for one without evaluations; common domains are those of all complete tables."""
-    whole = [table for table in tables if table is not None and len(table.scores) == len(table.domains)]
+    whole = [table for table in tables if table is not None and len(table.scores) == len(table.owned)]
     over_own = [None if table is None else table.average for table in tables]
     scored = [table for table in tables if table is not None and table.average is not None]
-    if len({frozenset(table.domains) for table in scored}) < 2:
+    if len({frozenset(table.owned) for table in scored}) < 2:
         return Averages((average_name(scored[0]) if scored else "average", ""), over_own, [])
     domains = common_domains(whole)
     over = [None if table is None else average_over(table, domains) for table in tables] if domains else []

@@ -80,6 +80,20 @@ def test_head_is_the_largest_need_under_a_seed_body() -> None:
     assert "a body contribution" not in seed["files"]
 
 
+def test_an_anchor_is_one_more_expert_that_nobody_sends() -> None:
+    without, anchored = (json.loads(said("--shape", "70b", *COMMON, "--json", *more)) for more in ((), ("--anchor",)))
+    made = sum(without["files"][f"a {kind} contribution"] for kind in ("head", "router"))
+    grown = anchored["files"]["a version"] - without["files"]["a version"]
+    assert grown > without["files"]["an expert's MLPs in a version"]
+    sizes = [item["coordinator"]["disk"]["disk or S3"] for item in (without, anchored)]
+    assert sizes[1] - sizes[0] == grown + made
+    assert without["worker"] == anchored["worker"]
+    assert without["coordinator"]["received"] == anchored["coordinator"]["received"]
+    assert "the anchor's sums" in anchored["coordinator"]["memory"]
+    refused = CliRunner().invoke(app, ["size", "--shape", "70b", *COMMON, "--body", "regmean", "--anchor"])
+    assert "an anchor needs the seed's body" in str(refused.exception)
+
+
 @pytest.mark.parametrize("given", [(), ("--shape", "8b", "--config", "config.json")])
 def test_one_of_shape_and_config_is_required(given: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, ["size", *given, *COMMON])

@@ -25,7 +25,7 @@ def run(context: Context, registered: DenseExpert, body: str | None = None) -> C
     if not settings.policy.head_contributions:
         context.events.say("the policy forbids head contributions; heads of versions can't be solved with this expert")
         return None
-    blank = head_manifest(expert.owner, expert, expert.digest, settings.statistics)
+    blank = head_manifest(expert.owner, expert, expert.digest, settings.statistics, expert.domain)
     work = HeadPass(expert, blank.exponents, settings.statistics.precision, settings.device)
     digests = context.digests()
     active = [row.expert for row in context.active("head").values() if row.expert in digests]

@@ -55,7 +55,7 @@ def _version(visit: Visit) -> Response:
 def _oracle(table: VersionTable) -> float | None:
     """The oracle's average normalised score; None if a domain's score is missing or hidden."""
     scores = {score.domain: score.normalised_oracle for score in table.scores}
-    return average(map(scores.get, table.domains))
+    return average(map(scores.get, table.owned))
 
 
 def _routing(table: VersionTable) -> list[tuple[str, Markup, list[list[float]]]]:
