@@ -11,6 +11,7 @@ from moerge.trunk import least_squares
 from moerge_lab.demo import corpora
 from moerge_lab.demo.train import Phase, Scratch, Training
 from moerge_lab.table.presets import PRESETS, Preset
+from moerge_lab.trials import membership
 from moerge_lab.trials.__main__ import app
 
 LAST = "Nobody knows where it goes, why it goes there, or when it will come back to us"
@@ -85,3 +86,11 @@ def test_equal_sums_times_a_number_have_equal_influence(cache: Path, monkeypatch
     lines = ran(cache, monkeypatch, "influence", "--tokens=400")
     assert cells(lines, "honest, times 1000") == cells(lines, "honest")
     assert cells(lines, "own text and a spike 1000 times as large, random") != cells(lines, "honest")
+
+
+def test_members_of_few_documents_are_told_from_others(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "CANDIDATES", 50)
+    sizes = ["--documents=10", "--documents=180", "--others=70", "--trials=1"]
+    lines = ran(cache, monkeypatch, "membership", "--domain=law", *sizes)
+    few, many = (float(cells(lines, number)[0].split()[0]) for number in ("10", "180"))
+    assert few > 0.8 > 0.65 > many
