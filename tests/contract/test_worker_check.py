@@ -86,7 +86,7 @@ def test_too_few_documents_of_another_domain_are_problems(federation: Federation
     (tmp_path / "few.jsonl").write_text("".join(f'{{"text": "document {n} of few"}}\n' for n in range(5)))
     home = tmp_path / "worker-cookin"
     lines = lines_of(federation, data=tmp_path / "few.jsonl", home=home, domain="cookin")
-    assert "too little data: 5 documents; the policy's min_documents is 100" in lines["data"]
+    assert "too little data: 5 documents; the policy's min_documents is 1,000" in lines["data"]
     assert "not for 'cookin'" in lines["token"]
     assert not home.exists()
 

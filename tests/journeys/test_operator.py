@@ -53,7 +53,7 @@ def owner(folder: Path, seed: int) -> Shell:
     seed_model(folder / "seed", apart=0.001)
     expert(folder / "expert", seed, apart=0.001)
     (folder / "text").mkdir()
-    texts(folder / "text" / "a.jsonl", seed, documents=200)
+    texts(folder / "text" / "a.jsonl", seed, documents=1100)
     return Shell(folder)
 
 

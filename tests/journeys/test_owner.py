@@ -34,7 +34,7 @@ class Machine:
         for old, new in places.items():
             settings = settings.replace(old, new)
         seed_model(self.folder / "seed")
-        settings = settings.replace("[policy]", '[policy]\nbodies = ["seed", "merged"]')
+        settings = settings.replace("[policy]", '[policy]\nmin_documents = 100\nbodies = ["seed", "merged"]')
         (self.home / "worker.toml").write_text(settings)
 
     def log(self) -> str:
@@ -68,7 +68,7 @@ def asked(said: str) -> str:
 
 def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
     settings = sample()
-    auto = settings.replace('mode = "ask"', "bodies_per_month = 1\nevaluation_sums = true").replace("500", "100")
+    auto = settings.replace('mode = "ask"', "bodies_per_month = 1\nevaluation_sums = true")
     with federation_of(tmp_path) as made, Shell(tmp_path / "law") as law, Shell(tmp_path / "art") as art:
         owner = Machine(made, "law", 1, f"held_out_share = 0.2\n{auto}")
         with owner.works(), Part("docs/worker.md", "The budget") as part:

@@ -134,7 +134,7 @@ def test_worker_killed_as_it_fits_and_joins_under_a_seed_sends_the_same_bytes(tm
     with federation_of(tmp_path, seeded=True, **shape) as made:
         law = made.join("law", expert(tmp_path / "law", 1, **shape))
         place = Owner(made.server, law, made.body(), texts(tmp_path / "texts.jsonl", seed=4, documents=600))
-        settings: dict[str, Any] = {"seed": made.seed, "policy": {}, "host_memory": None}
+        settings: dict[str, Any] = {"seed": made.seed, "policy": {"min_documents": 100}, "host_memory": None}
         moments = (
             lambda: len(list(home.glob("parts/*/.*/fitted-*.part"))) >= 2,
             lambda: any(home.glob("parts/*/fitted-*")),

@@ -199,9 +199,9 @@ def coordinator(
 
 
 def worker_command(domain: str, expert: Path, data: Path, home: Path) -> list[str]:
-    """The arguments of a worker that contributes once; the policy in its home allows merged bodies."""
+    """The arguments of a worker that contributes once; its policy allows merged bodies and 100 documents."""
     home.mkdir(parents=True, exist_ok=True)
-    (home / "worker.toml").write_text('[policy]\nbodies = ["seed", "merged"]\n')
+    (home / "worker.toml").write_text('[policy]\nbodies = ["seed", "merged"]\nmin_documents = 100\n')
     places = ["--expert", str(expert), "--data", str(data), "--home", str(home)]
     return ["worker", "run", "--once", "--domain", domain, *places]
 

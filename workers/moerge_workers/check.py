@@ -28,6 +28,7 @@ from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.progress import NoProgress
 from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
 from moerge.statistics.estimate import estimate
+from moerge.statistics.membership import expected_auc
 from moerge.statistics.passes import BodyPass, RouterPass
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert
@@ -157,7 +158,8 @@ class _Machine:
         data = Data(self.settings, self.own, self.remarks.append, key)
         first = read_first(self.settings, data, self.own.config.hidden_size)
         self.tokens = first.tokens
-        return first.summary
+        auc = expected_auc(first.documents)
+        return f"{first.summary}; in a trial, sums over as many showed with {auc} whether a known one is among them"
 
     def seed(self) -> str:
         """The own copy of the seed fits the expert."""

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from moerge.statistics.membership import FEW_DOCUMENTS
 from moerge_proto.digests import Name
 
 Kind = Literal["expert", "body", "head", "router", "evaluation"]
@@ -44,7 +45,7 @@ class Policy(BaseModel):
     domains: list[Name] | None = None
     bodies: list[BodyKind] = Field(default=["seed"], min_length=1)
     max_stray: float = Field(default=0.6, gt=0)
-    min_documents: int = Field(default=100, ge=1)
+    min_documents: int = Field(default=FEW_DOCUMENTS, ge=1)
     min_tokens: int | None = Field(default=None, ge=1)
     tokens_per_document: int | None = Field(default=None, ge=1)
     max_perplexity_ratio: float = Field(default=2.5, gt=1)

@@ -13,11 +13,9 @@ from rich.table import Table
 from moerge.errors import ContributionError
 from moerge.statistics.integers import effective_rank, square_of
 from moerge.statistics.kinds import CONTRIBUTIONS
+from moerge.statistics.membership import FEW_DOCUMENTS, expected_auc
 from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError
 
-FEW_DOCUMENTS = 1000
-MEMBERSHIP = "AUC 0.70 to 0.89 for 100 documents, 0.55 to 0.58 for 900"
-"""Measured on the demo (docs/design.md); an attacker has other documents of the domain."""
 MOST_RANKED = 8  # grams whose rank is measured
 
 
@@ -113,11 +111,11 @@ def _reveals(file: StatisticsFile) -> Iterator[str]:
             f"with fewer tokens than the {manifest.hidden_size} dimensions: the span of the text's vectors. Anyone "
             "with the model can test whether a given text is in it. Send more text"
         )
-    if manifest.documents < FEW_DOCUMENTS:
-        yield (
-            f"with only {manifest.documents} documents: whether a known one is among them (measured: {MEMBERSHIP}). "
-            f"Send at least {FEW_DOCUMENTS:,}"
-        )
+    few = f". Send at least {FEW_DOCUMENTS:,}" if manifest.documents < FEW_DOCUMENTS else ""
+    yield (
+        f"over {manifest.documents:,} documents: whether a known one is among them, in a trial with "
+        f"{expected_auc(manifest.documents)} (1 is certain, 0.5 chance){few}"
+    )
     yield from CONTRIBUTIONS[manifest.kind].reveals(manifest, file)
     yield "with a second contribution over nearly the same documents: the statistics of those that differ"
     yield "not the text, its order, token ids in context, hidden states or gradients"

@@ -22,10 +22,11 @@ class _Bytes:
 
 @dataclass(frozen=True)
 class First:
-    """A summary of the data, and the approximate number of its tokens for statistics."""
+    """A summary of the data, and the approximate numbers of its tokens and documents for statistics."""
 
     summary: str
     tokens: int
+    documents: int
 
 
 def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
@@ -57,7 +58,7 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
         read += f"; in all about {splits.total() / share:,.0f} documents, {tokens.total() / share:,.0f} tokens"
     if tokens.total() / share < least:
         read += f"; this is less than a shard of {least:,} tokens, so the sums reveal more of single documents"
-    return First(read, round(tokens["statistics"] / share))
+    return First(read, round(tokens["statistics"] / share), round(splits["statistics"] / share))
 
 
 def too_little(why: str) -> MoergeError:

@@ -35,8 +35,8 @@ def test_description_shows_router_counts_tensors_and_ranks(tmp_path: Path) -> No
         "layers.1.gram",
         "[36]",
         "500 tokens, 1 documents",
-        "only 1 documents",
-        "AUC 0.70 to 0.89 for 100 documents",
+        "over 1 documents: whether a known one is among them, in a trial with AUC over 0.94",
+        "Send at least 1,000",
     ):
         assert part in text
     assert "fewer tokens" not in text

@@ -66,7 +66,7 @@ def test_dry_run_shows_every_stage_and_sends_nothing(
     ("given", "told"),
     [
         ({"text_field": "content"}, "no document in the field 'content'"),
-        ({"policy": {}}, "too little data: 40 documents; the policy's min_documents is 100"),
+        ({"policy": {}}, "too little data: 40 documents; the policy's min_documents is 1,000"),
         ({"held_out_share": 0.999}, "no document has a token that counts"),
     ],
 )
