@@ -24,7 +24,7 @@ from support.processes import MOERGE, Coordinator, run_command
 from support.servers import held_ports
 from support.terminal import Terminal
 
-MERGED = 'bodies = ["seed", "merged"]\nhead_contributions = false\nmin_documents = 100'
+MERGED = 'bodies = ["seed", "merged"]\nhead_contributions = false\nmin_documents = 100\nmerged_share = 1'
 """Lines of a policy, under which expert and router contributions alone leave."""
 
 

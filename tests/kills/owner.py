@@ -71,7 +71,7 @@ class Owner:
             "once": True,
             "journal_seconds": 0,
             "host_memory": SHARD_BYTES,
-            "policy": {"bodies": BODIES, "head_contributions": False, "min_documents": 100},
+            "policy": {"bodies": BODIES, "head_contributions": False, "min_documents": 100, "merged_share": 1},
             **settings,
         }
         with log_of(home).open("ab") as log:

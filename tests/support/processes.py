@@ -201,7 +201,7 @@ def coordinator(
 def worker_command(domain: str, expert: Path, data: Path, home: Path) -> list[str]:
     """The arguments of a worker that contributes once; its policy allows merged bodies and 100 documents."""
     home.mkdir(parents=True, exist_ok=True)
-    (home / "worker.toml").write_text('[policy]\nbodies = ["seed", "merged"]\nmin_documents = 100\n')
+    (home / "worker.toml").write_text('[policy]\nbodies = ["seed", "merged"]\nmin_documents = 100\nmerged_share = 1\n')
     places = ["--expert", str(expert), "--data", str(data), "--home", str(home)]
     return ["worker", "run", "--once", "--domain", domain, *places]
 

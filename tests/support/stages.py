@@ -258,7 +258,7 @@ def context_of(
 ) -> Iterator[Context]:
     """A run that contributes the expert and the texts (`texts.jsonl`) of a folder from a home, without fitting.
 
-    Its policy allows merged bodies, by default.
+    Its policy allows merged bodies, under which all documents count, by default.
     """
     settings = Settings.model_validate(
         {
@@ -271,7 +271,11 @@ def context_of(
             "once": True,
             "fit": False,
             **given,
-            "policy": {"bodies": BODIES, **given.get("policy", {"min_documents": 5, "min_tokens": 1})},
+            "policy": {
+                "bodies": BODIES,
+                "merged_share": 1,
+                **given.get("policy", {"min_documents": 5, "min_tokens": 1}),
+            },
         }
     )
     dense = DenseExpert("law", settings.expert, "owner")

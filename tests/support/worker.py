@@ -56,7 +56,10 @@ class Worker:
         return self.folder / "worker"
 
     def given(self, **settings: Any) -> dict[str, object]:
-        """The worker's settings. Its policy allows 100 documents and, without a seed, merged bodies, by default."""
+        """The worker's settings. By default its policy allows 100 documents, all of them under any body.
+
+        Without a seed it allows merged bodies.
+        """
         how: dict[str, Any] = {"policy": {"bodies": BODIES}} if self.seed is None else {"seed": str(self.seed)}
         return {
             "coordinator": self.server.url,
@@ -68,7 +71,7 @@ class Worker:
             "once": True,
             **how,
             **settings,
-            "policy": {"min_documents": 100, **how.get("policy", {}), **settings.get("policy", {})},
+            "policy": {"min_documents": 100, "merged_share": 1, **how.get("policy", {}), **settings.get("policy", {})},
         }
 
     def run(self, **settings: Any) -> str:

@@ -28,6 +28,8 @@ class Policy(BaseModel):
         max_stray: limit of a body's distance from the expert, see `moerge.trunk.stray`.
         min_documents: fewest documents of a contribution, and of its difference from earlier ones.
         min_tokens: likewise; None: a shard, 64 H.
+        merged_share: share of the documents that count under a merged body. A MAC under the owner's key chooses
+            others under each, so that the difference of two sums shows no single document.
         max_perplexity_ratio: limit of the perplexity of body, own MLPs and head, divided by the expert's, on a sample.
         bodies_per_month: new bodies in 30 days under which data may leave; more need the owner's approval.
         versions_per_month: evaluations sent in 30 days; likewise.
@@ -48,6 +50,7 @@ class Policy(BaseModel):
     min_documents: int = Field(default=FEW_DOCUMENTS, ge=1)
     min_tokens: int | None = Field(default=None, ge=1)
     tokens_per_document: int | None = Field(default=None, ge=1)
+    merged_share: float = Field(default=0.5, gt=0, le=1)
     max_perplexity_ratio: float = Field(default=2.5, gt=1)
     bodies_per_month: int = Field(default=3, ge=0)
     versions_per_month: int = Field(default=10, ge=0)

@@ -79,9 +79,10 @@ class Planner:
     def _may_differ(self) -> bool:
         """Decide which documents to use under another body than the last one's; False: wait."""
         sizes, least = self._sizes(everything=True), enough(self.blank.hidden_size)
-        added, gone, before = self.ledger.since_last()
-        tokens = total(sizes.values()).tokens
-        why = self.settings.policy.too_small(added + gone, tokens if gone else tokens - before, least)
+        added, gone = self.ledger.since_last()
+        whole = total(sizes.values())
+        tokens = (added + gone) * whole.tokens // max(whole.documents, 1)  # of documents of average length
+        why = self.settings.policy.too_small(added + gone, tokens, least)
         if why is None or not added + gone:
             return True
         rule = f"too few were added or removed since the last contribution under another body: {why}"
@@ -164,6 +165,8 @@ class Planner:
                 return why is None
         whole = total(plan.sizes.values())
         why = policy.too_small(whole.documents, whole.tokens, least)
+        if why is not None and (others := self.ledger.others()):
+            why = f"{why}; {others:,} others don't count under this body (merged_share)"
         if why is not None and split == "statistics":
             raise too_little(why)
         if why is not None:

@@ -21,7 +21,7 @@ from moerge.trunk.stray import require_near
 from moerge_proto.bodies import Body
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.contributing import seed
+from moerge_workers.contributing import seed, twins
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.seed import OtherBodyError
 from moerge_workers.policy import Policy, body_kind
@@ -38,7 +38,8 @@ def checked_body(
     """The tensors of a body under which data may leave.
 
     A seed's are those of the owner's own copy: nothing is downloaded, and no text is read. A merged body's are
-    downloaded; it is within the owner's budget, near the expert, and harmless. A comparison uses up the budget,
+    downloaded; it is within the owner's budget and no twin, or the owner agreed; it is near the expert, and harmless.
+    A comparison uses up the budget,
     whatever its result, because a refusal reveals one bit about the text.
 
     Args:
@@ -61,6 +62,7 @@ def checked_body(
         weights = _downloaded(context, body)
         path = weights.checkpoint.path
         _require_same_file(context, body, file_sha256(path))
+        twins.look(context, body, weights)
         if not context.outbox.may_compare(context.outbox.body_use(body.digest, path), outdated):
             return None
         stray = require_near(context.expert, weights, most, own_grams or sampled_grams(context))

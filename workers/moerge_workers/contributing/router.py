@@ -13,6 +13,7 @@ from moerge_proto.statistics_file import RouterManifest
 from moerge_workers.contributing import parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.ledger import Ledger, Sent
+from moerge_workers.policy import body_kind
 
 
 def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -> list[Contribution]:
@@ -28,12 +29,14 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
     settings = context.settings
     statistics, sent = settings.statistics, list[Contribution]()
     exponents = statistics.exponents(body.exponents)
+    share = settings.policy.merged_share if body_kind(body.method) == "merged" else 1.0
+    counts = context.data.counts(body.digest, share)
     work = RouterPass(expert, weights, exponents, statistics.precision, settings.device, statistics.before)
     for split in ("statistics", "tuning"):
         blank = router_manifest(expert.owner, expert.digest, expert.domain, body, statistics, split)
         path = context.ledger(blank)
         if split == "statistics" or settings.tuning_share or path.exists():
-            with closing(Ledger(path, context.last_documents(blank))) as ledger:
+            with closing(Ledger(path, context.last_documents(blank), counts)) as ledger:
                 sent += _contribute(context, blank, work, ledger)
     return sent
 

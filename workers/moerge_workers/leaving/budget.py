@@ -14,6 +14,12 @@ BODY_REVEALS = (
     "  - a dishonest coordinator can craft a body whose sums count chosen tokens, or hold traces of single ones\n"
     "  - approve it only if you know why the body was merged, such as an added or removed expert"
 )
+TWIN_REVEALS = (
+    "This body is nearly an earlier one: {}.\n"
+    "  - a merge from other experts changes every matrix that they trained, so a forged body is likely\n"
+    "  - the difference of the sums under both can be the text behind a single token; merged_share hides it\n"
+    "  - approve it only if the operator's change explains it: the experts that changed didn't train this matrix"
+)
 VERSION_REVEALS = (
     "What a further version could reveal:\n"
     "  - its routers count your held-out tokens, layer by layer; a dishonest coordinator can choose these tokens\n"
@@ -41,11 +47,13 @@ def summary(history: History) -> str:
 
 
 def reveals(history: History, policy: Policy, item: Item) -> str | None:
-    """The risk of an item's body or version, if it exceeds the budget; else None."""
+    """The risk of an item's body or version, if it exceeds the budget or is a twin; else None."""
     if item.kind in ("evaluation", "version-use"):
         first = history.movement(item) is None
         return VERSION_REVEALS if first and len(versions(history)) >= policy.versions_per_month else None
     first = item.kind == "body-use" and item.body not in history.compared()
+    if first and (how := history.twin(item.body)) is not None:
+        return TWIN_REVEALS.format(how)
     return BODY_REVEALS if first and len(bodies(history)) >= policy.bodies_per_month else None
 
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,12 +28,20 @@ CREATE TABLE IF NOT EXISTS events (
 );
 CREATE TABLE IF NOT EXISTS bodies (digest TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS compared (body TEXT PRIMARY KEY, at TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS matrices (
+    body TEXT NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (body, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS twins (body TEXT PRIMARY KEY, how TEXT NOT NULL) WITHOUT ROWID;
 CREATE TRIGGER IF NOT EXISTS bodies_stay BEFORE UPDATE ON bodies BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS bodies_remain BEFORE DELETE ON bodies BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS compared_stay BEFORE UPDATE ON compared BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS compared_remain BEFORE DELETE ON compared BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS events_remain BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
+"""
+_SAME = """
+SELECT name, body FROM matrices JOIN bodies ON body = digest
+WHERE name = ? AND matrices.sha256 = ? AND bodies.sha256 != (SELECT sha256 FROM bodies WHERE digest = ?) LIMIT 1
 """
 _LAST = "SELECT event FROM events WHERE digest = ? AND coordinator = ? AND event IN ({}) ORDER BY number DESC LIMIT 1"
 
@@ -147,6 +155,27 @@ class History:
             self._db.execute("INSERT OR IGNORE INTO bodies VALUES (?, ?)", (body, sha256))
             [first] = self._db.execute("SELECT sha256 FROM bodies WHERE digest = ?", (body,)).fetchone()
         return bool(first == sha256)
+
+    def note_matrices(self, body: str, digests: Mapping[str, str]) -> None:
+        """Record the SHA-256 of a merged body's matrices by name."""
+        with self._db:
+            rows = [(body, *item) for item in digests.items()]
+            self._db.executemany("INSERT OR IGNORE INTO matrices VALUES (?, ?, ?)", rows)
+
+    def same_matrices(self, body: str, digests: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Names of matrices that another body of another file had before, with that body."""
+        found = (self._db.execute(_SAME, (*item, body)).fetchone() for item in digests.items())
+        return [(str(row[0]), str(row[1])) for row in found if row is not None]
+
+    def note_twin(self, body: str, how: str) -> None:
+        """Record that a merged body has a matrix of an earlier one."""
+        with self._db:
+            self._db.execute("INSERT OR IGNORE INTO twins VALUES (?, ?)", (body, how))
+
+    def twin(self, body: str) -> str | None:
+        """What a merged body has of an earlier one; None: nothing."""
+        row = self._db.execute("SELECT how FROM twins WHERE body = ?", (body,)).fetchone()
+        return None if row is None else str(row[0])
 
     def note_comparison(self, body: str) -> None:
         """Record, before its first comparison with the owner's text, a merged body."""

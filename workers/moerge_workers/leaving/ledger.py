@@ -1,6 +1,7 @@
 """The ledger: the sent documents and their files. It is an SQLite file, so its size isn't limited by memory."""
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,10 @@ PRAGMA temp.journal_mode = OFF;
 CREATE TEMP TABLE seen (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TEMP TABLE again (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS last.documents (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS last.tokens (tokens INTEGER NOT NULL);
 """
 _MAC_BYTES = 16
-_LAST = "sent", "last.documents"
+_SEEN = "(SELECT * FROM seen WHERE counts(mac))"
+_LAST = "(SELECT * FROM last.documents WHERE counts(mac))"
 _COUNT = "INSERT INTO {} VALUES (?, 1) ON CONFLICT (mac) DO UPDATE SET copies = copies + 1 RETURNING copies"
 _MORE = """
 SELECT IFNULL(SUM(a.copies - IFNULL(b.copies, 0)), 0) FROM {} a LEFT JOIN {} b USING (mac)
@@ -46,6 +47,7 @@ class Ledger:
     """The documents and files of one kind of contribution, under one body, of one split.
 
     `last` is a file for the documents of the last contribution under any body: the ledgers of one split share it.
+    `counts` tells by its MAC, of 16 bytes, whether a document counts under this body. The others are never wanted.
 
     One transaction records a file and its documents before the file is sent. So after any failure the same file is
     sent, and no later file has its documents.
@@ -54,11 +56,12 @@ class Ledger:
         MoergeError: the file is not a ledger.
     """
 
-    def __init__(self, path: Path, last: Path | None = None) -> None:
-        self._within = False
+    def __init__(self, path: Path, last: Path | None = None, counts: Callable[[bytes], bool] = lambda _: True) -> None:
+        self._within, self._counts = False, counts
         self._folder = path.parent
         self._folder.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.create_function("counts", 1, counts, deterministic=True)
         try:
             self._db.execute("ATTACH ? AS last", (":memory:" if last is None else str(last),))
             self._db.executescript(_TABLES)
@@ -102,7 +105,7 @@ class Ledger:
         [copies] = self._db.execute(self._count, (mac,)).fetchone()
         if self._table == "again" and copies > self._copies("seen", mac):
             return False
-        return self._all or copies > self._copies("sent", mac)
+        return self._counts(mac) and (self._all or copies > self._copies("sent", mac))
 
     def _copies(self, table: str, mac: bytes) -> int:
         row = self._db.execute(f"SELECT copies FROM {table} WHERE mac = ?", (mac,)).fetchone()  # noqa: S608  # ours
@@ -110,11 +113,11 @@ class Ledger:
 
     def gone(self) -> int:
         """The number of sent documents missing in the reading."""
-        return int(self._db.execute(_MORE.format("sent", "seen")).fetchone()[0])
+        return int(self._db.execute(_MORE.format("sent", _SEEN)).fetchone()[0])
 
     def added(self) -> int:
         """The number of unsent documents in the reading."""
-        return int(self._db.execute(_MORE.format("seen", "sent")).fetchone()[0])
+        return int(self._db.execute(_MORE.format(_SEEN, "sent")).fetchone()[0])
 
     def within_last(self, *, only: bool) -> None:
         """Let later readings have only documents of the last contribution under any body, or all documents."""
@@ -122,14 +125,20 @@ class Ledger:
 
     def is_of_last(self) -> bool:
         """Tell whether the sent documents are those of the last contribution under any body, or there was none."""
-        differ = any(self._db.execute(_MORE.format(*pair)).fetchone()[0] for pair in (_LAST, _LAST[::-1]))
+        pairs = ("sent", _LAST), (_LAST, "sent")
+        differ = any(self._db.execute(_MORE.format(*pair)).fetchone()[0] for pair in pairs)
         return not differ or not self._db.execute("SELECT 1 FROM last.documents LIMIT 1").fetchall()
 
-    def since_last(self) -> tuple[int, int, int]:
-        """Of the last contribution under any body: documents added and missing in the reading, and its tokens."""
+    def since_last(self) -> tuple[int, int]:
+        """Documents added and missing in the reading, since the last contribution under any body."""
         query = _MORE.format("seen", "last.documents"), _MORE.format("last.documents", "seen")
         added, gone = (int(self._db.execute(item).fetchone()[0]) for item in query)
-        return added, gone, int(self._db.execute("SELECT TOTAL(tokens) FROM last.tokens").fetchone()[0])
+        return added, gone
+
+    def others(self) -> int:
+        """The number of documents in the reading that don't count under this body."""
+        query = "SELECT TOTAL(copies) FROM seen WHERE NOT counts(mac)"
+        return int(self._db.execute(query).fetchone()[0])
 
     def files(self, *, replaced: bool = False) -> list[Sent]:
         """The active files, or the replaced ones, in the order of sending."""
@@ -156,11 +165,9 @@ class Ledger:
             row = (self.next(), file.name, file.digest, file.documents, file.tokens, file.expert, how, 0)
             self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute("DELETE FROM sent")
-            self._db.execute("INSERT INTO sent SELECT mac, copies FROM seen")
+            self._db.execute("INSERT INTO sent SELECT * FROM seen WHERE counts(mac)")
             self._db.execute("DELETE FROM last.documents")
             self._db.execute("INSERT INTO last.documents SELECT mac, copies FROM seen")
-            self._db.execute("DELETE FROM last.tokens")
-            self._db.execute("INSERT INTO last.tokens SELECT SUM(tokens) FROM files WHERE NOT replaced")
 
     def forget(self) -> None:
         """Mark all files as replaced, and all documents as unsent."""

@@ -60,7 +60,7 @@ class Outbox:
         return self._asked(item, outdated)
 
     def may_use(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Tell whether to use a body or version: it is within the budget, or the owner approved it.
+        """Tell whether to use a body or version: it is within the budget and no twin, or the owner approved it.
 
         In mode `ask` the question about an evaluation covers the use of its version.
         """
