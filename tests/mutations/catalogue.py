@@ -484,8 +484,8 @@ MUTATIONS = (
         "removed-under-another-body",
         "attacks: removed documents are the difference of sums under two bodies",
         WORKER,
-        "why = self.settings.policy.too_small(added + gone, tokens if gone else tokens - before, least)",
-        "why = None if gone else self.settings.policy.too_small(added, tokens - before, least)",
+        "why = self.settings.policy.too_small(added + gone, tokens, least)",
+        "why = None if gone else self.settings.policy.too_small(added, tokens, least)",
         ("tests/attacks/coordinator/test_documents.py",),
     ),
     Mutation(

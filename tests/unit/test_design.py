@@ -84,3 +84,8 @@ def test_every_decision_and_every_page_is_linked() -> None:
     index = ROOT / "docs" / "README.md"
     for page in (ROOT / "docs").glob("*.md"):
         assert page == index or f"({page.name})" in index.read_text(), page.name
+
+
+def test_security_names_the_newest_release() -> None:
+    [newest, *_] = re.findall(r"(?m)^## (\d+\.\d+\.\d+) ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    assert f"The latest release only: {newest}." in (ROOT / "SECURITY.md").read_text(encoding="utf-8")
