@@ -20,12 +20,14 @@ RUN echo "$COMMIT" > services/moerge/commit \
     && /opt/moerge/bin/pip install --no-cache-dir --index-url ${PIP_INDEX_URL} --constraint constraints.txt '.[coordinator]'
 
 FROM ${PYTHON_IMAGE}
-LABEL org.opencontainers.image.title="moerge coordinator" org.opencontainers.image.licenses="Apache-2.0"
+ARG COMMIT=
+LABEL org.opencontainers.image.title="moerge coordinator" org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.revision="$COMMIT"
 RUN useradd --uid 1000 --create-home moerge \
     && install --directory --owner moerge --mode 0700 /srv/moerge
 COPY --from=build /opt/moerge /opt/moerge
 ENV PATH=/opt/moerge/bin:$PATH
-USER moerge
+USER 1000
 VOLUME /srv/moerge
 EXPOSE 8080
 # Any answer will do, because the certificate is for another name than this machine's.

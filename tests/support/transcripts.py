@@ -1,5 +1,6 @@
 """The commands of README and docs, read from their pages to be typed in their order."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -103,3 +104,19 @@ class Part:
         for old, new in self.names.items():
             line = line.replace(old, new)
         return line
+
+    def rest(self) -> list[str]:
+        """All commands that are left, as the page has them."""
+        lines, self._left = [item.line for item in self._left], []
+        return lines
+
+
+class Header(Part):
+    """The commands in the comments of a file: lines behind `indent` spaces. A backslash continues a line."""
+
+    def __init__(self, page: str, indent: int) -> None:
+        text = re.sub(r"\\\n# *", "", (ROOT / page).read_text(encoding="utf-8"))
+        lines = re.findall(rf"^# {{{indent}}}(\S.*)$", text, re.MULTILINE)
+        assert lines, f"{page} has no commands behind {indent} spaces"
+        self._left = [Command(page, "header", line) for line in lines]
+        self.names = {}

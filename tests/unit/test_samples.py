@@ -21,10 +21,14 @@ from moerge_workers import settings as worker
 from moerge_workers.policy import Policy
 from support.commands import command, require_command
 from support.processes import run_command
+from support.transcripts import Header
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+UID = "1000"
+"""The user of containers."""
+SECRET = re.compile("TOKEN|SECRET|PASSWORD|PRIVATE|CREDENTIAL")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -134,7 +138,33 @@ def test_dockerfiles_copy_existing_files_and_install_extras(name: str) -> None:
     assert yaml.safe_load(entry) == ["moerge"]
     assert "moerge" in PROJECT["scripts"]
     require_command([word for word in yaml.safe_load(dict(steps)["CMD"]) if word != "--help"])
-    assert dict(steps)["USER"] == "moerge"
+    assert dict(steps)["USER"] == UID
+
+
+@pytest.mark.parametrize("name", ["coordinator", "worker"])
+def test_images_take_indexes_as_arguments_and_hold_no_root_and_no_secret(name: str) -> None:
+    steps = instructions(DEPLOY / f"{name}.Dockerfile")
+    assert [rest for kind, rest in steps if kind == "FROM"] == ["${PYTHON_IMAGE} AS build", "${PYTHON_IMAGE}"]
+    arguments = {rest.partition("=")[0] for kind, rest in steps if kind == "ARG"}
+    assert arguments >= {"PYTHON_IMAGE", "PIP_INDEX_URL", "TORCH_INDEX_URL", "COMMIT"}
+    commands = [rest for kind, rest in steps if kind == "RUN"]
+    assert all(
+        "--index-url ${" in each for command in commands for each in command.split("&&") if "pip install" in each
+    )
+    assert f"useradd --uid {UID} " in " ".join(commands)
+    [labels] = [rest for kind, rest in steps if kind == "LABEL"]
+    for label in ("title", "licenses", "revision"):
+        assert f"org.opencontainers.image.{label}=" in labels
+    assert not [rest for kind, rest in steps if kind in ("ENV", "ARG") and SECRET.search(rest)]
+
+
+def test_a_build_gets_only_the_files_that_dockerfiles_copy() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert lines[0] == "*"
+    sent = {line[1:] for line in lines if line.startswith("!")}
+    steps = [step for name in ("coordinator", "worker") for step in instructions(DEPLOY / f"{name}.Dockerfile")]
+    copied = [rest.split()[:-1] for kind, rest in steps if kind == "COPY" and not rest.startswith("--from")]
+    assert sent == {source for sources in copied for source in sources}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd isn't installed")
@@ -159,10 +189,54 @@ def test_compose_services_build_and_run_what_exists(service: str) -> None:
     mounts = {volume.split(":")[1] for volume in settings["volumes"]}
     declared = re.findall(r"^VOLUME (\S+)", dockerfile, re.MULTILINE)
     assert set(declared) <= mounts
+    assert settings["image"] == f"moerge-{Path(settings['build']['dockerfile']).stem}"
     for argument in settings["command"]:
         path = argument.partition("=")[2] or argument
         if path.startswith("/"):
             assert any(path.startswith(mount) for mount in mounts), path
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_compose_services_are_hardened_limited_and_watched(service: str) -> None:
+    settings = SERVICES[service]
+    assert settings["read_only"] is True
+    assert settings["tmpfs"] == ["/tmp"]  # noqa: S108  # in the container
+    assert settings["cap_drop"] == ["ALL"]
+    assert settings["security_opt"] == ["no-new-privileges:true"]
+    assert settings["logging"]["options"].keys() == {"max-size", "max-file"}
+    assert {"mem_limit", "stop_grace_period"} <= settings.keys()
+    assert not [name for name in settings["environment"] if SECRET.search(name)]
+    assert all(volume.endswith(":ro") for volume in settings["volumes"] if volume.startswith("./"))
+    test = settings["healthcheck"]["test"]
+    assert test[:3] == ["CMD", "python", "-c"]
+    compile(test[3], "healthcheck", "exec")
+
+
+def test_a_worker_s_health_check_asks_the_port_of_its_metrics() -> None:
+    port = tomllib.loads((DEPLOY / "worker.toml").read_text())["metrics_port"]
+    for name, settings in SERVICES.items():
+        if name.startswith("worker"):
+            assert f"('127.0.0.1', {port})" in settings["healthcheck"]["test"][3]
+
+
+def test_compose_s_header_names_commands_and_folders_that_exist() -> None:
+    with Header("deploy/compose.yaml", indent=8) as part:
+        lines = part.rest()
+    typed = [words for line in lines if (words := shlex.split(line))[:2] == ["docker", "compose"]]
+    named = [words[words.index(service) + 1 :] for words in typed for service in SERVICES if service in words]
+    commands = [words for words in named if words and words[0] != "-c"]
+    assert len(commands) >= 6
+    for words in commands:
+        require_command([word for word in words if word != "moerge" and "..." not in word])
+    made = next(line.split()[1:] for line in lines if line.startswith("mkdir "))
+    owned = next(line.split()[4:] for line in lines if line.startswith(f"sudo chown -R {UID} "))
+    mounted = {
+        Path(volume).parts[0].partition(":")[0]
+        for item in SERVICES.values()
+        for volume in item["volumes"]
+        if volume.startswith("./")
+    }
+    assert set(made) < set(owned) == {name for name in mounted if not (DEPLOY / name).is_file()}
 
 
 def test_compose_workers_speak_https_to_the_coordinator_s_port() -> None:
