@@ -29,6 +29,7 @@ from moerge_workers.computing import pending
 from moerge_workers.computing.actors import Slots
 from moerge_workers.data.documents import Data
 from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.policy import Policy
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import ActorEvents, Events
 from moerge_workers.watching.status import Status
@@ -169,6 +170,7 @@ def small_shards() -> list[Pair]:
             expert=passed.expert.folder,
             data=[str(texts(folder / "texts.jsonl", 1, DOCUMENTS))],
             home=folder,
+            policy=Policy(min_documents=1),
         )
         blank = RouterManifest(
             owner="owner",

@@ -25,7 +25,7 @@ from moerge_proto.versions import CHAMPION, NewVersion
 TABLE_TOKENS, STATISTICS_TOKENS = 5_000, 10_000
 """Tokens per domain in the demo's table: for scores, and for the recipes' statistics."""
 _BESIDE: dict[RecipeName, list[str]] = {"recommended": ["averaging", "dume"], "dume": ["averaging"]}
-_SMALL_POLICY = "Their policies allow contributions of 2 documents, because some domains have few; the default is 100."
+_SMALL_POLICY = "Their policies allow contributions of 2 documents, as some domains have few; the default is 1,000."
 _POLICY = """\
 held_out_share = 0.1
 
