@@ -100,15 +100,6 @@ def member(one: Coordinator, tmp_path: Path) -> Iterator[Member]:
     member.client.close()
 
 
-def test_body_of_one_replica_answers_a_wait_at_the_other(one: Coordinator, two: Coordinator, member: Member) -> None:
-    member.register()
-    with two.client(member.token) as client, ThreadPoolExecutor(1) as pool:
-        seen = client.demands(member.dense)
-        waits = pool.submit(client.demands, member.dense, seen)
-        body = merge(one, [member.dense])
-        assert waits.result(30).body == body.digest != seen.body
-
-
 def test_chunks_of_several_replicas_are_joined_by_one(one: Coordinator, two: Coordinator, member: Member) -> None:
     pieces = [b"first", b"second"]
     new = announced(b"firstsecond", *pieces)
@@ -151,6 +142,15 @@ def test_a_workflow_is_seen_from_every_replica(one: Coordinator, two: Coordinato
         assert second.workflow(id_) == first.workflow(id_)
         assert second.workflow(id_).state is WorkflowState.DONE
         assert second.solve_version(NewVersion()).id != id_
+
+
+def test_body_of_one_replica_answers_a_wait_at_the_other(one: Coordinator, two: Coordinator, member: Member) -> None:
+    member.register()
+    with two.client(member.token) as client, ThreadPoolExecutor(1) as pool:
+        seen = client.demands(member.dense)
+        waits = pool.submit(client.demands, member.dense, seen)
+        body = merge(one, [member.dense])
+        assert waits.result(30).body == body.digest != seen.body
 
 
 def refusal(home: Path, text: str) -> str:

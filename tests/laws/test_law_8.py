@@ -94,7 +94,7 @@ def test_law_8_a_seed_s_body_is_written_with_two_tensors_in_memory(
 
     monkeypatch.setattr(Checkpoint, "tensor", matrix)
     seed_body(seed, FolderFiles(tmp_path / "body"), NoProgress())
-    assert (counted.made, counted.most) == (2 + 3 * 4, 2)
+    assert (counted.made, counted.most) == (2 + 3 * 4 + 1 + 3 * 3, 2)
 
 
 def test_law_8_a_head_is_solved_with_two_grams_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
