@@ -13,7 +13,7 @@ from moerge.client.client import Client
 from moerge_proto.owners import NewOwner, NewToken, Role
 from support.processes import Coordinator, coordinator
 
-WORKERS, OWNERS, READS = 2000, 100, 500
+WORKERS, OWNERS, READS = 2000, 20, 200
 
 
 def owners(operator: Client, count: int) -> list[str]:
@@ -56,14 +56,10 @@ def against_none(workers: int, of: int, reads: int) -> list[Pair]:
         tokens.write_text("\n".join(owners(operator, of)))
         slowest(operator, reads)
         alone = [slowest(operator, reads) for _ in range(RUNS)]
+        say(f"  alone: {alone}")
         with idle_workers(server, workers, tokens):
+            say(f"  {workers} workers wait")
             beside = [slowest(operator, reads) for _ in range(RUNS)]
-        say(
-            "  "
-            + ", ".join(
-                f"{one * 1e3:.0f} ms, alone {other * 1e3:.0f}" for one, other in zip(beside, alone, strict=True)
-            )
-        )
         return list(zip(beside, alone, strict=True))
 
 
