@@ -13,6 +13,8 @@ from moerge_workers.contributing.context import Context
 def look(context: Context, body: Body, weights: Dense) -> None:
     """Record a new merged body's matrices, and whether it is a twin, about which the outbox then asks the owner.
 
+    Earlier bodies are those under which something left.
+
     A merge from other experts changes every matrix, except one that nobody trained. That is the own expert's or the own
     seed's, and no sign of a twin.
     """

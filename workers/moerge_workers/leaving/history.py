@@ -41,7 +41,8 @@ CREATE TRIGGER IF NOT EXISTS events_remain BEFORE DELETE ON events BEGIN SELECT 
 """
 _SAME = """
 SELECT name, body FROM matrices JOIN bodies ON body = digest
-WHERE name = ? AND matrices.sha256 = ? AND bodies.sha256 != (SELECT sha256 FROM bodies WHERE digest = ?) LIMIT 1
+WHERE name = ? AND matrices.sha256 = ? AND bodies.sha256 != (SELECT sha256 FROM bodies WHERE digest = ?)
+AND body IN (SELECT items.body FROM events JOIN items USING (digest, coordinator) WHERE event = 'leaves') LIMIT 1
 """
 _LAST = "SELECT event FROM events WHERE digest = ? AND coordinator = ? AND event IN ({}) ORDER BY number DESC LIMIT 1"
 
@@ -163,7 +164,7 @@ class History:
             self._db.executemany("INSERT OR IGNORE INTO matrices VALUES (?, ?, ?)", rows)
 
     def same_matrices(self, body: str, digests: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Names of matrices that another body of another file had before, with that body."""
+        """Names of matrices that a body of another file has, under which something left, with that body."""
         found = (self._db.execute(_SAME, (*item, body)).fetchone() for item in digests.items())
         return [(str(row[0]), str(row[1])) for row in found if row is not None]
 
