@@ -1,10 +1,10 @@
-# make demo | table | test | test-slow | test-lowest | test-newest | test-engines | bench | dist | lint | clean
+# make demo | table | test | test-slow | test-lowest | test-newest | test-engines | test-images | bench | dist | lint | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo table test test-slow test-lowest test-newest test-engines bench dist lint clean
+.PHONY: demo table test test-slow test-lowest test-newest test-engines test-images bench dist lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
@@ -16,7 +16,7 @@ table: $(VENV)/.demo
 
 # Files are tested in the order of their names, so that those which take longest, contract and e2e, come first.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow and not images"
 
 # The demo trains on both cores, so it is tested alone.
 test-slow: $(VENV)/.test
@@ -78,6 +78,19 @@ $(ENGINES)/llama/.installed:
 
 $(ENGINES)/torchao/.installed: $(VENV)/.test
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(ENGINES)/torchao torchao==0.18.0
+	@touch $@
+
+# deploy/'s images and compose.yaml, as root on Debian: no Docker and no registry. Options of `buildah build` for both images:
+#   make test-images BUILD='--build-arg PIP_INDEX_URL=https://... --volume /etc/pip.conf:/etc/pip.conf:ro'
+BUILD ?=
+SUITE ?= bookworm
+IMAGES := build/images
+test-images: $(VENV)/.test $(IMAGES)/.installed
+	BUILD="$(BUILD)" SUITE=$(SUITE) OMP_NUM_THREADS=1 $(BIN)/pytest -m images tests/images
+
+$(IMAGES)/.installed:
+	$(PYTHON) -m venv $(IMAGES)
+	$(IMAGES)/bin/pip install --quiet --disable-pip-version-check podman-compose==1.6.0
 	@touch $@
 
 # One figure alone: make bench ONLY=merge-time

@@ -16,9 +16,9 @@ COPY proto proto
 COPY services services
 COPY workers workers
 COPY coordinator coordinator
+RUN /opt/moerge/bin/pip install --no-cache-dir --index-url ${PIP_INDEX_URL} --constraint constraints.txt '.[worker]'
 ARG COMMIT=
-RUN echo "$COMMIT" > services/moerge/commit \
-    && /opt/moerge/bin/pip install --no-cache-dir --index-url ${PIP_INDEX_URL} --constraint constraints.txt '.[worker]'
+RUN echo "$COMMIT" > "$(/opt/moerge/bin/python -c 'import moerge; print(moerge.__path__[0])')/commit"
 
 FROM ${PYTHON_IMAGE}
 ARG COMMIT=

@@ -154,6 +154,11 @@ class Shell(Terminal):
         self._status()
         return self.output
 
+    def ends(self) -> str:
+        """Waits for the end of the command that runs, which must succeed."""
+        assert self._status() == 0, self.output
+        return self.output
+
     def types(self, line: str, status: int = 0) -> str:
         """Types a command, and returns its output once it has ended with that exit status."""
         self.starts(line, "")
