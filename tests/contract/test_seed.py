@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from moerge.cli.rounds import missing_domains
+from moerge.documents.pool import pool_texts
 from moerge.errors import CoordinatorError
 from moerge_proto.anchors import NewAnchor
 from moerge_proto.owners import NewOwner, NewToken, Role
@@ -136,15 +137,18 @@ def routers_of(federation: Federation) -> dict[str, str]:
     return {row.domain: row.digest for row in federation.operator.contributions() if row.active}
 
 
+FIRST = ["A recipe for bread of rye.", "Dear Anna, the boat leaves at noon."]
+
+
 def with_anchor(federation: Federation, texts: list[str] | None = None) -> str:
     return federation.operator.wait(federation.operator.add_anchor(NewAnchor(texts=texts)))
 
 
 def test_an_anchor_is_the_last_expert_of_later_versions_until_it_is_off(federation: Federation, tmp_path: Path) -> None:
     before, members = federation.solve(), routers_of(federation)
-    pool = federation.moerge("coordinator", "anchor").strip()
-    assert with_anchor(federation) == pool, "the same bytes again"
-    assert routers_of(federation) == {**members, "general": pool}
+    first = with_anchor(federation, FIRST)
+    assert with_anchor(federation, FIRST) == first, "the same bytes again"
+    assert routers_of(federation) == {**members, "general": first}
     version = federation.solve()
     assert version.lineage.domains == [*before.lineage.domains, "general"]
     assert (version.lineage.head.method, len(version.lineage.head.contributions)) == ("regmean", 3)
@@ -164,10 +168,10 @@ def test_an_anchor_is_the_last_expert_of_later_versions_until_it_is_off(federati
     assert federation.solve().lineage.domains == [*before.lineage.domains, "late", "general"]
     federation.operator.withdraw_expert(federation.expert("late").digest)
 
-    (tmp_path / "news.txt").write_text("The council met on Monday. " * 200)
+    (tmp_path / "news.txt").write_text("The council met on Monday. ")
     news = federation.moerge("coordinator", "anchor", "--text", tmp_path / "news.txt").strip()
-    assert routers_of(federation) == {**members, "general": news} != {**members, "general": pool}
-    assert with_anchor(federation) == pool
+    assert routers_of(federation) == {**members, "general": news} != {**members, "general": first}
+    assert with_anchor(federation, FIRST) == first
     assert federation.solve().number == version.number
     federation.moerge("coordinator", "anchor", "--off")
     assert routers_of(federation) == members
@@ -177,15 +181,30 @@ def test_an_anchor_is_the_last_expert_of_later_versions_until_it_is_off(federati
         assert "no expert for general" not in browser.get("/versions").text
 
 
-def test_an_anchor_needs_some_text_and_a_number_as_lambda(federation: Federation, tmp_path: Path) -> None:
+def test_an_anchor_has_the_pool_or_enough_text_and_no_tuning_split(federation: Federation, tmp_path: Path) -> None:
     (tmp_path / "word.txt").write_text("word")
     with pytest.raises(CoordinatorError, match="4 tokens in 1 documents"):
         with_anchor(federation, ["word"])
     with pytest.raises(AssertionError, match="--text: text without an anchor"):
         federation.moerge("coordinator", "anchor", "--text", tmp_path / "word.txt", "--off")
-    with_anchor(federation)
+    pool = federation.moerge("coordinator", "anchor").strip()
+    documents = {row.digest: row.documents for row in federation.operator.contributions() if row.active}
+    assert documents[pool] == len(pool_texts())
     with pytest.raises(CoordinatorError, match="has no tuning split"):
         federation.solve(options={"lambda_scale": "auto"})
+    federation.operator.remove_anchor()
+
+
+def test_a_coordinator_that_is_killed_as_it_computes_an_anchor_goes_on(federation: Federation) -> None:
+    undisturbed = with_anchor(federation, FIRST)
+    federation.operator.remove_anchor()
+    started = federation.operator.add_anchor(NewAnchor(texts=FIRST))
+    eventually(lambda: any((federation.server.home / "anchor").glob("*")))  # in the first step
+    federation.server.kill()
+    federation.server.start()
+    assert federation.operator.wait(started) == undisturbed
+    assert routers_of(federation)["general"] == undisturbed
+    assert not any((federation.server.home / "anchor").iterdir())
     federation.operator.remove_anchor()
 
 
