@@ -100,7 +100,7 @@ def operator(made: Containers, tmp_path_factory: pytest.TempPathFactory) -> Iter
     for domain, seed in OWNERS.items():
         expert(folder / domain / "expert", seed, apart=0.001)
         (folder / domain / "text").mkdir()
-        texts(folder / domain / "text" / "a.jsonl", seed, documents=200)
+        texts(folder / domain / "text" / "a.jsonl", seed, documents=2000)
     with Shell(folder, **made.environment) as shell, Header("deploy/compose.yaml", indent=8) as part:
         for begins in ("mkdir tls", "openssl req", "cp tls", "sudo chown"):
             shell.types(part.next(begins))
