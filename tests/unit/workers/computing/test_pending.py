@@ -30,6 +30,7 @@ from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.computing.plan import Plan, Planner, Size
 from moerge_workers.data.documents import Data
 from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.policy import Policy
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status
@@ -124,6 +125,7 @@ class Owner:
             data=[str(self.data)],
             home=self.data.parent,  # where the key is: of all homes the same
             journal_seconds=0,
+            policy=Policy(min_documents=100),
             host_memory=None if shards is None else ByteSize(int(1.5 * positions * shards * SHARD_BYTES)),
         )
         own = DenseFiles(self.expert)
