@@ -28,6 +28,7 @@ from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.operation.preflight import LOCK
 from moerge_coordinator.rest import errors, openapi
+from moerge_coordinator.rest.audit import forget as forget_calls
 from moerge_coordinator.rest.demands import Waits
 from moerge_coordinator.rest.gauges import add_gauges
 from moerge_coordinator.rest.limits import Bodies
@@ -159,6 +160,8 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
         def forget() -> None:
             if state.traffic.leading:
                 state.workflows.forget_ended()
+                if settings.audit_days is not None:
+                    forget_calls(state.database, settings.audit_days)
 
         tasks = [
             asyncio.create_task(_every(_PRUNE_SECONDS, state.blobs.prune)),

@@ -117,6 +117,7 @@ class Settings(BaseModel):
     abandoned_after_hours: float = Field(
         default=72, gt=0, le=10**6
     )  # of untouched uploads, unused files, ended workflows
+    audit_days: int | None = Field(default=None, ge=30)  # age at which audit rows are removed; None: never
     # allowed address prefixes for fetching experts, such as https://models.example.org/public
     sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
     vocabulary: Vocabulary = "same"  # of experts; `pad` also accepts tokens added at the end

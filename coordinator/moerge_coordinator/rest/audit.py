@@ -3,7 +3,10 @@
 Calls without a valid token or the right role have no row: they could fill the disk and delay the operator's writes.
 """
 
+from datetime import timedelta
+
 from fastapi import Request
+from sqlalchemy import delete
 
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import AuditRow
@@ -46,3 +49,10 @@ def record(database: Database, request: Request, path: str, status: int) -> None
                 problem=getattr(request.state, "problem", None),
             )
         )
+
+
+def forget(database: Database, days: int) -> None:
+    """Removes rows older than so many days, at least 30."""
+    before = database.clock() - timedelta(days=days)
+    with database.transaction("remove old audit rows") as session:
+        session.execute(delete(AuditRow).where(AuditRow.created < before))

@@ -397,7 +397,7 @@ class ProgressRow(_Numbered):
 
 
 class AuditRow(_Numbered):
-    """One mutating call; the database refuses to change or remove it."""
+    """One mutating call; the database refuses to change it, or to remove it within 30 days."""
 
     __tablename__ = "audit"
     request: Mapped[str] = mapped_column(String(64))  # the request's id

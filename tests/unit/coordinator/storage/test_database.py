@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from moerge_coordinator.domain.tokens import make_token
+from moerge_coordinator.rest.audit import forget
 from moerge_coordinator.storage.database import Database, open_database
 from moerge_coordinator.storage.tables import AuditRow, Base, OwnerRow, TokenRow
 from moerge_proto.owners import NewToken, Role
@@ -120,6 +122,19 @@ def test_the_audit_log_can_not_be_changed(opened: Database, statement: str) -> N
         session.execute(text(statement))
     with opened.reading() as session:
         assert session.scalars(select(AuditRow.path)).all() == ["/v1/owners"]
+
+
+def test_old_rows_of_the_audit_log_can_be_removed(opened: Database) -> None:
+    with opened.transaction("test") as session:
+        for days in (0, 31, 50):
+            created = opened.clock() - timedelta(days=days)
+            session.add(AuditRow(request=f"{days}", method="POST", path="/v1/owners", status=201, created=created))
+    forget(opened, 40)
+    with opened.reading() as session:
+        assert session.scalars(select(AuditRow.request)).all() == ["0", "31"]
+    forget(opened, 30)
+    with opened.reading() as session:
+        assert session.scalars(select(AuditRow.request)).all() == ["0"]
 
 
 def test_a_reference_to_nothing_is_refused(opened: Database) -> None:

@@ -213,16 +213,18 @@ def upgrade() -> None:
 
 
 def _append_only(table: str) -> None:
+    """Rows never change, and stay for 30 days; then they can be removed."""
     if op.get_bind().dialect.name == "sqlite":
-        for event in ("UPDATE", "DELETE"):
+        for event, when in (("UPDATE", ""), ("DELETE", "WHEN OLD.created > datetime('now', '-30 days') ")):
             op.execute(
-                f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table} "
+                f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table} {when}"
                 f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
             )
         return
     op.execute(
         f"CREATE FUNCTION {table}_append_only() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN RAISE EXCEPTION '{table} is append-only'; END $$"
+        f"$$ BEGIN IF TG_OP = 'DELETE' AND OLD.created < now() - interval '30 days' THEN RETURN OLD; END IF; "
+        f"RAISE EXCEPTION '{table} is append-only'; END $$"
     )
     op.execute(
         f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE ON {table} "
