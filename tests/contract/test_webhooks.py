@@ -68,7 +68,6 @@ def test_a_failed_solve_is_told_once(federation: Federation, receiver: Receiver)
     assert (told["type"], told["data"]) == ("version.failed", {"workflow": workflow.id})
 
 
-@pytest.mark.slow
 def test_a_receiver_that_fails_while_the_coordinator_is_killed_gets_every_notice(
     federation: Federation, receiver: Receiver
 ) -> None:
