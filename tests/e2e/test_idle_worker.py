@@ -15,6 +15,7 @@ from support.processes import Coordinator, ended, start_worker
 POLICY = """[policy]
 bodies = ["seed", "merged"]
 head_contributions = false
+min_documents = 50
 evaluation_sums = true
 progress = true
 """
