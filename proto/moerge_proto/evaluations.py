@@ -122,24 +122,25 @@ class VersionTable(Message):
 
     @property
     def owned(self) -> list[str]:
-        """The owners' domains: without an anchor's."""
-        return _owned(self.domains)
+        """As the function `owned`, of this version."""
+        return owned(self.domains)
 
     @classmethod
     def of(cls, version: int, domains: Sequence[str], evaluations: Iterable[Evaluation]) -> Self:
         """The table from the active evaluations."""
         scores = {evaluation.sums.domain: _score(evaluation) for evaluation in evaluations if evaluation.active}
-        owned = _owned(domains)
+        names = owned(domains)
         return cls(
             version=version,
             domains=list(domains),
-            scores=[scores[domain] for domain in owned if domain in scores],
-            average=average(scores[domain].normalised if domain in scores else None for domain in owned),
-            missing=[domain for domain in owned if domain not in scores],
+            scores=[scores[domain] for domain in names if domain in scores],
+            average=average(scores[domain].normalised if domain in scores else None for domain in names),
+            missing=[domain for domain in names if domain not in scores],
         )
 
 
-def _owned(domains: Sequence[str]) -> list[str]:
+def owned(domains: Sequence[str]) -> list[str]:
+    """The domains that owners have: without an anchor's."""
     return [domain for domain in domains if domain != ANCHOR]
 
 
