@@ -61,6 +61,12 @@ def test_invalid_secrets_are_named(tmp_path: Path, content: str) -> None:
     assert (caught.value.where, "whsec_" in caught.value.todo) == (str(path), True)
 
 
+def solved(database: Database) -> None:
+    """Adds the notice of a solved version."""
+    with database.transaction("test") as session:
+        notify(session, "version.solved", version=7)
+
+
 def test_each_secret_of_the_file_signs(database: Database, webhook: Webhook, receiver: Receiver) -> None:
     webhook.secret_file.write_text(f"whsec_{'A' * 32}\n{SECRET}\n")
     with database.transaction("test") as session:
@@ -72,8 +78,7 @@ def test_each_secret_of_the_file_signs(database: Database, webhook: Webhook, rec
 def test_a_notice_is_sent_until_it_is_confirmed(
     database: Database, webhook: Webhook, receiver: Receiver, clock: Clock
 ) -> None:
-    with database.transaction("test") as session:
-        notify(session, "version.solved", version=7)
+    solved(database)
     receiver.answer = lambda: 500
     send(webhook, database)
     send(webhook, database)
@@ -90,15 +95,13 @@ def test_a_notice_is_sent_until_it_is_confirmed(
 
 
 def test_a_receiver_that_is_away_keeps_the_notices(database: Database, webhook: Webhook) -> None:
-    with database.transaction("test") as session:
-        notify(session, "version.solved", version=7)
+    solved(database)
     send(webhook.model_copy(update={"url": "http://127.0.0.1:1/"}), database)
     assert waiting(database) == 1
 
 
 def test_redirects_are_not_followed(database: Database, webhook: Webhook, receiver: Receiver) -> None:
-    with database.transaction("test") as session:
-        notify(session, "version.solved", version=7)
+    solved(database)
     receiver.answer = lambda: 307
     send(webhook, database)
     assert (len(receiver.notices), waiting(database)) == (1, 1)
@@ -107,8 +110,7 @@ def test_redirects_are_not_followed(database: Database, webhook: Webhook, receiv
 def test_after_three_days_a_notice_is_dropped(
     database: Database, webhook: Webhook, receiver: Receiver, clock: Clock
 ) -> None:
-    with database.transaction("test") as session:
-        notify(session, "version.solved", version=7)
+    solved(database)
     receiver.answer = lambda: 400
     for pause in (*PAUSES, 0):
         assert waiting(database) == 1

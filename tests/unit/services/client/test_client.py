@@ -300,7 +300,20 @@ def test_requests_leave_defaults_to_the_coordinator(message: BaseModel, content:
     assert type(message).model_validate_json(encoded(message)).model_dump() == message.model_dump()
 
 
-class Cut(BaseHTTPRequestHandler):
+class Answering(BaseHTTPRequestHandler):
+    """Answers with a status and a text, and logs nothing."""
+
+    def answer(self, status: int, content: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Cut(Answering):
     """A coordinator whose database is gone while it checks a contribution, and back when it is asked again."""
 
     asked: ClassVar[list[str]] = []
@@ -310,19 +323,10 @@ class Cut(BaseHTTPRequestHandler):
         gone = Problem.of(ProblemType.UNAVAILABLE, "the database doesn't answer")
         failed = Workflow(id="contribution-1", state=WorkflowState.FAILED, problem=gone)
         done = Workflow(id="contribution-2", state=WorkflowState.DONE, result=DIGEST)
-        self._answer(202, (failed if len(self.asked) == 1 else done).model_dump_json())
+        self.answer(202, (failed if len(self.asked) == 1 else done).model_dump_json())
 
     def do_GET(self) -> None:
-        self._answer(200, SENT.model_dump_json())
-
-    def _answer(self, status: int, content: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer(200, SENT.model_dump_json())
 
 
 SENT = Contribution(
@@ -338,7 +342,7 @@ def test_contribution_is_resent_after_a_transient_failure() -> None:
     assert len(Cut.asked) == 2
 
 
-class Demanding(BaseHTTPRequestHandler):
+class Demanding(Answering):
     """Doesn't know demands for the first `unknown` calls, and then answers the same ones at once. Counts the calls."""
 
     calls = unknown = 0
@@ -346,16 +350,9 @@ class Demanding(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         type(self).calls += 1
         if self.calls <= self.unknown:
-            status, content = 404, Problem.of(ProblemType.NOT_FOUND, "no such path").model_dump_json()
+            self.answer(404, Problem.of(ProblemType.NOT_FOUND, "no such path").model_dump_json())
         else:
-            status, content = 200, Demands.of(None, None).model_dump_json()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+            self.answer(200, Demands.of(None, None).model_dump_json())
 
 
 def test_worker_waits_for_the_upgrade_of_an_older_coordinator() -> None:
