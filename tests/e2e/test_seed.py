@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from moerge.models.families import FINAL_NORM, HEAD
+from moerge.models.families.family import FINAL_NORM, HEAD
 from moerge_workers.leaving.history import History
 from support.federation import Federation, federation_of, files_below
 from support.models import expert

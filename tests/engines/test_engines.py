@@ -12,7 +12,7 @@ from engines.registry import ENGINES
 from engines.results import Result
 from engines.table import written
 from moerge.errors import MoergeError
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge_proto.versions import EngineLimit
 
 LIMIT = EngineLimit(engine="vLLM", happens="ignores all biases", remedy="use another engine")

@@ -14,7 +14,7 @@ import pytest
 from safetensors import safe_open
 
 from moerge.errors import MoergeError
-from moerge.models.families import HEAD
+from moerge.models.families.family import HEAD
 from moerge_proto.options import SolveOptions
 from moerge_workers.leaving.owner_key import read_owner_key
 from support.dashboard import signed_in

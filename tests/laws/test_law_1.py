@@ -14,7 +14,7 @@ from moerge.documents.shards import plan, shard_name
 from moerge.errors import MoergeError
 from moerge.experts.parts import write_parts
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.tokens import Tokens, all_counted
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.experts import Parts

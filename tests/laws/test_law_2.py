@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from moerge.errors import CoordinatorError
 from moerge.experts.parts import write_parts
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import FAMILIES, FINAL_NORM, HEAD
+from moerge.models.families.family import FINAL_NORM, HEAD
+from moerge.models.families.registry import FAMILIES
 from moerge.progress import NoProgress
 from moerge.statistics.passes import RouterPass
 from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body

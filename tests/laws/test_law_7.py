@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.trunk.heads import HeadInputs
 from moerge.versions.file_plans import HEAD_FILE, body_files, expert_file, head_file, router_file
 from moerge.versions.plan import VersionPlan
@@ -64,7 +64,9 @@ def test_law_7_a_file_s_key_changes_with_what_it_is_made_of(tmp_path: Path, chan
         [whole] = body_files(own, body, body)
         mlps = expert_file(own.checkpoint, llama, 3, slot, expert_digest)
         inputs = HeadInputs([own.checkpoint], tuple, None, own.checkpoint, as_embedding=True)
-        return [plan.key for plan in (routers, whole, head_file(_lineage(body, expert_digest, head), inputs), mlps)]
+        return [
+            plan.key for plan in (routers, whole, head_file(_lineage(body, expert_digest, head), inputs, own), mlps)
+        ]
 
     other, places = {
         "lineage": (keys(lineage="9"), {0}),

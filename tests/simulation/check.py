@@ -11,7 +11,7 @@ from moerge.files import file_sha256
 from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import expert_files
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.routers.solve import solve_layers

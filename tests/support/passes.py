@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from moerge.documents.shards import Shard
 from moerge.models.batches import Batch, batches
 from moerge.models.dense import place
-from moerge.models.families import Family, family_of
+from moerge.models.families.family import Family
+from moerge.models.families.registry import family_of
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums, Sum
 from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run

@@ -18,7 +18,7 @@ from moerge.files import file_sha256
 from moerge.models.dense import body_names
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, expert_digest
-from moerge.models.families import EMBEDDING, HEAD
+from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows, Done, Window, computed

@@ -12,7 +12,7 @@ from moerge.merging.local import local_body, local_version
 from moerge.models.dense import dense_model, mlp_names
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import router_contribution
 from moerge.versions.file_plans import HEAD_FILE
@@ -86,5 +86,5 @@ def loaded(folder: Path, family: str = "llama") -> PreTrainedModel:
     answer: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     model: PreTrainedModel = answer[0]
     assert not any(answer[1].values()), answer[1]
-    assert type(model).__name__ == FAMILIES[family].published_class
+    assert type(model).__name__ == FAMILIES[family].host.class_name
     return model

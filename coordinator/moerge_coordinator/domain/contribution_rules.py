@@ -11,7 +11,7 @@ from moerge.documents.pool import require_pool
 from moerge.documents.shards import enough
 from moerge.errors import ContributionError
 from moerge.models.bounds import attention_size, head_bounds, head_exponents, input_bounds, input_exponents
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.statistics.validate import validate, validate_body, validate_grams
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from moerge.errors import IncompatibleExpertError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.distance import distance
-from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.storage.tables import BodyRow
 from moerge_proto.experts import Parts

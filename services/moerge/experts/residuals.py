@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moerge.models.batches import Batch
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.weights import Weights
 from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.features import placed

@@ -9,7 +9,8 @@ import torch
 
 from moerge.errors import CheckpointError
 from moerge.export.llama_cpp import Form
-from moerge.models.families import FAMILIES
+from moerge.models.families.hosts import MIXTRAL, QWEN2_MOE
+from moerge.models.families.qwen import QWEN2
 from moerge.models.stored import INDEX, StoredTensors
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.progress import Progress
@@ -66,14 +67,15 @@ def _names(stored: StoredTensors, form: Form) -> dict[str, str]:
 def _mixtral_names(form: Form) -> dict[str, str | None]:
     """Qwen2-MoE's name -> Mixtral's; None for the shared expert."""
     names: dict[str, str | None] = {}
-    ours, theirs = FAMILIES["qwen2"], FAMILIES["mistral"]
+    ours, theirs = QWEN2_MOE, MIXTRAL
     for layer in range(form.config["num_hidden_layers"]):
-        names |= {name.format(layer=layer): None for name in ours.zeros}
+        names |= {constant.name.format(layer=layer): None for constant in QWEN2.constants}
         names[ours.router.format(layer=layer)] = theirs.router.format(layer=layer)
         for expert in range(form.config["num_local_experts"]):
-            for dense, [published] in ours.mlp.items():
-                [name] = theirs.mlp[dense]
-                names[published.format(layer=layer, expert=expert)] = name.format(layer=layer, expert=expert)
+            for matrix, name in ours.experts.items():
+                names[name.format(layer=layer, expert=expert)] = theirs.experts[matrix].format(
+                    layer=layer, expert=expert
+                )
     return names
 
 

@@ -9,7 +9,7 @@ from moerge.export.converter import convert, converter
 from moerge.export.folder import converter_folder
 from moerge.export.llama_cpp import converter_form, refusals
 from moerge.files import json_object, require_own, sync_folder
-from moerge.models.families import FAMILIES
+from moerge.models.families.hosts import HOSTS
 from moerge.models.stored import StoredTensors
 from moerge.progress import Progress
 
@@ -29,7 +29,7 @@ def version_config(version: Path) -> dict[str, Any]:
         todo = f"name a folder from moerge merge, or pull the version first: moerge pull {version} FOLDER"
         raise CheckpointError("expected a version's folder; found no config.json", where=str(version), todo=todo)
     config = json_object(path, _MAX_CONFIG_BYTES)
-    known = sorted({family.published_type for family in FAMILIES.values()})
+    known = sorted(HOSTS)
     if config.get("model_type") not in known:
         problem = f"expected a version, of model_type {' or '.join(known)}; found {config.get('model_type')!r}"
         raise CheckpointError(problem, where=f"{path}: model_type")

@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 
 from moerge.models.bounds import attention_size
 from moerge.models.dense import HEAD_NAMES
-from moerge.models.families import family_of
+from moerge.models.families.registry import family_of
 from moerge.models.reader import model_shapes
 from moerge_proto.statistics_file import gram_length
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moerge.errors import CheckpointError
 from moerge.models.adapter_settings import AdapterSettings
-from moerge.models.families import EMBEDDING, HEAD
+from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.sources import ADAPTER_CONFIG as CONFIG
 from moerge.models.sources import BASE, hub_snapshot, is_hub_snapshot
 from moerge.models.stored import INDEX, NOTHING_REMOTE, SINGLE, StoredTensors, TensorSpec

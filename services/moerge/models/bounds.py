@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.models.dense_files import Dense
-from moerge.models.families import EMBEDDING, FINAL_NORM, head_dim
+from moerge.models.families.family import EMBEDDING, FINAL_NORM, head_dim
 from moerge.models.reader import Checkpoint
 from moerge_proto.statistics_file import MAX_EXPERT_TOKENS, exponent
 

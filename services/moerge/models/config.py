@@ -13,7 +13,9 @@ from transformers import AutoConfig, PretrainedConfig
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import require_small
 from moerge.models.adapters import Adapter, file_of, is_adapter
-from moerge.models.families import EMBEDDING, HEAD, REFUSED, Family, family_of, head_dim, require_family
+from moerge.models.families.family import EMBEDDING, HEAD, Family, head_dim
+from moerge.models.families.refused import REFUSED
+from moerge.models.families.registry import family_of, require_family
 from moerge.models.quantised import require_unquantised
 from moerge_proto.experts import Vocabulary
 
@@ -108,7 +110,7 @@ def settings_of(config: PretrainedConfig) -> dict[str, Any]:
         IncompatibleExpertError: a setting without an exact equivalent.
     """
     fields, family = config.to_dict(), family_of(config)
-    names = {"model_type", *family.copied, *family.renamed.values()} - _IRRELEVANT
+    names = {"model_type", *family.copied, *family.renamed.values(), *family.read} - _IRRELEVANT
     return {name: fields.get(name) for name in sorted(names)}
 
 
@@ -156,23 +158,25 @@ def published_config(
     family: Family, config: PretrainedConfig, experts: int, top_k: int, dtype: str, vocab_size: int, tied: bool
 ) -> dict[str, Any]:
     """The fields of the published MoE's config.json."""
-    source = config.to_dict()
-    return {
-        "architectures": [family.published_class],
-        "model_type": family.published_type,
+    source, host = config.to_dict(), family.host
+    fields = {
+        "architectures": [host.class_name],
+        "model_type": host.model_type,
         "dtype": dtype,
         "torch_dtype": dtype,
         "use_cache": True,
         "num_experts_per_tok": top_k,
-        family.experts: experts,
+        host.count: experts,
         **{name: source[name] for name in family.copied if name in source},
         **{published: source[dense] for published, dense in family.renamed.items()},
+        **host.fixed,
         **family.fixed,
         "head_dim": head_dim(config),
         "vocab_size": vocab_size,
         "tie_word_embeddings": tied,
-        **_legacy_rope(source.get("rope_parameters")),
+        **family.settings(config),
     }
+    return {**fields, **_legacy_rope(fields.get("rope_parameters"))}
 
 
 def _legacy_rope(rope: Mapping[str, Any] | None) -> dict[str, Any]:

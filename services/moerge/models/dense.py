@@ -12,7 +12,7 @@ from moerge.errors import CheckpointError
 from moerge.models.bounds import feature_gains
 from moerge.models.config import dense_config
 from moerge.models.dense_files import Dense
-from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.reader import Checkpoint, require_tensors
 from moerge.models.stored import TensorSpec
 

@@ -10,7 +10,8 @@ from moerge.errors import MoergeError
 from moerge.files import require_own
 from moerge.models.adapters import file_of, is_adapter, tokenizer_folder
 from moerge.models.config import dense_config, read_config
-from moerge.models.families import Family, family_of
+from moerge.models.families.family import Family
+from moerge.models.families.registry import family_of
 from moerge.models.reader import Checkpoint
 from moerge_proto.ranges import Source
 

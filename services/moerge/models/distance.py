@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.families import EMBEDDING, HEAD
+from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.reader import Checkpoint
 from moerge.progress import Tracker
 

@@ -18,7 +18,7 @@ from moerge.files import atomic_file, file_sha256, require_small, sync_folder
 from moerge.models.adapters import Adapter, base_of
 from moerge.models.config import require_plain_config, require_same_config
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import family_of
+from moerge.models.families.registry import family_of
 from moerge.models.reader import Checkpoint, require_tensors
 from moerge.models.side_files import GENERATION, SPECIAL_TOKENS, TEMPLATE, TOKENIZER, require_side_files
 from moerge.models.sources import ADAPTER_CONFIG

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from moerge.models.config import published_config, read_config
-from moerge.models.families import family_of, published_family
+from moerge.models.families.registry import family_of, host_of
 from moerge.models.reader import Checkpoint
 from moerge.models.weights import own_copy
 
@@ -61,17 +61,17 @@ class PublishedWeights:
 def published_weights(version: Path) -> PublishedWeights:
     """The version in a folder; CheckpointError or IncompatibleExpertError if it isn't one."""
     config, checkpoint = read_config(version), Checkpoint(version)
-    family = published_family(config)
+    host = host_of(config)
     fused = dict[str, list[list[str]]]()
-    layers, slots = range(config.num_hidden_layers), range(int(getattr(config, family.experts)))
-    patterns = [name for names in family.mlp.values() for name in names]  # the last matrix comes last
+    layers, slots = range(config.num_hidden_layers), range(host.slots(config))
+    patterns = [host.experts[matrix] for matrix in ("gate", "up", "down")]
     for layer in layers:
         experts = [[name.format(layer=layer, expert=slot) for name in patterns] for slot in slots]
-        place = family.router_module.format(layer=layer).rpartition(".")[0]
+        place = host.router_module.format(layer=layer).rpartition(".")[0]
         fused[f"{place}.experts.gate_up_proj"] = [names[:-1] for names in experts]
         fused[f"{place}.experts.down_proj"] = [names[-1:] for names in experts]
     parts = {part for experts in fused.values() for names in experts for part in names}
-    routers = {family.router.format(layer=n): f"{family.router_module.format(layer=n)}.weight" for n in layers}
+    routers = {host.router.format(layer=n): f"{host.router_module.format(layer=n)}.weight" for n in layers}
     plain = {routers.get(name, name): name for name in checkpoint.specs if name not in parts}
     return PublishedWeights(config, checkpoint, fused, plain)
 

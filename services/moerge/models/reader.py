@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from moerge.errors import CheckpointError
 from moerge.models.adapters import Adapter, is_adapter
-from moerge.models.families import HEAD
+from moerge.models.families.family import HEAD
 from moerge.models.stored import NOTHING_REMOTE, StoredTensors
 from moerge_proto.ranges import Ranges, Source
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from moerge.models.families import EMBEDDING, HEAD
+from moerge.models.families.family import EMBEDDING, HEAD
 
 
 class Weights(Protocol):

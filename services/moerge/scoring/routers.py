@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from moerge.models.batches import pad
-from moerge.models.families import published_family
+from moerge.models.families.registry import host_of
 from moerge.scoring.perplexity import Window
 
 
 def routers(model: PreTrainedModel) -> list[nn.Module]:
-    pattern = published_family(model.config).router_module
+    pattern = host_of(model.config).router_module
     return [model.get_submodule(pattern.format(layer=layer)) for layer in range(model.config.num_hidden_layers)]
 
 
 def _experts(model: PreTrainedModel) -> int:
-    return int(getattr(model.config, published_family(model.config).experts))
+    return host_of(model.config).slots(model.config)
 
 
 RouterOutput = tuple[Tensor, Tensor, Tensor]

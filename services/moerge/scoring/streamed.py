@@ -18,7 +18,8 @@ from moerge.memory.machine import free_for
 from moerge.memory.needs import Need, scoring
 from moerge.memory.room import states_for
 from moerge.models.batches import Batch, pad
-from moerge.models.families import EMBEDDING, published_family
+from moerge.models.families.family import EMBEDDING
+from moerge.models.families.registry import host_of
 from moerge.models.published import PublishedWeights
 from moerge.models.weights import Weights, head_name, own_copy
 from moerge.progress import Tracker
@@ -50,8 +51,8 @@ class StreamedModel:
         self._decoder = Decoder(weights, dtype, self._device, packs=False)
         self._layers, self._router, experts = int(weights.config.num_hidden_layers), "", 0
         if isinstance(weights, PublishedWeights):
-            family = published_family(weights.config)
-            self._router, experts = family.router_module, int(getattr(weights.config, family.experts))
+            host = host_of(weights.config)
+            self._router, experts = host.router_module, host.slots(weights.config)
         self.routed = torch.zeros(self._layers, experts, dtype=torch.int64)
 
     def score(self, cut: Sequence[Window], tracker: Tracker) -> Score:

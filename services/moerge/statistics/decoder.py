@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from moerge.models.batches import Batch
 from moerge.models.dense import assign, empty_model, require_all
-from moerge.models.families import FINAL_NORM
+from moerge.models.families.family import FINAL_NORM
 from moerge.models.weights import Weights, own_copy
 from moerge.statistics.accumulate import Sum
 from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run

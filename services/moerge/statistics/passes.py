@@ -12,7 +12,7 @@ from moerge.memory.shapes import Shape
 from moerge.models.bounds import feature_gains, input_gain_names
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
-from moerge.models.families import FINAL_NORM
+from moerge.models.families.family import FINAL_NORM
 from moerge_proto.statistics_file import Kind, StatisticsSettings, TextBefore, body_gram_names
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from moerge.documents.shards import Shard
 from moerge.files import atomic_file, is_of_full_disk, unfinished
 from moerge.models.batches import batches
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.statistics.accumulate import ShardSums, Sum
 from moerge.statistics.decoder import Decoder, LayerFiles

@@ -10,7 +10,7 @@ from torch import Tensor
 from moerge.errors import IncompatibleExpertError
 from moerge.memory.needs import HEAD_ROWS
 from moerge.models.dense import HEAD_NAMES
-from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan
 from moerge.threads import one_thread

@@ -18,7 +18,7 @@ from moerge.models.config import settings_of
 from moerge.models.dense import HEAD_NAMES, body_names, part_names
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import small_files
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import copies, write_safetensors
 from moerge.progress import Progress

@@ -11,7 +11,7 @@ from moerge.errors import IncompatibleExpertError
 from moerge.models.dense import body_names
 from moerge.models.dense_files import Dense
 from moerge.models.distance import Powers
-from moerge.models.families import EMBEDDING, head_dim
+from moerge.models.families.family import EMBEDDING, head_dim
 from moerge.models.reader import Checkpoint
 from moerge.trunk.methods.regmean import ModuleGrams
 from moerge_proto.statistics_file import StatisticsFile

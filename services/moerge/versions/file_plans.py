@@ -11,15 +11,16 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.config import published_config
 from moerge.models.dense_files import Dense, DenseFiles
 from moerge.models.expert_folder import TOKENIZER_FILES
-from moerge.models.families import EMBEDDING, HEAD, Family
+from moerge.models.families.family import EMBEDDING, HEAD, Constant, Family, Piece
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
-from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.models.writer import TensorPlan, copies, write_safetensors
 from moerge.trunk.heads import HeadInputs, head_plan, is_tied
 from moerge_proto.digests import canonical_json, digest_of, sha256_hex
 from moerge_proto.records import RECORD_FILE, Record
@@ -67,12 +68,9 @@ def body_files(dense: Dense, digest: str, sha256: str) -> list[FilePlan]:
         sha256: the digest of its file.
     """
     body, family, config = dense.checkpoint, dense.family, dense.config
-    added = [_zeros(name, shape, body) for name, shape in family.zero_shapes(config).items()]
-    blocks = family.head_blocks(config)
-    if blocks:
-        plans = []
-        for name in sorted(body.specs):
-            plans += _in_blocks(body, name, blocks.get(name, [(name, body.specs[name].shape[0])]))
+    added = [_constant(constant, config, body.specs[EMBEDDING].dtype) for constant in family.constants_of(config)]
+    if not family.pieces_of(config).keys().isdisjoint(body.specs):
+        plans = _published(copies(body, sorted(body.specs)), dense)
         return [_weights(BODY_FILE, plans + added, body=digest)]
     size = {name: spec.bytes for name, spec in body.specs.items()}
     count, key = sum(math.prod(spec.shape) for spec in body.specs.values()), digest_of({"sha256": sha256})
@@ -80,8 +78,10 @@ def body_files(dense: Dense, digest: str, sha256: str) -> list[FilePlan]:
     return [whole, _weights(ADDED_FILE, added, body=digest)] if added else [whole]
 
 
-def head_file(lineage: Lineage, inputs: HeadInputs) -> FilePlan:
-    """The head under its published names. A tied one is written as well, for engines that don't tie, unless omitted.
+def head_file(lineage: Lineage, inputs: HeadInputs, dense: Dense) -> FilePlan:
+    """The head under its published names, with the body `dense`. A tied one is written as well, unless omitted.
+
+    Some engines don't tie.
 
     Raises:
         IncompatibleExpertError: `tied`, but the head isn't the embedding; or see `head_plan`.
@@ -95,7 +95,7 @@ def head_file(lineage: Lineage, inputs: HeadInputs) -> FilePlan:
         plans = [_copy(inputs.body, EMBEDDING, HEAD), *plans]
     made = lineage.head.model_dump(mode="json")
     inputs_of = {"body": lineage.body, "seed": lineage.seed, "experts": lineage.experts}
-    return _weights(HEAD_FILE, plans, head=made, **inputs_of, tied=lineage.tied)
+    return _weights(HEAD_FILE, _published(plans, dense), head=made, **inputs_of, tied=lineage.tied)
 
 
 def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, digest: str) -> FilePlan:
@@ -107,7 +107,7 @@ def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, dige
             continue
         rows = expert.specs[dense].shape[0] // len(published)
         plans += _in_blocks(expert, dense, [(name, rows) for name in published])
-    return _weights(expert_name(slot), plans, expert=digest, family=family.model_type)
+    return _weights(expert_name(slot), plans, expert=digest, family=family.model_type, host=family.host.model_type)
 
 
 def expert_name(slot: int) -> str:
@@ -128,9 +128,30 @@ def _copy(source: Checkpoint, name: str, target: str) -> TensorPlan:
     return _in_blocks(source, name, [(target, source.specs[name].shape[0])])[0]
 
 
-def _zeros(name: str, shape: tuple[int, ...], body: Checkpoint) -> TensorPlan:
-    dtype = body.specs[EMBEDDING].dtype
-    return TensorPlan(name, dtype, shape, lambda: torch.zeros(shape, dtype=dtype))
+def _published(plans: Sequence[TensorPlan], dense: Dense) -> list[TensorPlan]:
+    """The published tensors that are made of these dense ones."""
+    pieces = dense.family.pieces_of(dense.config)
+    return [made for plan in plans for made in _made(plan, pieces.get(plan.name), dense.config)]
+
+
+def _made(plan: TensorPlan, pieces: Sequence[Piece] | None, config: PretrainedConfig) -> list[TensorPlan]:
+    if pieces is None:
+        return [plan]
+    dense = torch.empty(plan.shape, dtype=plan.dtype, device="meta")
+    return [
+        TensorPlan(
+            piece.name, plan.dtype, tuple(piece.of(dense, config).shape), partial(_computed, piece, plan, config)
+        )
+        for piece in pieces
+    ]
+
+
+def _computed(piece: Piece, plan: TensorPlan, config: PretrainedConfig) -> Tensor:
+    return piece.of(plan.compute(), config)
+
+
+def _constant(constant: Constant, config: PretrainedConfig, dtype: torch.dtype) -> TensorPlan:
+    return TensorPlan(constant.name, dtype, constant.size(config), lambda: constant.of(config, dtype))
 
 
 def copied_bytes(path: Path, out: BinaryIO) -> str:
@@ -153,7 +174,7 @@ def router_file(
     """The routers, in `dtype`; `routers` gives one [D, H] = `shape` per layer, called when writing."""
 
     def plan(layer: int) -> TensorPlan:
-        return TensorPlan(family.router.format(layer=layer), dtype, shape, lambda: routers()[layer].to(dtype))
+        return TensorPlan(family.host.router.format(layer=layer), dtype, shape, lambda: routers()[layer].to(dtype))
 
     return _weights(ROUTER_FILE, [plan(layer) for layer in range(layers)], lineage=lineage)
 

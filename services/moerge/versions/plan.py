@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody, DenseFiles
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_template
 from moerge.routers import influence
@@ -169,7 +169,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     body, config, family = inputs.body, inputs.body.config, inputs.body.family
     layers, count = config.num_hidden_layers, len(inputs.slots)
     solved = digest_of(lineage.model_dump(mode="json", include=_OF_ROUTERS))
-    method, head = lineage.head.method, head_file(lineage, inputs.head)
+    method, head = lineage.head.method, head_file(lineage, inputs.head, body)
     shared = [*body_files(body, lineage.body, inputs.body_sha256), head]
     slots = enumerate(inputs.slots)
     mlps = [expert_file(slot.weights, family, layers, number, slot.record.digest) for number, slot in slots]
@@ -185,7 +185,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     records = [slot.record for slot in inputs.slots]
     total = sum(file.parameters for file in (*shared, routers))
     idle = (count - lineage.options.top_k) * mlps[0].parameters
-    model = Model(family.published_class, str(dtype).removeprefix("torch."), total, total - idle)
+    model = Model(family.host.class_name, str(dtype).removeprefix("torch."), total, total - idle)
     seed = None if inputs.seed is None else SeedRecord(inputs.seed.name, inputs.seed.license)
     origin = Origin(inputs.method, inputs.merged, seed, 0 if is_tied(method, inputs.head) else head.parameters)
     published = version_config(body, count, lineage.options.top_k, tied=lineage.tied)

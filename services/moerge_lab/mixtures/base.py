@@ -23,7 +23,7 @@ from transformers import (
 from moerge.models.config import read_config, require_same_config
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import family_of
+from moerge.models.families.registry import family_of
 
 INITIAL_DEVIATION = 0.02
 """Standard deviation of random routers, as in the stock classes."""

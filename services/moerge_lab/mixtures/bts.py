@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from moerge.models.families import EMBEDDING, FINAL_NORM
+from moerge.models.families.family import EMBEDDING, FINAL_NORM
 from moerge_lab.mixtures.base import Mixture, MixtureConfig, Weights, common_config, dense_state, numbered
 
 STITCHES = 4

@@ -13,7 +13,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import EMBEDDING, HEAD, require_family
+from moerge.models.families.family import EMBEDDING, HEAD
+from moerge.models.families.registry import require_family
 from moerge_lab.mixtures.bam import Shares
 from moerge_lab.mixtures.base import INITIAL_DEVIATION, active_parameters, dense_state
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import JetMoeConfig, JetMoeForCausalLM, PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.families import head_dim
+from moerge.models.families.family import head_dim
 from moerge_lab.mixtures.base import INITIAL_DEVIATION, common_config, dense_state
 
 NORM_EPS = 1e-6

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.routers.ridge import Ridge
 from moerge.scoring.perplexity import Rows

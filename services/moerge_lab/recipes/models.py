@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import JetMoeForCausalLM, PreTrainedModel
 
-from moerge.models.families import published_family
+from moerge.models.families.registry import host_of
 from moerge.scoring import perplexity
 from moerge.scoring.perplexity import Rows, logits, losses_by
 from moerge.scoring.routers import forced
@@ -34,7 +34,7 @@ def active_parameters(model: PreTrainedModel) -> float:
 
     def share(name: str) -> float:
         chosen = ".experts." in name
-        return config.num_experts_per_tok / getattr(config, published_family(config).experts) if chosen else 1.0
+        return config.num_experts_per_tok / host_of(config).slots(config) if chosen else 1.0
 
     return base.active_parameters(model, share)
 

@@ -15,7 +15,7 @@ from transformers import JetMoeForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.jetmoe.modeling_jetmoe import JetMoeTopKGating
 
 from moerge.errors import MoergeError
-from moerge.models.families import published_family
+from moerge.models.families.registry import host_of
 from moerge.scoring.perplexity import load
 from moerge.scoring.routers import routers
 from moerge_lab.mixtures.bam import Bam, Shares
@@ -76,7 +76,7 @@ def _recorded(folder: Path) -> Sequence[str]:
 
 
 def _published(model: PreTrainedModel, ids: Sequence[int], layer: int | None) -> dict[str, Tensor]:
-    published_family(model.config)
+    host_of(model.config)
     logits = routed(model, ids, _context(model.config))
     return {f"routers, {_said(layer)}": _chosen(logits.softmax(-1), layer)}
 

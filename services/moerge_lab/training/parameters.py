@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from moerge.models.families import published_family
+from moerge.models.families.registry import host_of
 
 Which = Literal["routers", "gates", "added", "all"]
 """`routers`: their weights. `gates`: also the gate matrix of every MLP, as DUME's code does. `added`: those that a
@@ -56,7 +56,7 @@ def _chosen(model: PreTrainedModel, which: Which) -> Mapping[str, Parameter]:
     every = dict(model.named_parameters())
     if which == "all":
         return every
-    router = published_family(model.config).router_module
+    router = host_of(model.config).router_module
     names = {f"{router.format(layer=layer)}.weight" for layer in range(model.config.num_hidden_layers)}
     gates = {name for name in every if which == "gates" and name.endswith(_GATE_AND_UP)}
     return {name: parameter for name, parameter in every.items() if name in names | gates}

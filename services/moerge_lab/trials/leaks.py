@@ -19,7 +19,7 @@ from moerge.merging.local import LocalBody, local_body
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.tokens import Tokens
 from moerge.statistics.contribution import body_contribution, router_contribution
 from moerge.statistics.features import run

@@ -17,7 +17,7 @@ from moerge.models.dense import body_names, domain_model, expert_model
 from moerge.models.dense_files import DenseBody
 from moerge.models.distance import distance
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import EMBEDDING, HEAD
+from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.progress import NoProgress
 from moerge.scoring.draw import Cut
 from moerge.scoring.perplexity import Score, Window, score, windows

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from moerge.models.families import REFUSED
+from moerge.models.families.refused import REFUSED
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge_lab.recipes.registry import shown
 from moerge_lab.training.folder import record_rows

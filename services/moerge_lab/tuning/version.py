@@ -8,7 +8,7 @@ from moerge.files import file_sha256
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import TOKENIZER_FILES
-from moerge.models.families import published_family
+from moerge.models.families.registry import host_of
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION
 from moerge.progress import Progress
@@ -34,7 +34,7 @@ def read_version(version: Path, wanted: Wanted, progress: Progress) -> Request:
     require_options(wanted.recipe, options, "the training starts from the version")
     parent, version = _parent(version), version.absolute()
     config = read_config(version)
-    published_family(config)
+    host_of(config)
     needed, longest = dict.fromkeys(parent.domains, True), int(config.max_position_embeddings)
     inputs = read_inputs(wanted, options, needed, "version", version, longest, progress)
     record = TunedModel(parent=parent, parent_files=_digests(version, progress), **inputs.fields)

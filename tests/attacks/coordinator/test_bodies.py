@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from support.federation import Federation, federation_of
 from support.worker import Worker, worker_of
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge.trunk.merge import DENSE_BODY_FILE

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import body_contribution
 from moerge.statistics.integers import square_of

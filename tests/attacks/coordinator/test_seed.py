@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from moerge.errors import MoergeError
 from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge_proto.bodies import Body

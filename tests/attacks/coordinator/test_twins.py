@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.statistics.integers import square_of
 from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_proto.contributions import Contribution

@@ -11,7 +11,7 @@ from torch import Tensor
 from moerge.documents.shards import enough
 from moerge.merging.local import local_body
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import body_contribution
 from moerge_proto.digests import sha256_hex

@@ -15,7 +15,7 @@ from moerge.memory.machine import free_for, is_out_of_memory
 from moerge.models.batches import Batch
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import HEAD
+from moerge.models.families.family import HEAD
 from moerge.models.tokens import Tokens
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Parts

@@ -38,7 +38,7 @@ EVALUATION_REVEALS = (
 def _expert(folder: Path) -> Iterator[RenderableType]:
     from moerge.models.dense_files import DenseFiles
     from moerge.models.expert_folder import expert_files
-    from moerge.models.families import EMBEDDING
+    from moerge.models.families.family import EMBEDDING
 
     expert = DenseFiles(folder)
     is_whole = EMBEDDING in expert.checkpoint.specs

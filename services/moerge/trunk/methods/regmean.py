@@ -70,7 +70,7 @@ class ModuleGrams:
         """[H, H] float64: the gram of the first layer's inputs, which are functions of the token alone."""
         import torch
 
-        from moerge.models.families import EMBEDDING
+        from moerge.models.families.family import EMBEDDING
 
         counts, embedding = self._shown(), self.expert.tensor(EMBEDDING)
         result = torch.zeros(embedding.shape[1], embedding.shape[1], dtype=torch.float64)
@@ -112,7 +112,7 @@ def plan(inputs: MethodInputs) -> list[TensorPlan]:
     Each domain's grams have a mean diagonal of 1, so that domains have equal weight. `row_shares` weight embedding
     rows. Norms and biases are averaged.
     """
-    from moerge.models.families import EMBEDDING
+    from moerge.models.families.family import EMBEDDING
     from moerge.threads import one_thread
     from moerge.trunk.least_squares import least_squares, weighted_rows
     from moerge.trunk.pieces import body_plan

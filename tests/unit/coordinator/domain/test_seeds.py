@@ -10,7 +10,7 @@ from torch import Tensor
 from moerge.errors import IncompatibleExpertError
 from moerge.experts.parts import write_parts
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import FINAL_NORM, HEAD
+from moerge.models.families.family import FINAL_NORM, HEAD
 from moerge.progress import NoProgress
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.seeds import find_seed, require_near_seed

@@ -15,7 +15,7 @@ from moerge.blobs.local import LocalBlobs
 from moerge.errors import CheckpointError, MoergeError
 from moerge.merging.local import local_body
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import FINAL_NORM
+from moerge.models.families.family import FINAL_NORM
 from moerge.trunk.merge import MergedBody
 from moerge_coordinator.commands import app
 from moerge_coordinator.domain import bodies

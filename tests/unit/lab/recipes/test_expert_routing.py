@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.scoring.perplexity import Rows
 from moerge_lab.recipes.base import Domain, Fleet, Model, Options

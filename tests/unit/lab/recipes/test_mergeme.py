@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from moerge.errors import MoergeError
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.scoring.perplexity import Rows
 from moerge_lab.recipes.base import Domain, Fleet
 from moerge_lab.recipes.likelihoods import Dense

@@ -9,7 +9,7 @@ import torch
 from torch.nn import Parameter
 from transformers import AutoModelForCausalLM
 
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge_lab.soups.bank import Bank, model_shapes, new_bank, shapes
 from moerge_lab.soups.training import bank_job, fitted, loss_of, put

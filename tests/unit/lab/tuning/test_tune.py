@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from moerge.cli.app import app
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge.settings import token_count

@@ -15,7 +15,7 @@ from moerge.experts.fitting import SHRINKAGE_TO_EXPERT, PublicText, fit
 from moerge.models.batches import batches
 from moerge.models.dense import HEAD_NAMES, domain_model, expert_model, mlp_names
 from moerge.models.dense_files import DenseBody, DenseFiles
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import SINGLE
 from moerge.models.tokens import Tokens, all_counted

@@ -12,7 +12,8 @@ from moerge.experts.parts import part_bytes, write_parts
 from moerge.models.dense import domain_model, expert_model, part_names, require_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_small_files, expert_files
-from moerge.models.families import EMBEDDING, FAMILIES, HEAD
+from moerge.models.families.family import EMBEDDING, HEAD
+from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from support.models import adapter, expert
 from support.versions import logits

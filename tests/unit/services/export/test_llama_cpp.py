@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from moerge.export.llama_cpp import Form, converter_form, longest_text, refusals
 from moerge.models.config import published_config
-from moerge.models.families import family_of
+from moerge.models.families.registry import family_of
 from support.models import SMALL
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 8}

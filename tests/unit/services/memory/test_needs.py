@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from moerge.memory.needs import Need, fitting, merging, merging_head, passing, scoring, writing_texts
 from moerge.memory.shapes import Shape
 from moerge.models.config import read_config
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.models.published import expected_config, published_weights
 from moerge.models.reader import Checkpoint
 from moerge.sizes.presets import preset

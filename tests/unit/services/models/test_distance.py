@@ -10,7 +10,8 @@ from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.distance import Distance, distance, require_near_others
-from moerge.models.families import EMBEDDING, FAMILIES, HEAD
+from moerge.models.families.family import EMBEDDING, HEAD
+from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge_coordinator.settings import Settings
 from support.federation import SILENT

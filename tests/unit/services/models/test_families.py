@@ -9,7 +9,8 @@ from moerge.errors import IncompatibleExpertError
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_small_files
-from moerge.models.families import FAMILIES, REFUSED, family_of
+from moerge.models.families.refused import REFUSED
+from moerge.models.families.registry import FAMILIES, family_of
 from moerge.models.reader import Checkpoint
 from moerge_lab.mixtures import CLASSES
 from support.models import SMALL, expert
@@ -57,7 +58,7 @@ def test_no_family_is_both_known_and_refused() -> None:
 def test_every_family_names_tensors_that_its_models_have(tmp_path: Path, name: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=name)
     family, result = FAMILIES[name], Checkpoint(folder).specs.keys()
-    patterns = [*family.mlp, *family.heads, *family.added]
+    patterns = [*family.mlp, *family.pieces, *family.added]
     patterns += [f"{module}.weight" for module in (*family.attention.inputs, family.attention.output)]
     patterns += [gain for gain in (family.gain, family.attention.gain) if gain]
     assert {pattern.format(layer=2) for pattern in patterns} <= result

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moerge.errors import CheckpointError
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.models.published import published_weights
 from moerge.models.weights import head_name, own_copy
 from moerge.statistics.decoder import Decoder, LayerFiles

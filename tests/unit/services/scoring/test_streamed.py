@@ -8,7 +8,7 @@ import torch
 
 from moerge.models.dense import domain_weights, expert_weights
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.models.published import published_weights
 from moerge.models.tokens import Tokens
 from moerge.models.weights import Weights

@@ -15,7 +15,8 @@ from moerge.models.bounds import head_bounds, head_exponents
 from moerge.models.dense import HEAD_NAMES, expert_model
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import FAMILIES, FINAL_NORM
+from moerge.models.families.family import FINAL_NORM
+from moerge.models.families.registry import FAMILIES
 from moerge.models.stored import SINGLE
 from moerge.models.tokens import Tokens, all_counted
 from moerge.progress import NoProgress

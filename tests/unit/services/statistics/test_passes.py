@@ -17,7 +17,7 @@ from moerge.models.batches import batches
 from moerge.models.bounds import feature_bounds, feature_exponents, head_exponents, input_exponents
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.features import run

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import head_contribution

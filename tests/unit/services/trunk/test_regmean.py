@@ -22,7 +22,8 @@ from moerge.models.bounds import feature_bounds, input_bounds, input_exponents
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import EMBEDDING, FAMILIES
+from moerge.models.families.family import EMBEDDING
+from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.models.writer import write_safetensors

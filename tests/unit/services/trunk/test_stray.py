@@ -18,7 +18,8 @@ from moerge.merging.local import local_body
 from moerge.models.dense import HEAD_NAMES
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import EMBEDDING, FAMILIES
+from moerge.models.families.family import EMBEDDING
+from moerge.models.families.registry import FAMILIES
 from moerge.models.tokens import Tokens
 from moerge.statistics.contribution import body_contribution
 from moerge.trunk.methods.registry import METHODS

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from moerge.models.config import published_config
-from moerge.models.families import family_of
+from moerge.models.families.registry import family_of
 from moerge.versions.engines import engine_limits
 from support.models import SMALL
 

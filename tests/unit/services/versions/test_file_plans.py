@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from moerge.models.families import FAMILIES
+from moerge.models.families.registry import FAMILIES
 from moerge.routers.solve import solve_layers
 from moerge.routers.system import ridge_system
 from moerge.versions.file_plans import FilePlan, router_file
@@ -55,7 +55,7 @@ def content(folder: Path, options: SolveOptions, domains: Sequence[str] = DOMAIN
 
 
 def router(data: bytes, layer: int = 0) -> Tensor:
-    return load(data)[LLAMA.router.format(layer=layer)]
+    return load(data)[LLAMA.host.router.format(layer=layer)]
 
 
 def test_law_3_the_order_of_arrival_changes_no_byte(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import CoordinatorError, MoergeError
-from moerge.models.families import EMBEDDING
+from moerge.models.families.family import EMBEDDING
 from moerge.models.stored import SINGLE
 from moerge.progress import Progress
 from moerge.trunk.merge import DENSE_BODY_FILE

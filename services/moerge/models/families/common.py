@@ -1,0 +1,28 @@
+"""Names and config fields that many families share."""
+
+from moerge.models.families.family import Matrix
+
+LAYER = "model.layers.{layer}."
+PROJECTIONS: dict[str, Matrix] = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+MLP = {LAYER + f"mlp.{name}.weight": (matrix,) for name, matrix in PROJECTIONS.items()}
+INPUTS = tuple(LAYER + f"self_attn.{name}_proj" for name in ("q", "k", "v"))
+OUTPUT = LAYER + "self_attn.o_proj"
+BEFORE_ATTENTION, BEFORE_MLP = LAYER + "input_layernorm.weight", LAYER + "post_attention_layernorm.weight"
+COPIED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "attention_dropout",
+    "rope_parameters",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)

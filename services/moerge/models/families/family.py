@@ -1,0 +1,182 @@
+"""The facts of a dense family and of its host, the equivalent stock MoE class, with names and settings."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from moerge.errors import IncompatibleExpertError
+
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+"""The same in every family."""
+
+Matrix = Literal["gate", "up", "down"]
+"""A matrix of an expert."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A stock MoE class that publishes dense families. Names are patterns over {layer} and {expert}.
+
+    Attributes:
+        experts: each matrix of an expert -> its tensor's name, [M, H] or [H, M].
+        router: name of the router, [D, H].
+        router_module: transformers' module of that router; it returns (logits, weights [n, k], experts [n, k]).
+        count: the config field that counts experts.
+        fixed: config fields that are the same for every family.
+    """
+
+    model_type: str
+    class_name: str
+    experts: Mapping[Matrix, str]
+    router: str
+    router_module: str
+    count: str
+    fixed: Mapping[str, object]
+
+    def slots(self, config: PretrainedConfig) -> int:
+        """The number of experts of a published config."""
+        return int(getattr(config, self.count))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The linear modules of one layer's attention, as patterns over {layer}.
+
+    Attributes:
+        inputs: modules that read the layer's input; the last one ends with the value projection's rows.
+        output: the output projection of the heads.
+        gain: name of the weight of the norm before the inputs, [H]; None if they read the raw residual.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    gain: str | None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A dense setting with its allowed values (for a list, of its members), and the reason.
+
+    `name` is a config field, with a dot before a key of a mapping. A missing field is allowed.
+    """
+
+    name: str
+    allowed: tuple[object, ...]
+    why: str
+
+    def invalid(self, config: PretrainedConfig) -> object:
+        """The first invalid value, or None."""
+        value: object = config.to_dict()
+        for part in self.name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        values = value if isinstance(value, list) else [value]
+        return next((item for item in values if item is not None and item not in self.allowed), None)
+
+    def require(self, config: PretrainedConfig) -> None:
+        """Require an allowed value; IncompatibleExpertError names the field."""
+        if (value := self.invalid(config)) is not None:
+            expected = " or ".join(map(repr, self.allowed))
+            raise IncompatibleExpertError(
+                f"{self.name} = {value!r}, but only {expected} has an exact equivalent: {self.why}",
+                where=f"config.json: {self.name}",
+            )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A published tensor that is made of one dense tensor.
+
+    Attributes:
+        name: its pattern over {layer}.
+        of: gives it from the dense tensor, of body or head, and the dense config; a view where possible. The values
+            must be exact in the tensor's dtype: rows in another order, products with powers of two, or one rounding.
+    """
+
+    name: str
+    of: Callable[[Tensor, PretrainedConfig], Tensor]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A published tensor that no dense tensor corresponds to; `shape`: numbers and fields of the dense config."""
+
+    name: str
+    shape: tuple[str | int, ...]
+    value: float = 0.0
+
+    def of(self, config: PretrainedConfig, dtype: torch.dtype) -> Tensor:
+        return torch.full(self.size(config), self.value, dtype=dtype)
+
+    def size(self, config: PretrainedConfig) -> tuple[int, ...]:
+        return tuple(part if isinstance(part, int) else getattr(config, part) for part in self.shape)
+
+    def at(self, layer: int) -> Self:
+        return type(self)(self.name.format(layer=layer), self.shape, self.value)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One dense model_type and its host. Names are patterns over {layer}.
+
+    Attributes:
+        mlp: a dense MLP tensor's name -> the matrices of which it has equal blocks of rows.
+        gain: name of the weight of the norm before the MLP, [H]; None if the MLP reads the raw residual.
+        added: in that case the norms whose outputs are added to the residual: after attention, after the MLP.
+        attention: the linear modules of a layer's attention.
+        copied: config fields that are copied. All experts must agree on them.
+        renamed: published config field -> the dense field with its value.
+        read: further dense fields that change a logit, which `settings` reads.
+        fixed: further config fields of the published class; they replace the host's.
+        settings: config fields of the published class that are computed from the dense config; they come last.
+        pieces: a dense tensor's name -> the published tensors made of it. All others of body and head keep their names.
+        constants: published tensors without a dense equivalent.
+        demands: requirements of the dense config for an exact equivalent.
+        otherwise: the family of configs that don't meet the demands, with another host.
+    """
+
+    model_type: str
+    host: Host
+    mlp: Mapping[str, tuple[Matrix, ...]]
+    gain: str | None
+    attention: Attention
+    copied: tuple[str, ...]
+    added: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    read: tuple[str, ...] = ()
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    settings: Callable[[PretrainedConfig], Mapping[str, object]] = lambda config: {}
+    pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
+    constants: tuple[Constant, ...] = ()
+    demands: tuple[Demand, ...] = ()
+    otherwise: Self | None = None
+
+    def dense_mlp_names(self, layers: int) -> list[str]:
+        return [dense.format(layer=layer) for layer in range(layers) for dense in self.mlp]
+
+    def mlp_blocks(self, layers: int, expert: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Dense name of every MLP tensor, and the published names of its equal blocks of rows in slot `expert`."""
+        for layer in range(layers):
+            for dense, matrices in self.mlp.items():
+                names = tuple(self.host.experts[matrix].format(layer=layer, expert=expert) for matrix in matrices)
+                yield dense.format(layer=layer), names
+
+    def pieces_of(self, config: PretrainedConfig) -> dict[str, tuple[Piece, ...]]:
+        """Dense name of every tensor that is published in another form -> the tensors made of it."""
+        return {
+            dense.format(layer=layer): tuple(Piece(piece.name.format(layer=layer), piece.of) for piece in pieces)
+            for layer in range(config.num_hidden_layers)
+            for dense, pieces in self.pieces.items()
+        }
+
+    def constants_of(self, config: PretrainedConfig) -> list[Constant]:
+        return [constant.at(layer) for layer in range(config.num_hidden_layers) for constant in self.constants]
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    """Width of one attention head, given or implied."""
+    given = getattr(config, "head_dim", None)
+    return int(given if given is not None else config.hidden_size // config.num_attention_heads)

@@ -1,0 +1,56 @@
+"""All dense families and hosts, by model_type."""
+
+from collections.abc import Collection
+
+from transformers import PretrainedConfig
+
+from moerge.errors import IncompatibleExpertError
+from moerge.models.families.family import Family, Host
+from moerge.models.families.hosts import HOSTS
+from moerge.models.families.llama import LLAMA, MISTRAL, PHI3
+from moerge.models.families.olmo import OLMO2
+from moerge.models.families.qwen import QWEN2, QWEN3
+from moerge.models.families.refused import REFUSED
+
+FAMILIES = {family.model_type: family for family in (LLAMA, MISTRAL, PHI3, QWEN2, QWEN3, OLMO2)}
+_EXPERTS = {"num_experts_per_tok", "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
+
+
+def require_family(model_type: str, fields: Collection[str] = ()) -> Family:
+    """The family of a model_type, for a config with these fields; IncompatibleExpertError if there is none."""
+    family = FAMILIES.get(model_type)
+    if family is None:
+        why = REFUSED.get(model_type)
+        if why is None and ("moe" in model_type or not _EXPERTS.isdisjoint(fields)):
+            todo = "name the dense model of this domain; instead of a version, name the experts that it was merged from"
+            problem = f"model_type {model_type!r} is a mixture of experts, and an expert must be dense"
+            raise IncompatibleExpertError(problem, where="config.json: model_type", todo=todo)
+        problem = f"model_type {model_type!r} has no stock MoE class" + (f": {why}" if why else " in moerge")
+        known = f"use one of the supported families: {', '.join(sorted(FAMILIES))}"
+        raise IncompatibleExpertError(problem, where="config.json: model_type", todo=known)
+    return family
+
+
+def family_of(config: PretrainedConfig) -> Family:
+    """The family of a dense config; IncompatibleExpertError if no stock MoE class is exactly equivalent."""
+    return _fitting(require_family(config.model_type, config.to_dict()), config)
+
+
+def _fitting(family: Family, config: PretrainedConfig) -> Family:
+    try:
+        for demand in family.demands:
+            demand.require(config)
+    except IncompatibleExpertError:
+        if family.otherwise is None:
+            raise
+        return _fitting(family.otherwise, config)
+    return family
+
+
+def host_of(config: PretrainedConfig) -> Host:
+    """The host that published `config`; IncompatibleExpertError if there is none."""
+    host = HOSTS.get(config.model_type)
+    if host is None:
+        problem = f"moerge publishes no model_type {config.model_type!r}"
+        raise IncompatibleExpertError(problem, where="config.json: model_type")
+    return host
