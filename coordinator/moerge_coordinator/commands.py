@@ -67,7 +67,7 @@ def seed(home: Home, model: Annotated[str, typer.Argument(help=SEED)], license: 
 
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
-        body = register(database, stores(settings)[0], model, progress(), license)
+        body = register(database, stores(settings)[0], model, progress(), license, lambda text: echo(text, err=True))
     echo(f"The seed's body {body.digest[:12]} of {body.source} is current.", err=True)
 
 

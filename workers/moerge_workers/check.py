@@ -151,7 +151,8 @@ class _Machine:
     def expert(self) -> str:
         check_expert(self.own, None, str(self.own.folder))
         config, size = self.own.config, sum(spec.bytes for spec in self.own.checkpoint.specs.values())
-        return f"{config.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
+        shape = f"{config.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
+        return "; ".join(filter(None, (shape, self.own.left_out)))
 
     def data(self) -> str:
         key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # only a run makes the home

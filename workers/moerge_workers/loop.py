@@ -92,7 +92,7 @@ def _context(settings: Settings, client: Client, history: History, events: Event
         events.say("contributions are unsigned, because you have no key; to make one: moerge worker init")
     require_gpus(settings)
     given = DenseExpert(settings.domain, settings.expert, identity.owner or "", settings.license)
-    check_expert(given, None, str(settings.expert))
+    check_expert(given, None, str(settings.expert), say=events.say)
     expert = _dense(given, settings, events)
     if settings.fit:
         require_fittable(expert)

@@ -1,6 +1,7 @@
 """Registration of seed models, in the coordinator's home."""
 
 import re
+from collections.abc import Callable
 
 from moerge.blobs.store import Blobs
 from moerge.errors import MoergeError
@@ -15,11 +16,19 @@ from moerge_coordinator.storage.database import Database
 from moerge_proto.messages import LICENSE, UNKNOWN
 
 
-def register(database: Database, blobs: Blobs, model: str, progress: Progress, license: str = UNKNOWN) -> MergedBody:
+def register(
+    database: Database,
+    blobs: Blobs,
+    model: str,
+    progress: Progress,
+    license: str = UNKNOWN,
+    say: Callable[[str], None] = lambda text: None,
+) -> MergedBody:
     """Registers a model, a folder or hub id, as a seed; its body becomes the current one. Idempotent.
 
     Args:
         license: its SPDX identifier; a later registration may name it.
+        say: gets a sentence on tensors of a wrapper that are left out.
 
     Raises:
         CheckpointError, IncompatibleExpertError: the model can't be read, or has no exact stock MoE class.
@@ -30,7 +39,7 @@ def register(database: Database, blobs: Blobs, model: str, progress: Progress, l
     if not re.fullmatch(LICENSE, license):
         todo = "name an SPDX identifier, such as Apache-2.0"
         raise MoergeError(f"{license!r} is not the name of a licence", where="`license`", todo=todo)
-    check_expert(seed, None, "the seed")
+    check_expert(seed, None, "the seed", say=say)
     read_tokenizer(seed)
     total = sum(spec.bytes for spec in seed.checkpoint.specs.values())
     with progress.track("checking the seed", total, "B") as tracker:

@@ -66,6 +66,8 @@ def add(
     with TemporaryDirectory(prefix="moerge-") as merged, Client(coordinator, secret) as client:
         given = DenseFiles(checkpoint_folder(expert))
         dense = DenseFiles(dense_folder(given, Path(merged) / "expert"))
+        if given.left_out:
+            echo(f"{expert}: {given.left_out}", err=True)
         files = file_digests(dense)
         known = optional(client.expert, expert_digest(files))
         parts = None if known is None else known.parts  # withdrawn ones join again as what they were

@@ -1,7 +1,7 @@
 """The checks of a merge or an addition, before anything is computed or written."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -23,8 +23,17 @@ from moerge_proto.options import ANCHOR
 from moerge_proto.records import RECORD_FILE
 
 
-def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version: KeptVersion | None = None) -> int:
-    """Checks output, options, experts and disk, of which it returns the missing bytes; errors are those of `merge`."""
+def check(
+    sources: Sequence[Source],
+    out: Path,
+    settings: MergeSettings,
+    version: KeptVersion | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> int:
+    """Checks output, options, experts and disk, of which it returns the missing bytes; errors are those of `merge`.
+
+    `say` gets a sentence on each expert's tensors that are left out.
+    """
     _check_out(out)
     experts = [source.expert for source in sources]
     if any(expert.domain == ANCHOR for expert in experts):
@@ -38,7 +47,7 @@ def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version
         for expert in experts:
             require_fittable(expert)
     every = experts if settings.base is None else [*experts, settings.base]
-    _check_experts(every, settings.computing.progress, None if version is None else version.slots[0].side_files)
+    _check_experts(every, settings.computing.progress, None if version is None else version.slots[0].side_files, say)
     return _check_disk(sources, out, settings, new_anchor(settings, first=version is None))
 
 
@@ -86,11 +95,13 @@ def _check_kept_seed(settings: MergeSettings, body: LocalBody) -> None:
         raise MoergeError("is not the seed of the version's body", where=f"`base` {settings.base.folder}", todo=todo)
 
 
-def _check_experts(experts: Sequence[DenseExpert], progress: Progress, reference: DenseFiles | None) -> None:
+def _check_experts(
+    experts: Sequence[DenseExpert], progress: Progress, reference: DenseFiles | None, say: Callable[[str], None]
+) -> None:
     """Requires complete and finite checkpoints of one architecture and tokenizer, by default the first one's."""
     for number, expert in enumerate(experts):
         first = reference or (experts[0] if number else None)
-        check_expert(expert, first, f"expert of {expert.domain!r}")
+        check_expert(expert, first, f"expert of {expert.domain!r}", say=say)
     total = sum(spec.bytes for expert in experts for spec in expert.checkpoint.specs.values())
     with progress.track("checking the experts", total, "B") as tracker:
         for expert in experts:

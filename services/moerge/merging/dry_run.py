@@ -110,7 +110,7 @@ def merge(
 ) -> Costs:
     """Checks a merge or an addition, and tells its costs; arguments and errors are those of `moerge.merging.merge`."""
     settings = settings_of(sources, out, settings or MergeSettings(), version)
-    disk, recipe = check(sources, out, settings, version), settings.recipe
+    disk, recipe = check(sources, out, settings, version, say), settings.recipe
     body = None if version is None else version.body
     texts, passes = [_Text.of(settings, source, say) for source in sources], _Passes(settings)
     experts, solved = [item.expert for item in texts], METHODS[recipe.body].solved and body is None

@@ -48,7 +48,7 @@ def merge(
     """
     settings, work = settings_of(sources, out, settings or MergeSettings(), version), work_folder(out)
     with alone(work):
-        check(sources, out, settings, version)
+        check(sources, out, settings, version, say)
         read = [read_text(source, settings, say, work) for source in sources]
         experts = [source.expert for source in sources]
         anchor = new_anchor(settings, first=version is None)

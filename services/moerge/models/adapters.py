@@ -16,6 +16,7 @@ from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.sources import ADAPTER_CONFIG as CONFIG
 from moerge.models.sources import BASE, hub_snapshot, is_hub_snapshot
 from moerge.models.stored import INDEX, NOTHING_REMOTE, SINGLE, StoredTensors, TensorSpec
+from moerge.models.wrappers import Part, part_of, text_name
 from moerge.threads import one_thread
 from moerge_proto.ranges import Ranges
 
@@ -32,6 +33,7 @@ class Change:
     """The change of one tensor of the base; the names are those in the adapter's file.
 
     Attributes:
+        module: the changed module, as the adapter's settings name it.
         whole: the tensor that replaces it.
         down: A, [r, in]; of an embedding [r, V].
         up: B, [out, r]; of an embedding [H, r].
@@ -39,6 +41,7 @@ class Change:
         magnitude: DoRA's norms of the rows, [out].
     """
 
+    module: str = ""
     whole: str | None = None
     down: str | None = None
     up: str | None = None
@@ -122,7 +125,8 @@ class Adapter:
             todo = f"save the adapter again, with safetensors: model.save_pretrained(FOLDER) writes {WEIGHTS}"
             raise CheckpointError("not found", where=str(folder / WEIGHTS), todo=todo)
         self._base, self._parts = StoredTensors(base_of(folder), remote), StoredTensors(folder / WEIGHTS)
-        self.specs = dict(self._base.specs)
+        self.specs, self.parts = dict(self._base.specs), dict(self._base.parts)
+        self.files = [*self._base.files, *self._parts.files]
         if EMBEDDING not in self.specs:
             raise self._error(f"the base {self._base.path} has no tensor {EMBEDDING}", "")
         self._tied = HEAD not in self.specs
@@ -177,35 +181,43 @@ class Adapter:
         for key in self._parts.specs:
             if _REPLACED in key:
                 continue
-            name, part = self._target(key)
-            change = changes.get(name, Change())
+            module, name, part = self._target(key)
+            if (kind := part_of(name)) is not None:
+                parameters = math.prod(self._parts.specs[key].shape)
+                self.parts[kind] = self.parts.get(kind, Part()).plus(parameters)
+                continue
+            change = replace(changes.get(name, Change()), module=module)
             if part is None:
                 change = replace(change, whole=key)
             elif part.endswith("magnitude_vector"):
                 change = replace(change, magnitude=key)
             elif part.endswith("A"):
-                change = replace(change, down=key, scale=self._settings.scale(name.removesuffix(".weight")))
+                change = replace(change, down=key, scale=self._settings.scale(module))
             else:
                 change = replace(change, up=key)
             changes[name] = change
         if not changes:
-            raise self._error("the file has no tensors", "")
-        self._require_saved_modules(changes)
+            raise self._error(
+                "the file has no tensors of the text model" if self.parts else "the file has no tensors", ""
+            )
+        self._require_saved_modules()
         return changes
 
-    def _target(self, key: str) -> tuple[str, str | None]:
-        """The name of the base's tensor that `key` changes, and the part of LoRA; None for a whole tensor."""
+    def _target(self, key: str) -> tuple[str, str, str | None]:
+        """The module and the base's tensor that `key` changes, and the part of LoRA; None for a whole tensor."""
         if not key.startswith(_PREFIX):
             raise self._error(f"expected a name that starts with {_PREFIX}", key)
         name = key.removeprefix(_PREFIX)
         match = _LORA.fullmatch(name)
-        target = _WRAPPED.sub("", name) if match is None else f"{match['module']}.weight"
-        if target not in self._base.specs and target != HEAD:
+        changed = _WRAPPED.sub("", name) if match is None else f"{match['module']}.weight"
+        target = text_name(changed)
+        if part_of(target) is None and target not in self._base.specs and target != HEAD:
             raise self._error(f"the base {self._base.path} has no tensor {target}", key)
-        return target, match["part"] if match else None
+        return changed.removesuffix(".weight"), target, match["part"] if match else None
 
-    def _require_saved_modules(self, changes: Mapping[str, Change]) -> None:
-        names = [f".{name}" for name, change in changes.items() if change.whole]
+    def _require_saved_modules(self) -> None:
+        whole = [key for key in self._parts.specs if _REPLACED not in key and _LORA.fullmatch(key) is None]
+        names = [f".{_WRAPPED.sub('', key)}" for key in whole]
         for module in self._settings.saved:
             if not any(f".{module}." in name for name in names):
                 raise self._error(f"modules_to_save has {module!r}, but the file has no tensor of it", "")
@@ -249,7 +261,7 @@ class Adapter:
             raise self._error(f"expected shape {list(base)}, found {list(shape)}", key)
 
     def _require_factors(self, name: str, down: str, up: str, shape: tuple[int, ...]) -> None:
-        rank, is_embedding = self._settings.rank(name.removesuffix(".weight")), "lora_embedding" in down
+        rank, is_embedding = self._settings.rank(self._changes[name].module), "lora_embedding" in down
         if len(shape) != 2 or is_embedding != (name == EMBEDDING):
             raise self._error(f"{name} is not a linear module", down)
         inputs, outputs = shape if is_embedding else reversed(shape)

@@ -1,6 +1,7 @@
 """Configs: reading, equality of experts, the body's config and the published MoE's."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -17,13 +18,14 @@ from moerge.models.families.family import EMBEDDING, HEAD, Family, head_dim
 from moerge.models.families.refused import REFUSED
 from moerge.models.families.registry import family_of, require_family
 from moerge.models.quantised import require_unquantised
+from moerge.models.wrappers import TWINS, is_wrapper, text_config, text_fields
 from moerge_proto.experts import Vocabulary
 
 _MAX_CONFIG_BYTES = 2**20
 _MOST = {
     "num_hidden_layers": 2**12,
     "num_labels": 2**16,
-    **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), 2**20),
+    **dict.fromkeys(("depth", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), 2**20),
     **dict.fromkeys(("head_dim", "vocab_size"), 2**30),
     "max_position_embeddings": 2**40,
 }
@@ -33,6 +35,8 @@ _DTYPE_TODO = "correct it, such as float32 or bfloat16, or remove it"
 _SENSELESS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
 """Errors of transformers for invalid settings."""
 
+_OF_MACHINE = {"_name_or_path", "transformers_version"}
+
 _IRRELEVANT = {"attention_dropout", "initializer_range"}
 """Copied fields that change no logit."""
 
@@ -40,7 +44,7 @@ _IRRELEVANT = {"attention_dropout", "initializer_range"}
 def read_config(folder: Path) -> PretrainedConfig:
     """The dense config in `folder`, with all defaults; an adapter's is its base's. Code in the folder is never run.
 
-    Its choice of kernels is dropped.
+    A wrapper's is that of its text model, or of that one's equal. Its choice of kernels is dropped.
 
     Raises:
         CheckpointError: config.json is missing or invalid.
@@ -49,12 +53,15 @@ def read_config(folder: Path) -> PretrainedConfig:
     path = file_of(folder, "config.json")
     if not path.is_file():
         raise CheckpointError("not found", where=str(path), todo="name a folder written by save_pretrained")
+    content = _content(path)
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            path.parent, local_files_only=True, trust_remote_code=False
+        config: PretrainedConfig = (
+            text_config(content)
+            if is_wrapper(content)
+            else AutoConfig.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False)
         )
     except _SENSELESS as error:
-        if (model_type := _model_type(path)) in REFUSED:
+        if (model_type := _model_type(content)) in REFUSED:
             require_family(model_type)
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
     if not (config.dtype is None or (isinstance(config.dtype, torch.dtype) and config.dtype.is_floating_point)):
@@ -66,12 +73,34 @@ def read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def _model_type(path: Path) -> str:
+def config_bytes(path: Path, **changes: object) -> bytes:
+    """The content of a config.json with changes; a wrapper's is that of its text model."""
+    content = _content(path)
+    if is_wrapper(content):
+        fields = text_config(content).to_dict()
+        content = {name: value for name, value in fields.items() if name not in _OF_MACHINE}
+    elif not changes:
+        return path.read_bytes()
+    return f"{json.dumps({**content, **changes}, indent=2)}\n".encode()
+
+
+def is_wrapped(folder: Path) -> bool:
+    """Tell whether the config.json of a dense checkpoint is a wrapper's."""
+    return is_wrapper(_content(file_of(folder, "config.json")))
+
+
+def _content(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        return ""
-    return str(content.get("model_type")) if isinstance(content, Mapping) else ""
+        return {}
+    return content if isinstance(content, Mapping) else {}
+
+
+def _model_type(content: Mapping[str, Any]) -> str:
+    """The model_type of a config's text model, or of that one's equal."""
+    model_type = str((text_fields(content) if is_wrapper(content) else content).get("model_type"))
+    return TWINS.get(model_type, model_type)
 
 
 def require_plain_config(path: Path) -> None:
@@ -90,11 +119,16 @@ def require_plain_config(path: Path) -> None:
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
     if not isinstance(content, Mapping):
         raise CheckpointError("can't be read as a model config: not a JSON object", where=str(path))
-    require_family(str(content.get("model_type")), content)
-    for field, most in _MOST.items():
-        value = content.get(field)
-        if isinstance(value, int | float) and abs(value) > most:
-            raise CheckpointError(f"expected at most {most}, found {value}", where=f"config.json: {field}")
+    require_family(_model_type(content), text_fields(content) if is_wrapper(content) else content)
+    _require_counts(content, "config.json: ")
+
+
+def _require_counts(content: Mapping[str, Any], where: str) -> None:
+    for field, value in content.items():
+        if isinstance(value, Mapping):
+            _require_counts(value, f"{where}{field}.")
+        elif isinstance(value, int | float) and abs(value) > _MOST.get(field, math.inf):
+            raise CheckpointError(f"expected at most {_MOST[field]}, found {value}", where=f"{where}{field}")
 
 
 def _no_number(text: str) -> float:

@@ -9,10 +9,11 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBas
 from moerge.errors import MoergeError
 from moerge.files import require_own
 from moerge.models.adapters import file_of, is_adapter, tokenizer_folder
-from moerge.models.config import dense_config, read_config
+from moerge.models.config import dense_config, is_wrapped, read_config
 from moerge.models.families.family import Family
 from moerge.models.families.registry import family_of
 from moerge.models.reader import Checkpoint
+from moerge.models.wrappers import described
 from moerge_proto.ranges import Source
 
 
@@ -57,6 +58,17 @@ class DenseFiles(_Opened):
     @cached_property
     def is_adapter(self) -> bool:
         return is_adapter(self.folder)
+
+    @cached_property
+    def is_wrapped(self) -> bool:
+        """Whether its config.json is a wrapper's, of which only the text model is read."""
+        return is_wrapped(self.folder)
+
+    @cached_property
+    def left_out(self) -> str:
+        """A sentence on the tensors that aren't read, as a vision tower's; empty if there are none."""
+        parts = described(self.checkpoint.parts)
+        return f"only its text model is read, {self.config.model_type}; left out: {parts}" if parts else ""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -1,6 +1,5 @@
 """An expert as a folder: its files, its digest, and its compatibility with other experts."""
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import torch
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import atomic_file, file_sha256, require_small, sync_folder
 from moerge.models.adapters import Adapter, base_of
-from moerge.models.config import require_plain_config, require_same_config
+from moerge.models.config import config_bytes, require_plain_config, require_same_config
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import family_of
 from moerge.models.reader import Checkpoint, require_tensors
@@ -49,7 +48,7 @@ def expert_files(expert: DenseFiles) -> dict[str, Path]:
     folder = expert.folder
     if expert.is_adapter:
         raise CheckpointError("the folder is an adapter", where=str(folder), todo="merge it with its base first")
-    weights, _ = {spec.file for spec in expert.checkpoint.specs.values()}, expert.config
+    weights, _ = set(expert.checkpoint.files), expert.config
     others = {path for path in map(expert.side_file, _OTHER_FILES) if path.is_file()}
     if folder / SINGLE in weights:
         others.discard(folder / INDEX)  # stale
@@ -119,13 +118,14 @@ def merged_weights(tensors: Checkpoint, out: BinaryIO, written: Callable[[int], 
 
 
 def small_files(expert: DenseFiles) -> dict[str, bytes]:
-    """Name -> content of the expert's config, generation config and tokenizer files; of an adapter, merged ones."""
+    """Name -> content of the expert's config, generation config and tokenizer files; of an adapter, merged ones.
+
+    A wrapper's config is that of its text model.
+    """
     paths = {name: expert.side_file(name) for name in ("config.json", GENERATION, *TOKENIZER_FILES)}
     small = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
-    if changed := Adapter(expert.folder).config if expert.is_adapter else {}:
-        config = {**json.loads(small["config.json"]), **changed}
-        small["config.json"] = f"{json.dumps(config, indent=2)}\n".encode()
-    return small
+    changed = Adapter(expert.folder).config if expert.is_adapter else {}
+    return {**small, "config.json": config_bytes(paths["config.json"], **changed)}
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,21 @@ def expert_digest(files: Mapping[str, str]) -> str:
     return digest_of({"expert": dict(files)})
 
 
-def check_expert(expert: DenseFiles, reference: DenseFiles | None, who: str, vocabulary: Vocabulary = "same") -> None:
-    """As `check_small_files`, and requires exactly the config's tensors; reads no tensor."""
+def check_expert(
+    expert: DenseFiles,
+    reference: DenseFiles | None,
+    who: str,
+    vocabulary: Vocabulary = "same",
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """As `check_small_files`, and requires exactly the config's tensors; reads no tensor.
+
+    `say` gets a sentence on tensors of a wrapper that are left out.
+    """
     check_small_files(expert, reference, who, vocabulary)
     require_tensors(expert.checkpoint, expert.config)
+    if expert.left_out:
+        say(f"{who}: {expert.left_out}")
 
 
 def check_small_files(

@@ -23,7 +23,9 @@ class Checkpoint:
     name.
 
     Attributes:
-        specs: name -> file, shape and dtype.
+        specs: name -> file, shape and dtype. A wrapper's tensors are those of its text model, by its names.
+        parts: the kinds and sizes of a wrapper's other tensors, which are not read.
+        files: the files that are read.
 
     Raises:
         CheckpointError: a file or tensor is missing, damaged or of an unsupported kind.
@@ -32,7 +34,7 @@ class Checkpoint:
     def __init__(self, path: Path, remote: Mapping[str, Ranges] = NOTHING_REMOTE) -> None:
         self.path = path
         self._source = Adapter(path, remote) if is_adapter(path) else StoredTensors(path, remote)
-        self.specs = self._source.specs
+        self.specs, self.parts, self.files = self._source.specs, self._source.parts, self._source.files
 
     @classmethod
     def of_file(cls, source: Source) -> Self:

@@ -1,6 +1,7 @@
 """Safetensors weights as stored, read tensor by tensor."""
 
 import json
+import math
 import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -16,6 +17,7 @@ from torch import Tensor
 from moerge.errors import CheckpointError
 from moerge.files import require_small
 from moerge.models.quantised import unsupported
+from moerge.models.wrappers import Part, part_of, text_name
 from moerge_proto.ranges import LocalFile, Ranges, read_bytes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -46,6 +48,8 @@ class TensorSpec:
 class StoredTensors:
     """The safetensors weights of a folder, single or sharded, or of one file of any name, without BUFFERS.
 
+    A wrapper's tensors are those of its text model, by its names; `parts` are the others, by kind.
+
     Opening reads only headers. A requested tensor of a local file is mapped alone, because systems refuse a private
     mapping that is larger than memory. `remote` has files that aren't in the folder, by name; their bytes are read.
 
@@ -56,11 +60,13 @@ class StoredTensors:
     def __init__(self, path: Path, remote: Mapping[str, Ranges] = NOTHING_REMOTE) -> None:
         self.path = path
         self.specs: dict[str, TensorSpec] = {}
+        self.parts: dict[str, Part] = {}
         self._remote = remote
         self._starts: dict[str, int] = {}  # of the tensors in their files
         self._marks: dict[Path, tuple[int, int]] = {}  # size and time of local files
         self._header_bytes = 0
-        for file in [path] if path.is_file() or path.name in remote else _weight_files(path, remote):
+        self.files = [path] if path.is_file() or path.name in remote else _weight_files(path, remote)
+        for file in self.files:
             self._read_header(file)
 
     def _read_header(self, file: Path) -> None:
@@ -76,18 +82,24 @@ class StoredTensors:
                 _skeleton(file, source, header) as readable,
                 safe_open(readable, framework="np") as opened,
             ):  # "pt" would map the whole file
-                names = [name for name in opened.keys() if not name.endswith(BUFFERS)]  # noqa: SIM118  # not iterable
-                for name in names:
-                    piece = opened.get_slice(name)
+                stored = [name for name in opened.keys() if not name.endswith(BUFFERS)]  # noqa: SIM118  # not iterable
+                names = dict[str, str]()
+                for key in stored:
+                    piece, name = opened.get_slice(key), text_name(key)
+                    if (kind := part_of(key)) is not None:
+                        parameters = math.prod(piece.get_shape())
+                        self.parts[kind] = self.parts.get(kind, Part()).plus(parameters)
+                        continue
                     dtype = DTYPES.get(piece.get_dtype())
                     if dtype is None:
-                        raise unsupported(piece.get_dtype(), DTYPES, f"{file}: {name}", names)
+                        raise unsupported(piece.get_dtype(), DTYPES, f"{file}: {key}", stored)
                     if name in self.specs:
                         problem = f"also in {self.specs[name].file.name}"
-                        raise CheckpointError(problem, where=f"{file}: {name}", todo="keep each tensor in one file")
+                        raise CheckpointError(problem, where=f"{file}: {key}", todo="keep each tensor in one file")
+                    names[name] = key
                     self.specs[name] = TensorSpec(file, tuple(piece.get_shape()), dtype)
             places = json.loads(header)
-            self._starts |= {name: 8 + len(header) + places[name]["data_offsets"][0] for name in names}
+            self._starts |= {name: 8 + len(header) + places[key]["data_offsets"][0] for name, key in names.items()}
         except SafetensorError as error:
             raise CheckpointError(f"not a valid safetensors file: {error}", where=str(file), todo=_AGAIN) from error
 

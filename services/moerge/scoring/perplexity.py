@@ -73,7 +73,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
     """A dense expert or a published version, in evaluation mode."""
     model: PreTrainedModel
     files = DenseFiles(folder)
-    if files.is_adapter:
+    if files.is_adapter or files.is_wrapped:
         model = expert_model(files, dtype)
         if (settings := files.side_file(GENERATION)).is_file():
             model.generation_config = GenerationConfig.from_pretrained(settings.parent, local_files_only=True)

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.models.bounds import feature_bounds, feature_exponents
-from moerge.models.config import settings_of
+from moerge.models.config import config_bytes, settings_of
 from moerge.models.dense import HEAD_NAMES, body_names, part_names
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import small_files
@@ -141,7 +141,7 @@ def merge_body(lineage: BodyLineage, inputs: BodyInputs, files: Files, progress:
         count = at_once() if method.solved else 1
         weights = files.put(DENSE_BODY_FILE, lambda out: write_safetensors(out, plans, tracker.advance, at_once=count))
     body = DenseBody(files.source(weights.sha256), first.config)
-    config = _config(first.side_file(CONFIG_FILE).read_bytes(), body.checkpoint)
+    config = _config(config_bytes(first.side_file(CONFIG_FILE)), body.checkpoint)
     written = [weights, files.put(CONFIG_FILE, partial(_write, config))]
     exponents, content = feature_exponents(body), {file.name: file.sha256 for file in written}
     return _described(lineage, body_digest(lineage.model_dump(mode="json"), content, exponents), body, written)

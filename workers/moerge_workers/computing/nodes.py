@@ -41,7 +41,7 @@ class NodePass:
     @classmethod
     def of(cls, work: Pass, settings: StatisticsSettings) -> Self:
         models: list[Dense] = [work.expert, work.body] if isinstance(work, RouterPass) else [work.expert]
-        paths = {spec.file for model in models for spec in model.checkpoint.specs.values()}
+        paths = {file for model in models for file in model.checkpoint.files}
         paths.add(work.expert.folder / "config.json")
         return cls(work, settings, {path: _seen(path) for path in sorted(paths)}, versions())
 
