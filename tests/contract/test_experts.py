@@ -15,9 +15,10 @@ from moerge.errors import CoordinatorError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import file_digests
 from moerge_proto.experts import ExpertState, NewExpert
-from support.federation import SILENT, Member, eventually, files_below, join, joined
+from support.federation import SILENT, Member, body_path, eventually, files_below, join, joined, merge
 from support.models import expert
 from support.processes import Coordinator, coordinator, run_command
+from support.wrappers import wrapper
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +97,19 @@ def test_of_unlike_experts_at_once_one_is_the_first(tmp_path: Path) -> None:
         assert answers == ["config.json: rms_norm_eps"] * 3 + ["taken"]
         for member in members:
             member.client.close()
+
+
+@pytest.mark.slow
+def test_experts_in_wrappers_are_merged_as_text_models(tmp_path: Path) -> None:
+    with coordinator(tmp_path / "home") as server:
+        for seed, domain in enumerate(("law", "art")):
+            wrapper(tmp_path / domain, "qwen3_vl", seed)
+        law, art = (join(server, domain, tmp_path / domain) for domain in ("law", "art"))
+        with law.client, art.client:
+            assert law.register().state is ExpertState.READY
+        add = ("expert", "add", art.folder, "--domain", "art")
+        done = run_command(*add, MOERGE_COORDINATOR=server.url, MOERGE_TOKEN=art.token)
+        assert "only its text model is read, qwen3; left out: vision tower (" in done.stderr
+        body = merge(server, method="average")
+        assert body.family == "qwen3"
+        assert {name.split(".")[1] for name in load_file(body_path(server, body))} == {"embed_tokens", "layers"}

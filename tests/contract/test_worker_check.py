@@ -14,6 +14,7 @@ from moerge_workers.settings import Settings
 from support.federation import Federation, federation_of, registered
 from support.models import expert
 from support.processes import moerge
+from support.wrappers import wrapper
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +163,9 @@ def test_a_missing_or_unencrypted_coordinator_is_one_line(federation: Federation
     absent = lines_of(federation, coordinator="http://127.0.0.1:1")
     assert ("no answer" in absent["coordinator"], "token" in absent) == (True, False)
     assert "not encrypted" in lines_of(federation, coordinator="http://example.org")["coordinator"]
+
+
+def test_the_line_of_an_expert_names_what_is_left_out(federation: Federation, tmp_path: Path) -> None:
+    wrapper(tmp_path / "expert", "mistral3")
+    line = lines_of(federation, expert=tmp_path / "expert")["expert"]
+    assert "; only its text model is read, mistral; left out: projector (4 tensors, " in line

@@ -32,6 +32,12 @@ WRAPPERS: dict[str, dict[str, Any]] = {
         "text_config": {**_TEXT, "rope_parameters": _MROPE},
         "vision_config": {**_QWEN_VISION, "fullatt_block_indexes": [0]},
     },
+    "qwen2_vl": {
+        "text_config": {**_TEXT, "rope_parameters": _MROPE},
+        "vision_config": {
+            "depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4,
+        },
+    },
     "qwen3_5": {
         "text_config": {
             **_TEXT, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -48,13 +54,20 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 
 
 def wrapper(folder: Path, kind: str, seed: int = 1, **settings: Any) -> PreTrainedModel:
-    """A wrapper in evaluation mode, saved in a folder; `settings` are its own, and not its text model's."""
-    torch.manual_seed(seed)
+    """A wrapper in evaluation mode, saved in a folder; `settings` are its own, and not its text model's.
+
+    Those of other seeds differ little, as models that were trained from one.
+    """
+    torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **WRAPPERS[kind], **{"tie_word_embeddings": False, **settings})
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape), alpha=0.02)
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.005)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    return model.eval()
+    model.eval()
+    return model

@@ -20,6 +20,7 @@ from moerge_proto.options import PAPER, RECOMMENDED
 from support.merging import HIDDEN, SMALL, files, source
 from support.models import expert, texts
 from support.processes import run_command
+from support.wrappers import wrapper
 
 ONE_SHARD = 64 * HIDDEN * 4 * HIDDEN  # bytes of its hidden states
 SETTINGS = MergeSettings(scored_tokens=500)
@@ -176,3 +177,13 @@ def test_the_command_prints_the_costs_as_json_or_in_80_columns(folder: Path, tmp
     lines = shown.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith(("│ law ", "│ art ", "│ total ")) for line in lines) == 7
+
+
+def test_the_first_lines_name_what_is_left_out_of_wrappers(folder: Path, tmp_path: Path) -> None:
+    said = list[str]()
+    for seed, domain in enumerate(("law", "art")):
+        wrapper(tmp_path / domain, "mistral3", seed)
+    texts = [source(tmp_path, domain, folder / f"{domain}.jsonl") for domain in ("law", "art")]
+    dry_run.merge(texts, tmp_path / "out", SETTINGS, said.append)
+    for line, domain in zip(said[:2], ("law", "art"), strict=True):
+        assert line.startswith(f"expert of '{domain}': only its text model is read, mistral; left out: projector (4 ")

@@ -206,11 +206,11 @@ def test_an_adapter_of_a_wrapper_changes_its_text_model(folders: Path, tmp_path:
         (folder / "adapter_config.json").write_text(json.dumps(changed))
     result, flatly = Checkpoint(own), Checkpoint(other)
     assert result.shapes == flatly.shapes
-    changed = 0
+    apart = 0
     for name in result.specs:
         assert torch.equal(result.tensor(name), flatly.tensor(name))
-        changed += not torch.equal(result.tensor(name), Checkpoint(flat).tensor(name))
-    assert changed == 2 * 3
+        apart += not torch.equal(result.tensor(name), Checkpoint(flat).tensor(name))
+    assert apart == 2 * 3
     dense = DenseFiles(dense_folder(DenseFiles(own), tmp_path / "merged"))
     check_expert(dense, DenseFiles(own), "the dense files")
     assert not dense.left_out
