@@ -27,6 +27,8 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "yarn rope": {"rope_parameters": _YARN},
         "dynamic rope": {"rope_parameters": _DYNAMIC, "max_position_embeddings": 32},
     },
+    "internlm3": {"plain": {"head_dim": 32}},
+    "iquestcoder": {"plain": {"head_dim": 32}},
     "mistral": {"plain": {"sliding_window": None}, "window": {"sliding_window": WINDOW}},
     "phi3": {
         "plain": {},
@@ -41,6 +43,11 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "wide heads": {"head_dim": 64},
     },
     "qwen3": {"plain": {"head_dim": 64}, "biases": {"head_dim": 64, "attention_bias": True}},
+    "seed_oss": {
+        "plain": {"head_dim": 32},
+        "wide heads": {"head_dim": 64},
+        "no biases": {"head_dim": 32, "attention_bias": False},
+    },
     "olmo2": {"plain": {}, "biases": {"attention_bias": True}},
 }
 """Family -> name -> settings of its dense config."""

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from moerge.scoring.routers import forced
 from support.models import expert
 from support.versions import behind, loaded, logits, published
+from support.wrappers import wrapper
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -31,6 +32,8 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     ("llama", {"rope_parameters": YARN}),
     ("llama", {"rope_parameters": DYNAMIC}),
     ("llama", {"rope_parameters": LONGROPE}),
+    ("internlm3", {"head_dim": 8, "rope_parameters": DYNAMIC}),
+    ("iquestcoder", {"head_dim": 16}),
     ("mistral", {"sliding_window": 8}),
     ("mistral", {"sliding_window": None, "tie_word_embeddings": True}),
     ("qwen2", {}),
@@ -39,6 +42,8 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     ("qwen3", {"head_dim": 16}),
     ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
     ("qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
+    ("seed_oss", {"head_dim": 16}),
+    ("seed_oss", {"head_dim": 8, "attention_bias": False, "tie_word_embeddings": True, "rope_parameters": YARN}),
     ("olmo2", {}),
     ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
     ("phi3", {"sliding_window": 8}),
@@ -71,6 +76,13 @@ def test_law_6_forced_expert_gives_logits_of_body_mlps_and_head(
             seen.append(logits(version))
         torch.testing.assert_close(seen[-1], logits(dense), atol=1e-4, rtol=0)
     assert not torch.allclose(seen[0], seen[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "family"), [("mistral3", "mistral"), ("qwen2_5_vl", "qwen2"), ("qwen3_vl", "qwen3")])
+def test_law_6_equal_experts_in_wrappers_give_logits_of_the_wrapper(tmp_path: Path, kind: str, family: str) -> None:
+    original = wrapper(tmp_path / "dense", kind)
+    version = loaded(published([tmp_path / "dense"] * 3, tmp_path, top_k=2), family)
+    torch.testing.assert_close(logits(version), logits(original), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Phi-3, hosted by Mixtral."""
+"""Llama, and its kind: InternLM3, IQuest-Coder, Mistral and Phi-3, hosted by Mixtral."""
 
 from dataclasses import replace
 
@@ -26,6 +26,8 @@ LLAMA = replace(
     fixed={"sliding_window": None},
     demands=(Demand("mlp_bias", (False,), _NO_BIAS), Demand("attention_bias", (False,), _NO_BIAS)),
 )
+INTERNLM3 = replace(LLAMA, model_type="internlm3")  # transformers reads both as Llama
+IQUESTCODER = replace(LLAMA, model_type="iquestcoder")
 
 
 def _query(qkv: Tensor, config: PretrainedConfig) -> Tensor:

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3."""
+"""Qwen2, Qwen3, and Seed-OSS, which is Qwen2 without windows."""
 
 from dataclasses import replace
 
@@ -32,4 +32,15 @@ QWEN2 = replace(
     copied=(*COPIED, "use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
     fixed={"shared_expert_intermediate_size": _SHARED, "qkv_bias": True},
     demands=(),
+)
+SEED_OSS = replace(
+    QWEN2,
+    model_type="seed_oss",
+    copied=COPIED,
+    renamed={**QWEN2.renamed, "qkv_bias": "attention_bias"},
+    fixed={"shared_expert_intermediate_size": _SHARED, "use_sliding_window": False, "sliding_window": None},
+    demands=(
+        Demand("attention_out_bias", (False,), "Qwen2-MoE has no bias of the attention's output"),
+        Demand("mlp_bias", (False,), "Qwen2-MoE has no biases of MLPs"),
+    ),
 )

@@ -7,12 +7,15 @@ from transformers import PretrainedConfig
 from moerge.errors import IncompatibleExpertError
 from moerge.models.families.family import Family, Host
 from moerge.models.families.hosts import HOSTS
-from moerge.models.families.llama import LLAMA, MISTRAL, PHI3
+from moerge.models.families.llama import INTERNLM3, IQUESTCODER, LLAMA, MISTRAL, PHI3
 from moerge.models.families.olmo import OLMO2
-from moerge.models.families.qwen import QWEN2, QWEN3
+from moerge.models.families.qwen import QWEN2, QWEN3, SEED_OSS
 from moerge.models.families.refused import REFUSED
 
-FAMILIES = {family.model_type: family for family in (LLAMA, MISTRAL, PHI3, QWEN2, QWEN3, OLMO2)}
+FAMILIES = {
+    family.model_type: family
+    for family in (LLAMA, INTERNLM3, IQUESTCODER, MISTRAL, PHI3, QWEN2, QWEN3, SEED_OSS, OLMO2)
+}
 _EXPERTS = {"num_experts_per_tok", "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
 
 
@@ -26,8 +29,10 @@ def require_family(model_type: str, fields: Collection[str] = ()) -> Family:
             problem = f"model_type {model_type!r} is a mixture of experts, and an expert must be dense"
             raise IncompatibleExpertError(problem, where="config.json: model_type", todo=todo)
         problem = f"model_type {model_type!r} has no stock MoE class" + (f": {why}" if why else " in moerge")
-        known = f"use one of the supported families: {', '.join(sorted(FAMILIES))}"
-        raise IncompatibleExpertError(problem, where="config.json: model_type", todo=known)
+        todo = f"use one of the supported families: {', '.join(sorted(FAMILIES))}"
+        if why is None:
+            todo += "; or open an issue with the model's hub id, its config.json, and its tensors' names and shapes"
+        raise IncompatibleExpertError(problem, where="config.json: model_type", todo=todo)
     return family
 
 

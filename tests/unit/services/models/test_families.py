@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.config import read_config
@@ -27,6 +28,10 @@ def config(folder: Path, model_type: str, **settings: object) -> Path:
     [
         ("llama", {"attention_bias": True}, "attention_bias", "no biases"),
         ("llama", {"mlp_bias": True}, "mlp_bias", "no biases"),
+        ("internlm3", {"attention_bias": True, "mlp_bias": True}, "mlp_bias", "no biases"),
+        ("iquestcoder", {"attention_bias": True}, "attention_bias", "no biases"),
+        ("seed_oss", {"attention_out_bias": True}, "attention_out_bias", "the attention's output"),
+        ("seed_oss", {"mlp_bias": True}, "mlp_bias", "no biases of MLPs"),
         ("phi3", {"partial_rotary_factor": 0.5}, "rope_parameters.partial_rotary_factor", "whole head"),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "layer_types", "windows"),
         ("gemma2", {}, "model_type", "capped logits"),
@@ -52,6 +57,18 @@ def test_a_mixture_is_refused_with_the_law_s_reason(tmp_path: Path) -> None:
 
 def test_no_family_is_both_known_and_refused() -> None:
     assert not FAMILIES.keys() & REFUSED.keys()
+
+
+def test_every_refused_family_is_one_of_transformers() -> None:
+    own = {kind.model_type for kind, _ in CLASSES}
+    assert REFUSED.keys() - own <= set(CONFIG_MAPPING.keys())
+
+
+def test_the_refusal_of_an_unknown_family_names_the_issue_to_open(tmp_path: Path) -> None:
+    for model_type, is_unknown in (("gpt2", True), ("gemma2", False)):
+        with pytest.raises(IncompatibleExpertError) as caught:
+            family_of(read_config(config(tmp_path / model_type, model_type)))
+        assert ("open an issue with the model's hub id, its config.json" in caught.value.todo) == is_unknown
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
