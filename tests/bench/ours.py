@@ -158,7 +158,7 @@ def publish(
 
     weights = body_files(dense, sha256, sha256)
     slots = [Checkpoint(expert) for expert in experts]
-    head = head_plan("average", HeadInputs(slots, tuple, None, checkpoint, as_embedding=True))
+    head = head_plan("average", HeadInputs(slots, tuple, None, dense, as_embedding=True))
     sizes = {plan.name: plan.bytes for plan in head}
     weights.append(FilePlan(HEAD_FILE, lineage, lambda out: write_safetensors(out, head), sizes))
     for slot, expert in enumerate(experts):

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
-from moerge.models.dense import HEAD_NAMES, domain_model
+from moerge.models.dense import domain_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import file_digests
 from moerge_proto.experts import ExpertState, NewExpert
@@ -32,7 +32,7 @@ from support.federation import (
     send,
 )
 from support.merging import SMALL
-from support.models import on_body
+from support.models import HEAD_NAMES, on_body
 from support.processes import moerge
 from support.statistics import written
 from support.versions import logits

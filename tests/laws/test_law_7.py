@@ -63,7 +63,7 @@ def test_law_7_a_file_s_key_changes_with_what_it_is_made_of(tmp_path: Path, chan
         routers = router_file(list, 2, (2, 6), llama, torch.float32, lineage)
         [whole] = body_files(own, body, body)
         mlps = expert_file(own.checkpoint, llama, 3, slot, expert_digest)
-        inputs = HeadInputs([own.checkpoint], tuple, None, own.checkpoint, as_embedding=True)
+        inputs = HeadInputs([own.checkpoint], tuple, None, own, as_embedding=True)
         return [
             plan.key for plan in (routers, whole, head_file(_lineage(body, expert_digest, head), inputs, own), mlps)
         ]

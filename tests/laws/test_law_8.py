@@ -104,7 +104,7 @@ def test_law_8_a_head_is_solved_with_two_grams_in_memory(tmp_path: Path, monkeyp
         experts = [DenseExpert(f"d{n}", expert(tmp_path / f"{count}-{n}", n + 1)) for n in range(count)]
         sent = [head_contribution(item, all_counted(4 * ROWS), tmp_path / f"{item.domain}-{count}") for item in experts]
         checkpoints = [item.checkpoint for item in experts]
-        plan = head_plan("regmean", HeadInputs(checkpoints, lambda sent=sent: sent, None, checkpoints[0], False))  # type: ignore[misc]
+        plan = head_plan("regmean", HeadInputs(checkpoints, lambda sent=sent: sent, None, experts[0], False))  # type: ignore[misc]
         counted = Counted()
         monkeypatch.setattr(heads, "square", lambda *given, counted=counted: counted(read(*given)))
         write_safetensors(BytesIO(), plan)

@@ -396,7 +396,7 @@ MUTATIONS = (
         "own-head-in-a-body",
         "law 2: a body has no head, so contributions don't depend on heads",
         LIBRARY,
-        "return sorted(expert.checkpoint.specs.keys() - {*mlp_names(expert), *HEAD_NAMES})",
+        "return sorted(expert.checkpoint.specs.keys() - {*mlp_names(expert), *expert.family.head_names})",
         "return sorted(expert.checkpoint.specs.keys() - {*mlp_names(expert)})",
         law(2),
     ),

@@ -104,7 +104,7 @@ def _weights(key: Key) -> dict[str, str]:
         plans.append(expert_file(weights, family, layers, slot, ""))
     seed_head = Checkpoint.of_file(seed_body_file()[0].with_name(SEED_HEAD_FILE))
     solved = [written(folder / f"head-{domain}", *head_sums(domain)) for domain in key.domains]
-    head = head_plan(key.head, HeadInputs(slots, lambda: solved, seed_head, body.checkpoint, as_embedding=False))
+    head = head_plan(key.head, HeadInputs(slots, lambda: solved, seed_head, body, as_embedding=False))
     plans.append(FilePlan(HEAD_FILE, "", lambda out: write_safetensors(out, head), {}))
     files = [_statistics(item, folder) for item in sorted(key.sent)]
     routers, _ = solve_layers(files, key.domains, feature_gains(body), SolveOptions(ridge_lambda=key.ridge_lambda))

@@ -12,8 +12,10 @@ from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from moerge.models.dense_files import DenseBody, DenseFiles
+from moerge.models.families.family import FINAL_NORM, HEAD
 
 VOCAB, SEED = 300, 99
+HEAD_NAMES = FINAL_NORM, HEAD
 SMALL = {
     "vocab_size": VOCAB,
     "hidden_size": 32,

@@ -44,7 +44,8 @@ def own_pass(folder: Path, layers: int) -> RouterPass:
 
 def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
     """Calls visit(layer, x), x [n, H], with the features of every layer, from one call of the decoder."""
-    modules = {number: layer.mlp for number, layer in enumerate(model.model.layers)}
+    pattern = family_of(model.config).mlp_module
+    modules = {n: model.get_submodule(pattern.format(layer=n)) for n in range(model.config.num_hidden_layers)}
     run(model, batch, _arguments(model, batch), modules, visit, modules[len(modules) - 1])
 
 

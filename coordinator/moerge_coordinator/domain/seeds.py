@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from moerge.errors import IncompatibleExpertError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.distance import distance
-from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.families.family import EMBEDDING, HEAD
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.storage.tables import BodyRow
 from moerge_proto.experts import Parts
@@ -23,7 +23,8 @@ def require_near_seed(ports: Ports, expert: DenseFiles, seed: BodyRow, who: str)
     limit, head = ports.settings.expert_max_distance, ports.folders.seed(seed).head
     body = ports.folders.body(seed).checkpoint
     rows = head.tensor(HEAD) if HEAD in head.specs else body.tensor(EMBEDDING)
-    for name, theirs in ((FINAL_NORM, head.tensor(FINAL_NORM)), (HEAD, rows)):
+    norm = expert.family.final_norm
+    for name, theirs in ((norm, head.tensor(norm)), (HEAD, rows)):
         apart = distance(expert.checkpoint.tensor(name), theirs, rows=name == HEAD)
         if not apart.within(limit):
             what = f"{who} differs from the seed {seed.source}: {apart.whole:.3g} times the tensor's norm"

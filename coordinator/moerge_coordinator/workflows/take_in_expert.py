@@ -8,7 +8,8 @@ from dbos import DBOS
 from sqlalchemy.orm import Session
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.dense import HEAD_NAMES, stored_name
+from moerge.models.dense import stored_name
+from moerge.models.dense_files import Dense
 from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
 from moerge.models.reader import Checkpoint
@@ -31,10 +32,11 @@ def _named(row: ExpertRow) -> str:
     return f"the expert of {row.domain!r} (owner {row.owner!r})"
 
 
-def _require_head_of(dense: Checkpoint, parts: Checkpoint, who: str) -> None:
+def _require_head_of(dense: Dense, parts: Checkpoint, who: str) -> None:
     """Requires the registered dense expert's own head in its parts, because a fitted MLP is compared with nothing."""
-    for name in HEAD_NAMES:
-        if not torch.equal(parts.tensor(name), dense.tensor(stored_name(dense, name))):
+    own = dense.checkpoint
+    for name in dense.family.head_names:
+        if not torch.equal(parts.tensor(name), own.tensor(stored_name(own, name))):
             what, todo = f"{who} has another head in its parts", "make the parts again from the registered expert"
             raise IncompatibleExpertError(what, where=name, todo=todo)
 
@@ -104,7 +106,7 @@ class TakeInExpert(Work):
         if seed is not None:
             require_near_seed(self.ports, files, seed, _named(new))
         elif new.parts is not None:
-            _require_head_of(self.ports.folders.expert(new.parts.expert).checkpoint, checkpoint, _named(new))
+            _require_head_of(self.ports.folders.expert(new.parts.expert), checkpoint, _named(new))
         while True:
             with self.ports.database.reading() as session:
                 compared = experts.references(session, digest)

@@ -172,19 +172,20 @@ class _Fitting:
         done: Callable[[int], None],
         public: PublicText | None,
     ) -> None:
-        texts, models = [batches], [expert]
+        texts, models, family = [batches], [expert], expert.family
         if public is not None:
             texts, models = [*texts, public.batches], [*models, public.seed]
-        self._new = Residuals(domain_weights(expert, body), [batch for text in texts for batch in text], device)
+        self._new = Residuals(domain_weights(expert, body), family, [batch for text in texts for batch in text], device)
         self._targets, first = list[_Target](), 0
         tokens = [sum(int(batch.counted.sum()) for batch in text) for text in texts]
         for number, (text, model) in enumerate(zip(texts, models, strict=True)):
             weight = PUBLIC_WEIGHT * tokens[0] / tokens[number] if number else 1.0
             counted = [batch.counted.to(device) for batch in text]
-            residuals = Residuals(expert_weights(model), text, device)
+            residuals = Residuals(expert_weights(model), family, text, device)
             self._targets.append(_Target(number, residuals, first, counted, weight))
             first += len(text)
         self._expert, self._device, self._done, self._tokens = expert, device, done, tokens[0]
+        self._last = family.mlp_output.removeprefix(f"{family.mlp_module}.")
 
     def layer(self, number: int, fitted: FittedLayers) -> None:
         names = [pattern.format(layer=number) for pattern in self._expert.family.mlp]
@@ -206,7 +207,7 @@ class _Fitting:
             is_last = number == self._expert.config.num_hidden_layers - 1
             for place in range(0 if is_last else len(self._new.states)):
                 states = self._new.placed(place)
-                self._new.keep(place, states + self._new.layer.mlp(self._new.features(states)))
+                self._new.keep(place, states + self._new.mlp(self._new.features(states)))
 
     def _attend_and_fit_first(self) -> None:
         """Fits the MLP's first matrices from the new input to their outputs in the targets.
@@ -221,23 +222,23 @@ class _Fitting:
                 before, states = aim.attended(place), new.attended(number)
                 features = aim.features(before)
                 fit.add(new.features(states)[tokens], features[tokens], target.number, target.weight)
-                aim.keep(place, before + aim.layer.mlp(features))
+                aim.keep(place, before + aim.mlp(features))
                 new.keep(number, states)
-        for name, module in new.layer.mlp.named_children():
-            if isinstance(module, nn.Linear) and name != "down_proj":
-                modules = [target.residuals.layer.mlp.get_submodule(name) for target in self._targets]
+        for name, module in new.mlp.named_children():
+            if isinstance(module, nn.Linear) and name != self._last:
+                modules = [target.residuals.mlp.get_submodule(name) for target in self._targets]
                 module.weight.copy_(fit.solve(module.weight, [aim.weight.T for aim in modules]))
 
     def _fit_last(self) -> None:
         """Fits the last matrix to the difference of the targets' residuals and the present ones."""
         new, seen = self._new, list[Tensor]()
-        module = new.layer.mlp.down_proj
+        module = new.mlp.get_submodule(self._last)
         fit = _LeastSquares(module.in_features, module.out_features, len(self._targets), self._device)
         handle = module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         for target in self._targets:
             for place, number, tokens in target.places():
                 states = new.placed(number)
-                new.layer.mlp(new.features(states))
+                new.mlp(new.features(states))
                 wanted = (target.residuals.placed(place) - states)[tokens]
                 fit.add(seen.pop()[tokens], wanted, target.number, target.weight)
                 self._done(0 if target.number else int(tokens.sum()))

@@ -8,22 +8,24 @@ import torch
 from torch import Tensor
 
 from moerge.models.batches import Batch
-from moerge.models.families.family import EMBEDDING
+from moerge.models.families.family import EMBEDDING, Family, module_of
 from moerge.models.weights import Weights
 from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.features import placed
 
 
 class Residuals:
-    """The residuals before the next layer, in host memory, and the module of the held layer.
+    """The residuals before the next layer, in host memory, and the MLP of the held layer.
 
-    `states`: [B, T, H] float32 of each batch. Functions take a batch's number.
+    `states`: [B, T, H] float32 of each batch. Functions take a batch's number. The family's MLPs have a norm before
+    them.
     """
 
-    layer: Any
+    mlp: Any
+    _norm: Any
 
-    def __init__(self, weights: Weights, batches: Sequence[Batch], device: torch.device) -> None:
-        self._batches, self._device = batches, device
+    def __init__(self, weights: Weights, family: Family, batches: Sequence[Batch], device: torch.device) -> None:
+        self._family, self._batches, self._device = family, batches, device
         self._files = LayerFiles(weights, torch.float32, device)
         self._decoder = Decoder(weights, torch.float32, device)
         embedding = weights.tensor(EMBEDDING)
@@ -33,23 +35,24 @@ class Residuals:
     def held(self, number: int) -> Iterator[None]:
         """While open, a layer has its weights; the next one's are read meanwhile."""
         self._decoder.hold(number, self._files.layer(number))
-        self.layer = self._decoder.module(f"model.layers.{number}")
+        self.mlp = self._decoder.module(self._family.mlp_module.format(layer=number))
+        self._norm = self._decoder.module(module_of(f"{self._family.gain}").format(layer=number))
         try:
             yield
         finally:
             self._decoder.release(number)
 
     def parameter(self, name: str) -> Tensor:
-        parameter: Tensor = self._decoder.module(name.rpartition(".")[0]).get_parameter(name.rpartition(".")[2])
+        module = module_of(name)
+        parameter: Tensor = self._decoder.module(module).get_parameter(name.removeprefix(f"{module}."))
         return parameter
 
     def attended(self, number: int) -> Tensor:
         """A batch's residual behind the held layer's attention, on the device."""
-        norm = self.layer.post_attention_layernorm
-        return self._decoder.reached(self._batches[number], self.states[number], norm)
+        return self._decoder.reached(self._batches[number], self.states[number], self._norm)
 
     def features(self, attended: Tensor) -> Tensor:
-        normed: Tensor = self.layer.post_attention_layernorm(attended)
+        normed: Tensor = self._norm(attended)
         return normed
 
     def keep(self, number: int, states: Tensor) -> None:

@@ -7,12 +7,12 @@ import torch
 from transformers import PretrainedConfig
 
 from moerge.models.bounds import attention_size
-from moerge.models.dense import HEAD_NAMES
+from moerge.models.families.common import LAYER
 from moerge.models.families.registry import family_of
 from moerge.models.reader import model_shapes
 from moerge_proto.statistics_file import gram_length
 
-_FIRST = "model.layers.0."
+_FIRST = LAYER.format(layer=0)
 
 
 def layer_parameters(config: PretrainedConfig) -> int:
@@ -45,8 +45,9 @@ class Shape:
         """
         layers = int(config.num_hidden_layers)
         sizes = {name: torch.Size(shape).numel() for name, shape in model_shapes(config).items()}
-        mlps = set(family_of(config).dense_mlp_names(layers))
-        rest = [size for name, size in sizes.items() if name not in {*mlps, *HEAD_NAMES}]
+        family = family_of(config)
+        mlps = set(family.dense_mlp_names(layers))
+        rest = [size for name, size in sizes.items() if name not in {*mlps, *family.head_names}]
         return cls(
             hidden=int(config.hidden_size),
             layers=layers,

@@ -13,7 +13,7 @@ from moerge.files import atomic_file, file_sha256, linked, work_folder
 from moerge.merging.assemble import BODY, KeptParts
 from moerge.merging.local import BODY_RECORD, BodyRecord, LocalBody, kept_body
 from moerge.merging.settings import MergeSettings
-from moerge.models.dense import HEAD_NAMES, stored_name
+from moerge.models.dense import stored_name
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import small_files
 from moerge.models.reader import Checkpoint
@@ -142,7 +142,7 @@ def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
     """
     for slot in slots:
         folder = work / EXPERTS / slot.record.domain
-        plans = copies(slot.head, [stored_name(slot.head, name) for name in HEAD_NAMES])
+        plans = copies(slot.head, [stored_name(slot.head, name) for name in slot.side_files.family.head_names])
         with atomic_file(folder / HEAD_FILE) as out:
             write_safetensors(out, plans)
         for name, data in small_files(slot.side_files).items():

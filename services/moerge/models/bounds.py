@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.models.dense_files import Dense
-from moerge.models.families.family import EMBEDDING, FINAL_NORM, head_dim
+from moerge.models.families.family import EMBEDDING, head_dim
 from moerge.models.reader import Checkpoint
 from moerge_proto.statistics_file import MAX_EXPERT_TOKENS, exponent
 
@@ -69,7 +69,7 @@ def input_exponents(expert: Dense) -> list[int]:
 
 def head_bounds(expert: Dense) -> list[float]:
     """The largest squared norm of the vectors of a head contribution."""
-    return [float((expert.checkpoint.tensor(FINAL_NORM) != 0).sum())]
+    return [float((expert.checkpoint.tensor(expert.family.final_norm) != 0).sum())]
 
 
 def head_exponents(expert: Dense) -> list[int]:

@@ -12,7 +12,9 @@ from moerge.errors import CheckpointError
 from moerge.models.bounds import feature_gains
 from moerge.models.config import dense_config
 from moerge.models.dense_files import Dense
-from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.families.common import LAYER
+from moerge.models.families.family import EMBEDDING, HEAD
+from moerge.models.families.registry import family_of
 from moerge.models.reader import Checkpoint, require_tensors
 from moerge.models.stored import TensorSpec
 
@@ -22,17 +24,14 @@ def mlp_names(expert: Dense) -> list[str]:
     return expert.family.dense_mlp_names(expert.config.num_hidden_layers)
 
 
-HEAD_NAMES = FINAL_NORM, HEAD
-
-
 def body_names(expert: Dense) -> list[str]:
     """The tensors of a dense model's body, sorted: those outside MLPs and head."""
-    return sorted(expert.checkpoint.specs.keys() - {*mlp_names(expert), *HEAD_NAMES})
+    return sorted(expert.checkpoint.specs.keys() - {*mlp_names(expert), *expert.family.head_names})
 
 
 def part_names(expert: Dense) -> list[str]:
     """The tensors of an expert's parts: its MLPs and its head, which is never tied."""
-    return [*mlp_names(expert), *HEAD_NAMES]
+    return [*mlp_names(expert), *expert.family.head_names]
 
 
 def require_parts(expert: Dense) -> None:
@@ -51,6 +50,10 @@ class DenseWeights:
 
     config: PretrainedConfig
     places: Mapping[str, tuple[Checkpoint, str]]
+
+    @property
+    def final_norm(self) -> str:
+        return family_of(self.config).final_norm
 
     def __contains__(self, name: str) -> bool:
         return name in self.places
@@ -71,7 +74,8 @@ class DenseWeights:
         return self.spec(name).shape
 
     def layer(self, number: int) -> list[str]:
-        return [name for name in self.places if name.startswith(f"model.layers.{number}.")]
+        start = LAYER.format(layer=number)
+        return [name for name in self.places if name.startswith(start)]
 
     def model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         """The whole model in memory, in evaluation mode."""
@@ -81,7 +85,7 @@ class DenseWeights:
 def domain_weights(expert: Dense, body: Dense) -> DenseWeights:
     """The body with the expert's MLPs and own head."""
     places = _places(body.checkpoint, body.checkpoint.specs)
-    places |= _places(expert.checkpoint, [*mlp_names(expert), FINAL_NORM])
+    places |= _places(expert.checkpoint, [*mlp_names(expert), expert.family.final_norm])
     return _weights(expert.config, {**places, HEAD: (expert.checkpoint, stored_name(expert.checkpoint, HEAD))})
 
 

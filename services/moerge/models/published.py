@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from moerge.models.config import published_config, read_config
+from moerge.models.families.common import LAYER
 from moerge.models.families.registry import family_of, host_of
 from moerge.models.reader import Checkpoint
 from moerge.models.weights import own_copy
@@ -27,11 +28,15 @@ class PublishedWeights:
     fused: Mapping[str, list[list[str]]]
     plain: Mapping[str, str]
 
+    @property
+    def final_norm(self) -> str:
+        return host_of(self.config).final_norm
+
     def __contains__(self, name: str) -> bool:
         return name in self.plain or name in self.fused
 
     def layer(self, number: int) -> list[str]:
-        start = f"model.layers.{number}."
+        start = LAYER.format(layer=number)
         return [name for names in (self.plain, self.fused) for name in names if name.startswith(start)]
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -14,6 +14,10 @@ class Weights(Protocol):
 
     @property
     def config(self) -> PretrainedConfig: ...
+    @property
+    def final_norm(self) -> str:
+        """The name of the weight of the norm before the head."""
+
     def __contains__(self, name: str) -> bool: ...
     def layer(self, number: int) -> list[str]:
         """The names of a layer's tensors."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from moerge.models.batches import Batch
 from moerge.models.dense import assign, empty_model, require_all
-from moerge.models.families.family import FINAL_NORM
+from moerge.models.families.common import LAYER
+from moerge.models.families.family import module_of
 from moerge.models.weights import Weights, own_copy
 from moerge.statistics.accumulate import Sum
 from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run
@@ -45,7 +46,8 @@ class LayerFiles:
 
     def _read(self, number: int) -> dict[str, Tensor]:
         memory = self._memory[number % 2]
-        names = {name: name.removeprefix(f"model.layers.{number}.") for name in self._weights.layer(number)}
+        start = LAYER.format(layer=number)
+        names = {name: name.removeprefix(start) for name in self._weights.layer(number)}
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             for name, short in names.items():
                 shape = self._weights.shape(name)
@@ -77,8 +79,8 @@ class Decoder:
             self._model.set_attn_implementation(PACKED)
         decoder: Any = self._model.model
         decoder.rotary_emb.to(device)
-        assign(self._model, FINAL_NORM, own_copy(weights, FINAL_NORM, dtype).to(device))
-        self._layers, self.norm = list(decoder.layers), decoder.norm
+        assign(self._model, weights.final_norm, own_copy(weights, weights.final_norm, dtype).to(device))
+        self._layers, self.norm = list(decoder.layers), self.module(module_of(weights.final_norm))
         decoder.layers = nn.ModuleList(_Passed() for _ in self._layers)
 
     def embedded(self, batch: Batch, embedding: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ class Decoder:
         self._model.model.layers[number] = self._layers[number]
         for name, tensor in tensors.items():
             assign(self._model, name, tensor)
-        require_all(self._layers[number], f"model.layers.{number}.")
+        require_all(self._layers[number], LAYER.format(layer=number))
 
     def release(self, number: int) -> None:
         if self._device.type == "cuda":

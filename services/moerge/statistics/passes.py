@@ -12,7 +12,6 @@ from moerge.memory.shapes import Shape
 from moerge.models.bounds import feature_gains, input_gain_names
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
-from moerge.models.families.family import FINAL_NORM
 from moerge_proto.statistics_file import Kind, StatisticsSettings, TextBefore, body_gram_names
 
 
@@ -57,10 +56,14 @@ class RouterPass:
 
     def inputs(self) -> list[list[Input]]:
         """Per layer, in the order of computation and of the file."""
-        gains = feature_gains(self.body)
-        parts = ((f"layers.{layer}", bits, gains[layer]) for layer, bits in enumerate(self.exponents))
+        gains, module = feature_gains(self.body), self.body.family.mlp_module
         weight = 0.0 if self.before is None else self.before.context_weight
-        return [[Input(f"model.{at}.mlp", f"{at}.gram", bits, own, f"{at}.cross", weight)] for at, bits, own in parts]
+
+        def read(layer: int, bits: int) -> Input:
+            at = f"layers.{layer}"
+            return Input(module.format(layer=layer), f"{at}.gram", bits, gains[layer], f"{at}.cross", weight)
+
+        return [[read(layer, bits)] for layer, bits in enumerate(self.exponents)]
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class HeadPass(_OwnPass):
     def inputs(self) -> list[list[Input]]:
         """As in `RouterPass`; the head's input belongs to the last layer."""
         [bits], before = self.exponents, self.expert.config.num_hidden_layers - 1
-        gains = self.expert.checkpoint.tensor(FINAL_NORM)
+        gains = self.expert.checkpoint.tensor(self.expert.family.final_norm)
         return [*([] for _ in range(before)), [Input(None, "head_input", bits, gains)]]
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
 from moerge.memory.needs import HEAD_ROWS
-from moerge.models.dense import HEAD_NAMES
-from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
+from moerge.models.dense_files import Dense
+from moerge.models.families.family import EMBEDDING, HEAD, Family
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan
 from moerge.threads import one_thread
@@ -32,14 +32,14 @@ class HeadInputs:
         experts: checkpoints with the ordered experts' last norms and heads; a tied head is the embedding.
         statistics: gives their head contributions in that order; empty unless the method is solved.
         seed: the seed's head.
-        body: its embedding is a tied head.
+        body: its family is the experts', its embedding a tied head.
         as_embedding: whether the mean of tied heads is the body's embedding.
     """
 
     experts: Sequence[Checkpoint]
     statistics: Callable[[], Sequence[Source]]
     seed: Checkpoint | None
-    body: Checkpoint
+    body: Dense
     as_embedding: bool
 
     def models(self, method: HeadMethod) -> Sequence[Checkpoint]:
@@ -68,17 +68,17 @@ def head_plan(method: HeadMethod, inputs: HeadInputs) -> list[TensorPlan]:
         IncompatibleExpertError: no expert has as many rows as the embedding; or the seed's head is asked for without a
             seed.
     """
-    models = inputs.models(method)
-    names = [FINAL_NORM] if is_tied(method, inputs) else HEAD_NAMES
+    models, family = inputs.models(method), inputs.body.family
+    names = [family.final_norm] if is_tied(method, inputs) else family.head_names
     solved = HEADS[method].solved
 
     def merge(piece: Piece) -> Tensor:
         with one_thread():
             if solved and piece.name == HEAD:
-                return _solved(piece, models, inputs.statistics())
+                return _solved(piece, family, models, inputs.statistics())
             return average(piece.tensors, piece.dtype)
 
-    rows = inputs.body.specs[EMBEDDING].shape[0]
+    rows = inputs.body.checkpoint.specs[EMBEDDING].shape[0]
     return [_cut(plan, rows) if plan.name == HEAD else plan for plan in merge_plan(models, names, merge)]
 
 
@@ -89,14 +89,14 @@ def _cut(plan: TensorPlan, rows: int) -> TensorPlan:
     return TensorPlan(plan.name, plan.dtype, (rows, *plan.shape[1:]), lambda: plan.compute()[:rows])
 
 
-def _solved(piece: Piece, models: Sequence[Checkpoint], sources: Sequence[Source]) -> Tensor:
+def _solved(piece: Piece, family: Family, models: Sequence[Checkpoint], sources: Sequence[Source]) -> Tensor:
     with ExitStack() as stack:
         files = [stack.enter_context(StatisticsFile(sources[expert])) for expert in piece.experts]
         tokens = sum(file.manifest.tokens for file in files)
 
         def grams() -> Iterator[Tensor]:
             for expert, file in zip(piece.experts, files, strict=True):
-                yield scaled(square(file, "head_input", 0, models[expert].tensor(FINAL_NORM)))
+                yield scaled(square(file, "head_input", 0, models[expert].tensor(family.final_norm)))
 
         def part(start: int) -> Tensor:
             tensors = [tensor[start : start + HEAD_ROWS] for tensor in piece.tensors]

@@ -15,7 +15,7 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.models.bounds import feature_bounds, feature_exponents
 from moerge.models.config import config_bytes, settings_of
-from moerge.models.dense import HEAD_NAMES, body_names, part_names
+from moerge.models.dense import body_names, part_names
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import small_files
 from moerge.models.families.family import EMBEDDING
@@ -156,7 +156,7 @@ def seed_body(
         source: the model's name.
         license: its SPDX identifier.
     """
-    tensors, names = seed.checkpoint, sorted(name for name in HEAD_NAMES if name in seed.checkpoint.specs)
+    tensors, names = seed.checkpoint, sorted(name for name in seed.family.head_names if name in seed.checkpoint.specs)
     plans = {
         DENSE_BODY_FILE: copies(tensors, body_names(seed)),
         SEED_HEAD_FILE: copies(tensors, names),

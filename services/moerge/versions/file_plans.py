@@ -92,7 +92,7 @@ def head_file(lineage: Lineage, inputs: HeadInputs, dense: Dense) -> FilePlan:
         problem, todo = "the head isn't the embedding", "publish it without `tied`"
         raise IncompatibleExpertError(problem, where=HEAD, todo=todo)
     if tied and not lineage.tied:
-        plans = [_copy(inputs.body, EMBEDDING, HEAD), *plans]
+        plans = [_copy(inputs.body.checkpoint, EMBEDDING, HEAD), *plans]
     made = lineage.head.model_dump(mode="json")
     inputs_of = {"body": lineage.body, "seed": lineage.seed, "experts": lineage.experts}
     return _weights(HEAD_FILE, _published(plans, dense), head=made, **inputs_of, tied=lineage.tied)

@@ -106,7 +106,7 @@ class VersionInputs:
         as_embedding = same and self.method == "average"
         heads = [slot.head for slot in self.slots]
         seed = None if self.seed is None else self.seed.head
-        return HeadInputs(heads, self.head_statistics, seed, self.body.checkpoint, as_embedding)
+        return HeadInputs(heads, self.head_statistics, seed, self.body, as_embedding)
 
 
 Solve = Callable[[Lineage, VersionInputs], Solution]

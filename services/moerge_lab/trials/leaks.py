@@ -106,7 +106,7 @@ class Attacked:
         with StatisticsFile(router_contribution(self.expert, body, self.rows, sums)) as file:
             gram = torch.from_numpy(unpack(to_floats(file.gram(0), file.manifest.exponents[0]), gains.shape[1]))
         for batch in batches(self.rows, 4096):
-            mlp = model.model.layers[0].mlp
+            mlp = model.get_submodule(self.expert.family.mlp_module.format(layer=0))
             run(model, batch, {"input_ids": batch.input_ids}, {0: mlp}, lambda _, x: seen.append(x / gains[0]), mlp)
         return verdict, gram, torch.cat(seen).double()
 

@@ -56,7 +56,8 @@ def features_of(domain: str, sources: Sources, seed: Path, tokens: int, home: Pa
     rows = [row for row in rows if len(row) >= _SHORTEST]
     random.Random(0).shuffle(rows)  # noqa: S311  # no secret
     model, gains = domain_model(expert, body)
-    mlps, result = {number: layer.mlp for number, layer in enumerate(model.model.layers)}, Features()
+    modules = [expert.family.mlp_module.format(layer=layer) for layer in range(expert.config.num_hidden_layers)]
+    mlps, result = dict(enumerate(map(model.get_submodule, modules))), Features()
     seen = list[Tensor]()
 
     def visit(layer: int, x: Tensor) -> None:

@@ -6,10 +6,8 @@ from pathlib import Path
 
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import file_sha256
-from moerge.models.dense import HEAD_NAMES
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families.family import FINAL_NORM
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
 from moerge.versions.file_plans import (
@@ -65,7 +63,7 @@ def _require(context: Context, version: Version, body: DenseBody, folder: Path) 
         if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != _digest(plan):
             raise AlteredVersionError(f"{plan.name} differs from the checked body or your expert")
     names = {plan.name: set(plan.tensors) for plan in known}
-    names[HEAD_FILE] = {FINAL_NORM} if lineage.tied else set(HEAD_NAMES)
+    names[HEAD_FILE] = {family.final_norm} if lineage.tied else set(family.head_names)
     names[ROUTER_FILE] = {family.host.router.format(layer=layer) for layer in range(layers)}
     for other in set(range(count)) - {slot}:
         blocks = family.mlp_blocks(layers, other)

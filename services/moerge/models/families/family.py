@@ -10,8 +10,10 @@ from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
 
-EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 """The same in every family."""
+FINAL_NORM = "model.norm.weight"
+"""The same in most families."""
 
 Matrix = Literal["gate", "up", "down"]
 """A matrix of an expert."""
@@ -27,6 +29,7 @@ class Host:
         router_module: transformers' module of that router; it returns (logits, weights [n, k], experts [n, k]).
         count: the config field that counts experts.
         fixed: config fields that are the same for every family.
+        final_norm: name of the weight of the norm before the head.
     """
 
     model_type: str
@@ -36,6 +39,7 @@ class Host:
     router_module: str
     count: str
     fixed: Mapping[str, object]
+    final_norm: str = FINAL_NORM
 
     def slots(self, config: PretrainedConfig) -> int:
         """The number of experts of a published config."""
@@ -127,6 +131,7 @@ class Family:
         gain: name of the weight of the norm before the MLP, [H]; None if the MLP reads the raw residual.
         added: in that case the norms whose outputs are added to the residual: after attention, after the MLP.
         attention: the linear modules of a layer's attention.
+        final_norm: as in `Host`.
         copied: config fields that are copied. All experts must agree on them.
         renamed: published config field -> the dense field with its value.
         read: further dense fields that change a logit, which `settings` reads.
@@ -144,6 +149,7 @@ class Family:
     gain: str | None
     attention: Attention
     copied: tuple[str, ...]
+    final_norm: str = FINAL_NORM
     added: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     read: tuple[str, ...] = ()
@@ -153,6 +159,22 @@ class Family:
     constants: tuple[Constant, ...] = ()
     demands: tuple[Demand, ...] = ()
     otherwise: Self | None = None
+
+    @property
+    def head_names(self) -> tuple[str, str]:
+        """The tensors of the head."""
+        return self.final_norm, HEAD
+
+    @property
+    def mlp_module(self) -> str:
+        """The module of a layer's MLP."""
+        return module_of(next(iter(self.mlp))).rpartition(".")[0]
+
+    @property
+    def mlp_output(self) -> str:
+        """The last linear module of a layer's MLP."""
+        [name] = (name for name, matrices in self.mlp.items() if "down" in matrices)
+        return module_of(name)
 
     def dense_mlp_names(self, layers: int) -> list[str]:
         return [dense.format(layer=layer) for layer in range(layers) for dense in self.mlp]
@@ -174,6 +196,11 @@ class Family:
 
     def constants_of(self, config: PretrainedConfig) -> list[Constant]:
         return [constant.at(layer) for layer in range(config.num_hidden_layers) for constant in self.constants]
+
+
+def module_of(name: str) -> str:
+    """The module that has the parameter of that name."""
+    return name.rpartition(".")[0]
 
 
 def head_dim(config: PretrainedConfig) -> int:

@@ -13,7 +13,7 @@ from moerge.documents.pool import pool_texts
 from moerge.errors import IncompatibleExpertError
 from moerge.experts.fitting import SHRINKAGE_TO_EXPERT, PublicText, fit
 from moerge.models.batches import batches
-from moerge.models.dense import HEAD_NAMES, domain_model, expert_model, mlp_names
+from moerge.models.dense import domain_model, expert_model, mlp_names
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
@@ -21,7 +21,7 @@ from moerge.models.stored import SINGLE
 from moerge.models.tokens import Tokens, all_counted
 from moerge_proto.statistics_file import StatisticsSettings
 from support.fitting import whole_fit
-from support.models import expert, on_body, seed_model
+from support.models import HEAD_NAMES, expert, on_body, seed_model
 from support.versions import body_file
 
 DOCUMENTS = [[(5 * row + 3 * column * (1 + row % 3)) % 256 for column in range(20 + row)] for row in range(40)]

@@ -135,12 +135,13 @@ def test_a_merge_by(tmp_path: Path, method: str, large: dict[str, Any]) -> None:
 
 
 HEADS = """
-from moerge.models.reader import Checkpoint
+from moerge.models.dense_files import DenseFiles
 from moerge.models.writer import write_safetensors
 from moerge.trunk.heads import HeadInputs, head_plan
 def call(folder, method):
-    models = [Checkpoint(folder / str(slot)) for slot in range(2)]
-    inputs = HeadInputs(models, lambda: [folder / f"sums-{slot}" for slot in range(2)], None, models[0], False)
+    models = [DenseFiles(folder / str(slot)) for slot in range(2)]
+    sums = [folder / f"sums-{slot}" for slot in range(2)]
+    inputs = HeadInputs([model.checkpoint for model in models], lambda: sums, None, models[0], False)
     with (folder / "head").open("wb") as out:
         write_safetensors(out, head_plan(method.name, inputs))
 """

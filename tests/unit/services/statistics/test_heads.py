@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from moerge.errors import ContributionError
 from moerge.models.bounds import head_bounds, head_exponents
-from moerge.models.dense import HEAD_NAMES, expert_model
+from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import FINAL_NORM
@@ -27,7 +27,7 @@ from moerge.statistics.passes import HeadPass, RouterPass
 from moerge.statistics.validate import validate_grams
 from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body
 from moerge_proto.statistics_file import StatisticsFile
-from support.models import expert
+from support.models import HEAD_NAMES, expert
 from support.passes import sums_of
 
 ROWS = [[(11 * row + 3 * place) % 256 for place in range(4 + 9 * row)] for row in range(6)]

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from moerge.errors import IncompatibleExpertError
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.reader import Checkpoint
@@ -31,7 +32,7 @@ def inputs_of(
         texts = [(DenseExpert("law", item), all_counted(contributed_rows(n))) for n, item in enumerate(experts)]
         return [head_contribution(own, rows, folder / f"head-{n}") for n, (own, rows) in enumerate(texts)]
 
-    body = Checkpoint.of_file(body_file(experts, folder / "body"))
+    body = DenseBody(body_file(experts, folder / "body"), DenseFiles(experts[0]).config)
     origin = None if seed is None else Checkpoint(seed)
     return HeadInputs(list(map(Checkpoint, experts)), statistics, origin, body, as_embedding)
 

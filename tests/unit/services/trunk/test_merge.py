@@ -14,7 +14,6 @@ from torch import Tensor
 
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
-from moerge.models.dense import HEAD_NAMES
 from moerge.models.dense_files import DenseFiles
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
@@ -25,7 +24,7 @@ from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.pieces import Piece
 from moerge_proto.bodies import BodyLineage, BodyOptions
-from support.models import expert
+from support.models import HEAD_NAMES, expert
 from support.versions import body_file
 
 

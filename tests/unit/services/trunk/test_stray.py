@@ -15,7 +15,6 @@ from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
 from moerge.merging.local import local_body
-from moerge.models.dense import HEAD_NAMES
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import EMBEDDING
@@ -26,7 +25,7 @@ from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.stray import Stray, require_near
 from moerge_proto.bodies import BodyMethod, BodyOptions
 from moerge_workers.policy import Policy
-from support.models import expert, on_body
+from support.models import HEAD_NAMES, expert, on_body
 from support.versions import body_file, contributed_rows
 
 LIMIT = Policy().max_stray
