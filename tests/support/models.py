@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ SMALL = {
     "pad_token_id": 258,
 }
 
+FURTHER: dict[str, dict[str, Any]] = {
+    **{family: {"head_dim": 8} for family in ("glm", "helium", "cwm", "ministral3")},
+    "smollm3": {"no_rope_layer_interval": 2, "tie_word_embeddings": False},
+}
+"""Settings of families whose defaults are too large, or for more layers."""
+
 
 def tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer without merges: one token per byte, three special ones, and `further` ones."""
@@ -51,7 +58,9 @@ def expert(
     `tokens`, a sequence of strings, are further tokens of its tokenizer.
     """
     torch.manual_seed(0)  # the common seed model; the expert strays from it
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SMALL, **settings}), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **deepcopy({**SMALL, **FURTHER.get(family, {}), **settings})), dtype=torch.float32
+    )
     generator, spread = torch.Generator().manual_seed(seed), min(80 * apart, 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

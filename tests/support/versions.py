@@ -12,7 +12,7 @@ from moerge.merging.local import local_body, local_version
 from moerge.models.dense import dense_model, mlp_names
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families.registry import FAMILIES
+from moerge.models.families.hosts import HOSTS
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import router_contribution
 from moerge.versions.file_plans import HEAD_FILE
@@ -81,10 +81,10 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     return result
 
 
-def loaded(folder: Path, family: str = "llama") -> PreTrainedModel:
+def loaded(folder: Path) -> PreTrainedModel:
     """A version loaded by a consumer; fails on missing tensors, for which transformers only warns."""
     answer: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     model: PreTrainedModel = answer[0]
     assert not any(answer[1].values()), answer[1]
-    assert type(model).__name__ == FAMILIES[family].host.class_name
+    assert type(model).__name__ == HOSTS[model.config.model_type].class_name
     return model

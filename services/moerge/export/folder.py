@@ -9,8 +9,7 @@ import torch
 
 from moerge.errors import CheckpointError
 from moerge.export.llama_cpp import Form
-from moerge.models.families.hosts import MIXTRAL, QWEN2_MOE
-from moerge.models.families.qwen import QWEN2
+from moerge.models.families.family import Host
 from moerge.models.stored import INDEX, StoredTensors
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.progress import Progress
@@ -56,7 +55,7 @@ def _write(folder: Path, files: Mapping[str, Sequence[TensorPlan]], progress: Pr
 
 def _names(stored: StoredTensors, form: Form) -> dict[str, str]:
     """Tensor of the version -> its name in the other form; a dropped tensor must be zero."""
-    renamed = _mixtral_names(form) if form.renamed else {}
+    renamed = _other_names(form, *form.renamed) if form.renamed else {}
     names = {old: new for old in stored.specs if (new := renamed.get(old, old)) is not None}
     for dropped in stored.specs.keys() - names.keys():
         if stored.tensor(dropped).any():
@@ -64,12 +63,11 @@ def _names(stored: StoredTensors, form: Form) -> dict[str, str]:
     return names
 
 
-def _mixtral_names(form: Form) -> dict[str, str | None]:
-    """Qwen2-MoE's name -> Mixtral's; None for the shared expert."""
+def _other_names(form: Form, ours: Host, theirs: Host) -> dict[str, str | None]:
+    """A host's name -> another's; None for its constants."""
     names: dict[str, str | None] = {}
-    ours, theirs = QWEN2_MOE, MIXTRAL
     for layer in range(form.config["num_hidden_layers"]):
-        names |= {constant.name.format(layer=layer): None for constant in QWEN2.constants}
+        names |= {constant.name.format(layer=layer): None for constant in ours.constants}
         names[ours.router.format(layer=layer)] = theirs.router.format(layer=layer)
         for expert in range(form.config["num_local_experts"]):
             for matrix, name in ours.experts.items():

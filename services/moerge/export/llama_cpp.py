@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from moerge.models.families.family import Host
+from moerge.models.families.hosts import HOSTS
+
 _SHORT_ROPE = ("dynamic", "longrope")
 """Kinds of rope with other frequencies for longer texts."""
 _YARN = {
@@ -25,37 +28,46 @@ class Form:
     """A version as llama.cpp's converter is to read it."""
 
     config: dict[str, Any]  # its config.json
-    renamed: bool = False  # give the tensors Mixtral's names, without the shared expert, which is zero
+    renamed: tuple[Host, Host] | None = None  # give tensors of the first host the other's names, without its constants
     sinks: bool = False  # add attention sinks without weight
     frequencies: tuple[float, ...] = ()  # divisors of the rope's frequencies, [head_dim / 2], to be added; empty: none
 
     @property
     def changed(self) -> bool:
-        return self.renamed or self.sinks or bool(self.frequencies)
+        return self.renamed is not None or self.sinks or bool(self.frequencies)
 
 
 def refusals(config: Mapping[str, Any]) -> list[str]:
     """What keeps llama.cpp from running a version with this config.json: predicates of sentences."""
-    kind, scaled = config.get("model_type"), _rope(config).get("rope_type")
-    refused = []
-    if kind not in ("mixtral", "qwen2_moe", "qwen3_moe"):
-        refused.append(f"has no {str((config.get('architectures') or [kind])[0]).removesuffix('ForCausalLM')}")
+    host, scaled = HOSTS[config["model_type"]], _rope(config).get("rope_type")
+    refused = [host.llama_cpp.refused] if host.llama_cpp.refused else []
     if config.get("hidden_act", "silu") != "silu":
         refused.append(f"computes experts with silu only, not with {config['hidden_act']}")
-    if kind == "qwen3_moe" and config.get("attention_bias"):
-        refused.append("has no bias of the attention's output in Qwen3-MoE")
-    if kind == "qwen3_moe" and (scaled == "llama3" or _tabled(config)):
-        refused.append(f"ignores parts of the rope's scaling, {scaled}, in Qwen3-MoE")
+    if host.llama_cpp.refused:
+        return refused
+    if _extended(host) is None and config.get("attention_bias"):
+        refused.append(f"has no bias of the attention's output in {host.title}")
+    if _extended(host) is None and (scaled == "llama3" or _tabled(config)):
+        refused.append(f"ignores parts of the rope's scaling, {scaled}, in {host.title}")
     wide = _head_dim(config) * config["num_attention_heads"] != config["hidden_size"]
-    if kind in ("mixtral", "qwen2_moe") and wide and _granite(config):
+    if _extended(host) is not None and wide and _granite(config):
         what = "sliding windows" if _windows(config) else f"the rope's scaling, {scaled},"
         refused.append(f"has {what} only for heads of hidden_size / num_attention_heads")
     return refused
 
 
+def _extended(host: Host) -> Host | None:
+    """The host as which the converter gets a version, if GraniteMoeSWA has its layers with windows and frequencies."""
+    given = host.llama_cpp.equivalent or host
+    return given if given.llama_cpp.extended else None
+
+
 def longest_text(config: Mapping[str, Any]) -> int | None:
-    """The most tokens of a text for which a GGUF is exact; None without a limit."""
-    return _context(config) if _rope(config).get("rope_type") in _SHORT_ROPE else None
+    """The most tokens of a text for which a GGUF is exact; None without a limit below the model's own."""
+    rope = _rope(config)
+    if rope.get("rope_type") not in _SHORT_ROPE or rope.get("short_factor", 0) == rope.get("long_factor"):
+        return None
+    return _context(config)
 
 
 def converter_form(config: Mapping[str, Any]) -> Form:
@@ -66,14 +78,15 @@ def converter_form(config: Mapping[str, Any]) -> Form:
     - That architecture has no sliding windows, and no factor of cosines and sines. GraniteMoeSWA has the same layers
       with windows, sinks and a factor of the attention's scores; divisors of the rope's frequencies are a tensor.
     """
-    changed, kind = dict(config), config["model_type"]
-    if kind == "qwen3_moe":
+    changed, host = dict(config), HOSTS[config["model_type"]]
+    given = _extended(host)
+    if given is None:
         return Form(changed)
-    changed |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "sliding_window": None}
+    changed |= {"model_type": given.model_type, "architectures": [given.class_name], "sliding_window": None}
     changed["num_local_experts"] = config.get("num_local_experts", config.get("num_experts"))
     for name in ("layer_types", "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"):
         changed.pop(name, None)
-    if kind == "qwen2_moe":
+    if "moe_intermediate_size" in config:
         changed["intermediate_size"] = config["moe_intermediate_size"]
     frequencies: tuple[float, ...] = ()
     if granite := _granite(config):
@@ -91,7 +104,7 @@ def converter_form(config: Mapping[str, Any]) -> Form:
         if frequencies:
             changed["rope_parameters"] = {"rope_type": "default", "rope_theta": _rope(config)["rope_theta"]}
             changed["rope_scaling"] = None
-    return Form(changed, kind == "qwen2_moe", granite, frequencies)
+    return Form(changed, None if given is host else (host, given), granite, frequencies)
 
 
 def _tabled(config: Mapping[str, Any]) -> bool:
@@ -134,7 +147,7 @@ def _windows(config: Mapping[str, Any]) -> list[bool]:
     layers, window = config["num_hidden_layers"], config.get("sliding_window")
     if window is None or window >= _context(config):
         return []
-    if config["model_type"] == "mixtral":
+    if "use_sliding_window" not in config:
         return [True] * layers
     windows = [kind == "sliding_attention" for kind in config.get("layer_types") or ()]
     return windows if any(windows) and config.get("use_sliding_window") else []

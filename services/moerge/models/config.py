@@ -162,11 +162,12 @@ def require_same_config(
     """
     if first.model_type != other.model_type:
         raise _differs(who, others, {"model_type": (other.model_type, first.model_type)})
-    ours, theirs = settings_of(first), settings_of(other)
-    ignored = {"vocab_size"} if vocabulary == "pad" else set()
-    differing = {
-        name: (theirs[name], value) for name, value in ours.items() if name not in ignored and theirs[name] != value
-    }
+    names = settings_of(first).keys() | settings_of(other).keys()  # with another host a family reads other fields
+    ours, theirs = first.to_dict(), other.to_dict()
+    differing = {name: (theirs.get(name), ours.get(name)) for name in sorted(names)}
+    differing = {name: (found, expected) for name, (found, expected) in differing.items() if found != expected}
+    if vocabulary == "pad":
+        differing.pop("vocab_size", None)
     if differing:
         raise _differs(who, others, differing)
 
@@ -214,8 +215,8 @@ def published_config(
 
 
 def _legacy_rope(rope: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The older form of the rope settings, for engines that read only that."""
-    if not rope:
+    """The older form of the rope settings, for engines that read only that; it has one rope for all layers."""
+    if not rope or any(isinstance(value, Mapping) for value in rope.values()):
         return {}
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     plain = scaling.get("rope_type", "default") == "default"

@@ -1,35 +1,59 @@
 """The limits of engines that run a version, by its config.json, as measured by `make test-engines`."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moerge.export.llama_cpp import converter_form, longest_text, refusals
+from moerge.models.families.family import DENSE_CONTEXT
+from moerge.models.families.hosts import HOSTS
+from moerge.models.families.mellum import LINEAR
 from moerge_proto.versions import EngineLimit
 
+_EVERY = "every engine"
 _BACKEND = "start it with --model-impl transformers"
 
 
 def engine_limits(config: Mapping[str, Any]) -> list[EngineLimit]:
     """The limits of engines that run a version with this config.json; none for most versions."""
-    return [*_vllm(config), *_llama_cpp(config)]
+    return [*_every(config), *_vllm(config), *_llama_cpp(config)]
+
+
+def _every(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
+    """Limits of the published class itself."""
+    longest = config["max_position_embeddings"]
+    if config.get(DENSE_CONTEXT, longest) > longest:
+        happens = f"answers otherwise than the dense experts on texts longer than {longest:,} tokens"
+        yield EngineLimit(engine=_EVERY, happens=happens, remedy="use shorter texts")
+    if config.get(LINEAR):
+        happens = (
+            "answers wrongly in float16, with a quantised cache, or with an adapter on queries or keys, "
+            "because their projections are multiples of 2^-30"
+        )
+        yield EngineLimit(engine=_EVERY, happens=happens, remedy="use bfloat16 or float32, and tune the dense experts")
 
 
 def _vllm(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
-    """vLLM 0.32: fields that its classes of Qwen2-MoE and Qwen3-MoE don't read, and its fixed rope."""
-    model_type, rope, ignored = config.get("model_type"), config.get("rope_parameters") or {}, []
-    if model_type == "qwen2_moe":
-        if config["num_attention_heads"] * config["head_dim"] != config["hidden_size"]:
-            ignored.append("`head_dim`, so it doesn't load this model or answers wrongly")
-        if len(set(config.get("layer_types") or ())) > 1:
-            ignored.append("the sliding windows, so it answers wrongly on texts that are longer than the window")
-    if model_type == "qwen3_moe" and config.get("attention_bias"):
-        ignored.append("the bias of the attention's output, so it answers wrongly")
+    """vLLM 0.32: fields that its classes don't read, and its fixed rope."""
+    rope, host = config.get("rope_parameters") or {}, HOSTS[config["model_type"]]
+    ignored = [item.what for item in host.ignored if item.when(config)]
     for field in ignored:
         yield EngineLimit(engine="vLLM", happens=f"ignores {field}", remedy=_BACKEND)
     if rope.get("rope_type") == "dynamic":
         longest = config["max_position_embeddings"]
         happens = f"answers wrongly on texts longer than {longest} tokens, with this model's dynamic rope"
         yield EngineLimit(engine="vLLM", happens=happens, remedy=f"start it with --max-model-len {longest}")
+    factor = rope.get("attention_factor") if rope.get("rope_type") == "longrope" else None
+    if factor is not None and not math.isclose(factor, _longrope_factor(config), rel_tol=1e-6):
+        happens = "ignores the rope's `attention_factor`, so it answers wrongly"
+        yield EngineLimit(engine="vLLM", happens=happens, remedy="use transformers")
+
+
+def _longrope_factor(config: Mapping[str, Any]) -> float:
+    """The factor of cosines and sines that vLLM computes for a longrope."""
+    original = config["rope_parameters"]["original_max_position_embeddings"]
+    times = config["max_position_embeddings"] / original
+    return 1.0 if times <= 1 else math.sqrt(1 + math.log(times) / math.log(original))
 
 
 def _llama_cpp(config: Mapping[str, Any]) -> Iterator[EngineLimit]:

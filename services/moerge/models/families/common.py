@@ -5,9 +5,14 @@ from moerge.models.families.family import Matrix
 LAYER = "model.layers.{layer}."
 PROJECTIONS: dict[str, Matrix] = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 MLP = {LAYER + f"mlp.{name}.weight": (matrix,) for name, matrix in PROJECTIONS.items()}
+FUSED_MLP: dict[str, tuple[Matrix, ...]] = {
+    LAYER + "mlp.gate_up_proj.weight": ("gate", "up"),
+    LAYER + "mlp.down_proj.weight": ("down",),
+}
 INPUTS = tuple(LAYER + f"self_attn.{name}_proj" for name in ("q", "k", "v"))
 OUTPUT = LAYER + "self_attn.o_proj"
 BEFORE_ATTENTION, BEFORE_MLP = LAYER + "input_layernorm.weight", LAYER + "post_attention_layernorm.weight"
+NO_BIAS = "Mixtral has no biases"
 COPIED = (
     "vocab_size",
     "hidden_size",

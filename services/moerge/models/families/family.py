@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -15,8 +15,67 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
 """The same in most families."""
 
+DENSE_CONTEXT = "dense_max_position_embeddings"
+"""The published config field with the experts' context, if the version's can be shorter."""
+
 Matrix = Literal["gate", "up", "down"]
 """A matrix of an expert."""
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    """Width of one attention head, given or implied."""
+    given = getattr(config, "head_dim", None)
+    return int(given if given is not None else config.hidden_size // config.num_attention_heads)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A published tensor that no dense tensor corresponds to.
+
+    Attributes:
+        shape: numbers and fields of the dense config; `head_dim` may be implied there.
+        value: of all its elements, or computed from the dense config and the tensor's dtype.
+    """
+
+    name: str
+    shape: tuple[str | int, ...]
+    value: float | Callable[[PretrainedConfig, torch.dtype], float] = 0.0
+
+    def of(self, config: PretrainedConfig, dtype: torch.dtype) -> Tensor:
+        value = self.value if isinstance(self.value, float) else self.value(config, dtype)
+        return torch.full(self.size(config), value, dtype=dtype)
+
+    def size(self, config: PretrainedConfig) -> tuple[int, ...]:
+        implied = {"head_dim": head_dim(config)}
+        return tuple(
+            part if isinstance(part, int) else implied.get(part) or getattr(config, part) for part in self.shape
+        )
+
+    def at(self, layer: int) -> Self:
+        return type(self)(self.name.format(layer=layer), self.shape, self.value)
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """A setting that vLLM's class of a host doesn't read: a condition of config.json, and the consequence."""
+
+    when: Callable[[Mapping[str, Any]], bool]
+    what: str
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """A host in llama.cpp.
+
+    Attributes:
+        refused: why it can't run there, a predicate; empty if it can.
+        equivalent: the host with the same logits whose class is right there; None: its own class is.
+        extended: whether GraniteMoeSWA there has the same layers with windows and any frequencies.
+    """
+
+    refused: str = ""
+    equivalent: "Host | None" = None
+    extended: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,6 +89,10 @@ class Host:
         count: the config field that counts experts.
         fixed: config fields that are the same for every family.
         final_norm: name of the weight of the norm before the head.
+        constants: published tensors of every family, without a dense equivalent.
+        title: its name in sentences.
+        ignored: by vLLM's class of it.
+        llama_cpp: how llama.cpp runs it. `make test-engines` measures both.
     """
 
     model_type: str
@@ -39,7 +102,11 @@ class Host:
     router_module: str
     count: str
     fixed: Mapping[str, object]
+    title: str
+    llama_cpp: LlamaCpp
     final_norm: str = FINAL_NORM
+    ignored: tuple[Ignored, ...] = ()
+    constants: tuple[Constant, ...] = ()
 
     def slots(self, config: PretrainedConfig) -> int:
         """The number of experts of a published config."""
@@ -105,24 +172,6 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Constant:
-    """A published tensor that no dense tensor corresponds to; `shape`: numbers and fields of the dense config."""
-
-    name: str
-    shape: tuple[str | int, ...]
-    value: float = 0.0
-
-    def of(self, config: PretrainedConfig, dtype: torch.dtype) -> Tensor:
-        return torch.full(self.size(config), self.value, dtype=dtype)
-
-    def size(self, config: PretrainedConfig) -> tuple[int, ...]:
-        return tuple(part if isinstance(part, int) else getattr(config, part) for part in self.shape)
-
-    def at(self, layer: int) -> Self:
-        return type(self)(self.name.format(layer=layer), self.shape, self.value)
-
-
-@dataclass(frozen=True)
 class Family:
     """One dense model_type and its host. Names are patterns over {layer}.
 
@@ -138,7 +187,7 @@ class Family:
         fixed: further config fields of the published class; they replace the host's.
         settings: config fields of the published class that are computed from the dense config; they come last.
         pieces: a dense tensor's name -> the published tensors made of it. All others of body and head keep their names.
-        constants: published tensors without a dense equivalent.
+        constants: further published tensors without a dense equivalent.
         demands: requirements of the dense config for an exact equivalent.
         otherwise: the family of configs that don't meet the demands, with another host.
     """
@@ -195,15 +244,10 @@ class Family:
         }
 
     def constants_of(self, config: PretrainedConfig) -> list[Constant]:
-        return [constant.at(layer) for layer in range(config.num_hidden_layers) for constant in self.constants]
+        constants = (*self.host.constants, *self.constants)
+        return [constant.at(layer) for layer in range(config.num_hidden_layers) for constant in constants]
 
 
 def module_of(name: str) -> str:
     """The module that has the parameter of that name."""
     return name.rpartition(".")[0]
-
-
-def head_dim(config: PretrainedConfig) -> int:
-    """Width of one attention head, given or implied."""
-    given = getattr(config, "head_dim", None)
-    return int(given if given is not None else config.hidden_size // config.num_attention_heads)

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 from moerge.models.families.common import LAYER, PROJECTIONS
-from moerge.models.families.family import Host, Matrix
+from moerge.models.families.family import Constant, Host, Ignored, LlamaCpp, Matrix
 
 _NAMES = {matrix: LAYER + f"mlp.experts.{{expert}}.{name}.weight" for name, matrix in PROJECTIONS.items()}
 _BLOCK = LAYER + "block_sparse_moe."
 _MIXTRAL_NAMES: dict[Matrix, str] = {"gate": "w1", "up": "w3", "down": "w2"}
+_SHARED = 16  # width of the shared expert of zeros: the least of transformers' kernels
 _NO_OTHERS = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _RENORMALISED = {"norm_topk_prob": True, "output_router_logits": False}
 
@@ -19,6 +20,8 @@ MIXTRAL = Host(
     router_module=LAYER + "mlp.gate",
     count="num_local_experts",
     fixed={"router_jitter_noise": 0.0, "output_router_logits": False},
+    title="Mixtral",
+    llama_cpp=LlamaCpp(extended=True),
 )
 QWEN2_MOE = Host(
     model_type="qwen2_moe",
@@ -27,8 +30,55 @@ QWEN2_MOE = Host(
     router=LAYER + "mlp.gate.weight",
     router_module=LAYER + "mlp.gate",
     count="num_experts",
-    fixed={**_RENORMALISED, **_NO_OTHERS},
+    fixed={**_RENORMALISED, **_NO_OTHERS, "shared_expert_intermediate_size": _SHARED},
+    title="Qwen2-MoE",
+    llama_cpp=LlamaCpp(equivalent=MIXTRAL),
+    ignored=(
+        Ignored(
+            lambda config: config["num_attention_heads"] * config["head_dim"] != config["hidden_size"],
+            "`head_dim`, so it doesn't load this model or answers wrongly",
+        ),
+        Ignored(
+            lambda config: len(set(config.get("layer_types") or ())) > 1,
+            "the sliding windows, so it answers wrongly on texts that are longer than the window",
+        ),
+    ),
+    constants=(
+        Constant(LAYER + "mlp.shared_expert.gate_proj.weight", (_SHARED, "hidden_size")),
+        Constant(LAYER + "mlp.shared_expert.up_proj.weight", (_SHARED, "hidden_size")),
+        Constant(LAYER + "mlp.shared_expert.down_proj.weight", ("hidden_size", _SHARED)),
+        Constant(LAYER + "mlp.shared_expert_gate.weight", (1, "hidden_size")),
+    ),
 )
-QWEN3_MOE = replace(QWEN2_MOE, model_type="qwen3_moe", class_name="Qwen3MoeForCausalLM")
-FLEX_OLMO = replace(QWEN2_MOE, model_type="flex_olmo", class_name="FlexOlmoForCausalLM", fixed=_RENORMALISED)
-HOSTS = {host.model_type: host for host in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, FLEX_OLMO)}
+QWEN3_MOE = replace(
+    QWEN2_MOE,
+    model_type="qwen3_moe",
+    class_name="Qwen3MoeForCausalLM",
+    fixed={**_RENORMALISED, **_NO_OTHERS},
+    title="Qwen3-MoE",
+    llama_cpp=LlamaCpp(),
+    ignored=(
+        Ignored(
+            lambda config: bool(config.get("attention_bias")),
+            "the bias of the attention's output, so it answers wrongly",
+        ),
+    ),
+    constants=(),
+)
+FLEX_OLMO = replace(
+    QWEN3_MOE,
+    model_type="flex_olmo",
+    class_name="FlexOlmoForCausalLM",
+    fixed=_RENORMALISED,
+    title="FlexOlmo",
+    llama_cpp=LlamaCpp(refused="has no FlexOlmo"),
+    ignored=(),
+)
+MELLUM = replace(
+    FLEX_OLMO,
+    model_type="mellum",
+    class_name="MellumForCausalLM",
+    title="Mellum",
+    llama_cpp=LlamaCpp(refused="isn't known to run Mellum as transformers does"),
+)
+HOSTS = {host.model_type: host for host in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, FLEX_OLMO, MELLUM)}

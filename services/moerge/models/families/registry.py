@@ -6,16 +6,18 @@ from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.families.family import Family, Host
+from moerge.models.families.glm import GLM, HELIUM
 from moerge.models.families.hosts import HOSTS
 from moerge.models.families.llama import INTERNLM3, IQUESTCODER, LLAMA, MISTRAL, PHI3
+from moerge.models.families.ministral import MINISTRAL3
 from moerge.models.families.olmo import OLMO2
 from moerge.models.families.qwen import QWEN2, QWEN3, SEED_OSS
 from moerge.models.families.refused import REFUSED
+from moerge.models.families.smollm import CWM, SMOLLM3
 
-FAMILIES = {
-    family.model_type: family
-    for family in (LLAMA, INTERNLM3, IQUESTCODER, MISTRAL, PHI3, QWEN2, QWEN3, SEED_OSS, OLMO2)
-}
+_LLAMAS = (LLAMA, INTERNLM3, IQUESTCODER, MISTRAL, MINISTRAL3, HELIUM, PHI3, SMOLLM3, CWM)
+_OTHERS = (QWEN2, QWEN3, SEED_OSS, GLM, OLMO2)
+FAMILIES = {family.model_type: family for family in (*_LLAMAS, *_OTHERS)}
 _EXPERTS = {"num_experts_per_tok", "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
 
 

@@ -163,7 +163,7 @@ def test_refused_expert_can_be_registered_again_after_upload(joining: Joining) -
     with joining.ports.database.transaction("test") as session:
         experts.refuse(session, first.digest, FOUND)
     with pytest.raises(IncompatibleExpertError):
-        joining.register("law", joining.uploaded("law-owner", joining.models(2, attention_bias=True)))
+        joining.register("law", joining.uploaded("law-owner", joining.models(2, mlp_bias=True)))
     assert list(joining.rows()) == []
     again = joining.register("law", joining.uploaded("law-owner", joining.models(1)))
     assert (again.digest, again.state) == (first.digest, ExpertState.RECEIVED), "after another's try it is read again"

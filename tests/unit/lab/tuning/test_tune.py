@@ -178,7 +178,7 @@ def test_tuned_tensors_have_the_published_names_and_dtypes(tmp_path: Path, famil
     assert {name: (spec.shape, spec.dtype) for name, spec in tuned.specs.items()} == {
         name: (spec.shape, spec.dtype) for name, spec in start.specs.items()
     }
-    named = dict(loaded(out, family).named_parameters())
+    named = dict(loaded(out).named_parameters())
     assert all(torch.equal(named[name], parameter.float()) for name, parameter in model.named_parameters())
 
 

@@ -23,17 +23,25 @@ def config(folder: Path, model_type: str, **settings: object) -> Path:
     return folder
 
 
+MIXED = ["full_attention", "sliding_attention", "full_attention"]
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+
+
 @pytest.mark.parametrize(
     ("model_type", "settings", "field", "why"),
     [
-        ("llama", {"attention_bias": True}, "attention_bias", "no biases"),
         ("llama", {"mlp_bias": True}, "mlp_bias", "no biases"),
         ("internlm3", {"attention_bias": True, "mlp_bias": True}, "mlp_bias", "no biases"),
-        ("iquestcoder", {"attention_bias": True}, "attention_bias", "no biases"),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias", "the attention's output"),
         ("seed_oss", {"mlp_bias": True}, "mlp_bias", "no biases of MLPs"),
-        ("phi3", {"partial_rotary_factor": 0.5}, "rope_parameters.partial_rotary_factor", "whole head"),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "layer_types", "windows"),
+        ("llama", {"attention_bias": True, "dtype": "float16"}, "dtype", "rounds to 0"),
+        ("llama", {"attention_bias": True, "rope_parameters": DYNAMIC}, "rope_parameters.rope_type", "every length"),
+        ("glm", {"rope_parameters": DYNAMIC}, "rope_parameters.rope_type", "every length"),
+        ("helium", {"attention_bias": True}, "attention_bias", "no biases"),
+        ("helium", {"mlp_bias": True}, "mlp_bias", "no biases"),
+        ("cwm", {"mlp_bias": True}, "mlp_bias", "no biases"),
+        ("smollm3", {"no_rope_layers": [1, 0, 1], "layer_types": MIXED}, "layer_types", "two kinds"),
+        ("ministral3", {"rope_parameters": DYNAMIC}, "rope_parameters.rope_type", "YaRN"),
         ("gemma2", {}, "model_type", "capped logits"),
         ("gpt_neox", {}, "model_type", "no gate"),
         ("starcoder2", {}, "model_type", "no gate"),
@@ -75,7 +83,8 @@ def test_the_refusal_of_an_unknown_family_names_the_issue_to_open(tmp_path: Path
 def test_every_family_names_tensors_that_its_models_have(tmp_path: Path, name: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=name)
     family, result = FAMILIES[name], Checkpoint(folder).specs.keys()
-    patterns = [*family.mlp, *family.pieces, *family.added]
+    pieces = [name for name in family.pieces if name.endswith(".weight")]  # an optional bias becomes one if it exists
+    patterns = [*family.mlp, *pieces, *family.added]
     patterns += [f"{module}.weight" for module in (*family.attention.inputs, family.attention.output)]
     patterns += [gain for gain in (family.gain, family.attention.gain) if gain]
     assert {pattern.format(layer=2) for pattern in patterns} <= result
