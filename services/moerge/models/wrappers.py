@@ -64,7 +64,7 @@ def described(parts: Mapping[str, Part]) -> str:
 
 def is_wrapper(content: Mapping[str, Any]) -> bool:
     """Tell whether the fields of a config.json are those of a wrapper."""
-    return isinstance(content.get(_TEXT_CONFIG), Mapping) or content.get("model_type") in _FLAT
+    return isinstance(content.get(_TEXT_CONFIG), Mapping) or str(content.get("model_type")) in _FLAT
 
 
 def text_fields(content: Mapping[str, Any]) -> dict[str, Any]:
