@@ -31,13 +31,13 @@ def _scaled(rows: Tensor, config: PretrainedConfig) -> Tensor:
 
 
 def _gains(config: PretrainedConfig, dtype: torch.dtype) -> tuple[float, float]:
-    """Weights of the norms of queries and keys; only their product counts, and rounding hardly changes it."""
+    """Weights of the norms of queries and keys; only their product counts, and bfloat16 hardly changes it."""
     product = config.rms_norm_eps / _SCALE**2
     exponent = math.floor(math.log2(product) / 2)
     queries = (torch.arange(128, 256, dtype=torch.float64) / 128) * 2.0**exponent  # in every dtype
-    keys = (product / queries).to(dtype).double()
-    best = int((queries * keys / product - 1).abs().argmin())
-    return float(queries[best]), float(keys[best])
+    keys = product / queries
+    best = int((keys.bfloat16().double() / keys - 1).abs().argmin())
+    return float(queries[best]), float(keys[best].to(dtype))
 
 
 def _gain(index: int) -> Callable[[PretrainedConfig, torch.dtype], float]:
