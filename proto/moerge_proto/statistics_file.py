@@ -13,8 +13,9 @@ A body contribution, of the expert alone:
 
     token_counts                 int64 [V]         counts of each token, 0 below the manifest's `rare_below`
     layers.{l}.attention_input   int64 [H(H+1)/2]  upper triangle of the gram of the inputs of q, k and v; l > 0
-    layers.{l}.attention_output  int64 [A(A+1)/2]  of the inputs of the attention's output projection
+    layers.{l}.attention_output  int64 [A(A+1)/2]  of the inputs of the attention's output projection; A of layer l
 
+Layers with linear attention or a convolution have grams of its projections. A layer without the second gram has A = 0.
 The first layer's inputs are known vectors, one per token: their gram follows from the counts, and would show those that
 are withheld.
 
@@ -32,7 +33,7 @@ A worker's journal of some layers is the same file with only their tensors. To o
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, BinaryIO, Literal, Self
 
 import numpy as np
@@ -176,15 +177,16 @@ class _Manifest(Message):
         raise NotImplementedError
 
     def layout(self) -> list[tuple[str, int]]:
-        """Name and length of every tensor, in the file's order: two per layer, then those of no layer."""
-        raise NotImplementedError
+        """Name and length of every tensor, in the file's order."""
+        return self.part(None)
 
     def part(self, layers: range | None) -> list[tuple[str, int]]:
-        """The layout of some consecutive layers; the last one includes the tensors of no layer. None: all layers."""
-        layout = self.layout()
-        if layers is None:
-            return layout
-        return layout[2 * layers.start : None if layers.stop == self.layers else 2 * layers.stop]
+        """The layout of some consecutive layers. None: all layers."""
+        return [item for layer in layers or range(self.layers) for item in self.layer(layer)]
+
+    def layer(self, layer: int) -> list[tuple[str, int]]:
+        """The layout of a layer; tensors of no layer are the last one's."""
+        raise NotImplementedError
 
 
 class RouterManifest(_Manifest):
@@ -201,9 +203,8 @@ class RouterManifest(_Manifest):
     def grams(self) -> dict[str, int]:
         return {f"layers.{layer}.gram": self.hidden_size for layer in range(self.layers)}
 
-    def layout(self) -> list[tuple[str, int]]:
-        lengths = (("gram", gram_length(self.hidden_size)), ("cross", self.hidden_size))
-        return [(f"layers.{layer}.{part}", length) for layer in range(self.layers) for part, length in lengths]
+    def layer(self, layer: int) -> list[tuple[str, int]]:
+        return [(f"layers.{layer}.gram", gram_length(self.hidden_size)), (f"layers.{layer}.cross", self.hidden_size)]
 
 
 class _ExpertManifest(_Manifest):
@@ -228,28 +229,35 @@ class HeadManifest(_ExpertManifest):
     def grams(self) -> dict[str, int]:
         return {"head_input": self.hidden_size}
 
-    def layout(self) -> list[tuple[str, int]]:
-        return [("head_input", gram_length(self.hidden_size))]
-
-    def part(self, layers: range | None) -> list[tuple[str, int]]:
-        return self.layout() if layers is None or layers.stop == self.layers else []
+    def layer(self, layer: int) -> list[tuple[str, int]]:
+        return [("head_input", gram_length(self.hidden_size))] if layer == self.layers - 1 else []
 
 
 class BodyManifest(_ExpertManifest):
-    """The manifest of a body contribution. Counts of tokens below `rare_below` are withheld."""
+    """The manifest of a body contribution. Counts of tokens below `rare_below` are withheld.
+
+    `attention_sizes` has each layer's width of the second gram, 0 without one.
+    """
 
     kind: Literal["body"] = "body"
-    attention_size: int = Field(ge=1, le=2**20)
+    attention_sizes: list[Annotated[int, Field(ge=0, le=2**20)]]
     vocab_size: int = Field(ge=1, le=2**30)
     rare_below: int = Field(ge=0, le=MAX_TOKENS)
 
-    def grams(self) -> dict[str, int]:
-        sizes = ([self.hidden_size, self.attention_size] * self.layers)[1:]
-        return dict(zip(body_gram_names(self.layers), sizes, strict=True))
+    @model_validator(mode="after")
+    def _of_every_layer(self) -> Self:
+        if (found := len(self.attention_sizes)) != self.layers:
+            raise ValueError(f"attention_sizes: expected {self.layers}, one per layer, found {found}")
+        return self
 
-    def layout(self) -> list[tuple[str, int]]:
-        grams = [(name, gram_length(size)) for name, size in self.grams().items()]
-        return [("token_counts", self.vocab_size), *grams]
+    def grams(self) -> dict[str, int]:
+        return body_grams(self.hidden_size, self.attention_sizes)
+
+    def layer(self, layer: int) -> list[tuple[str, int]]:
+        first = [("token_counts", self.vocab_size)]
+        sizes = _layer_grams(self.hidden_size, self.attention_sizes, layer)
+        grams = [(name, gram_length(size)) for name, size in sizes]
+        return first + grams[1:] if layer == 0 else grams
 
 
 Manifest = RouterManifest | BodyManifest | HeadManifest
@@ -268,10 +276,15 @@ def exponent(size: int, squared_norm: float | None = None, tokens: int = MAX_TOK
     return min(24, room) - math.ceil(math.log2(max(squared_norm, 1e-30) / size))
 
 
-def body_gram_names(layers: int) -> list[str]:
-    """The grams of a body contribution; the first layer's inputs have none."""
-    parts = ("attention_input", "attention_output")
-    return [f"layers.{layer}.{part}" for layer in range(layers) for part in parts][1:]
+def body_grams(hidden_size: int, attention_sizes: Sequence[int]) -> dict[str, int]:
+    """Name of every gram of a body contribution -> its size; the first layer's inputs have none."""
+    layers = range(len(attention_sizes))
+    return dict([item for layer in layers for item in _layer_grams(hidden_size, attention_sizes, layer)][1:])
+
+
+def _layer_grams(hidden_size: int, attention_sizes: Sequence[int], layer: int) -> list[tuple[str, int]]:
+    inputs, outputs = (f"layers.{layer}.attention_{side}" for side in ("input", "output"))
+    return [(inputs, hidden_size), *([(outputs, size)] if (size := attention_sizes[layer]) else [])]
 
 
 def gram_length(hidden_size: int) -> int:

@@ -89,10 +89,10 @@ class Coordinator:
 
 def receive(made: Coordinator) -> None:
     """An expert's check."""
-    one, other = (made.expert(domain).checkpoint for domain in DOMAINS)
+    one, other = map(made.expert, DOMAINS)
     with NoProgress().track("", 0, "B") as tracker:
-        require_finite(one, tracker)
-        require_near_others(one, {"other": other}, 1.2, "one", tracker)
+        require_finite(one.checkpoint, tracker)
+        require_near_others(one, {"other": other.checkpoint}, 1.2, "one", tracker)
 
 
 def check_sums(made: Coordinator) -> None:

@@ -42,7 +42,7 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
         "exponents", "tokens", "documents", "shards",
     }  # fmt: skip
     both = {"body"} ^ set(RouterManifest.model_fields)
-    assert set(BodyManifest.model_fields) == both | {"attention_size", "vocab_size", "rare_below"}
+    assert set(BodyManifest.model_fields) == both | {"attention_sizes", "vocab_size", "rare_below"}
     assert set(HeadManifest.model_fields) == both
     assert set(Parts.model_fields) == {"expert", "body", "fitted"}
     assert set(NewEvaluation.model_fields) == {

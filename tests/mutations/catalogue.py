@@ -84,8 +84,8 @@ MUTATIONS = (
         "projections-exchanged",
         "law 6: with equal experts, logits are the dense model's",
         LIBRARY,
-        '("w1.weight", "w3.weight", "w2.weight")',
-        '("w3.weight", "w1.weight", "w2.weight")',
+        '"gate": "w1", "up": "w3"',
+        '"gate": "w3", "up": "w1"',
         law(6),
     ),
     Mutation(

@@ -51,8 +51,8 @@ def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
 
 def visit_body_inputs(model: PreTrainedModel, family: Family, batch: Batch, visit: Visit) -> None:
     """Calls visit(i, x), x [n, H or A], with the vectors of the i-th gram of a body contribution."""
-    patterns = family.attention.inputs[0], family.attention.output
-    names = [item.format(layer=layer) for layer in range(model.config.num_hidden_layers) for item in patterns]
+    layers = [(item.inputs[0], item.output) for item in family.attentions(model.config)]
+    names = [name for layer in layers for name in layer if name is not None]
     modules = {number: model.get_submodule(name) for number, name in enumerate(names[1:])}
     run(model, batch, _arguments(model, batch), modules, visit, modules[len(modules) - 1])
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from moerge.documents.pool import require_pool
 from moerge.documents.shards import enough
 from moerge.errors import ContributionError
-from moerge.models.bounds import attention_size, head_bounds, head_exponents, input_bounds, input_exponents
+from moerge.models.bounds import attention_sizes, head_bounds, head_exponents, input_bounds, input_exponents
 from moerge.models.families.registry import FAMILIES
 from moerge.statistics.validate import validate, validate_body, validate_grams
 from moerge_coordinator.domain.ports import Ports
@@ -158,7 +158,7 @@ class BodyRule(_ExpertRule[BodyManifest]):
         files = ports.folders.expert(expert.digest)
         config = files.config
         sizes = {"hidden_size": config.hidden_size, "layers": config.num_hidden_layers, "vocab_size": config.vocab_size}
-        _require_sizes(manifest, {**sizes, "attention_size": attention_size(config)})
+        _require_sizes(manifest, {**sizes, "attention_sizes": attention_sizes(files.family, config)})
         validate_body(file, input_exponents(files), input_bounds(files))
         return []
 
@@ -184,7 +184,7 @@ class HeadRule(_ExpertRule[HeadManifest]):
 RULES: dict[Kind, Rule[Any]] = {"router": RouterRule(), "body": BodyRule(), "head": HeadRule()}
 
 
-def _require_sizes(manifest: Manifest, expected: Mapping[str, int]) -> None:
+def _require_sizes(manifest: Manifest, expected: Mapping[str, int | Sequence[int]]) -> None:
     for name, size in expected.items():
         if getattr(manifest, name) != size:
             what = f"expected {size}, found {getattr(manifest, name)}"

@@ -23,9 +23,9 @@ def require_near_seed(ports: Ports, expert: DenseFiles, seed: BodyRow, who: str)
     limit, head = ports.settings.expert_max_distance, ports.folders.seed(seed).head
     body = ports.folders.body(seed).checkpoint
     rows = head.tensor(HEAD) if HEAD in head.specs else body.tensor(EMBEDDING)
-    norm = expert.family.final_norm
+    norm, factors = expert.family.final_norm, expert.family.factors
     for name, theirs in ((norm, head.tensor(norm)), (HEAD, rows)):
-        apart = distance(expert.checkpoint.tensor(name), theirs, rows=name == HEAD)
+        apart = distance(factors(name, expert.checkpoint.tensor(name)), factors(name, theirs), rows=name == HEAD)
         if not apart.within(limit):
             what = f"{who} differs from the seed {seed.source}: {apart.whole:.3g} times the tensor's norm"
             if apart.whole <= limit:

@@ -114,7 +114,7 @@ class TakeInExpert(Work):
             title = f"expert {digest[:12]}: comparing weights"
             with progress().track(title, total * len(others), "B") as tracker:
                 limit = self.ports.settings.expert_max_distance
-                require_near_others(checkpoint, others, limit, _named(new), tracker)
+                require_near_others(files, others, limit, _named(new), tracker)
             with self.ports.database.transaction("accept expert") as session:
                 if experts.accept(session, digest, [row.digest for row in compared]):
                     return digest

@@ -77,7 +77,8 @@ def passing(
     """
     grams = [shape.hidden, shape.attention_size] if body else [shape.hidden]
     integers = sum(8 * gram_length(gram) for gram in grams)
-    batch = shape.number * (3 * shape.intermediate + 4 * shape.hidden) + 4 * max(grams)
+    mixed = max(shape.number * 3 * shape.intermediate, 4 * shape.mixed)
+    batch = mixed + shape.number * 4 * shape.hidden + 4 * max(grams)
     if positions > 2:
         batch += 4 * 3 * shape.hidden
     return Need(
@@ -159,7 +160,7 @@ class MergeMethod(Protocol):
 def merging(shape: Shape, experts: int, method: MergeMethod, cores: int) -> Need:
     """A merge of a body: tensors of each expert and the base, a merged one, and an earlier one that is written."""
     if method.is_seed:
-        tensors = shape.largest + shape.hidden * shape.attention_size  # the second one is written
+        tensors = shape.largest + shape.projection  # the second one is written
         return Need("writing the seed's body", {"tensors": shape.number * tensors})
     if method.solved:
         return Need("merging the body", {"tensors and grams": _solved(shape, experts, cores)})
@@ -177,7 +178,7 @@ def _solved(shape: Shape, experts: int, cores: int) -> int:
     """
     rows = 4 * 8 * min(EMBEDDING_ROWS, shape.vocabulary) * shape.hidden + experts * 5 * 8 * shape.vocabulary
     embedding = (experts + 1) * shape.number * shape.embedding + rows
-    projection = experts * shape.number * shape.hidden * shape.attention_size + 7 * 8 * shape.widest**2
+    projection = experts * shape.number * shape.projection + 7 * 8 * shape.widest**2
     return max(embedding, shape.number * shape.embedding + min(cores, AT_ONCE) * projection)
 
 

@@ -1,23 +1,32 @@
 """The numbers of parameters of a model's parts, by its config."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from transformers import PretrainedConfig
 
-from moerge.models.bounds import attention_size
+from moerge.models.bounds import attention_sizes
 from moerge.models.families.common import LAYER
+from moerge.models.families.family import EMBEDDING
 from moerge.models.families.registry import family_of
 from moerge.models.reader import model_shapes
 from moerge_proto.statistics_file import gram_length
 
-_FIRST = LAYER.format(layer=0)
-
 
 def layer_parameters(config: PretrainedConfig) -> int:
-    """Parameters of one layer of a dense model or a published version."""
-    return sum(torch.Size(shape).numel() for name, shape in model_shapes(config).items() if name.startswith(_FIRST))
+    """Parameters of the largest layer of a dense model or a published version."""
+    sizes = {name: torch.Size(shape).numel() for name, shape in model_shapes(config).items()}
+    return max(_layers(sizes, int(config.num_hidden_layers)))
+
+
+def _layers(sizes: Mapping[str, int], layers: int) -> list[int]:
+    starts = {LAYER.format(layer=layer): 0 for layer in range(layers)}
+    for name, size in sizes.items():
+        if (start := ".".join([*name.split(".")[:3], ""])) in starts:
+            starts[start] += size
+    return list(starts.values())
 
 
 @dataclass(frozen=True)
@@ -28,11 +37,13 @@ class Shape:
     layers: int  # L
     intermediate: int  # width of an MLP, M
     vocabulary: int  # V
-    attention_size: int  # width of the attention's output, A
-    layer: int  # parameters of a layer
+    attention_sizes: tuple[int, ...]  # per layer, width of the input of the attention's output, A; 0 without a gram
+    layer: int  # parameters of the largest layer
     mlp: int  # parameters of a layer's MLP
     body: int  # parameters of a body: everything but MLPs and head
     largest: int  # elements of the body's largest tensor
+    projection: int  # elements of its largest tensor but the embedding
+    mixed: int  # float32 numbers of a position in linear attention, if a layer has it
     tied: bool  # whether the head is the embedding
     number: int  # bytes of a number
 
@@ -47,17 +58,20 @@ class Shape:
         sizes = {name: torch.Size(shape).numel() for name, shape in model_shapes(config).items()}
         family = family_of(config)
         mlps = set(family.dense_mlp_names(layers))
-        rest = [size for name, size in sizes.items() if name not in {*mlps, *family.head_names}]
+        rest = {name: size for name, size in sizes.items() if name not in {*mlps, *family.head_names}}
+        mlp, hidden = sum(sizes[name] for name in mlps) // layers, int(config.hidden_size)
         return cls(
-            hidden=int(config.hidden_size),
+            hidden=hidden,
             layers=layers,
-            intermediate=int(config.intermediate_size),
+            intermediate=mlp // (3 * hidden),
             vocabulary=int(config.vocab_size),
-            attention_size=attention_size(config),
-            layer=sum(size for name, size in sizes.items() if name.startswith(_FIRST)),
-            mlp=sum(sizes[name] for name in mlps) // layers,
-            body=sum(rest),
-            largest=max(rest),
+            attention_sizes=tuple(attention_sizes(family, config)),
+            layer=max(_layers(sizes, layers)),
+            mlp=mlp,
+            body=sum(rest.values()),
+            largest=max(rest.values()),
+            projection=max(size for name, size in rest.items() if name != EMBEDDING),
+            mixed=max(item.numbers(config) for item in family.attentions(config)),
             tied=bool(config.tie_word_embeddings),
             number=(dtype if isinstance(dtype, torch.dtype) else torch.float32).itemsize,
         )
@@ -78,10 +92,14 @@ class Shape:
         return self.body + self.layers * self.mlp + self.head - self.tied * self.embedding
 
     @property
+    def attention_size(self) -> int:
+        return max(self.attention_sizes)
+
+    @property
     def widest(self) -> int:
         return max(self.hidden, self.attention_size)
 
     def triangles(self, *, body: bool) -> list[int]:
         """Integers of each gram of a body contribution, or of a router contribution, over all layers."""
-        hidden, attention = gram_length(self.hidden), gram_length(self.attention_size)
-        return [hidden, attention] * self.layers if body else [hidden] * self.layers
+        outputs = [gram_length(size) for size in self.attention_sizes if size] if body else []
+        return [gram_length(self.hidden)] * self.layers + outputs

@@ -5,17 +5,22 @@ outputs (OLMo 2), and the outputs of attention. The sums' exponents follow, so n
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.models.dense_files import Dense
-from moerge.models.families.family import EMBEDDING, head_dim
-from moerge.models.reader import Checkpoint
-from moerge_proto.statistics_file import MAX_EXPERT_TOKENS, exponent
+from moerge.models.families.family import EMBEDDING, Family
+from moerge_proto.statistics_file import MAX_EXPERT_TOKENS, body_grams, exponent
 
 _ROWS = 4096
+
+
+def factors(model: Dense, name: str) -> Tensor:
+    """[H]: the factors of the norm with that weight."""
+    return model.family.factors(name, model.checkpoint.tensor(name))
 
 
 def feature_gains(body: Dense) -> Tensor:
@@ -23,7 +28,7 @@ def feature_gains(body: Dense) -> Tensor:
     if body.family.gain is None:
         return torch.ones(body.config.num_hidden_layers, body.config.hidden_size)
     names = [body.family.gain.format(layer=layer) for layer in range(body.config.num_hidden_layers)]
-    return torch.stack([body.checkpoint.tensor(name).float() for name in names])
+    return torch.stack([factors(body, name).float() for name in names])
 
 
 def feature_bounds(body: Dense) -> list[float]:
@@ -41,35 +46,55 @@ def feature_exponents(body: Dense) -> list[int]:
     return [exponent(hidden, bound) for bound in feature_bounds(body)]
 
 
-def input_gain_names(model: Dense) -> list[str | None]:
-    """The divisor of each gram of a body contribution, in the file's order: names of norms, or None."""
-    gain = model.family.attention.gain
-    per_layer = [(gain and gain.format(layer=layer), None) for layer in range(model.config.num_hidden_layers)]
-    return [name for pair in per_layer for name in pair][1:]
+@dataclass(frozen=True)
+class InputGram:
+    """A gram of a body contribution.
+
+    Attributes:
+        name: in the file, which has none of the first layer's inputs.
+        modules: names of the modules that read its vectors.
+        gain: name of the weight of the norm whose factors divide the vectors, or None.
+    """
+
+    name: str
+    layer: int
+    modules: tuple[str, ...]
+    gain: str | None
+
+
+def input_grams(model: Dense) -> list[InputGram]:
+    """The grams of a body contribution, in the file's order, after that of the first layer's inputs."""
+    grams = []
+    for layer, attention in enumerate(model.family.attentions(model.config)):
+        grams.append(InputGram(f"layers.{layer}.attention_input", layer, attention.inputs, attention.gain))
+        if attention.output is not None:
+            grams.append(InputGram(f"layers.{layer}.attention_output", layer, (attention.output,), None))
+    return grams
 
 
 def input_bounds(expert: Dense) -> list[float]:
     """Per gram of a body contribution, in the file's order, the largest squared norm of its vectors."""
-    hidden, gain = float(expert.config.hidden_size), expert.family.attention.gain
-    residuals = [] if gain else _residuals(expert)
-    bounds = []
-    for layer in range(expert.config.num_hidden_layers):
-        read = _output_norm(expert.checkpoint, gain.format(layer=layer)) if gain else residuals[layer][0]
-        bounds += [hidden if gain else read**2, _attended(expert, layer, read)]
+    config, attentions = expert.config, expert.family.attentions(expert.config)
+    residuals = [] if expert.family.attention.gain else _residuals(expert)
+    bounds = list[float]()
+    for layer, attention in enumerate(attentions):
+        read = residuals[layer][0] if attention.gain is None else _output_norm(expert, attention.gain)
+        bounds.append(read**2 if attention.gain is None else float(config.hidden_size))
+        if attention.output is not None:
+            bounds.append(attention.bound(attention.inputs, expert.checkpoint, config, read))
     return bounds[1:]
 
 
 def input_exponents(expert: Dense) -> list[int]:
     """Fractional bits of each gram of a body contribution, in the file's order."""
-    config = expert.config
-    sizes = [config.hidden_size, attention_size(config)] * config.num_hidden_layers
-    sized = zip(sizes[1:], input_bounds(expert), strict=True)
+    sizes = body_grams(expert.config.hidden_size, attention_sizes(expert.family, expert.config)).values()
+    sized = zip(sizes, input_bounds(expert), strict=True)
     return [exponent(size, bound, MAX_EXPERT_TOKENS) for size, bound in sized]
 
 
 def head_bounds(expert: Dense) -> list[float]:
     """The largest squared norm of the vectors of a head contribution."""
-    return [float((expert.checkpoint.tensor(expert.family.final_norm) != 0).sum())]
+    return [float((factors(expert, expert.family.final_norm) != 0).sum())]
 
 
 def head_exponents(expert: Dense) -> list[int]:
@@ -78,19 +103,9 @@ def head_exponents(expert: Dense) -> list[int]:
     return [exponent(hidden, hidden, MAX_EXPERT_TOKENS)]
 
 
-def attention_size(config: PretrainedConfig) -> int:
-    """Width A of the input of attention's output projection."""
-    return int(config.num_attention_heads * head_dim(config))
-
-
-def _attended(expert: Dense, layer: int, read: float) -> float:
-    """Largest squared norm of the heads' outputs, means of values; `read` is that of the value projection's input."""
-    config, weights, module = expert.config, expert.checkpoint, expert.family.attention.inputs[-1].format(layer=layer)
-    rows = config.num_key_value_heads * head_dim(config)
-    value = read * float(weights.tensor(f"{module}.weight")[-rows:].float().norm())
-    if f"{module}.bias" in weights.specs:
-        value += float(weights.tensor(f"{module}.bias")[-rows:].float().norm())
-    return float(value**2 * config.num_attention_heads / config.num_key_value_heads)
+def attention_sizes(family: Family, config: PretrainedConfig) -> list[int]:
+    """Per layer, the width of the input of attention's output projection; 0 if it has no gram."""
+    return [0 if item.output is None else item.width(config) for item in family.attentions(config)]
 
 
 def _residuals(model: Dense) -> list[tuple[float, float]]:
@@ -100,13 +115,13 @@ def _residuals(model: Dense) -> list[tuple[float, float]]:
     bounds = []
     for layer in range(model.config.num_hidden_layers):
         read = bound
-        bound += _output_norm(model.checkpoint, after_attention.format(layer=layer))
+        bound += _output_norm(model, after_attention.format(layer=layer))
         bounds.append((read, bound))
-        bound += _output_norm(model.checkpoint, after_mlp.format(layer=layer))
+        bound += _output_norm(model, after_mlp.format(layer=layer))
     return bounds
 
 
-def _output_norm(model: Checkpoint, name: str) -> float:
+def _output_norm(model: Dense, name: str) -> float:
     """The largest norm of an RMSNorm's output."""
-    gains = model.tensor(name)
+    gains = factors(model, name)
     return float(gains.abs().max()) * math.sqrt(len(gains))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
+from moerge.models.dense_files import Dense
 from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.reader import Checkpoint
 from moerge.progress import Tracker
@@ -90,9 +91,11 @@ def distance(tensor: Tensor, other: Tensor, *, rows: bool = False) -> Distance:
 
 
 def require_near_others(
-    expert: Checkpoint, others: Mapping[str, Checkpoint], limit: float, who: str, tracker: Tracker
+    expert: Dense, others: Mapping[str, Checkpoint], limit: float, who: str, tracker: Tracker
 ) -> None:
     """Requires that each tensor is within `limit` of most of `others`, which are weights by their names in errors.
+
+    Norms are compared by their factors.
 
     The nearest of one or two others counts, the second nearest of three: one odd expert excludes others only if it is
     the only one. One tensor of two experts is in memory at a time.
@@ -100,12 +103,14 @@ def require_near_others(
     Raises:
         IncompatibleExpertError: names the tensor, `who` and the other expert.
     """
-    for name in sorted(expert.specs):
-        tensor, distances = expert.tensor(name), []
+    factors = expert.family.factors
+    for name in sorted(expert.checkpoint.specs):
+        tensor, distances = factors(name, expert.checkpoint.tensor(name)), []
         for called, other in others.items():
             if name in other.specs:
                 theirs = other.tensor(name)
-                distances.append((distance(tensor, theirs, rows=name in (EMBEDDING, HEAD)), called))
+                apart = distance(tensor, factors(name, theirs), rows=name in (EMBEDDING, HEAD))
+                distances.append((apart, called))
                 tracker.advance(theirs.nbytes)
         distances.sort(key=lambda item: max(item[0].whole, item[0].row / ROW_FACTOR))
         if not distances:

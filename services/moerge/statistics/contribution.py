@@ -15,7 +15,7 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.memory.machine import free_for
 from moerge.memory.room import Room, Slots, room_for
-from moerge.models.bounds import attention_size, head_exponents, input_exponents
+from moerge.models.bounds import attention_sizes, head_exponents, input_exponents
 from moerge.models.dense_files import Dense
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
@@ -98,7 +98,7 @@ def body_manifest(owner: str, expert: DenseExpert, digest: str, settings: Statis
     """The manifest of an expert's body contribution, without sums; no count is withheld yet."""
     return BodyManifest(
         **_expert_facts(owner, expert, digest, settings, expert.domain),
-        attention_size=attention_size(expert.config),
+        attention_sizes=attention_sizes(expert.family, expert.config),
         vocab_size=expert.config.vocab_size,
         exponents=input_exponents(expert),
         rare_below=0,

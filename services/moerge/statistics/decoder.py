@@ -1,5 +1,6 @@
 """A decoder that reads its layers from files, one after another; two are in memory."""
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -19,16 +20,20 @@ from moerge.statistics.features import Visit, counted_rows, ids, placed, positio
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import Input
 
+_ALIGNED = 256  # elements
+
 
 class LayerFiles:
     """The tensors of one layer after another, on a device; the next layer is read ahead.
 
-    Two layers' memory is used in turns: allocating it again would fragment the device's memory.
+    Two blocks, each as large as the largest layer, are used in turns: allocating again would fragment the device's
+    memory, and layers may differ.
     """
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self._weights, self._dtype, self._device = weights, dtype, device
-        self._memory: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+        size = max(self._size(number) for number in range(weights.config.num_hidden_layers))
+        self._memory = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
         self._ahead = ThreadPoolExecutor(1)
         self._next: tuple[int, Future[dict[str, Tensor]]] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -44,22 +49,27 @@ class LayerFiles:
         self._next = (number + 1, self._ahead.submit(self._read, number + 1)) if number < last else None
         return result
 
+    def _size(self, number: int) -> int:
+        return sum(self._aligned(self._weights.shape(name)) for name in self._weights.layer(number))
+
+    def _aligned(self, shape: Sequence[int]) -> int:
+        """The elements of a tensor and of the space behind it, because products of unaligned memory may differ."""
+        return -(-math.prod(shape) // _ALIGNED) * _ALIGNED
+
     def _read(self, number: int) -> dict[str, Tensor]:
-        memory = self._memory[number % 2]
-        start = LAYER.format(layer=number)
-        names = {name: name.removeprefix(start) for name in self._weights.layer(number)}
+        free, result = self._memory[number % 2], dict[str, Tensor]()
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            for name, short in names.items():
+            for name in self._weights.layer(number):
                 shape = self._weights.shape(name)
-                if short not in memory or memory[short].shape != shape:
-                    memory[short] = torch.empty(shape, dtype=self._dtype, device=self._device)
+                result[name] = free[: math.prod(shape)].view(shape)
+                free = free[self._aligned(shape) :]
                 if self._stream is None:
-                    self._weights.copy(name, memory[short])
+                    self._weights.copy(name, result[name])
                 else:
                     pinned = torch.empty(shape, dtype=self._dtype, pin_memory=True)
                     self._weights.copy(name, pinned)
-                    memory[short].copy_(pinned, non_blocking=True)
-        return {name: memory[short] for name, short in names.items()}
+                    result[name].copy_(pinned, non_blocking=True)
+        return result
 
 
 class _Passed(nn.Module):
@@ -132,7 +142,7 @@ class Decoder:
         modules = {place: self._model.get_submodule(item.module) for place, item in enumerate(inputs) if item.module}
         is_last = number == len(self._layers) - 1
         reads_head = len(modules) < len(inputs)
-        until = self.norm if not is_last else None if reads_head else modules[len(modules) - 1]
+        until = self.norm if not is_last else None if reads_head else modules.get(len(modules) - 1, self.norm)
 
         def visit(place: int, x: Tensor) -> None:
             if batch.twice:

@@ -1,5 +1,6 @@
 """Kinds of contributions by name, with their texts for pages, commands and owners."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -40,8 +41,8 @@ def _router_sums(manifest: RouterManifest) -> str:
 
 
 def _body_sums(manifest: BodyManifest) -> str:
-    hidden, size = manifest.hidden_size, manifest.attention_size
-    return f"{manifest.layers} grams {size} x {size}, {manifest.layers - 1} grams {hidden} x {hidden}, counts of tokens"
+    sizes = Counter(manifest.grams().values())
+    return ", ".join([f"{count} grams {size} x {size}" for size, count in sizes.items()] + ["counts of tokens"])
 
 
 def _head_sums(manifest: HeadManifest) -> str:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from moerge.memory.needs import Need, passing
 from moerge.memory.shapes import Shape
-from moerge.models.bounds import feature_gains, input_gain_names
+from moerge.models.bounds import factors, feature_gains, input_grams
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
-from moerge_proto.statistics_file import Kind, StatisticsSettings, TextBefore, body_gram_names
+from moerge_proto.statistics_file import Kind, StatisticsSettings, TextBefore
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,11 @@ class BodyPass(_OwnPass):
 
     def inputs(self) -> list[list[Input]]:
         """As in `RouterPass`."""
-        expert, layers, attention = self.expert, self.expert.config.num_hidden_layers, self.expert.family.attention
-        patterns = attention.inputs[0], attention.output
-        modules = [pattern.format(layer=layer) for layer in range(layers) for pattern in patterns]
-        gains = [None if name is None else expert.checkpoint.tensor(name) for name in input_gain_names(expert)]
-        every = list(map(Input, modules[1:], body_gram_names(layers), self.exponents, gains))
-        return [every[max(0, 2 * layer - 1) : 2 * layer + 1] for layer in range(layers)]
+        result: list[list[Input]] = [[] for _ in range(self.expert.config.num_hidden_layers)]
+        for gram, bits in zip(input_grams(self.expert)[1:], self.exponents, strict=True):
+            gains = None if gram.gain is None else factors(self.expert, gram.gain)
+            result[gram.layer].append(Input(gram.modules[0], gram.name, bits, gains))
+        return result
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class HeadPass(_OwnPass):
     def inputs(self) -> list[list[Input]]:
         """As in `RouterPass`; the head's input belongs to the last layer."""
         [bits], before = self.exponents, self.expert.config.num_hidden_layers - 1
-        gains = self.expert.checkpoint.tensor(self.expert.family.final_norm)
+        gains = factors(self.expert, self.expert.family.final_norm)
         return [*([] for _ in range(before)), [Input(None, "head_input", bits, gains)]]
 
 

@@ -94,9 +94,11 @@ def _solved(piece: Piece, family: Family, models: Sequence[Checkpoint], sources:
         files = [stack.enter_context(StatisticsFile(sources[expert])) for expert in piece.experts]
         tokens = sum(file.manifest.tokens for file in files)
 
+        norm = family.final_norm
+
         def grams() -> Iterator[Tensor]:
             for expert, file in zip(piece.experts, files, strict=True):
-                yield scaled(square(file, "head_input", 0, models[expert].tensor(family.final_norm)))
+                yield scaled(square(file, "head_input", 0, family.factors(norm, models[expert].tensor(norm))))
 
         def part(start: int) -> Tensor:
             tensors = [tensor[start : start + HEAD_ROWS] for tensor in piece.tensors]

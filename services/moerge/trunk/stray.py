@@ -11,7 +11,7 @@ from moerge.errors import IncompatibleExpertError
 from moerge.models.dense import body_names
 from moerge.models.dense_files import Dense
 from moerge.models.distance import Powers
-from moerge.models.families.family import EMBEDDING, head_dim
+from moerge.models.families.family import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.trunk.methods.regmean import ModuleGrams
 from moerge_proto.statistics_file import StatisticsFile
@@ -69,14 +69,16 @@ def require_near(expert: Dense, body: Dense, limit: float, grams: Path) -> Stray
     Raises:
         IncompatibleExpertError: names the tensor that is missing, unknown, of another shape, not finite or too far.
     """
-    config, own, merged, names = expert.config, expert.checkpoint, body.checkpoint, body_names(expert)
+    own, merged, names = expert.checkpoint, body.checkpoint, body_names(expert)
     _require_shapes({name: own.specs[name].shape for name in names}, merged)
     with StatisticsFile(grams) as file:
-        comparison = _Comparison(own, merged, ModuleGrams(expert, file), limit)
-        for layer in range(config.num_hidden_layers):
-            for module in expert.family.attention.inputs:
-                comparison.reading_heads(module.format(layer=layer), head_dim(config))
-            comparison.writing_heads(expert.family.attention.output.format(layer=layer), head_dim(config))
+        comparison = _Comparison(expert, merged, ModuleGrams(expert, file), limit)
+        for attention in expert.family.attentions(expert.config):
+            width = attention.head(expert.config)
+            for module in attention.inputs:
+                comparison.reading_heads(module, width)
+            if attention.output is not None:
+                comparison.writing_heads(attention.output, width)
         comparison.embedding()
         for name in names:
             comparison.rest(name)
@@ -104,8 +106,9 @@ def _answers(moment: Tensor) -> Callable[[Tensor], Tensor]:
 class _Comparison:
     """The measures of all tensors so far. Each method measures one, and refuses it if it is too far."""
 
-    def __init__(self, own: Checkpoint, merged: Checkpoint, grams: ModuleGrams, limit: float) -> None:
-        self._own, self._merged, self._grams, self._limit = own, merged, grams, limit
+    def __init__(self, own: Dense, merged: Checkpoint, grams: ModuleGrams, limit: float) -> None:
+        self._family, self._own = own.family, own.checkpoint
+        self._merged, self._grams, self._limit = merged, grams, limit
         self._tensor = self._size = self._row = Furthest(0.0, "")
         self._compared = set[str]()
 
@@ -148,16 +151,20 @@ class _Comparison:
         self._check_rows(EMBEDDING, directions, float(directions.one.mean()) * _LEAST)
 
     def rest(self, name: str) -> None:
-        if name not in self._compared:
-            self._check(name, Powers.of(*self._pair(name), torch.square))
+        if name in self._compared:
+            return
+        powers = Powers.of(*self._pair(name), lambda rows: rows.reshape(len(rows), -1).square().sum(dim=1))
+        self._check(name, powers)
+        if len(self._own.specs[name].shape) > 1:
+            self._check_rows(name, powers, float(powers.one.mean()) * _LEAST)
 
     def _answers(self, name: str) -> Powers:
         return Powers.of(*self._pair(name), _answers(self._grams.second_moment(name)))
 
     def _pair(self, name: str) -> tuple[Tensor, Tensor]:
         self._compared.add(name)
-        before = self._own.tensor(name)
-        return before, self._merged.tensor(name)[: len(before)]
+        before, after = (self._family.factors(name, model.tensor(name)) for model in (self._own, self._merged))
+        return before, after[: len(before)]
 
     def _check(self, name: str, powers: Powers) -> None:
         self._tensor = self._within(self._tensor, Furthest(powers.distance(), name), self._limit, "")

@@ -59,7 +59,7 @@ BODY_MANIFEST = BodyManifest(
     settings=StatisticsSettings(precision="bfloat16"),
     hidden_size=2,
     layers=2,
-    attention_size=3,
+    attention_sizes=[3, 3],
     vocab_size=5,
     exponents=[16, -4, 8],
     tokens=9,

@@ -1,8 +1,9 @@
 """The facts of a dense family and of its host, the equivalent stock MoE class, with names and settings."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from re import sub
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -113,19 +114,58 @@ class Host:
         return int(getattr(config, self.count))
 
 
+class Tensors(Protocol):
+    """The tensors of a model in files."""
+
+    @property
+    def specs(self) -> Mapping[str, object]: ...
+    def tensor(self, name: str) -> Tensor: ...
+
+
+def _width(config: PretrainedConfig) -> int:
+    return int(config.num_attention_heads * head_dim(config))
+
+
+def _attended(inputs: Sequence[str], weights: Tensors, config: PretrainedConfig, read: float) -> float:
+    """That of the heads' outputs, means of values."""
+    module, rows = inputs[-1], config.num_key_value_heads * head_dim(config)
+    value = read * float(weights.tensor(f"{module}.weight")[-rows:].float().norm())
+    if f"{module}.bias" in weights.specs:
+        value += float(weights.tensor(f"{module}.bias")[-rows:].float().norm())
+    return float(value**2 * config.num_attention_heads / config.num_key_value_heads)
+
+
 @dataclass(frozen=True)
 class Attention:
-    """The linear modules of one layer's attention, as patterns over {layer}.
+    """The linear modules of a layer's attention, or of what a layer has instead, as patterns over {layer}.
 
     Attributes:
-        inputs: modules that read the layer's input; the last one ends with the value projection's rows.
-        output: the output projection of the heads.
+        inputs: modules that read the layer's input. Of attention, the last one ends with the value projection's rows.
+        output: the module that reads the heads; None if its inputs have no bound. Such a module is averaged.
         gain: name of the weight of the norm before the inputs, [H]; None if they read the raw residual.
+        head: number of consecutive rows of an input, and of columns of the output, that are one head.
+        width: columns of the output.
+        bound: the largest squared norm of the output's input, by the inputs' names, the weights, the dense config and
+            the largest norm of the layer's input.
+        chunk: rows of a micro-batch are computed at a length that is a multiple of it.
+        numbers: most float32 numbers of a position that are in memory at a time, beside the residual.
+        packs: whether documents in one row can be kept apart.
     """
 
     inputs: tuple[str, ...]
-    output: str
+    output: str | None
     gain: str | None
+    head: Callable[[PretrainedConfig], int] = head_dim
+    width: Callable[[PretrainedConfig], int] = _width
+    bound: Callable[[Sequence[str], Tensors, PretrainedConfig, float], float] = _attended
+    chunk: int = 1
+    numbers: Callable[[PretrainedConfig], int] = lambda config: 0
+    packs: bool = True
+
+    def at(self, layer: int) -> Self:
+        inputs = tuple(module.format(layer=layer) for module in self.inputs)
+        output, gain = (name and name.format(layer=layer) for name in (self.output, self.gain))
+        return replace(self, inputs=inputs, output=output, gain=gain)
 
 
 @dataclass(frozen=True)
@@ -180,6 +220,9 @@ class Family:
         gain: name of the weight of the norm before the MLP, [H]; None if the MLP reads the raw residual.
         added: in that case the norms whose outputs are added to the residual: after attention, after the MLP.
         attention: the linear modules of a layer's attention.
+        mixers: an entry of the config's `layer_types` -> the linear modules of layers of that type without attention.
+        zero_centred: names of the weights of norms that multiply by 1 + weight.
+        epsilon: the config field with the norms' epsilon.
         final_norm: as in `Host`.
         copied: config fields that are copied. All experts must agree on them.
         renamed: published config field -> the dense field with its value.
@@ -198,6 +241,9 @@ class Family:
     gain: str | None
     attention: Attention
     copied: tuple[str, ...]
+    mixers: Mapping[str, Attention] = field(default_factory=dict)
+    zero_centred: tuple[str, ...] = ()
+    epsilon: str = "rms_norm_eps"
     final_norm: str = FINAL_NORM
     added: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -224,6 +270,16 @@ class Family:
         """The last linear module of a layer's MLP."""
         [name] = (name for name, matrices in self.mlp.items() if "down" in matrices)
         return module_of(name)
+
+    def attentions(self, config: PretrainedConfig) -> list[Attention]:
+        """The linear modules of each layer's attention, or of what it has instead, by their names."""
+        layers = range(config.num_hidden_layers)
+        types = config.layer_types if self.mixers else [""] * len(layers)
+        return [self.mixers.get(types[layer], self.attention).at(layer) for layer in layers]
+
+    def factors(self, name: str, tensor: Tensor) -> Tensor:
+        """The factors of a norm with this weight, in float32 if they differ from it; other tensors unchanged."""
+        return 1 + tensor.float() if sub(r"(?<=\.)\d+(?=\.)", "{layer}", name) in self.zero_centred else tensor
 
     def dense_mlp_names(self, layers: int) -> list[str]:
         return [dense.format(layer=layer) for layer in range(layers) for dense in self.mlp]

@@ -14,14 +14,13 @@ from moerge.trunk.methods.method import Method, MethodInputs
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moerge.models.bounds import InputGram
     from moerge.models.dense_files import Dense
     from moerge.models.writer import TensorPlan
     from moerge.trunk.pieces import Piece
     from moerge_proto.statistics_file import StatisticsFile
 
 
-FIRST = "layers.0.attention_input"
-"""A gram that no file has."""
 _ROWS = 4096
 
 
@@ -32,22 +31,16 @@ class ModuleGrams:
     """
 
     def __init__(self, expert: Dense, file: StatisticsFile) -> None:
-        from moerge.models.bounds import input_gain_names
-        from moerge_proto.statistics_file import body_gram_names
+        from moerge.models.bounds import input_grams
 
-        self.expert, self.file = expert.checkpoint, file
-        norm = expert.family.attention.gain
-        self._gain, self._epsilon = norm and norm.format(layer=0), float(expert.config.rms_norm_eps)
-        layers, attention = expert.config.num_hidden_layers, expert.family.attention
-        self._places = dict(zip(body_gram_names(layers), enumerate(input_gain_names(expert)), strict=True))
-        self._sums = dict[str, str]()
-        for layer in range(layers):
-            for module in attention.inputs:
-                self._sums[module.format(layer=layer) + ".weight"] = f"layers.{layer}.attention_input"
-            self._sums[attention.output.format(layer=layer) + ".weight"] = f"layers.{layer}.attention_output"
+        self._dense, self.file = expert, file
+        self._epsilon = float(getattr(expert.config, expert.family.epsilon))
+        self._first, *grams = input_grams(expert)
+        self._places = {gram: place for place, gram in enumerate(grams)}
+        self._grams = {f"{module}.weight": gram for gram in (self._first, *grams) for module in gram.modules}
 
     def __contains__(self, weight: str) -> bool:
-        return weight in self._sums
+        return weight in self._grams
 
     def gram(self, weight: str) -> Tensor:
         """[in, in] float64 of the inputs of the module with that weight, scaled to a mean diagonal of 1."""
@@ -55,8 +48,8 @@ class ModuleGrams:
 
     def second_moment(self, weight: str) -> Tensor:
         """[in, in] float64: the mean over tokens; of the first layer's inputs over those with a shown count."""
-        if self._sums[weight] == FIRST:
-            return self._first().div_(self._shown().sum())
+        if self._grams[weight] is self._first:
+            return self._of_first().div_(self._shown().sum())
         return self._square(weight).div_(self.file.manifest.tokens)
 
     def _shown(self) -> Tensor:
@@ -66,15 +59,16 @@ class ModuleGrams:
         counts = torch.from_numpy(self.file.array("token_counts")).double()
         return counts if counts.any() else torch.ones_like(counts)
 
-    def _first(self) -> Tensor:
+    def _of_first(self) -> Tensor:
         """[H, H] float64: the gram of the first layer's inputs, which are functions of the token alone."""
         import torch
 
         from moerge.models.families.family import EMBEDDING
 
-        counts, embedding = self._shown(), self.expert.tensor(EMBEDDING)
+        counts, embedding = self._shown(), self._dense.checkpoint.tensor(EMBEDDING)
         result = torch.zeros(embedding.shape[1], embedding.shape[1], dtype=torch.float64)
-        gain = None if self._gain is None else self.expert.tensor(self._gain).double()
+        factors = self._factors(self._first)
+        gain = None if factors is None else factors.double()
         for tokens in counts.nonzero()[:, 0].split(_ROWS):
             rows = embedding[tokens].double()
             if gain is not None:
@@ -83,11 +77,15 @@ class ModuleGrams:
         return result
 
     def _square(self, weight: str) -> Tensor:
-        name = self._sums[weight]
-        if name == FIRST:
-            return self._first()
-        place, gain = self._places[name]
-        return square(self.file, name, place, None if gain is None else self.expert.tensor(gain))
+        gram = self._grams[weight]
+        if gram is self._first:
+            return self._of_first()
+        return square(self.file, gram.name, self._places[gram], self._factors(gram))
+
+    def _factors(self, gram: InputGram) -> Tensor | None:
+        from moerge.models.bounds import factors
+
+        return None if gram.gain is None else factors(self._dense, gram.gain)
 
 
 def square(file: StatisticsFile, name: str, place: int, gain: Tensor | None) -> Tensor:

@@ -76,7 +76,7 @@ class Law:
                 {
                     **fields,
                     "exponents": [1] * (2 * LAYERS - 1),
-                    "attention_size": hidden,
+                    "attention_sizes": [hidden] * LAYERS,
                     "vocab_size": 9,
                     "rare_below": 0,
                 }

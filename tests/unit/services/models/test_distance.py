@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copy
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.distance import Distance, distance, require_near_others
 from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.families.registry import FAMILIES
@@ -24,7 +26,7 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
 def near(folder: Path, *others: Path, limit: float = LIMIT) -> None:
     with SILENT.track("", 1, "B") as tracker:
         named = {f"the expert of {other.name!r}": Checkpoint(other) for other in others}
-        require_near_others(Checkpoint(folder), named, limit, "the newcomer", tracker)
+        require_near_others(DenseFiles(folder), named, limit, "the newcomer", tracker)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -45,6 +47,7 @@ def test_unequal_vocabularies_are_compared_on_common_rows(tmp_path: Path) -> Non
 def changed(folder: Path, to: Path, name: str, change: Callable[[Tensor], Tensor]) -> Path:
     tensors = load_file(folder / "model.safetensors")
     to.mkdir()
+    copy(folder / "config.json", to)
     save_file({**tensors, name: change(tensors[name]).contiguous()}, to / "model.safetensors", {"format": "pt"})
     return to
 

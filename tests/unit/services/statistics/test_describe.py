@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from moerge.errors import ContributionError
-from moerge.models.bounds import attention_size, input_exponents
+from moerge.models.bounds import attention_sizes, input_exponents
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
@@ -56,8 +56,8 @@ def test_a_body_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) -
     sums = sums_of(BodyPass(own, exponents), [[1, 2, 3, 3]] * 9)
     manifest = BodyManifest(
         owner="owner", expert="e" * 64, domain="law", settings=StatisticsSettings(), hidden_size=32, layers=3,
-        attention_size=attention_size(config), vocab_size=300, exponents=exponents, tokens=36, documents=9,
-        shards=["0" * 64], rare_below=10,
+        attention_sizes=attention_sizes(own.family, config), vocab_size=300, exponents=exponents, tokens=36,
+        documents=9, shards=["0" * 64], rare_below=10,
     )  # fmt: skip
     text = shown(written(tmp_path / "file", manifest, sums))
     for part in (

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from moerge.errors import ContributionError
 from moerge.files import atomic_file
 from moerge.models.batches import batches
-from moerge.models.bounds import feature_bounds, input_bounds, input_exponents
+from moerge.models.bounds import factors, feature_bounds, input_bounds, input_exponents, input_grams
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
@@ -43,7 +43,7 @@ from moerge.trunk.least_squares import (
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.regmean import ModuleGrams, plan
 from moerge_proto.bodies import BodyOptions
-from moerge_proto.statistics_file import StatisticsFile, body_gram_names
+from moerge_proto.statistics_file import StatisticsFile
 from support.models import expert
 from support.passes import sums_of, visit_features
 from support.statistics import written
@@ -96,15 +96,12 @@ def inputs(folder: Path, module: str, rows: list[list[int]]) -> Tensor:
 def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=family, apart=0.02)
     rows, own = contributed_rows(0), DenseFiles(folder)
-    attention = FAMILIES[family].attention
-    modules = [m.format(layer=layer) for layer in range(3) for m in (attention.inputs[0], attention.output)]
     summed, exponents = sums(folder, rows), input_exponents(own)
-    bounds = input_bounds(own)
-    norms = [attention.gain and attention.gain.format(layer=n // 2) if n % 2 == 0 else None for n in range(6)]
-    for n, (module, norm) in enumerate(zip(modules[1:], norms[1:], strict=True)):
-        x = inputs(folder, module, rows)
-        u = x / own.checkpoint.tensor(norm) if norm else x
-        result = unpack(to_floats(summed.arrays[body_gram_names(3)[n]], exponents[n]), x.shape[1])
+    bounds, [first, *grams] = input_bounds(own), input_grams(own)
+    for n, gram in enumerate(grams):
+        x = inputs(folder, gram.modules[0], rows)
+        u = x / factors(own, gram.gain) if gram.gain else x
+        result = unpack(to_floats(summed.arrays[gram.name], exponents[n]), x.shape[1])
         np.testing.assert_allclose(result, (u.T @ u).numpy(), atol=2e-5 * float((u**2).sum(dim=0).mean()))
         assert float((u**2).sum(dim=1).max()) <= bounds[n] * (1 + 1e-6)
     assert (
@@ -113,8 +110,8 @@ def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, f
     )
     with StatisticsFile(sent(folder, rows, tmp_path / "sent")) as file:
         validate_body(file, exponents, bounds)
-        grams, x = ModuleGrams(own, file), inputs(folder, modules[0], rows)
-        torch.testing.assert_close(grams.second_moment(f"{modules[0]}.weight"), x.T @ x / len(x), rtol=1e-3, atol=1e-6)
+        x, moment = inputs(folder, first.modules[0], rows), ModuleGrams(own, file).second_moment
+        torch.testing.assert_close(moment(f"{first.modules[0]}.weight"), x.T @ x / len(x), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ BEFORE = TextBefore(tokens=16, piece=16, context_weight=4)
 BEHIND = RouterManifest(
     **BLANK | {"settings": StatisticsSettings(before=BEFORE)}, body="7" * 64, exponents=[12] * LAYERS
 )
-BODY = BodyManifest(**BLANK, exponents=[16] * (2 * LAYERS - 1), attention_size=HIDDEN, vocab_size=VOCAB, rare_below=0)
+BODY = BodyManifest(
+    **BLANK, exponents=[16] * (2 * LAYERS - 1), attention_sizes=[HIDDEN] * LAYERS, vocab_size=VOCAB, rare_below=0
+)
 
 
 NEVER = [1e9]
