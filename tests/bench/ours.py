@@ -28,8 +28,8 @@ from moerge.versions.file_plans import (
     FilePlan,
     body_files,
     config_files,
-    expert_file,
     index_file,
+    mlp_files,
     report_file,
     router_file,
     version_config,
@@ -161,8 +161,8 @@ def publish(
     head = head_plan("average", HeadInputs(slots, tuple, None, dense, as_embedding=True))
     sizes = {plan.name: plan.bytes for plan in head}
     weights.append(FilePlan(HEAD_FILE, lineage, lambda out: write_safetensors(out, head), sizes))
-    for slot, expert in enumerate(experts):
-        weights.append(expert_file(slots[slot], family, layers, slot, digest_of(str(expert))))
+    digests = [digest_of(str(expert)) for expert in experts]
+    weights += mlp_files(list(zip(slots, digests, strict=True)), family, layers)
     shape, dtype = (len(domains), config.hidden_size), checkpoint.specs["model.embed_tokens.weight"].dtype
     weights.append(router_file(lambda: solution()[0], layers, shape, family, dtype, lineage))
     published = version_config(dense, len(experts), options.top_k, tied=False)

@@ -61,7 +61,7 @@ def version(case: Case, home: Path) -> Path:
         sources = [Source(item, Corpus([str(item.folder / "texts.jsonl")], item)) for item in own]
         solve = RECOMMENDED.solve.model_copy(update={"top_k": case.top_k})
         head, is_seed = "average" if case.body == "average" else "regmean", case.body == "seed"
-        fit = is_seed and own[0].family.gain is not None
+        fit = is_seed and own[0].family.is_fittable
         recipe = VersionRecipe.model_validate({"body": case.body, "head": head, "fit": fit, "solve": solve})
         base = DenseExpert("seed", _expert(case, _experts(case, home) / "seed", 0)) if is_seed else None
         whole = folder.with_name(f"{case.name}-whole") if case.head == "omitted" else folder

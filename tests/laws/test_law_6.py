@@ -24,6 +24,10 @@ LONGROPE = {
 }  # fmt: skip
 PARTIAL_LONGROPE = {**LONGROPE, "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
 MIXED = ["full_attention", "sliding_attention", "full_attention"]
+GRANITE: dict[str, object] = {
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.75, "logits_scaling": 2.0,
+    "attention_bias": True, "tie_word_embeddings": True,
+}  # fmt: skip
 KINDS: list[tuple[str, dict[str, object]]] = [
     ("llama", {}),
     ("llama", {"tie_word_embeddings": True}),
@@ -48,6 +52,8 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     ("seed_oss", {"head_dim": 8, "attention_bias": False, "tie_word_embeddings": True, "rope_parameters": YARN}),
     ("olmo2", {}),
     ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    ("granite", {}),
+    ("granite", GRANITE),
     ("phi3", {"sliding_window": 8}),
     ("phi3", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),

@@ -8,7 +8,7 @@ import torch
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import FAMILIES
 from moerge.trunk.heads import HeadInputs
-from moerge.versions.file_plans import HEAD_FILE, body_files, expert_file, head_file, router_file
+from moerge.versions.file_plans import FUSED_FILE, HEAD_FILE, body_files, expert_file, head_file, router_file
 from moerge.versions.plan import VersionPlan
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.options import SolveOptions
@@ -49,6 +49,19 @@ def test_law_7_removing_an_expert_rewrites_only_moved_slots(tmp_path: Path) -> N
     assert {name for name in anew if name.startswith("model-")} == {
         "model-expert-00001.safetensors", "model-router.safetensors", HEAD_FILE,
     }  # fmt: skip
+
+
+def test_law_7_fused_experts_share_all_but_their_one_file(tmp_path: Path) -> None:
+    """In classes with one tensor for all experts of a layer, a new expert rewrites all MLPs, and nothing else does."""
+    two, three = (planned(tmp_path, ALL[:n], DOMAINS[:n], family="granite") for n in (2, 3))
+    size = {"config.json", "model.safetensors.index.json"}
+    assert written_anew(three, two) == {FUSED_FILE, HEAD_FILE, *SOLVED, *size}
+    less: list[Group] = [("law", range(3)), *ALL[1:]]
+    assert written_anew(planned(tmp_path, less, DOMAINS, family="granite"), three) == SOLVED
+    average = planned(tmp_path, ALL, DOMAINS, "average", "granite")
+    assert written_anew(average, three) <= {HEAD_FILE, *SOLVED}
+    turned = planned(tmp_path, ALL, DOMAINS[::-1], family="granite")
+    assert FUSED_FILE in written_anew(turned, three)
 
 
 @pytest.mark.parametrize("change", ["lineage", "body", "expert", "slot", "head"])

@@ -20,6 +20,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 import torch
 import zstandard
+from safetensors.torch import load
 from torch import Tensor
 
 from moerge.blobs.s3 import S3, S3Blobs
@@ -27,7 +28,7 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
-from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.models.writer import StackedPlan, TensorPlan, write_safetensors
 from moerge.progress import NoProgress
 from moerge.routers.influence import layer_influence
 from moerge.routers.system import ridge_system
@@ -67,11 +68,15 @@ class Counted:
 # --- merging and publishing
 
 
-def test_law_8_a_file_is_written_with_two_tensors_in_memory() -> None:
-    counted = Counted()
-    plans = [TensorPlan(str(i), torch.float32, (8,), lambda: counted(torch.zeros(8))) for i in range(20)]
-    write_safetensors(BytesIO(), plans)
+@pytest.mark.parametrize("fused", [False, True])
+def test_law_8_a_file_is_written_with_two_tensors_in_memory(fused: bool) -> None:
+    """Of a tensor that has the matrices of all experts, with two of these."""
+    counted, out = Counted(), BytesIO()
+    plans = [TensorPlan(str(i), torch.float32, (2, 4), lambda: counted(torch.zeros(2, 4))) for i in range(20)]
+    write_safetensors(out, [StackedPlan("all", 10, plans)] if fused else plans)
     assert (counted.made, counted.most) == (20, 2)
+    shapes = {name: list(tensor.shape) for name, tensor in load(out.getvalue()).items()}
+    assert shapes == ({"all": [10, 4, 4]} if fused else {str(i): [2, 4] for i in range(20)})
 
 
 def test_law_8_merge_reads_one_tensor_per_expert_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

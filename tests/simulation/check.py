@@ -17,7 +17,7 @@ from moerge.models.writer import write_safetensors
 from moerge.routers.solve import solve_layers
 from moerge.trunk.heads import HeadInputs, head_plan
 from moerge.trunk.merge import SEED_HEAD_FILE
-from moerge.versions.file_plans import HEAD_FILE, FilePlan, body_files, expert_file, router_file
+from moerge.versions.file_plans import HEAD_FILE, FilePlan, body_files, mlp_files, router_file
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.references import needed
@@ -100,8 +100,7 @@ def _weights(key: Key) -> dict[str, str]:
     config, family, layers = body.config, body.family, body.config.num_hidden_layers
     plans = body_files(body, "", file_sha256(path))
     slots = [Checkpoint(experts()[domain] if key.body else parts(domain)[0]) for domain in key.domains]
-    for slot, weights in enumerate(slots):
-        plans.append(expert_file(weights, family, layers, slot, ""))
+    plans += mlp_files([(weights, "") for weights in slots], family, layers)
     seed_head = Checkpoint.of_file(seed_body_file()[0].with_name(SEED_HEAD_FILE))
     solved = [written(folder / f"head-{domain}", *head_sums(domain)) for domain in key.domains]
     head = head_plan(key.head, HeadInputs(slots, lambda: solved, seed_head, body, as_embedding=False))

@@ -32,15 +32,15 @@ Group = tuple[str, Sequence[int]]  # a domain, and the shards of one contributio
 
 
 @cache
-def made() -> tuple[dict[str, tuple[DenseExpert, Path]], LocalBody]:
+def made(family: str = "llama") -> tuple[dict[str, tuple[DenseExpert, Path]], LocalBody]:
     """An expert of each domain with its head contribution, and the body of their seed."""
     home = Path(mkdtemp(prefix="law-3-"))
     experts = {}
     for seed, domain in enumerate(DOMAINS, 1):
-        dense = DenseExpert(domain, expert(home / domain, seed, **SIZES))
+        dense = DenseExpert(domain, expert(home / domain, seed, family, **SIZES))
         head = head_contribution(dense, all_counted(3 * contributed_rows(seed)), home / f"{domain}-head")
         experts[domain] = dense, head
-    seed_of_all = DenseExpert("seed", seed_model(home / "seed", **SIZES))
+    seed_of_all = DenseExpert("seed", seed_model(home / "seed", family=family, **SIZES))
     return experts, local_body([], home / "body", "seed", base=seed_of_all)
 
 
@@ -54,9 +54,15 @@ def contributed(folder: Path, groups: Sequence[Group]) -> list[Path]:
     return paths
 
 
-def planned(folder: Path, groups: Sequence[Group], domains: Sequence[str], head: HeadMethod = "regmean") -> VersionPlan:
+def planned(
+    folder: Path,
+    groups: Sequence[Group],
+    domains: Sequence[str],
+    head: HeadMethod = "regmean",
+    family: str = "llama",
+) -> VersionPlan:
     """The version by the recommended options, from contributions in the groups' order."""
-    experts, body = made()
+    experts, body = made(family)
     dense, heads = zip(*(experts[domain] for domain in domains), strict=True)
     sent = contributed(folder, groups)
     given = heads if head == "regmean" else ()

@@ -201,7 +201,7 @@ class _Machine:
         ]
         if settings.fit:
             require_fittable(self.own)
-        if settings.fit is not False and self.own.family.gain is not None:
+        if settings.fit is not False and self.own.family.is_fittable:
             tokens = fitting_tokens(self.own.config.hidden_size)
             lines.append(described(fitting_need(self.own, settings.statistics, settings.device), tokens))
         return "; ".join([*lines, *machine(free)])

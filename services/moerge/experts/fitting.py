@@ -120,7 +120,7 @@ def fit(
 
 def require_fittable(expert: DenseFiles) -> None:
     """Requires MLPs whose outputs are added to the residual unchanged."""
-    if expert.family.gain is None:
+    if not expert.family.is_fittable:
         problem = f"{expert.family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
         raise IncompatibleExpertError(problem, where=str(expert.folder), todo="set `fit` to false")
 
@@ -207,7 +207,7 @@ class _Fitting:
             is_last = number == self._expert.config.num_hidden_layers - 1
             for place in range(0 if is_last else len(self._new.states)):
                 states = self._new.placed(place)
-                self._new.keep(place, states + self._new.mlp(self._new.features(states)))
+                self._new.keep(place, self._new.after(states, self._new.features(states)))
 
     def _attend_and_fit_first(self) -> None:
         """Fits the MLP's first matrices from the new input to their outputs in the targets.
@@ -222,7 +222,7 @@ class _Fitting:
                 before, states = aim.attended(place), new.attended(number)
                 features = aim.features(before)
                 fit.add(new.features(states)[tokens], features[tokens], target.number, target.weight)
-                aim.keep(place, before + aim.mlp(features))
+                aim.keep(place, aim.after(before, features))
                 new.keep(number, states)
         for name, module in new.mlp.named_children():
             if isinstance(module, nn.Linear) and name != self._last:
@@ -239,7 +239,7 @@ class _Fitting:
             for place, number, tokens in target.places():
                 states = new.placed(number)
                 new.mlp(new.features(states))
-                wanted = (target.residuals.placed(place) - states)[tokens]
+                wanted = (target.residuals.placed(place) - states)[tokens] / new.factor
                 fit.add(seen.pop()[tokens], wanted, target.number, target.weight)
                 self._done(0 if target.number else int(tokens.sum()))
         handle.remove()

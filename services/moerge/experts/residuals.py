@@ -17,8 +17,11 @@ from moerge.statistics.features import placed
 class Residuals:
     """The residuals before the next layer, in host memory, and the MLP of the held layer.
 
-    `states`: [B, T, H] float32 of each batch. Functions take a batch's number. The family's MLPs have a norm before
-    them.
+    Functions take a batch's number. The family's MLPs have a norm before them.
+
+    Attributes:
+        states: [B, T, H] float32 of each batch.
+        factor: of the MLPs' outputs when they are added to the residual.
     """
 
     mlp: Any
@@ -28,6 +31,7 @@ class Residuals:
         self._family, self._batches, self._device = family, batches, device
         self._files = LayerFiles(weights, torch.float32, device)
         self._decoder = Decoder(weights, torch.float32, device)
+        self.factor = family.mlp_factor(weights.config)
         embedding = weights.tensor(EMBEDDING)
         self.states = [self._decoder.embedded(batch, embedding) for batch in batches]
 
@@ -54,6 +58,11 @@ class Residuals:
     def features(self, attended: Tensor) -> Tensor:
         normed: Tensor = self._norm(attended)
         return normed
+
+    def after(self, states: Tensor, features: Tensor) -> Tensor:
+        """The residual behind the held layer's MLP, from the one before it and the MLP's input."""
+        added: Tensor = states + self.factor * self.mlp(features)
+        return added
 
     def keep(self, number: int, states: Tensor) -> None:
         self.states[number] = self._decoder.kept(self.states[number], states)

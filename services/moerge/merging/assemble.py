@@ -26,7 +26,7 @@ from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
-from moerge.versions.file_plans import HEAD_FILE
+from moerge.versions.file_plans import FUSED_FILE, HEAD_FILE
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
 from moerge_proto.digests import digest_of
@@ -80,7 +80,8 @@ class Assembled:
     def write(self, folder: Path, progress: Progress | None = None, earlier: Path | None = None) -> Path:
         """Solves the routers, writes the version into a new folder, and returns it.
 
-        Body and experts of the folder `earlier`, the version with the kept parts, are linked, not copied.
+        Body and experts of the folder `earlier`, the version with the kept parts, are linked, not copied; fused experts
+        are written.
         """
         progress = progress or NoProgress()
         with progress.track("solving the routers", self.body.layers, "layers") as tracker:
@@ -89,7 +90,7 @@ class Assembled:
             else:
                 solution = solve_lineage(self.lineage, self.inputs, lambda layer: tracker.advance(1))
         plan = plan_version(self.lineage, self.inputs, lambda lineage, inputs: solution)
-        same = [file for file in plan.shared if file.name != HEAD_FILE]  # the head is that of other experts
+        same = [file for file in plan.shared if file.name not in (HEAD_FILE, FUSED_FILE)]  # those are of other experts
         files = {} if earlier is None else {file.key: earlier / file.name for file in same}
         kept = {key: path for key, path in files.items() if path.is_file()}
         total = sum(sum(file.tensors.values()) for file in plan.files)
@@ -160,7 +161,7 @@ def assemble(
 
 def are_fittable(experts: Sequence[DenseExpert]) -> bool:
     """Tell whether the experts' MLPs can be fitted to a body."""
-    return all(expert.family.gain is not None for expert in experts)
+    return all(expert.family.is_fittable for expert in experts)
 
 
 def body_of(

@@ -48,7 +48,8 @@ def check(
             require_fittable(expert)
     every = experts if settings.base is None else [*experts, settings.base]
     _check_experts(every, settings.computing.progress, None if version is None else version.slots[0].side_files, say)
-    return _check_disk(sources, out, settings, new_anchor(settings, first=version is None))
+    rewritten = 0 if version is None else version.fused_bytes
+    return _check_disk(sources, out, settings, new_anchor(settings, first=version is None), rewritten)
 
 
 def _check_out(out: Path) -> None:
@@ -111,13 +112,15 @@ def _check_experts(
                 raise MoergeError(error.what, where=f"{expert.folder}: {error.where}", todo=error.todo) from error
 
 
-def _check_disk(sources: Sequence[Source], out: Path, settings: MergeSettings, anchor: Sequence[DenseExpert]) -> int:
+def _check_disk(
+    sources: Sequence[Source], out: Path, settings: MergeSettings, anchor: Sequence[DenseExpert], rewritten: int
+) -> int:
     """Requires, and returns, the missing bytes of output and work.
 
-    The output has body, head and all MLPs; the work folder a body and the sums, experts' parts, and token ids of 4
-    bytes, which are about as large as the texts.
+    The output has body, head and all MLPs, `rewritten` bytes of an earlier version's; the work folder a body and the
+    sums, experts' parts, and token ids of 4 bytes, which are about as large as the texts.
     """
-    work, total = work_folder(out), 0
+    work, total = work_folder(out), rewritten
     for expert in (*(source.expert for source in sources), *anchor):
         size, hidden = sum(spec.bytes for spec in expert.checkpoint.specs.values()), int(expert.config.hidden_size)
         total += size + 8 * hidden * (hidden + 1) * int(expert.config.num_hidden_layers)

@@ -48,13 +48,13 @@ class PassCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of a merge: its passes, the memory of other steps, the missing disk, and notes on unknown costs."""
+    """The costs of a merge: its passes, the memory of other steps, the missing disk, and notes."""
 
     folder: str
     passes: Sequence[PassCost]
     memory: Mapping[str, int]
     disk: int
-    unknown: Sequence[str]
+    notes: Sequence[str]
 
     def to_json(self) -> dict[str, object]:
         """The costs as data for JSON; sizes in bytes."""
@@ -64,7 +64,7 @@ class Costs:
             "total": _figures(self.passes),
             "memory": dict(self.memory),
             "disk": self.disk,
-            "unknown": list(self.unknown),
+            "notes": list(self.notes),
         }
 
     def render(self) -> Iterator[RenderableType]:
@@ -79,7 +79,7 @@ class Costs:
         yield "Columns: memory where the model is; host memory, with the model on a CPU; weights read; time to compute."
         yield f"Memory of other steps: {', '.join(f'{step} {decimal(size)}' for step, size in self.memory.items())}."
         yield f"Disk: output and work need up to {decimal(self.disk)} more."
-        yield from self.unknown
+        yield from self.notes
         yield "Nothing was written."
 
 
@@ -128,7 +128,7 @@ def merge(
         costs.append(passes.cost(work, text))
     memory = {item.writing.work: item.writing.total() for item in texts if item.writing is not None}
     memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(settings, experts, version)}
-    return Costs(str(out), costs, memory, disk, [*_unknown(out, texts)])
+    return Costs(str(out), costs, memory, disk, [*_notes(out, texts)])
 
 
 def _other_steps(
@@ -191,10 +191,12 @@ class _Passes:
         )
 
 
-def _unknown(out: Path, texts: Sequence[_Text]) -> Iterator[str]:
+def _notes(out: Path, texts: Sequence[_Text]) -> Iterator[str]:
     yield "Not included: the time of other steps than the passes, and scores."
     if written := [text.expert.domain for text in texts if text.writing is not None]:
         yield f"Unknown: the time to write the text of {', '.join(written)}; its tokens are the number asked for."
+    if (host := texts[0].expert.family.host).fused:
+        yield f"{host.class_name} has all experts of a layer in one tensor: each addition writes all MLPs anew."
     work = work_folder(out)
     if any(path.name != LOCK for path in work.glob("*")):
         yield f"Included: work that an interrupted run has done; it is in {work}."

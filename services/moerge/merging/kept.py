@@ -20,7 +20,7 @@ from moerge.models.reader import Checkpoint
 from moerge.models.writer import copies, write_safetensors
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card import ExpertRecord
-from moerge.versions.file_plans import expert_name
+from moerge.versions.file_plans import FUSED_FILE, expert_name
 from moerge.versions.plan import Slot
 from moerge_proto.bodies import BodyOptions
 from moerge_proto.digests import Digest, Name
@@ -84,16 +84,23 @@ class KeptVersion:
     @property
     def slots(self) -> list[Slot]:
         """The version's slots; their MLPs are in its files, and their heads in the work folder."""
+        is_fused = self.body.family.host.fused
         folders = [work_folder(self.folder) / EXPERTS / expert.domain for expert in self.record.experts]
         return [
             Slot(
                 expert.record,
-                Checkpoint(self.folder / expert_name(slot)),
+                Checkpoint(self.folder / (FUSED_FILE if is_fused else expert_name(slot))),
                 DenseFiles(folder),
                 Checkpoint.of_file(folder / HEAD_FILE),
             )
             for slot, (expert, folder) in enumerate(zip(self.record.experts, folders, strict=True))
         ]
+
+    @property
+    def fused_bytes(self) -> int:
+        """Bytes of the file of all MLPs, which a version with more experts writes anew; 0 if each expert has a file."""
+        file = self.folder / FUSED_FILE
+        return file.stat().st_size if self.body.family.host.fused else 0
 
     @property
     def parts(self) -> KeptParts:

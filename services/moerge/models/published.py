@@ -9,9 +9,13 @@ from transformers import AutoConfig, PretrainedConfig
 
 from moerge.models.config import published_config, read_config
 from moerge.models.families.common import LAYER
+from moerge.models.families.family import Matrix
 from moerge.models.families.registry import family_of, host_of
 from moerge.models.reader import Checkpoint
 from moerge.models.weights import own_copy
+
+_FUSED: dict[str, tuple[Matrix, ...]] = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
+"""Parameters of the module of a layer's experts, and the matrices whose rows they have."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +71,20 @@ def published_weights(version: Path) -> PublishedWeights:
     """The version in a folder; CheckpointError or IncompatibleExpertError if it isn't one."""
     config, checkpoint = read_config(version), Checkpoint(version)
     host = host_of(config)
-    fused = dict[str, list[list[str]]]()
+    fused, renamed = dict[str, list[list[str]]](), dict[str, str]()
     layers, slots = range(config.num_hidden_layers), range(host.slots(config))
-    patterns = [host.experts[matrix] for matrix in ("gate", "up", "down")]
     for layer in layers:
-        experts = [[name.format(layer=layer, expert=slot) for name in patterns] for slot in slots]
-        place = host.router_module.format(layer=layer).rpartition(".")[0]
-        fused[f"{place}.experts.gate_up_proj"] = [names[:-1] for names in experts]
-        fused[f"{place}.experts.down_proj"] = [names[-1:] for names in experts]
+        module = host.router_module.format(layer=layer)
+        place = module.rpartition(".")[0]
+        renamed[host.router.format(layer=layer)] = f"{module}.weight"
+        for name, matrices in _FUSED.items():
+            experts = [[host.experts[matrix].format(layer=layer, expert=slot) for matrix in matrices] for slot in slots]
+            if host.fused:
+                renamed[experts[0][0]] = f"{place}.experts.{name}"
+            else:
+                fused[f"{place}.experts.{name}"] = experts
     parts = {part for experts in fused.values() for names in experts for part in names}
-    routers = {host.router.format(layer=n): f"{host.router_module.format(layer=n)}.weight" for n in layers}
-    plain = {routers.get(name, name): name for name in checkpoint.specs if name not in parts}
+    plain = {renamed.get(name, name): name for name in checkpoint.specs if name not in parts}
     return PublishedWeights(config, checkpoint, fused, plain)
 
 

@@ -30,6 +30,36 @@ class TensorPlan:
     def bytes(self) -> int:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
+    @property
+    def parts(self) -> "Sequence[TensorPlan]":
+        return [self]
+
+
+@dataclass(frozen=True)
+class StackedPlan:
+    """A tensor [count, rows, columns] of smaller ones of one dtype, which are written one after another.
+
+    Attributes:
+        parts: plans of [n, columns] each; the rows of each next `len(parts) / count` are one of the `count`.
+    """
+
+    name: str
+    count: int
+    parts: Sequence[TensorPlan]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows = sum(part.shape[0] for part in self.parts) // self.count
+        return self.count, rows, self.parts[0].shape[1]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
 
 def copies(checkpoint: Checkpoint, names: Iterable[str]) -> list[TensorPlan]:
     """The plans of a checkpoint's tensors, unchanged, in this order; a tied head has the embedding's rows."""
@@ -42,23 +72,23 @@ def copies(checkpoint: Checkpoint, names: Iterable[str]) -> list[TensorPlan]:
 
 def write_safetensors(
     out: BinaryIO,
-    plans: Sequence[TensorPlan],
+    plans: Sequence[TensorPlan | StackedPlan],
     written: Callable[[int], None] | None = None,
     metadata: Mapping[str, str] | None = None,
     at_once: int = 1,
 ) -> str:
     """Writes `plans` in order as one safetensors file and returns its SHA-256. Equal tensors give equal files.
 
-    The next tensor is computed while one is written: two are in memory. With `at_once`, so many are computed at a
-    time, together not larger than the largest. `written` gets each tensor's bytes; `metadata` is added to
-    the header's.
+    The next tensor, or part of a stacked one, is computed while one is written: two are in memory. With `at_once`, so
+    many are computed at a time, together not larger than the largest. `written` gets each one's bytes; `metadata` is
+    added to the header's.
 
     Raises:
         ValueError: a computed tensor doesn't match its plan.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     ordered = sorted(plans, key=lambda plan: -plan.dtype.itemsize)  # widest first keeps every tensor aligned
-    offset = 0
+    parts, offset = [part for plan in ordered for part in plan.parts], 0
     for plan in ordered:
         end = offset + plan.bytes
         header[plan.name] = {"dtype": _NAMES[plan.dtype], "shape": plan.shape, "data_offsets": [offset, end]}
@@ -71,7 +101,7 @@ def write_safetensors(
         out.write(piece)
     pending: list[Future[Any]] = []
     with ThreadPoolExecutor(2) as threads:
-        for plan, tensor in _ahead(ordered, at_once):
+        for plan, tensor in _ahead(parts, at_once):
             _finish(pending)
             data = tensor.flatten().view(torch.uint8).numpy().data
             pending = [threads.submit(digest.update, data), threads.submit(out.write, data)]

@@ -19,7 +19,7 @@ from moerge.memory.needs import Need, scoring
 from moerge.memory.room import states_for
 from moerge.models.batches import Batch, pad
 from moerge.models.families.family import EMBEDDING
-from moerge.models.families.registry import host_of
+from moerge.models.families.registry import ends_of, host_of
 from moerge.models.published import PublishedWeights
 from moerge.models.weights import Weights, head_name, own_copy
 from moerge.progress import Tracker
@@ -103,8 +103,8 @@ class StreamedModel:
 
     def _through_head(self, head: Tensor, last: Tensor, batch: Batch) -> Tensor:
         """The losses of a micro-batch from its last hidden states; its logits are freed on return."""
-        logits = linear(self._decoder.norm(placed(last, self._device)), head).float()
-        return losses_of(logits, batch.input_ids)
+        outputs, config = linear(self._decoder.norm(placed(last, self._device)), head), self._weights.config
+        return losses_of(ends_of(config).logits(outputs, config).float(), batch.input_ids)
 
     @contextmanager
     def _held(self, files: LayerFiles, layer: int) -> Iterator[list[Tensor]]:

@@ -14,6 +14,7 @@ from moerge.models.batches import Batch
 from moerge.models.dense import assign, empty_model, require_all
 from moerge.models.families.common import LAYER
 from moerge.models.families.family import module_of
+from moerge.models.families.registry import ends_of
 from moerge.models.weights import Weights, own_copy
 from moerge.statistics.accumulate import Sum
 from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run
@@ -91,11 +92,14 @@ class Decoder:
         decoder.rotary_emb.to(device)
         assign(self._model, weights.final_norm, own_copy(weights, weights.final_norm, dtype).to(device))
         self._layers, self.norm = list(decoder.layers), self.module(module_of(weights.final_norm))
+        self._factor = ends_of(weights.config).factor(weights.config, dtype)
+        decoder.embedding_multiplier = 1.0  # Granite's applies to what every layer is given
         decoder.layers = nn.ModuleList(_Passed() for _ in self._layers)
 
     def embedded(self, batch: Batch, embedding: Tensor) -> Tensor:
         """The first hidden states of a batch, in host memory; embedding [V, H], as stored."""
         states = embedding[ids(self._model, batch)].to(self._dtype)
+        states = states if self._factor == 1 else states * self._factor
         return states.pin_memory() if self._device.type == "cuda" else states
 
     def hold(self, number: int, tensors: Mapping[str, Tensor]) -> None:

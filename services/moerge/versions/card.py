@@ -91,12 +91,18 @@ class ChatTemplates(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The published checkpoint. `active` counts the parameters that a token uses, of all `parameters`."""
+    """The published checkpoint.
+
+    Attributes:
+        active: the parameters that a token uses, of all `parameters`.
+        fused: whether one file has the MLPs of all experts.
+    """
 
     architecture: str
     dtype: str
     parameters: int
     active: int
+    fused: bool = False
 
 
 def card_file(
@@ -132,7 +138,7 @@ moerge made this model from dense experts, in closed form and without training. 
 | experts per token | {options.top_k} of {len(experts)} |
 | body (embedding, attention, norms) | {_body(origin)} |
 | head (last norm, language model head) | {_head(lineage, origin)} |
-| MLPs | {_mlps(experts)} |
+| MLPs | {_mlps(experts, fused=model.fused)} |
 | routers | {_routers(lineage)} |
 
 ## Use
@@ -244,12 +250,11 @@ def _engines(limits: Sequence[EngineLimit]) -> str:
     return f"## Engines\n\n{lines}\n"
 
 
-def _mlps(experts: Sequence[ExpertRecord]) -> str:
+def _mlps(experts: Sequence[ExpertRecord], *, fused: bool) -> str:
     fitted = [expert.domain for expert in experts if expert.fitted]
-    if not fitted:
-        return "the experts' own, unchanged"
     others = "; all others unchanged" if len(fitted) < len(experts) else ""
-    return f"fitted to the body: {', '.join(fitted)}{others}"
+    text = f"fitted to the body: {', '.join(fitted)}{others}" if fitted else "the experts' own, unchanged"
+    return f"{text}; in one file, which each version with other experts has anew" if fused else text
 
 
 def _digest(expert: ExpertRecord) -> str:

@@ -17,17 +17,17 @@ from moerge.errors import IncompatibleExpertError
 from moerge.models.config import published_config
 from moerge.models.dense_files import Dense, DenseFiles
 from moerge.models.expert_folder import TOKENIZER_FILES
-from moerge.models.families.family import EMBEDDING, HEAD, Constant, Family, Piece
+from moerge.models.families.family import EMBEDDING, HEAD, MATRICES, Constant, Family, Matrix, Piece
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
-from moerge.models.writer import TensorPlan, copies, write_safetensors
+from moerge.models.writer import StackedPlan, TensorPlan, copies, write_safetensors
 from moerge.trunk.heads import HeadInputs, head_plan, is_tied
 from moerge_proto.digests import canonical_json, digest_of, sha256_hex
 from moerge_proto.records import RECORD_FILE, Record
 from moerge_proto.versions import Lineage, SolveReport
 
 BODY_FILE, ADDED_FILE = "model-body.safetensors", "model-body-added.safetensors"
-HEAD_FILE = "model-head.safetensors"
+HEAD_FILE, FUSED_FILE = "model-head.safetensors", "model-experts.safetensors"
 ROUTER_FILE, INDEX_FILE = "model-router.safetensors", "model.safetensors.index.json"
 CONFIG_FILE, REPORT_FILE = "config.json", "moerge-report.json"
 _PIECE = 2**22
@@ -54,7 +54,7 @@ class FilePlan:
     parameters: int = 0
 
 
-def _weights(name: str, plans: Sequence[TensorPlan], **inputs: object) -> FilePlan:
+def _weights(name: str, plans: Sequence[TensorPlan | StackedPlan], **inputs: object) -> FilePlan:
     key = digest_of({"layout": _LAYOUT, "name": name, **inputs})  # type: ignore[dict-item]  # callers pass JSON
     sizes, parameters = {plan.name: plan.bytes for plan in plans}, sum(math.prod(plan.shape) for plan in plans)
     return FilePlan(name, key, lambda out: write_safetensors(out, plans), sizes, parameters=parameters)
@@ -98,34 +98,69 @@ def head_file(lineage: Lineage, inputs: HeadInputs, dense: Dense) -> FilePlan:
     return _weights(HEAD_FILE, _published(plans, dense), head=made, **inputs_of, tied=lineage.tied)
 
 
+def mlp_files(experts: Sequence[tuple[Checkpoint, str]], family: Family, layers: int) -> list[FilePlan]:
+    """The MLPs of a version's experts, each given with its digest: a file of each, or one of all if they are fused."""
+    if not family.host.fused:
+        return [expert_file(expert, family, layers, slot, digest) for slot, (expert, digest) in enumerate(experts)]
+    plans = [
+        StackedPlan(
+            name,
+            len(experts),
+            [
+                _matrix(expert, family, layer, slot, matrix)
+                for slot, (expert, _) in enumerate(experts)
+                for matrix in matrices
+            ],
+        )
+        for layer in range(layers)
+        for name, matrices in family.host.expert_tensors(layer).items()
+    ]
+    return [_weights(FUSED_FILE, plans, experts=[digest for _, digest in experts], **_made_for(family))]
+
+
 def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, digest: str) -> FilePlan:
     """One expert's MLPs under the names of slot `slot`; `expert` may be the file of that slot in another version."""
-    plans = []
-    for dense, published in family.mlp_blocks(layers, slot):
-        if dense not in expert.specs:
-            plans += [_copy(expert, name, name) for name in published]
-            continue
-        rows = expert.specs[dense].shape[0] // len(published)
-        plans += _in_blocks(expert, dense, [(name, rows) for name in published])
-    return _weights(expert_name(slot), plans, expert=digest, family=family.model_type, host=family.host.model_type)
+    plans = expert_matrices(expert, family, layers, slot)
+    return _weights(expert_name(slot), plans, expert=digest, **_made_for(family))
+
+
+def expert_matrices(expert: Checkpoint, family: Family, layers: int, slot: int) -> list[TensorPlan]:
+    """The matrices of an expert in slot `slot`; `expert` may be a published file that has them there."""
+    return [_matrix(expert, family, layer, slot, matrix) for layer in range(layers) for matrix in MATRICES]
 
 
 def expert_name(slot: int) -> str:
     return f"model-expert-{slot:05d}.safetensors"
 
 
-def _in_blocks(source: Checkpoint, name: str, blocks: Sequence[tuple[str, int]]) -> list[TensorPlan]:
-    spec, start, plans = source.specs[name], 0, []
-    for target, rows in blocks:
-        part = slice(start, start + rows)
-        shape = (rows, *spec.shape[1:])
-        plans.append(TensorPlan(target, spec.dtype, shape, lambda part=part: source.tensor(name)[part]))  # type: ignore[misc]
-        start += rows
-    return plans
+def _made_for(family: Family) -> dict[str, str]:
+    return {"family": family.model_type, "host": family.host.model_type}
+
+
+def _matrix(expert: Checkpoint, family: Family, layer: int, slot: int, matrix: Matrix) -> TensorPlan:
+    host, (dense, block, blocks) = family.host, family.place(matrix, layer)
+    target = host.experts[matrix].format(layer=layer, expert=slot)
+    if dense in expert.specs:
+        return _block(expert, dense, target, block, blocks)
+    held = host.expert_tensors(layer, slot)[target]
+    return _block(expert, target, target, held.index(matrix), len(held), slot if host.fused else None)
+
+
+def _block(source: Checkpoint, name: str, target: str, number: int, blocks: int, slot: int | None = None) -> TensorPlan:
+    """One of a tensor's equal blocks of rows; of a tensor of fused experts, in a slot."""
+    spec = source.specs[name]
+    whole = spec.shape if slot is None else spec.shape[1:]
+    rows = whole[0] // blocks
+
+    def compute() -> Tensor:
+        tensor = source.tensor(name)
+        return (tensor if slot is None else tensor[slot])[number * rows : (number + 1) * rows]
+
+    return TensorPlan(target, spec.dtype, (rows, *whole[1:]), compute)
 
 
 def _copy(source: Checkpoint, name: str, target: str) -> TensorPlan:
-    return _in_blocks(source, name, [(target, source.specs[name].shape[0])])[0]
+    return _block(source, name, target, 0, 1)
 
 
 def _published(plans: Sequence[TensorPlan], dense: Dense) -> list[TensorPlan]:

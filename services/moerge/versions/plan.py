@@ -21,9 +21,9 @@ from moerge.versions.file_plans import (
     FilePlan,
     body_files,
     config_files,
-    expert_file,
     head_file,
     index_file,
+    mlp_files,
     record_file,
     report_file,
     router_file,
@@ -171,8 +171,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     solved = digest_of(lineage.model_dump(mode="json", include=_OF_ROUTERS))
     method, head = lineage.head.method, head_file(lineage, inputs.head, body)
     shared = [*body_files(body, lineage.body, inputs.body_sha256), head]
-    slots = enumerate(inputs.slots)
-    mlps = [expert_file(slot.weights, family, layers, number, slot.record.digest) for number, slot in slots]
+    mlps = mlp_files([(slot.weights, slot.record.digest) for slot in inputs.slots], family, layers)
     shared += mlps
 
     @cache
@@ -184,8 +183,8 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     side_files, chat = _side_files(inputs)
     records = [slot.record for slot in inputs.slots]
     total = sum(file.parameters for file in (*shared, routers))
-    idle = (count - lineage.options.top_k) * mlps[0].parameters
-    model = Model(family.host.class_name, str(dtype).removeprefix("torch."), total, total - idle)
+    idle = (count - lineage.options.top_k) * sum(file.parameters for file in mlps) // count
+    model = Model(family.host.class_name, str(dtype).removeprefix("torch."), total, total - idle, family.host.fused)
     seed = None if inputs.seed is None else SeedRecord(inputs.seed.name, inputs.seed.license)
     origin = Origin(inputs.method, inputs.merged, seed, 0 if is_tied(method, inputs.head) else head.parameters)
     published = version_config(body, count, lineage.options.top_k, tied=lineage.tied)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from moerge.client.http import Pages
@@ -15,7 +16,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
 from moerge.progress import Progress
 from moerge.statistics.contribution import router_contribution
-from moerge.versions.file_plans import BODY_FILE, HEAD_FILE, ROUTER_FILE
+from moerge.versions.file_plans import BODY_FILE, FUSED_FILE, HEAD_FILE, ROUTER_FILE
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.bodies import Body
@@ -89,11 +90,14 @@ class Hostile(MemoryClient):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("owner"))
+
+
+def made(folder: Path, family: str = "llama") -> Path:
     """The owner's expert, another one, their body, and the version of both."""
-    folder = tmp_path_factory.mktemp("owner")
     places = {"law": folder / "expert", "art": folder / "other"}
     own = [
-        DenseExpert(name, expects_letters(expert(at, seed, apart=0.002)))
+        DenseExpert(name, expects_letters(expert(at, seed, family, apart=0.002)))
         for seed, (name, at) in enumerate(places.items(), 1)
     ]
     merged = local_body(own, folder / "body", "average")
@@ -106,6 +110,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def client(folder: Path, tmp_path: Path) -> Hostile:
+    return serving(folder, tmp_path)
+
+
+def serving(folder: Path, tmp_path: Path) -> Hostile:
+    """A coordinator that serves a copy of the version, beside the owner's texts."""
     texts(tmp_path / "texts.jsonl", 1, 60)
     served = shutil.copytree(folder / "version", tmp_path / "served")
     [weights] = (folder / "body").glob("body.safetensors")
@@ -162,6 +171,26 @@ def test_altered_version_is_not_evaluated(
     craft(client.folder)
     assert evaluated(folder, tmp_path, client) == ([], Obstacle.VERSION_ALTERED)
     assert client.came == []
+
+
+def test_altered_slot_of_fused_experts_is_not_evaluated(tmp_path: Path) -> None:
+    (tmp_path / "owner").mkdir()
+    folder = made(tmp_path / "owner", "granite")
+    client = serving(folder, tmp_path)
+    path = client.folder / FUSED_FILE
+    honest = load_file(path)
+    name = "model.layers.1.block_sparse_moe.output_linear.weight"
+    mine, short, flat = {**honest}, {**honest}, {**honest}
+    mine[name] = honest[name] * torch.tensor([1.001, 1.0])[:, None, None]
+    short[name], flat[name] = honest[name][:1].clone(), honest[name].flatten().clone()
+    turned = {item: tensor.flip(0) for item, tensor in honest.items()}
+    for crafted in (mine, short, flat, turned):
+        save_file(crafted, path, {"format": "pt"})
+        assert evaluated(folder, tmp_path, client) == ([], Obstacle.VERSION_ALTERED)
+    theirs = {**honest, name: honest[name] * torch.tensor([1.0, 0.5])[:, None, None]}
+    save_file(theirs, path, {"format": "pt"})  # another expert's can't be checked
+    [sent], obstacle = evaluated(folder, tmp_path, client)
+    assert (sent.item.kind, obstacle, len(client.came)) == ("evaluation", None, 1)
 
 
 def test_unverified_files_of_the_coordinator_have_no_effect(folder: Path, tmp_path: Path, client: Hostile) -> None:

@@ -4,19 +4,25 @@ import json
 import os
 from pathlib import Path
 
+import torch
+
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import file_sha256
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.families.family import Family
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
+from moerge.models.writer import StackedPlan, TensorPlan
 from moerge.versions.file_plans import (
+    FUSED_FILE,
     HEAD_FILE,
     ROUTER_FILE,
     FilePlan,
     body_files,
     config_files,
-    expert_file,
+    expert_matrices,
+    mlp_files,
     version_config,
 )
 from moerge_proto.versions import Version
@@ -58,28 +64,44 @@ def _require(context: Context, version: Version, body: DenseBody, folder: Path) 
     path = body.checkpoint.path
     own = _own_expert(context, lineage.experts[slot], lineage.body)
     known = body_files(body, lineage.body, file_sha256(path))
-    known.append(expert_file(own.checkpoint, family, layers, slot, lineage.experts[slot]))
+    experts = mlp_files([(own.checkpoint, lineage.experts[slot])] * count, family, layers)
+    if not family.host.fused:
+        known.append(experts[slot])
     for plan in known:
         if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != _digest(plan):
             raise AlteredVersionError(f"{plan.name} differs from the checked body or your expert")
-    names = {plan.name: set(plan.tensors) for plan in known}
+    names = {plan.name: set(plan.tensors) for plan in (*known, *experts)}
     names[HEAD_FILE] = {family.final_norm} if lineage.tied else set(family.head_names)
     names[ROUTER_FILE] = {family.host.router.format(layer=layer) for layer in range(layers)}
-    for other in set(range(count)) - {slot}:
-        blocks = family.mlp_blocks(layers, other)
-        names[f"model-expert-{other:05d}.safetensors"] = {name for _, published in blocks for name in published}
     for path in folder.iterdir():
         if path.name not in names:
             path.unlink()
     for name, tensors in names.items():
         if not (folder / name).is_file() or Checkpoint(folder / name).specs.keys() != tensors:
             raise AlteredVersionError(f"{name} is missing, or its tensors differ from a published version's")
+    if family.host.fused:
+        _require_own_slot(Checkpoint(folder / FUSED_FILE), own.checkpoint, family, layers, slot, count)
     index = {"metadata": {}, "weight_map": {tensor: name for name, tensors in names.items() for tensor in tensors}}
     (folder / INDEX).write_text(json.dumps(index))
     published = version_config(body, count, lineage.options.top_k, tied=lineage.tied)
     plan = config_files(context.expert, published)[0]
     with (folder / plan.name).open("wb") as out:
         plan.write(out)
+
+
+def _require_own_slot(fused: Checkpoint, own: Checkpoint, family: Family, layers: int, slot: int, count: int) -> None:
+    """Require the owner's MLPs, bit by bit, in a slot of fused experts."""
+    mine: dict[str, list[TensorPlan]] = {}
+    for plan in expert_matrices(own, family, layers, slot):
+        mine.setdefault(plan.name, []).append(plan)
+    for name, matrices in mine.items():
+        wanted, spec = StackedPlan(name, count, matrices * count), fused.specs[name]
+        if (spec.dtype, spec.shape) != (wanted.dtype, wanted.shape):
+            raise AlteredVersionError(f"{name} has another form than a published version's")
+        stored = fused.tensor(name)[slot].split([plan.shape[0] for plan in matrices])
+        for rows, plan in zip(stored, matrices, strict=True):
+            if not torch.equal(rows.view(torch.uint8), plan.compute().view(torch.uint8)):
+                raise AlteredVersionError(f"{name} differs from your expert in slot {slot}")
 
 
 def _own_expert(context: Context, digest: str, body: str) -> DenseExpert:

@@ -1,6 +1,6 @@
 """The facts of a dense family and of its host, the equivalent stock MoE class, with names and settings."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from re import sub
 from typing import Any, Literal, Protocol, Self
@@ -21,6 +21,21 @@ DENSE_CONTEXT = "dense_max_position_embeddings"
 
 Matrix = Literal["gate", "up", "down"]
 """A matrix of an expert."""
+MATRICES: tuple[Matrix, ...] = ("gate", "up", "down")
+"""In the order of a file."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a model computes before its first layer and after its head, dense or published; by default nothing.
+
+    Attributes:
+        factor: of the embedding's rows in a model of a dtype.
+        logits: from the head's outputs, in place where possible.
+    """
+
+    factor: Callable[[PretrainedConfig, torch.dtype], float] = lambda config, dtype: 1.0
+    logits: Callable[[Tensor, PretrainedConfig], Tensor] = lambda outputs, config: outputs
 
 
 def head_dim(config: PretrainedConfig) -> int:
@@ -81,10 +96,12 @@ class LlamaCpp:
 
 @dataclass(frozen=True)
 class Host:
-    """A stock MoE class that publishes dense families. Names are patterns over {layer} and {expert}.
+    """A stock MoE class that publishes dense families. Names are patterns over {layer}, of experts also over {expert}.
 
     Attributes:
-        experts: each matrix of an expert -> its tensor's name, [M, H] or [H, M].
+        experts: each matrix of an expert -> its tensor's name, [M, H] or [H, M]. Without {expert} in the names, the
+            experts are fused: one tensor of a layer has all, [D, 2 M, H] or [D, H, M]; matrices of one name are
+            blocks of rows.
         router: name of the router, [D, H].
         router_module: transformers' module of that router; it returns (logits, weights [n, k], experts [n, k]).
         count: the config field that counts experts.
@@ -94,6 +111,7 @@ class Host:
         title: its name in sentences.
         ignored: by vLLM's class of it.
         llama_cpp: how llama.cpp runs it. `make test-engines` measures both.
+        ends: before the first layer and after the head.
     """
 
     model_type: str
@@ -108,10 +126,22 @@ class Host:
     final_norm: str = FINAL_NORM
     ignored: tuple[Ignored, ...] = ()
     constants: tuple[Constant, ...] = ()
+    ends: Ends = Ends()
+
+    @property
+    def fused(self) -> bool:
+        return not any("{expert}" in name for name in self.experts.values())
 
     def slots(self, config: PretrainedConfig) -> int:
         """The number of experts of a published config."""
         return int(getattr(config, self.count))
+
+    def expert_tensors(self, layer: int, slot: int = 0) -> dict[str, list[Matrix]]:
+        """The tensors of an expert in a layer, or of all fused ones, each with an expert's matrices in it."""
+        tensors = dict[str, list[Matrix]]()
+        for matrix in MATRICES:
+            tensors.setdefault(self.experts[matrix].format(layer=layer, expert=slot), []).append(matrix)
+        return tensors
 
 
 class Tensors(Protocol):
@@ -219,11 +249,14 @@ class Family:
         mlp: a dense MLP tensor's name -> the matrices of which it has equal blocks of rows.
         gain: name of the weight of the norm before the MLP, [H]; None if the MLP reads the raw residual.
         added: in that case the norms whose outputs are added to the residual: after attention, after the MLP.
+        mlp_factor: of the MLPs' outputs when they are added to the residual.
+        output_norm: name of the weight of the norm of those outputs, before they are added; None without one.
         attention: the linear modules of a layer's attention.
         mixers: an entry of the config's `layer_types` -> the linear modules of layers of that type without attention.
         zero_centred: names of the weights of norms that multiply by 1 + weight.
         epsilon: the config field with the norms' epsilon.
         final_norm: as in `Host`.
+        ends: before the first layer and after the head.
         copied: config fields that are copied. All experts must agree on them.
         renamed: published config field -> the dense field with its value.
         read: further dense fields that change a logit, which `settings` reads.
@@ -246,6 +279,9 @@ class Family:
     epsilon: str = "rms_norm_eps"
     final_norm: str = FINAL_NORM
     added: tuple[str, ...] = ()
+    mlp_factor: Callable[[PretrainedConfig], float] = lambda config: 1.0
+    output_norm: str | None = None
+    ends: Ends = Ends()
     renamed: Mapping[str, str] = field(default_factory=dict)
     read: tuple[str, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
@@ -254,6 +290,11 @@ class Family:
     constants: tuple[Constant, ...] = ()
     demands: tuple[Demand, ...] = ()
     otherwise: Self | None = None
+
+    @property
+    def is_fittable(self) -> bool:
+        """Whether MLPs can be fitted to a body: their outputs are added as they are, or times `mlp_factor`."""
+        return self.output_norm is None
 
     @property
     def head_names(self) -> tuple[str, str]:
@@ -284,12 +325,10 @@ class Family:
     def dense_mlp_names(self, layers: int) -> list[str]:
         return [dense.format(layer=layer) for layer in range(layers) for dense in self.mlp]
 
-    def mlp_blocks(self, layers: int, expert: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Dense name of every MLP tensor, and the published names of its equal blocks of rows in slot `expert`."""
-        for layer in range(layers):
-            for dense, matrices in self.mlp.items():
-                names = tuple(self.host.experts[matrix].format(layer=layer, expert=expert) for matrix in matrices)
-                yield dense.format(layer=layer), names
+    def place(self, matrix: Matrix, layer: int) -> tuple[str, int, int]:
+        """Dense name of the tensor with a matrix, the matrix's number among its equal blocks of rows, and theirs."""
+        dense, blocks = next((dense, blocks) for dense, blocks in self.mlp.items() if matrix in blocks)
+        return dense.format(layer=layer), blocks.index(matrix), len(blocks)
 
     def pieces_of(self, config: PretrainedConfig) -> dict[str, tuple[Piece, ...]]:
         """Dense name of every tensor that is published in another form -> the tensors made of it."""

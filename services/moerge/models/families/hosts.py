@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from moerge.models.families.common import LAYER, PROJECTIONS
-from moerge.models.families.family import Constant, Host, Ignored, LlamaCpp, Matrix
+from moerge.models.families.family import Constant, Ends, Host, Ignored, LlamaCpp, Matrix
 
 _NAMES = {matrix: LAYER + f"mlp.experts.{{expert}}.{name}.weight" for name, matrix in PROJECTIONS.items()}
 _BLOCK = LAYER + "block_sparse_moe."
@@ -81,4 +81,20 @@ MELLUM = replace(
     title="Mellum",
     llama_cpp=LlamaCpp(refused="isn't known to run Mellum as transformers does"),
 )
-HOSTS = {host.model_type: host for host in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, FLEX_OLMO, MELLUM)}
+_GATE_UP = _BLOCK + "input_linear.weight"
+GRANITE_MOE = Host(
+    model_type="granitemoe",
+    class_name="GraniteMoeForCausalLM",
+    experts={"gate": _GATE_UP, "up": _GATE_UP, "down": _BLOCK + "output_linear.weight"},
+    router=_BLOCK + "router.layer.weight",
+    router_module=_BLOCK + "router",
+    count="num_local_experts",
+    fixed={"output_router_logits": False},
+    title="GraniteMoe",
+    llama_cpp=LlamaCpp(refused="isn't known to run GraniteMoe as transformers does"),
+    ends=Ends(
+        factor=lambda config, dtype: float(config.embedding_multiplier),
+        logits=lambda outputs, config: outputs.div_(config.logits_scaling),
+    ),
+)
+HOSTS = {host.model_type: host for host in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, FLEX_OLMO, MELLUM, GRANITE_MOE)}

@@ -5,8 +5,9 @@ from collections.abc import Collection
 from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.families.family import Family, Host
+from moerge.models.families.family import Ends, Family, Host
 from moerge.models.families.glm import GLM, HELIUM
+from moerge.models.families.granite import GRANITE
 from moerge.models.families.hosts import HOSTS
 from moerge.models.families.llama import INTERNLM3, IQUESTCODER, LLAMA, MISTRAL, PHI3
 from moerge.models.families.ministral import MINISTRAL3
@@ -16,7 +17,7 @@ from moerge.models.families.refused import REFUSED
 from moerge.models.families.smollm import CWM, SMOLLM3
 
 _LLAMAS = (LLAMA, INTERNLM3, IQUESTCODER, MISTRAL, MINISTRAL3, HELIUM, PHI3, SMOLLM3, CWM)
-_OTHERS = (QWEN2, QWEN3, SEED_OSS, GLM, OLMO2)
+_OTHERS = (QWEN2, QWEN3, SEED_OSS, GLM, OLMO2, GRANITE)
 FAMILIES = {family.model_type: family for family in (*_LLAMAS, *_OTHERS)}
 _EXPERTS = {"num_experts_per_tok", "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
 
@@ -61,3 +62,8 @@ def host_of(config: PretrainedConfig) -> Host:
         problem = f"moerge publishes no model_type {config.model_type!r}"
         raise IncompatibleExpertError(problem, where="config.json: model_type")
     return host
+
+
+def ends_of(config: PretrainedConfig) -> Ends:
+    """What a dense or published model computes before its first layer and after its head."""
+    return (HOSTS.get(config.model_type) or require_family(config.model_type)).ends

@@ -69,8 +69,9 @@ class ModuleGrams:
         result = torch.zeros(embedding.shape[1], embedding.shape[1], dtype=torch.float64)
         factors = self._factors(self._first)
         gain = None if factors is None else factors.double()
+        factor = self._dense.family.ends.factor(self._dense.config, torch.float32)
         for tokens in counts.nonzero()[:, 0].split(_ROWS):
-            rows = embedding[tokens].double()
+            rows = embedding[tokens].double() * factor
             if gain is not None:
                 rows *= torch.rsqrt(rows.square().mean(dim=1, keepdim=True) + self._epsilon) * gain
             result += (rows * counts[tokens, None]).T @ rows

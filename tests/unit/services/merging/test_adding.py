@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import work_folder
+from moerge.merging import dry_run
 from moerge.merging.arguments import Choices, Texts, sources, version
 from moerge.merging.kept import kept
 from moerge.merging.local import local_version
@@ -21,7 +23,7 @@ from moerge.merging.merge import MergeSettings, merge
 from moerge.merging.report import Report
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
-from moerge.versions.file_plans import HEAD_FILE
+from moerge.versions.file_plans import FUSED_FILE, HEAD_FILE
 from moerge.versions.plan import plan_version
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.statistics_file import TextBefore
@@ -86,6 +88,24 @@ def test_a_version_that_has_grown_twice_is_that_of_both_at_once(folder: Path, tm
     assert not (tmp_path / "four" / HEAD_FILE).samefile(folder / "merged" / HEAD_FILE)
     mine = work_folder(tmp_path / "three") / "body" / "body.safetensors"
     assert mine.samefile(work_folder(folder / "merged") / "body" / "body.safetensors")
+
+
+def test_fused_experts_are_written_anew_and_the_price_is_told(tmp_path: Path) -> None:
+    for seed, domain in enumerate(("law", "art", "code"), 1):
+        expert(tmp_path / domain, seed, "granite", **SMALL, residual_multiplier=0.5, embedding_multiplier=2.0)
+        texts(tmp_path / f"{domain}.jsonl", seed, documents=90)
+    merge([source(tmp_path, "law"), source(tmp_path, "art")], tmp_path / "merged", KEPT)
+    shutil.rmtree(tmp_path / "law")
+    old = (tmp_path / "merged" / FUSED_FILE).stat().st_size
+    costs = dry_run.merge([source(tmp_path, "code")], tmp_path / "three", KEPT, version=kept(tmp_path / "merged"))
+    assert any("each addition writes all MLPs anew" in line for line in costs.notes)
+    assert costs.disk > old + (tmp_path / "code" / "model.safetensors").stat().st_size
+    added(tmp_path, tmp_path / "three", "code", settings=SETTINGS)
+    two, three = (load_file(tmp_path / name / FUSED_FILE) for name in ("merged", "three"))
+    assert all(torch.equal(three[name][:2], tensor) and len(three[name]) == 3 for name, tensor in two.items())
+    body = "model-body.safetensors"
+    assert (tmp_path / "three" / body).samefile(tmp_path / "merged" / body)
+    assert "in one file, which each version with other experts has anew" in (tmp_path / "three/README.md").read_text()
 
 
 def test_without_links_the_bytes_are_the_same(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

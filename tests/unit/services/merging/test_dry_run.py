@@ -148,8 +148,8 @@ def test_dry_run_generates_no_texts_and_keeps_interrupted_work(folder: Path, tmp
     costs = dry_run.merge([source(folder, "law"), written], tmp_path / "out", SETTINGS)
     assert [item.estimate.tokens for item in costs.passes if item.domain == "art"] == [2_000] * 3
     assert costs.memory["writing texts of art"] > 0
-    assert any(line.startswith("Unknown: the time to write the text of art") for line in costs.unknown)
-    assert any(str(work) in line for line in costs.unknown)
+    assert any(line.startswith("Unknown: the time to write the text of art") for line in costs.notes)
+    assert any(str(work) in line for line in costs.notes)
     assert files(tmp_path) == {"out.work/generated-art.jsonl": files(work)["generated-art.jsonl"]}
     with pytest.raises(MoergeError, match="a prompt is empty"):
         dry_run.merge([source(folder, "law"), replace(written, corpus=Prompts([" "], 9))], tmp_path / "out", SETTINGS)

@@ -11,11 +11,13 @@ from safetensors.torch import load
 from torch import Tensor
 
 from moerge.models.families.registry import FAMILIES
+from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
 from moerge.routers.system import ridge_system
-from moerge.versions.file_plans import FilePlan, router_file
+from moerge.versions.file_plans import FUSED_FILE, FilePlan, mlp_files, router_file
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
+from support.models import expert
 from support.statistics import LAYERS, honest_sums, manifest_of, ridge_router, written
 
 LLAMA = FAMILIES["llama"]
@@ -54,8 +56,30 @@ def content(folder: Path, options: SolveOptions, domains: Sequence[str] = DOMAIN
     return out.getvalue()
 
 
+def written_bytes(plan: FilePlan) -> bytes:
+    out = io.BytesIO()
+    plan.write(out)
+    return out.getvalue()
+
+
 def router(data: bytes, layer: int = 0) -> Tensor:
     return load(data)[LLAMA.host.router.format(layer=layer)]
+
+
+def test_fused_experts_of_an_earlier_version_are_those_of_their_checkpoints(tmp_path: Path) -> None:
+    granite, names = FAMILIES["granite"], ("one", "two", "three")
+    experts = [(Checkpoint(expert(tmp_path / name, seed, "granite")), name) for seed, name in enumerate(names)]
+    [two], [three] = mlp_files(experts[:2], granite, 3), mlp_files(experts, granite, 3)
+    with (tmp_path / FUSED_FILE).open("wb") as out:
+        two.write(out)
+    earlier = Checkpoint(tmp_path / FUSED_FILE)
+    [grown] = mlp_files([(earlier, "one"), (earlier, "two"), experts[2]], granite, 3)
+    whole = load(written_bytes(three))
+    assert written_bytes(grown) == written_bytes(three)
+    assert (grown.key == three.key, grown.parameters) == (True, 3 * 3 * 3 * 48 * 32)
+    own, layer = experts[1][0], "model.layers.2."
+    gate, up = (own.tensor(f"{layer}mlp.{name}_proj.weight") for name in ("gate", "up"))
+    assert torch.equal(whole[f"{layer}block_sparse_moe.input_linear.weight"][1], torch.cat([gate, up]))
 
 
 def test_law_3_the_order_of_arrival_changes_no_byte(tmp_path: Path) -> None:
