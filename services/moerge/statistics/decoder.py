@@ -34,7 +34,8 @@ class LayerFiles:
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self._weights, self._dtype, self._device = weights, dtype, device
         size = max(self._size(number) for number in range(weights.config.num_hidden_layers))
-        self._memory = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
+        with torch.inference_mode(mode=False):  # another thread writes it
+            self._memory = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
         self._ahead = ThreadPoolExecutor(1)
         self._next: tuple[int, Future[dict[str, Tensor]]] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
