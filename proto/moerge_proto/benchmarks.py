@@ -1,0 +1,62 @@
+"""Benchmarks: a model's results on public tasks, and the file that has them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter
+
+from moerge_proto.digests import Digest
+from moerge_proto.messages import Message, Whole
+
+MAX_RESULTS = 1000
+"""Results of one file."""
+_MOST = 2**31 - 1
+_MOST_VALUE = 1e15
+TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]{0,99}$")]
+MetricName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+@,-]{0,99}$")]
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.:+/-]{0,99}$")]
+
+
+class BenchmarkResult(Message):
+    """A model's `value` of one `metric` on one task.
+
+    `standard_error`: of the value; None if the harness gives none. `questions`: the number that was scored.
+    `task_version`: of the task's definition; None if it has none. `limit`: the requested maximum of questions; None for
+    all. `data`: SHA-256 of the file with the questions; None if the harness read them elsewhere. `harness`: the program
+    and its version, such as "lm_eval 0.4.13".
+    """
+
+    task: TaskName
+    metric: MetricName
+    value: float = Field(ge=-_MOST_VALUE, le=_MOST_VALUE, allow_inf_nan=False)
+    higher_is_better: bool = True
+    standard_error: float | None = Field(default=None, ge=0, le=_MOST_VALUE, allow_inf_nan=False)
+    questions: Whole = Field(ge=1, le=_MOST)
+    task_version: Label | None = None
+    limit: Whole | None = Field(default=None, ge=1, le=_MOST)
+    seed: Whole = Field(ge=0, le=_MOST)
+    data: Digest | None = None
+    harness: Label
+
+
+def _each_once(results: list[BenchmarkResult]) -> list[BenchmarkResult]:
+    for (task, metric), count in Counter((result.task, result.metric) for result in results).items():
+        if count > 1:
+            raise ValueError(f"{count} results of {task}, {metric}; expected one")
+    return results
+
+
+Results = Annotated[list[BenchmarkResult], Field(min_length=1, max_length=MAX_RESULTS), AfterValidator(_each_once)]
+"""The content of a results file: of one model, with one result of each task and metric."""
+_RESULTS: TypeAdapter[list[BenchmarkResult]] = TypeAdapter(Results)
+
+
+def read_results(path: Path) -> list[BenchmarkResult]:
+    """The results of a file, a JSON list. Raises OSError, or ValidationError for other content."""
+    return _RESULTS.validate_json(path.read_bytes())
+
+
+def results_json(results: list[BenchmarkResult]) -> bytes:
+    """The content of a results file. Raises ValidationError for results that a file can't have."""
+    return _RESULTS.dump_json(_RESULTS.validate_python(results), indent=1) + b"\n"
