@@ -37,6 +37,7 @@ from moerge_coordinator.rest.routes import (
     aliases,
     anchor,
     audit,
+    benchmarks,
     bodies,
     contributions,
     demands,
@@ -196,7 +197,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
     for module in (
-        owners, tokens, uploads, experts, bodies, contributions, rounds, versions, evaluations,
+        owners, tokens, uploads, experts, bodies, contributions, rounds, versions, evaluations, benchmarks,
         aliases, workflows, progress, demands, audit, anchor,
     ):  # fmt: skip
         api.include_router(module.router)

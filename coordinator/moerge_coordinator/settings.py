@@ -123,6 +123,7 @@ class Settings(BaseModel):
     vocabulary: Vocabulary = "same"  # of experts; `pad` also accepts tokens added at the end
     expert_max_distance: float = Field(default=1.2, gt=0, allow_inf_nan=False)  # of tensors, in multiples of the norm
     promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)  # of a domain's score, in points
+    promotion_max_errors: float = Field(default=3.0, ge=0, allow_inf_nan=False)  # of a benchmark, in standard errors
     log_level: Literal["debug", "info"] = "info"  # `debug` also logs read calls
     grace_seconds: int = Field(default=20, ge=0, le=3600)  # for running calls after SIGTERM
 

@@ -1,12 +1,13 @@
-"""Benchmarks: a model's results on public tasks, and the file that has them."""
+"""Benchmarks: a model's results on public tasks, the file that has them, and reports of a version's results."""
 
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter
 
-from moerge_proto.digests import Digest
+from moerge_proto.digests import Digest, digest_of
 from moerge_proto.messages import Message, Whole
 
 MAX_RESULTS = 1000
@@ -60,3 +61,33 @@ def read_results(path: Path) -> list[BenchmarkResult]:
 def results_json(results: list[BenchmarkResult]) -> bytes:
     """The content of a results file. Raises ValidationError for results that a file can't have."""
     return _RESULTS.dump_json(_RESULTS.validate_python(results), indent=1) + b"\n"
+
+
+class NewBenchmarks(Message):
+    """A report of results of version `number`, by an operator or an owner."""
+
+    number: int = Field(ge=1, le=_MOST)
+    results: Results
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.model_dump(mode="json"))
+
+
+class Benchmark(Message):
+    """A reported result of a version. `digest`: of its report. `owner`: who reported it; None: an operator.
+
+    `active` is false after a later report of the same task and metric by the same reporter.
+    """
+
+    number: int
+    digest: Digest
+    version: int
+    owner: str | None
+    active: bool
+    created: datetime
+    result: BenchmarkResult
+
+    @property
+    def reporter(self) -> str:
+        return self.owner or "operator"

@@ -177,7 +177,8 @@ class Comparison(Message):
 class Move(Message):
     """Points an alias to `version`; `note`: the reason.
 
-    `override`: the reason to move champion even if a domain falls by more than `promotion_max_fall`.
+    `override`: the reason to move champion even if a domain falls by more than `promotion_max_fall`, or a benchmark by
+    more than `promotion_max_errors`.
     """
 
     version: Whole = Field(ge=1, lt=2**63)
@@ -207,7 +208,10 @@ class AliasMove(Message):
 
 
 class Alias(Message):
-    """A movable name. `warnings`, after a promotion: domains that are not evaluated, or that consumers lose."""
+    """A movable name.
+
+    `warnings`, after a promotion: domains that are not evaluated, benchmarks that are not compared, lost domains.
+    """
 
     number: int
     name: str

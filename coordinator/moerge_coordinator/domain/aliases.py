@@ -1,17 +1,24 @@
 """Aliases: movable names for versions, with their history."""
 
+from dataclasses import dataclass
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.versions.benchmarks import benchmark_changes, benchmark_name, figure
 from moerge.versions.compare import lost_domains
-from moerge_coordinator.domain import versions
+from moerge_coordinator.domain import benchmarks, versions
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message, version_table
 from moerge_coordinator.storage.messages import versions as version_view
 from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow, notify, now, tell
+from moerge_proto.benchmarks import Benchmark
 from moerge_proto.digests import Name
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import CHAMPION, Alias, Move, Rollback
+
+_NAMED = 5
+"""Benchmarks named in a warning."""
 
 
 def find(session: Session, name: str) -> AliasRow:
@@ -22,21 +29,29 @@ def _named(session: Session, name: str) -> AliasRow | None:
     return session.scalar(select(AliasRow).where(AliasRow.name == name))
 
 
-def promote(session: Session, name: Name, move: Move, who: str, most_fall: float) -> Alias:
+@dataclass(frozen=True)
+class Falls:
+    """The largest falls when `champion` moves: of a domain's score in points, of a benchmark in standard errors."""
+
+    points: float
+    errors: float
+
+
+def promote(session: Session, name: Name, move: Move, who: str, most: Falls) -> Alias:
     """Points an alias to a served version. Idempotent.
 
-    `champion` needs an override if an evaluated domain falls by more than `most_fall` points.
+    `champion` needs an override if an evaluated domain, or a benchmark, falls by more than `most`.
     """
     version, row = versions.find_served(session, move.version, "version"), _named(session, name)
     if row is not None and row.version == version.number:
         return message(Alias, row)
     before = None if row is None else versions.find(session, row.version)
-    falls, warnings = _compared(session, version, before, most_fall) if name == CHAMPION else ([], [])
+    falls, warnings = _compared(session, version, before, most) if name == CHAMPION else ([], [])
     view = version_view(session)
     if before is not None and (lost := lost_domains(view(before), view(version))):
         warnings.append(f"version {version.number} lacks domains of version {before.number}: {', '.join(lost)}")
     if falls and not move.override:
-        problem = f"on version {version.number} these scores fall by more than {most_fall:g} points: {', '.join(falls)}"
+        problem = f"on version {version.number} {'; '.join(falls)}"
         todo = "see moerge version table; promote another version, or give a reason (`override`)"
         raise RefusedError(ProblemType.NOT_PROMOTABLE, problem, where="override", todo=todo)
     override = move.override if falls else None
@@ -45,9 +60,18 @@ def promote(session: Session, name: Name, move: Move, who: str, most_fall: float
 
 
 def _compared(
+    session: Session, version: VersionRow, champion: VersionRow | None, most: Falls
+) -> tuple[list[str], list[str]]:
+    """What falls by more than `most` from the champion, and warnings of missing evaluations and benchmarks."""
+    found = [_scores(session, version, champion, most.points)]
+    if champion is not None:
+        found.append(_benchmarks(session, version, champion, most.errors))
+    return [fall for falls, _ in found for fall in falls], [warning for _, warnings in found for warning in warnings]
+
+
+def _scores(
     session: Session, version: VersionRow, champion: VersionRow | None, most: float
 ) -> tuple[list[str], list[str]]:
-    """Domains that fall by more than `most` points from the champion, and warnings of domains without evaluation."""
     tables = [version_table(session, item) for item in (champion, version) if item is not None]
     warnings = [
         f"version {table.version} is not evaluated on {', '.join(table.missing)}" for table in tables if table.missing
@@ -58,7 +82,32 @@ def _compared(
         for score in tables[-1].scores
         if score.domain in before and score.normalised < before[score.domain] - most
     ]
-    return falls, warnings
+    return [f"these scores fall by more than {most:g} points: {', '.join(falls)}"] if falls else [], warnings
+
+
+def _benchmarks(
+    session: Session, version: VersionRow, champion: VersionRow, most: float
+) -> tuple[list[str], list[str]]:
+    """As `_compared`, of benchmarks with standard errors that the same reporter measured alike on both versions."""
+    before, after = (benchmarks.active(session, item.number) for item in (champion, version))
+    changes = [change for change in benchmark_changes(before, after) if change.error is not None]
+    falls = [
+        f"{benchmark_name(change.after)}, reported by {change.after.reporter}, "
+        f"from {_figure(change.before)} to {_figure(change.after)}"
+        for change in changes
+        if change.falls_by_more_than(most)
+    ]
+    compared = {change.before.number for change in changes}
+    left = [benchmark_name(row) for row in before if row.number not in compared]
+    more = f" and {len(left) - _NAMED} others" if len(left) > _NAMED else ""
+    names = ", ".join(dict.fromkeys(left[:_NAMED])) + more
+    warnings = [f"version {version.number} has no result to compare with version {champion.number}'s: {names}"]
+    problem = f"these benchmarks are worse by more than {most:g} standard errors: {', '.join(falls)}"
+    return [problem] if falls else [], warnings if left else []
+
+
+def _figure(row: Benchmark) -> str:
+    return figure(row.result.value, row.result.standard_error)
 
 
 def _point(session: Session, row: AliasRow | None, name: str, version: int, **move: str | None) -> Alias:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moerge_proto.anchors import MAX_ANCHOR_BYTES, NewAnchor
+from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.contributions import NewContribution, Submission
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import NewExpert
@@ -22,6 +23,7 @@ _LARGER: dict[Any, int] = {
     NewContribution: 2**20,  # supersedes 10,000 contributions, of 67 bytes each
     Submission: 2**20,
     NewEvaluation: 2**20,  # a count of 14 bytes for each layer and expert
+    NewBenchmarks: 2**20,  # 1000 results of some 900 bytes
     NewExpert: 2**19,  # 1000 files
     NewAnchor: 2 * MAX_ANCHOR_BYTES,  # with escapes
 }

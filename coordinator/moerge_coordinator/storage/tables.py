@@ -11,6 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, obje
 from sqlalchemy.types import TypeDecorator
 
 from moerge_coordinator.settings import Event
+from moerge_proto.benchmarks import BenchmarkResult
 from moerge_proto.bodies import BodyOptions
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import ExpertState, NewAdapter, Parts
@@ -76,6 +77,7 @@ class _Word(TypeDecorator[W], Generic[W]):
 
 
 _KINDS: tuple[Any, ...] = (
+    BenchmarkResult,
     NewAdapter,
     dict[str, str],
     dict[str, JsonValue],
@@ -344,6 +346,21 @@ class EvaluationRow(_Numbered):
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
     active: Mapped[bool]
     sums: Mapped[NewEvaluation]
+    created: Mapped[datetime]
+
+
+class BenchmarkRow(_Numbered):
+    """A reported benchmark's result; `owner`: None if an operator reported it. `digest`: of the whole report.
+
+    Each version, reporter, task and metric has at most one active row.
+    """
+
+    __tablename__ = "benchmarks"
+    version: Mapped[int] = mapped_column(ForeignKey("versions.number"), index=True)
+    owner: Mapped[str | None] = mapped_column(ForeignKey("owners.name"))
+    digest: Mapped[str] = mapped_column(String(64))
+    active: Mapped[bool]
+    result: Mapped[BenchmarkResult]
     created: Mapped[datetime]
 
 

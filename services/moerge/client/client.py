@@ -19,6 +19,7 @@ from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
 from moerge_proto.anchors import NewAnchor
 from moerge_proto.audit import AuditEntry
+from moerge_proto.benchmarks import Benchmark, NewBenchmarks
 from moerge_proto.bodies import Body, Contributors, NewBody
 from moerge_proto.contributions import Contribution, ContributionSignature, NewContribution, Submission
 from moerge_proto.demands import LONGEST_WAIT, Demands
@@ -271,6 +272,13 @@ class Client(Http):
 
     def evaluations(self, number: int) -> Pages[Evaluation]:
         return Pages(self, Evaluation, f"/v1/versions/{number}/evaluations")
+
+    def report_benchmarks(self, report: NewBenchmarks) -> list[Benchmark]:
+        return self.post(list[Benchmark], f"/v1/versions/{report.number}/benchmarks", report)
+
+    def benchmarks(self, number: int, *, replaced: bool = False) -> Pages[Benchmark]:
+        """The reported results of a version, with `replaced` ones too."""
+        return Pages(self, Benchmark, f"/v1/versions/{number}/benchmarks", replaced=replaced)
 
     def version_card(self, number: int) -> str:
         return self.send("GET", f"/v1/versions/{number}/card").text

@@ -5,7 +5,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from moerge.versions.benchmarks import figure
+from moerge_proto.benchmarks import Benchmark
+
 CARD_FILE = "README.md"
+_MOST_BENCHMARKS = 100
 
 
 class ScoreRow(NamedTuple):
@@ -42,6 +46,32 @@ def scores_text(text: str, rows: Sequence[ScoreRow], average: float | None, miss
     table = f"| domain | tokens | expert | this model | normalised |\n|---|---|---|---|---|\n{markdown_rows(cells)}\n"
     absent = f"\nNo scores of: {', '.join(missing)}.\n" if missing else ""
     return f"Perplexities {text}. Normalised: 100 x the expert's / this model's.\n\n{table}{absent}"
+
+
+def benchmarks_text(rows: Sequence[Benchmark]) -> str:
+    """A card's reported benchmarks: a table with reporters; empty without a row."""
+    if not rows:
+        return ""
+    cells = [
+        (
+            row.result.task,
+            row.result.metric,
+            figure(row.result.value, row.result.standard_error),
+            f"{row.result.questions:,}",
+            row.result.task_version or "",
+            row.result.harness,
+            row.reporter,
+        )
+        for row in rows[:_MOST_BENCHMARKS]
+    ]
+    left = len(rows) - len(cells)
+    more = f"\n{left:,} more are in `moerge version table`.\n" if left else ""
+    head = (
+        "| task | metric | result | questions | task's version | harness | reported by |\n|---|---|---|---|---|---|---|"
+    )
+    return (
+        f"Benchmarks, with standard errors, as their reporters measured them:\n\n{head}\n{markdown_rows(cells)}\n{more}"
+    )
 
 
 def markdown_rows(rows: Iterable[tuple[str, ...]]) -> str:

@@ -24,10 +24,12 @@ def promote(request: Request, state: Coordinator, caller: Operator, name: AliasN
     """Points an alias to a version. Idempotent. The answer's `warnings` name domains lost or without an evaluation.
 
     For `champion`, refused if the score of a domain, evaluated on both versions, falls by more points than the setting
-    `promotion_max_fall`. `override` promotes nevertheless; the history stores the reason.
+    `promotion_max_fall`, or a benchmark, measured alike on both, is worse by more than `promotion_max_errors` standard
+    errors of the difference. `override` promotes nevertheless; the history stores the reason.
     """
+    most = aliases.Falls(state.settings.promotion_max_fall, state.settings.promotion_max_errors)
     with state.database.transaction("promote version") as session:
-        return aliases.promote(session, name, move, who(request, caller), state.settings.promotion_max_fall)
+        return aliases.promote(session, name, move, who(request, caller), most)
 
 
 @router.post("/{name}/rollback")

@@ -4,13 +4,16 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge_coordinator.domain import aliases, evaluations
+from moerge_coordinator.domain import aliases, benchmarks, evaluations
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import AliasMoveRow, ExpertRow, VersionRow, now
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.versions import CHAMPION, Move, Rollback
+from support.benchmarks import result, results_of
 from support.rows import add_body, add_contribution, add_expert, add_version
+
+MOST = aliases.Falls(points=2.0, errors=3.0)
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def versions(session: Session) -> list[VersionRow]:
 
 def promote(session: Session, version: int, most_fall: float = 2.0, name: str = CHAMPION, **how: str) -> int:
     move = Move.model_validate({"version": version, **how})
-    return aliases.promote(session, name, move, "operator, token 1", most_fall).version
+    return aliases.promote(session, name, move, "operator, token 1", aliases.Falls(most_fall, 3.0)).version
 
 
 def back(session: Session, version: int) -> int:
@@ -113,7 +116,7 @@ def test_override_reason_of_a_refused_promotion_is_recorded(session: Session, ve
 def test_domains_without_both_evaluations_only_cause_warnings(session: Session, versions: list[VersionRow]) -> None:
     evaluate(session, versions[0], "law", 99.0)
     evaluate(session, versions[1], "art", 10.0)
-    moved = [aliases.promote(session, CHAMPION, Move(version=number), "operator", 2.0) for number in (1, 2)]
+    moved = [aliases.promote(session, CHAMPION, Move(version=number), "operator", MOST) for number in (1, 2)]
     first, second = ("version 1 is not evaluated on art", "version 2 is not evaluated on law")
     assert [item.warnings for item in moved] == [[first], [first, second]]
 
@@ -123,10 +126,40 @@ def test_lost_domains_cause_a_warning_unless_withdrawn(session: Session, version
     number = add_version(session, experts=[art.digest]).number
 
     def warned() -> list[str]:
-        return aliases.promote(session, "candidate", Move(version=number), "operator", 2.0).warnings
+        return aliases.promote(session, "candidate", Move(version=number), "operator", MOST).warnings
 
     promote(session, 1, name="candidate")
     assert warned() == [f"version {number} lacks domains of version 1: law"]
     withdraw_expert(session, law, serve=True)
     promote(session, 1, name="candidate")
     assert warned() == []
+
+
+def test_champion_promotion_is_refused_if_a_benchmark_is_worse_beyond_its_errors(
+    session: Session, versions: list[VersionRow]
+) -> None:
+    """The standard error of each difference is 5, so a fall by 15 is allowed."""
+    for number, error, accuracy, loss in ((1, 3.0, 60.0, 20.0), (2, 4.0, 45.0, 35.0), (3, 4.0, 44.9, 10.0)):
+        benchmarks.report(session, None, number, results_of(number, result(value=accuracy, error=error)))
+        lower = result("lambada", loss, error, metric="perplexity", higher_is_better=False)
+        benchmarks.report(session, "law-owner", number, results_of(number, lower))
+    promote(session, 1)
+    assert promote(session, 2) == 2
+    promote(session, 1)
+    with pytest.raises(RefusedError, match="worse by more than 3 standard errors") as caught:
+        promote(session, 3)
+    assert caught.value.what.endswith(": arc_easy (acc), reported by operator, from 60 ± 3 to 44.9 ± 4")
+    assert promote(session, 3, name="candidate") == 3, "the bound is champion's"
+    assert promote(session, 3, override="another prompt") == 3
+
+
+def test_benchmarks_under_other_conditions_only_cause_warnings(session: Session, versions: list[VersionRow]) -> None:
+    benchmarks.report(session, None, 1, results_of(1, result("a", 0.9), result("b", 0.9), result("c", 0.9, None)))
+    benchmarks.report(session, "law-owner", 1, results_of(1, result("d", 0.9)))
+    benchmarks.report(session, None, 2, results_of(2, result("a", 0.1, seed=1), result("c", 0.1, None)))
+    benchmarks.report(session, "art-owner", 2, results_of(2, result("d", 0.1)))
+    moved = [aliases.promote(session, CHAMPION, Move(version=number), "operator", MOST) for number in (1, 2)]
+    assert (
+        moved[1].warnings[-1]
+        == "version 2 has no result to compare with version 1's: a (acc), b (acc), c (acc), d (acc)"
+    )

@@ -159,6 +159,16 @@ def upgrade() -> None:
         sa.UniqueConstraint("version", "digest"),
     )
     op.create_table(
+        "benchmarks",
+        _key(),
+        _reference("version", "versions.number", index=True),
+        _reference("owner", "owners.name", nullable=True),
+        *_columns(DIGEST, "digest"),
+        *_columns(sa.Boolean, "active"),
+        *_columns(sa.JSON, "result"),
+        *_columns(TIME, "created"),
+    )
+    op.create_table(
         "experts",
         _key(),
         *_columns(DIGEST, "digest", unique=True),

@@ -1,0 +1,75 @@
+"""Two versions' benchmarks, compared where they were measured alike; the hub's form of them."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import EvalResultEntry, parse_eval_result_entries
+
+from moerge.versions.benchmarks import benchmark_changes
+from moerge.versions.card_scores import benchmarks_text
+from moerge.versions.hub_results import write_hub_results
+from moerge_proto.benchmarks import Benchmark
+from support.benchmarks import result
+
+
+def reported(
+    task: str = "arc_easy", value: float = 0.5, owner: str | None = None, *, active: bool = True, **change: Any
+) -> Benchmark:
+    return Benchmark(
+        number=1, digest="0" * 64, version=1, owner=owner, active=active, created=datetime(2026, 11, 25, tzinfo=UTC),
+        result=result(task, value, **change),
+    )  # fmt: skip
+
+
+def test_the_difference_has_the_error_of_independent_samples() -> None:
+    [change] = benchmark_changes([reported(value=0.6, error=0.03)], [reported(value=0.5, error=0.04)])
+    assert [change.gain, change.error] == pytest.approx([-0.1, 0.05])
+    assert change.falls_by_more_than(1.9)
+    assert not change.falls_by_more_than(2.1)
+    lower: dict[str, Any] = {"higher_is_better": False, "error": 0.0}
+    [better] = benchmark_changes([reported(value=9.0, **lower)], [reported(value=8.0, **lower)])
+    assert (better.gain, better.rises_by_more_than(3), better.falls_by_more_than(0)) == (1.0, True, False)
+    [unknown] = benchmark_changes([reported(value=0.6)], [reported(value=0.1, error=None)])
+    assert (unknown.error, unknown.falls_by_more_than(0)) == (None, False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metric": "acc_norm"}, {"seed": 1}, {"limit": None}, {"questions": 399}, {"task_version": "2.0"},
+        {"data": None}, {"harness": "lm_eval 0.5.0"}, {"owner": "law-owner"}, {"task": "arc_challenge"},
+        {"active": False},
+    ],
+)  # fmt: skip
+def test_results_under_other_conditions_are_not_compared(change: dict[str, Any]) -> None:
+    assert len(benchmark_changes([reported()], [reported(value=0.1)])) == 1
+    assert benchmark_changes([reported()], [reported(**change)]) == []
+
+
+def test_a_card_names_tasks_results_and_reporters() -> None:
+    text = benchmarks_text([reported(), reported("gsm8k", 0.123456, "law-owner", error=None, task_version=None)])
+    assert "| arc_easy | acc | 0.5 ± 0.02 | 400 | 1.0 | lm_eval 0.4.13 | operator |\n" in text
+    assert "| gsm8k | acc | 0.1235 | 400 |  | lm_eval 0.4.13 | law-owner |\n" in text
+    assert benchmarks_text([]) == ""
+    many = benchmarks_text([reported(f"task{number}") for number in range(103)])
+    assert many.endswith("|\n\n3 more are in `moerge version table`.\n")
+
+
+def test_the_hub_s_library_reads_the_files_of_its_benchmarks(tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"metric": "exact_match,strict-match", "limit": None, "questions": 1319}
+    rows = [
+        reported(),
+        reported("gsm8k", 0.9, "law-owner", **whole),
+        reported("gsm8k", 0.27672, **whole),
+        reported("gsm8k", 0.3, **whole | {"metric": "exact_match,flexible-extract"}),
+        reported("mmlu_pro", 0.4, metric="exact_match,custom-extract"),
+    ]
+    assert write_hub_results(rows, tmp_path) == ["gsm8k"]
+    [path] = (tmp_path / ".eval_results").iterdir()
+    assert path.name == "gsm8k.yaml"
+    [entry] = parse_eval_result_entries(yaml.safe_load(path.read_text()))
+    notes = "lm_eval 0.4.13, task version 1.0"
+    assert entry == EvalResultEntry(dataset_id="openai/gsm8k", task_id="gsm8k", value=27.67, notes=notes)
