@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from moerge_proto.benchmarks import results_json
 from moerge_proto.progress import Obstacle
+from support.benchmarks import result
 from support.federation import Federation, eventually, federation_of
 from support.models import expert, seed_model, texts
 from support.processes import ended, start_worker
@@ -68,7 +70,7 @@ def asked(said: str) -> str:
 
 def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
     settings = sample()
-    auto = settings.replace('mode = "ask"', "bodies_per_month = 1\nevaluation_sums = true")
+    auto = settings.replace('mode = "ask"', "bodies_per_month = 1\nevaluation_sums = true\nbenchmark_results = true")
     with federation_of(tmp_path) as made, Shell(tmp_path / "law") as law, Shell(tmp_path / "art") as art:
         owner = Machine(made, "law", 1, f"held_out_share = 0.2\n{auto}")
         with owner.works(), Part("docs/worker.md", "The budget") as part:
@@ -113,6 +115,10 @@ def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
         with Part("docs/worker.md", "Evaluation") as part:
             law.types(f"export MOERGE_COORDINATOR={made.server.url} MOERGE_TOKEN={owner.member.token}")
             assert "law-owner" in law.types(part.next("moerge version table", {"3": str(version)}))
+
+        with Part("docs/worker.md", "Benchmarks") as part:
+            (owner.folder / "results.json").write_bytes(results_json([result()]))
+            assert "not reported" in law.types(part.next("moerge worker benchmark", {"3": str(version)}))
         text = json.loads((owner.text / "a.jsonl").read_text().splitlines()[0])["text"]
         held = [path for path in (made.server.home / "blobs").rglob("*") if path.is_file()]
         assert held

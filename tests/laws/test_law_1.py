@@ -16,6 +16,7 @@ from moerge.experts.parts import write_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.tokens import Tokens, all_counted
+from moerge_proto.benchmarks import BenchmarkResult, NewBenchmarks
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.experts import Parts
 from moerge_proto.progress import Obstacle, Progress
@@ -32,6 +33,7 @@ SWITCHES: dict[Kind, str] = {
     "head": "head_contributions",
     "router": "router_contributions",
     "evaluation": "evaluation_sums",
+    "benchmark": "benchmark_results",
 }
 
 
@@ -50,6 +52,11 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
         "software",
     }  # fmt: skip
     assert set(Scored.model_fields) == {"nll", "tokens"}
+    assert set(NewBenchmarks.model_fields) == {"number", "results"}
+    assert set(BenchmarkResult.model_fields) == {
+        "task", "metric", "value", "higher_is_better", "standard_error", "questions", "task_version", "limit", "seed",
+        "data", "harness",
+    }  # fmt: skip
     assert set(Progress.model_fields) == {
         "domain", "stage", "shards_done", "shards_total", "tokens_per_second", "seconds_left", "obstacle",
     }  # fmt: skip

@@ -13,9 +13,13 @@ import typer
 from rich.filesize import decimal
 
 from moerge.cli.common import Coordinator, Secret
+from moerge.cli.versions import Which as Version
+from moerge.cli.versions import resolve
 from moerge.client.client import Client
 from moerge.errors import MoergeError, TerminatedError
 from moerge.terminal import AsJson, echo, show_json
+from moerge.versions.benchmarks import results_in
+from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.options import RARE_BELOW
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_workers.leaving import budget, owner_key
@@ -307,6 +311,41 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
             require_unchanged(item)
         history.note(item, decision)
     echo(f"{decision}: {item.about}, {decimal(item.bytes)}, {item.digest}")
+
+
+@app.command()
+def benchmark(
+    version: Version,
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="A file of results, a JSON list.")],
+    config: Annotated[Path | None, typer.Option(help="Settings file; default worker.toml in the home.")] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; prefer the environment or a file.")
+    ] = None,
+    domain: Domain = None,
+    home: Home = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the outgoing data, send nothing.")] = False,
+) -> None:
+    """Report benchmark results of a version, if your policy has benchmark_results = true.
+
+    Uses the worker's settings, and its home for the copy and the history. Results replace your earlier ones of the same
+    task and metric. Operators and readers see them.
+
+    Example: moerge worker benchmark champion results.json --domain law
+    """
+    from moerge_workers.leaving.benchmarks import report_benchmarks
+
+    sent = results_in(results)
+    folder = None if config is not None and home is None and domain is None else _home(home, domain)
+    given = {"coordinator": coordinator, "token": token, "domain": domain, "home": folder}
+    settings = read_settings({name: value for name, value in given.items() if value is not None}, config)
+    settings = settings.model_copy(update={"once": True, "dry_run": dry_run})
+    with Client(settings.coordinator, settings.token) as client:
+        new = NewBenchmarks(number=resolve(client, version), results=sent)
+        done = report_benchmarks(settings, client, new)
+    echo(f"version {new.number}: {len(sent)} benchmark result{'s' * (len(sent) > 1)} {'' if done else 'not '}reported")
 
 
 @app.command("history")

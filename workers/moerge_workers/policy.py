@@ -7,8 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from moerge.statistics.membership import FEW_DOCUMENTS
 from moerge_proto.digests import Name
 
-Kind = Literal["expert", "body", "head", "router", "evaluation"]
-"""Kinds of outgoing data: weights of an expert or its parts, contributions of each kind, evaluation sums."""
+Kind = Literal["expert", "body", "head", "router", "evaluation", "benchmark"]
+"""Kinds of outgoing data: weights of an expert or its parts, contributions of each kind, evaluation sums, results of
+benchmarks."""
 BodyKind = Literal["seed", "merged"]
 """Kinds of bodies: a seed's own, compared with the owner's copy; or merged from experts, and checked by bounds."""
 
@@ -36,6 +37,7 @@ class Policy(BaseModel):
         expert_weights: may leave: the whole expert, or under a seed's body only its parts.
         head_contributions: the gram of the head's input is computed and may leave.
         evaluation_sums: are computed and may leave.
+        benchmark_results: may leave, by `moerge worker benchmark`.
         redistribute: owners of a version's other experts may have the expert's MLPs, to evaluate the version.
         progress: reports to the coordinator, in mode `ask` too. `obstacles`: the reason for sending nothing, as one
             word of a fixed list; True: also the progress; False: none.
@@ -59,6 +61,7 @@ class Policy(BaseModel):
     head_contributions: bool = True
     router_contributions: bool = True
     evaluation_sums: bool = False
+    benchmark_results: bool = False
     redistribute: bool = False
     progress: bool | Literal["obstacles"] = "obstacles"
 
@@ -70,6 +73,7 @@ class Policy(BaseModel):
             "head": self.head_contributions,
             "router": self.router_contributions,
             "evaluation": self.evaluation_sums,
+            "benchmark": self.benchmark_results,
         }
         return switches.get(kind, False)
 

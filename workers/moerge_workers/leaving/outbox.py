@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.statistics.describe import summary
+from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.contributions import Contribution
 from moerge_proto.evaluations import Evaluation, NewEvaluation
 from moerge_proto.experts import Expert
@@ -207,6 +208,12 @@ class Outbox:
             f"{sums.documents:,} documents"
         )
         return Item(sums.digest, self.settings.coordinator, "evaluation", about, path.stat().st_size, body, str(path))
+
+    def benchmarks(self, path: Path) -> Item:
+        sent = NewBenchmarks.model_validate_json(path.read_bytes())
+        tasks = len({result.task for result in sent.results})
+        about = f"{self.settings.domain}: benchmark results of version {sent.number} on {tasks} task{'s' * (tasks > 1)}"
+        return Item(sent.digest, self.settings.coordinator, "benchmark", about, path.stat().st_size, "", str(path))
 
 
 def require_unchanged(item: Item) -> None:

@@ -9,6 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from moerge.statistics.describe import describe
+from moerge.versions.benchmarks import figure
+from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.evaluations import NewEvaluation, Scored
 
 EXPERT_REVEALS = (
@@ -32,6 +34,14 @@ EVALUATION_REVEALS = (
     "  - anyone who has the expert and guesses all held-out documents can check the guess\n"
     "  - together with an evaluation of nearly the same documents: how well the differing ones are predicted\n"
     "  - not: the text, its tokens, the prediction of a single token"
+)
+
+BENCHMARKS_REVEAL = (
+    "What this reveals:\n"
+    "  - the version's results on these tasks, and their names; on a task of your own text, how well it answers that\n"
+    "  - the digest of a file of questions: someone who has the file, or guesses it, can recognise it\n"
+    "  - to operators, readers and whoever gets the model card from them; not to other owners\n"
+    "  - not: the questions, the answers"
 )
 
 
@@ -59,11 +69,25 @@ def _evaluation(path: Path) -> Iterator[RenderableType]:
     yield EVALUATION_REVEALS
 
 
+def _benchmarks(path: Path) -> Iterator[RenderableType]:
+    sent = NewBenchmarks.model_validate_json(path.read_bytes())
+    names = ["task", "metric", "result", "questions", "seed", "harness", "file of questions"]
+    table = Table(*names, title=f"Benchmark results of version {sent.number}")
+    for row in sent.results:
+        measured = figure(row.value, row.standard_error)
+        table.add_row(
+            row.task, row.metric, measured, str(row.questions), str(row.seed), row.harness, row.data or "not named"
+        )
+    yield table
+    yield BENCHMARKS_REVEAL
+
+
 OUTGOING: Mapping[str, Callable[[Path], Iterator[RenderableType]]] = {
     "expert": _expert,
     "body": describe,
     "head": describe,
     "router": describe,
     "evaluation": _evaluation,
+    "benchmark": _benchmarks,
 }
 """Kind -> description of its file, or of an expert's folder. `Policy.allows` has the owner's switch for each."""

@@ -86,10 +86,10 @@ class State(BaseModel):
 
 
 class Status:
-    """A home's state, for any thread."""
+    """A home's state, for any thread; without a home it has no file."""
 
-    def __init__(self, home: Path, domain: str, coordinator: str) -> None:
-        self._path = home / FILE
+    def __init__(self, home: Path | None, domain: str, coordinator: str) -> None:
+        self._path = home and home / FILE
         self.state = State(at=datetime.now(UTC), domain=domain, coordinator=coordinator)
         self._written = 0.0
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class Status:
         """Change the state; write the file at most once in so many seconds."""
         with self._lock:
             self.state = self.state.model_copy(update={**fields, "at": datetime.now(UTC)})
-            if time.monotonic() - self._written >= seconds:
+            if self._path is not None and time.monotonic() - self._written >= seconds:
                 with atomic_file(self._path) as out:
                     out.write(self.state.model_dump_json(indent=1).encode())
                 self._written = time.monotonic()
