@@ -24,6 +24,7 @@ from moerge_proto.options import RECOMMENDED
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
 from moerge_proto.versions import VersionChange
+from support.benchmarks import result, results_of
 from support.dashboard import act, guard, signed_in, visitor
 from support.federation import Federation, eventually, federation_of
 from support.processes import Coordinator
@@ -187,6 +188,26 @@ def test_promotions_and_rollbacks_are_the_user_s_calls(visited: Visited) -> None
         assert operator.alias("champion").version == 1
         assert act(browser, "/versions/2/promote", alias="No Name").status_code == 422
         assert act(browser, "/versions/1/retire").status_code == 409, "it is the champion"
+
+
+def test_benchmarks_are_shown_beside_the_champion_s(visited: Visited) -> None:
+    for number, value in ((1, 0.5), (2, 0.4)):
+        visited.operator.report_benchmarks(
+            results_of(number, result(value=value), result("gsm8k", 0.1 * number, seed=number))
+        )
+        visited.federation.members["law"].client.report_benchmarks(results_of(number, result("lambada", 0.3)))
+    with visited.visit() as browser:
+        page = words(browser.get("/versions/2"))
+        assert "arc_easy acc 0.4 ± 0.02 0.5 ± 0.02 -0.1 ± 0.028 400 lm_eval 0.4.13 just now by operator" in page
+        assert "gsm8k acc 0.2 ± 0.02 - - 400" in page, "measured with another seed"
+        assert "lambada acc 0.3 ± 0.02 0.3 ± 0.02 0 ± 0.028 400 lm_eval 0.4.13 just now by law-owner" in page
+        assert 'class="num down">-0.1 ± 0.028' in browser.get("/versions/2").text
+        assert "arc_easy acc 0.5 ± 0.02 400 lm_eval" in words(browser.get("/versions/1")), "it is the champion"
+        compared = words(browser.get("/compare?before=1&version=2"))
+        assert "arc_easy acc 0.5 ± 0.02 0.4 ± 0.02 -0.1 ± 0.028 operator" in compared
+    with visited.visit(token=visited.federation.members["art"].token) as browser:
+        assert "arc_easy" in browser.get("/versions/2").text
+        assert "lambada" not in browser.get("/versions/2").text
 
 
 def test_a_form_without_the_session_s_guard_does_nothing(visited: Visited) -> None:

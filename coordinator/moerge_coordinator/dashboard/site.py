@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError
+from moerge.versions.benchmarks import figure
 from moerge_coordinator.dashboard import formatting
 from moerge_coordinator.dashboard.attention import is_refusal
 from moerge_coordinator.dashboard.rest import client_of
@@ -207,5 +208,5 @@ def _templates() -> Environment:
     templates.filters |= formatting.FILTERS
     static = b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file())
     stamp = sha256(static).hexdigest()[:12]  # in the addresses of static files, so that browsers can cache them
-    templates.globals |= {"step": formatting.step, "stamp": stamp, "is_refusal": is_refusal}
+    templates.globals |= {"step": formatting.step, "stamp": stamp, "is_refusal": is_refusal, "figure": figure}
     return templates

@@ -12,6 +12,7 @@ from moerge.client.client import Client
 from moerge.client.pull import pull as pull_version
 from moerge.progress import progress
 from moerge.terminal import echo
+from moerge.versions.hub_results import REGISTERED, write_hub_results
 
 
 def pull(
@@ -19,15 +20,23 @@ def pull(
     folder: Annotated[Path, typer.Argument(help="A new folder, or the folder of an earlier pull.")],
     coordinator: Coordinator,
     secret: Secret,
+    hub_results: Annotated[
+        bool, typer.Option("--hub-results", help="Also write reported benchmarks for the hub, .eval_results/*.yaml.")
+    ] = False,
 ) -> None:
     """Download a version into FOLDER, in the format of transformers. Existing files are reused.
 
     Checks every file against its digest, except the model card, README.md, which includes the newest scores. An
-    interrupted pull leaves FOLDER unchanged; the next one resumes.
+    interrupted pull leaves FOLDER unchanged; the next one resumes. --hub-results writes the operators' results of
+    the hub's benchmarks, over all questions; a later pull without it removes them.
 
     Example: moerge pull champion my-model
     """
     with Client(coordinator, secret) as client:
         number = resolve(client, version)
         fetched = pull_version(client, client.version(number), folder, progress())
+        tasks = write_hub_results(list(client.benchmarks(number)), folder) if hub_results else []
     echo(f"{folder}: version {number}, {decimal(fetched)} fetched")
+    if hub_results:
+        none = f"none; the hub's benchmarks are {', '.join(REGISTERED)}"
+        echo(f"results for the hub: {', '.join(tasks) or none}")

@@ -1,6 +1,7 @@
 """`moerge version …`"""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -8,6 +9,7 @@ from rich.filesize import decimal
 
 from moerge.cli.common import Coordinator, Secret, Yes, confirm, points, show, show_list, wait
 from moerge.cli.rounds import wait_for_contributions
+from moerge.cli.version_benchmarks import show_benchmark_changes, show_benchmarks
 from moerge.cli.version_page import (
     show_comparison,
     show_engines,
@@ -24,11 +26,13 @@ from moerge.routers.registry import ROUTERS
 from moerge.settings import named_numbers, valid
 from moerge.terminal import AsJson, echo, show_json
 from moerge.trunk.head_kinds import HEADS
+from moerge.versions.benchmarks import benchmark_changes, results_in
 from moerge.versions.compare import average_name, lost_domains, score_changes
+from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
-from moerge_proto.versions import AliasMove, Lineage, NewVersion, Version, VersionChange
+from moerge_proto.versions import CHAMPION, AliasMove, Lineage, NewVersion, Version, VersionChange
 
 _ROUTERS = "; ".join(f"{kind.name}: {kind.about}" for kind in ROUTERS.values())
 _HEADS = f"Last norm and language model head: {'; '.join(f'{kind.name}, {kind.about}' for kind in HEADS.values())}."
@@ -200,7 +204,7 @@ def promote(
     alias: AliasName = "champion",
     note: Note = "",
     override: Annotated[
-        str, typer.Option(help="The reason for a promotion despite a score's fall beyond promotion_max_fall.")
+        str, typer.Option(help="The reason for a promotion despite a fall of a score or benchmark.")
     ] = "",
     yes: Yes = False,
 ) -> None:
@@ -279,7 +283,7 @@ def compare(
 ) -> None:
     """Show two versions' differences, their scores, and the download from one to the other.
 
-    Averages over different domains are not compared.
+    Averages over different domains are not compared, nor benchmarks under different conditions.
 
     Example: moerge version compare champion candidate
     """
@@ -293,22 +297,28 @@ def compare(
             lineage = client.version(number).lineage
             domains |= dict(zip(lineage.experts, lineage.domains, strict=True))
         scores = score_changes(client.version_table(result.before), client.version_table(result.after))
+        benchmarks = benchmark_changes(*(client.benchmarks(number) for number in (result.before, result.after)))
     show_comparison(result, domains, scores)
+    show_benchmark_changes(result.before, result.after, benchmarks)
 
 
 @app.command()
 def table(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Show a version's scores on every domain, reported by owners from their held-out documents.
+    """Show a version's scores on every domain, reported by owners from their held-out documents, and its benchmarks.
 
     Normalised: 100 x the dense expert's perplexity / the version's. The oracle is the normalised score with all tokens
-    routed to their domain's own expert. The average is over all domains.
+    routed to their domain's own expert. The average is over all domains. Benchmarks are compared with the champion's
+    of the same reporter, if they were measured alike.
 
     Example: moerge version table champion
     """
     with Client(coordinator, secret) as client:
         result = client.version_table(resolve(client, version))
+        benchmarks, champion = list(client.benchmarks(result.version)), optional(client.alias, CHAMPION)
+        other = None if champion is None or champion.version == result.version else champion.version
+        champions = list(client.benchmarks(other)) if other is not None and benchmarks else []
     if as_json:
-        show_json(result)
+        show_json({**result.model_dump(mode="json"), "benchmarks": benchmarks})
         return
     rows = []
     for score in result.scores:
@@ -323,10 +333,34 @@ def table(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJ
         shares = [[score.domain, *map(_percent, zip(*score.shares, strict=True))] for score in result.scores]
         names = ["text of", *(f"{domain} expert" for domain in result.domains)]
         show("Share of tokens per expert, over all layers", names, shares)
+    show_benchmarks(benchmarks, other, champions)
 
 
 def _percent(layers: tuple[float, ...]) -> str:
     return f"{100 * sum(layers) / len(layers):.0f} %"
+
+
+@app.command()
+def benchmark(
+    version: Which,
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="A file of results, a JSON list.")],
+    coordinator: Coordinator,
+    secret: Secret,
+) -> None:
+    """Report benchmark results of a version. They replace the operators' earlier ones of the same task and metric.
+
+    Owners report theirs with moerge worker benchmark, which applies their policy.
+
+    Example: moerge version benchmark champion results.json
+    """
+    sent = results_in(results)
+    with Client(coordinator, secret) as client:
+        if client.identity().role is Role.OWNER:
+            problem, todo = "it is an owner's, whose policy must allow this", "use: moerge worker benchmark"
+            raise MoergeError(problem, where="--token", todo=todo)
+        number = resolve(client, version)
+        client.report_benchmarks(NewBenchmarks(number=number, results=sent))
+    echo(f"version {number}: {len(sent)} benchmark result{'s' if len(sent) > 1 else ''} reported")
 
 
 @app.command()
