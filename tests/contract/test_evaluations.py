@@ -151,14 +151,14 @@ def test_the_command_line_reports_and_shows_benchmarks(federation: Federation, t
         assert "2 benchmark results reported" in federation.moerge("version", "benchmark", version, path)
     shown = federation.moerge("version", "table", number)
     lines = [line for line in shown.splitlines() if "operator" in line]
-    assert re.split(r"\s*│\s*", lines[0])[3:7] == ["0.55 ± 0.02", "0.52 ± 0.02", "0.03 ± 0.028", "400"]
+    assert re.split(r"\s*│\s*", lines[0])[3:7] == ["0.550 ± 0.020", "0.520 ± 0.020", "0.030 ± 0.028", "400"]
     assert re.split(r"\s*│\s*", lines[1])[3:6] == ["31.5", "31.5", "0"]
     compared = federation.moerge("version", "compare", champion, number)
     assert "arc_easy (acc)" in compared
-    assert "0.03 ± 0.028" in compared
+    assert "0.030 ± 0.028" in compared
     table = json.loads(federation.moerge("version", "table", number, "--json"))
     assert [row["result"]["value"] for row in table["benchmarks"]] == [0.55, 31.5]
-    assert "| arc_easy | acc | 0.55 ± 0.02 |" in federation.operator.version_card(number)
+    assert "| arc_easy | acc | 0.550 ± 0.020 |" in federation.operator.version_card(number)
 
 
 def test_a_pull_writes_the_hub_s_results_if_asked(federation: Federation, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from moerge.errors import MoergeError
 from moerge_proto.benchmarks import Benchmark, BenchmarkResult, read_results
 from moerge_proto.messages import plainly
 
+_MOST_DIGITS = 6
 _Conditions = tuple[object, ...]
 
 
@@ -71,8 +72,11 @@ def benchmark_name(row: Benchmark) -> str:
 
 
 def figure(value: float, error: float | None) -> str:
-    """A value with its standard error, in the metric's unit."""
-    return f"{value:.4g}" if error is None else f"{value:.4g} ± {error:.2g}"
+    """A value with its standard error, in the metric's unit, both to the error's second digit."""
+    if not error:
+        return f"{value:.4g}" + ("" if error is None else " ± 0")
+    digits = min(max(1 - math.floor(math.log10(error)), 0), _MOST_DIGITS)
+    return f"{round(value, digits) + 0.0:.{digits}f} ± {error:.{digits}f}"
 
 
 def _conditions(row: Benchmark) -> _Conditions:

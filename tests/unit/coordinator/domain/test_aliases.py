@@ -148,7 +148,7 @@ def test_champion_promotion_is_refused_if_a_benchmark_is_worse_beyond_its_errors
     promote(session, 1)
     with pytest.raises(RefusedError, match="worse by more than 3 standard errors") as caught:
         promote(session, 3)
-    assert caught.value.what.endswith(": arc_easy (acc), reported by operator, from 60 ± 3 to 44.9 ± 4")
+    assert caught.value.what.endswith(": arc_easy (acc), reported by operator, from 60.0 ± 3.0 to 44.9 ± 4.0")
     assert promote(session, 3, name="candidate") == 3, "the bound is champion's"
     assert promote(session, 3, override="another prompt") == 3
 

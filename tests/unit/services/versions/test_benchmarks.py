@@ -8,7 +8,7 @@ import pytest
 import yaml
 from huggingface_hub import EvalResultEntry, parse_eval_result_entries
 
-from moerge.versions.benchmarks import benchmark_changes
+from moerge.versions.benchmarks import benchmark_changes, figure
 from moerge.versions.card_scores import benchmarks_text
 from moerge.versions.hub_results import write_hub_results
 from moerge_proto.benchmarks import Benchmark
@@ -49,9 +49,21 @@ def test_results_under_other_conditions_are_not_compared(change: dict[str, Any])
     assert benchmark_changes([reported()], [reported(**change)]) == []
 
 
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (0.54321, 0.0249, "0.543 ± 0.025"), (0.5, None, "0.5"), (1.0, 0.0, "1 ± 0"), (-0.00001, 0.03, "0.000 ± 0.030"),
+        (31.5, 0.9, "31.50 ± 0.90"), (1e15, 1e12, "1000000000000000 ± 1000000000000"),
+        (0.1, 1e-300, "0.100000 ± 0.000000"),
+    ],
+)  # fmt: skip
+def test_a_figure_has_the_digits_of_its_error(value: float, error: float | None, shown: str) -> None:
+    assert figure(value, error) == shown
+
+
 def test_a_card_names_tasks_results_and_reporters() -> None:
     text = benchmarks_text([reported(), reported("gsm8k", 0.123456, "law-owner", error=None, task_version=None)])
-    assert "| arc_easy | acc | 0.5 ± 0.02 | 400 | 1.0 | lm_eval 0.4.13 | operator |\n" in text
+    assert "| arc_easy | acc | 0.500 ± 0.020 | 400 | 1.0 | lm_eval 0.4.13 | operator |\n" in text
     assert "| gsm8k | acc | 0.1235 | 400 |  | lm_eval 0.4.13 | law-owner |\n" in text
     assert benchmarks_text([]) == ""
     many = benchmarks_text([reported(f"task{number}") for number in range(103)])
