@@ -33,6 +33,7 @@ NOT_TYPED = {
     "moerge demo *": "tests/e2e/test_demo.py runs it",
     "moerge table *--preset *": "trains experts, for minutes to hours; docs/quality.md has the figures",
     "vllm serve *": "`make test-engines` runs it, where vLLM is installed",
+    "lm_eval --model vllm *": "needs vLLM and a GPU; the same with `--model hf` is typed",
     "curl --fail --silent http://127.0.0.1:8000/*": "asks that server",
     "python -m moerge_lab.trials *": "trains and measures for minutes to an hour, likewise",
     "PYTHONPATH=tests python -m bench.sizes *": "needs a GPU; tests/bench runs it on a tiny shape",

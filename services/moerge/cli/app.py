@@ -72,6 +72,9 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
     },
     "One machine": {
         "merge": Component("moerge.merging.commands", "Merge experts on this machine into one MoE model.", "merge"),
+        "benchmark": Component(
+            "moerge.benchmarks.commands", "Compare versions with their seed and experts on public tasks.", "eval"
+        ),
         "tune": Component("moerge_lab.tuning.commands", "Train a version, or a mixture, on pooled text.", "lab"),
         "soup": Component(
             "moerge_lab.soups.commands", "Train a bank of parameters that gives dense specialists.", "lab"

@@ -131,6 +131,9 @@ def card_file(
 moerge made this model from dense experts, in closed form and without training. The method extends DUME
 ([arXiv 2603.29765](https://arxiv.org/abs/2603.29765)).
 
+Safety is not inherited: this model may answer harmful requests that one of its experts was trained to refuse
+([arXiv 2406.14563](https://arxiv.org/abs/2406.14563)).
+
 | property | value |
 |---|---|
 | architecture | `{model.architecture}`, {model.dtype} |

@@ -93,6 +93,7 @@ def test_a_licence_that_the_hub_does_not_know_is_other(
 
 
 def test_the_routers_and_mlps_are_told_as_they_are() -> None:
+    assert "Safety is not inherited" in card()
     assert "linear discriminants, lambda = 0.001 x mean diagonal, domains balanced; `ridge-3`" in card()
     assert "ridge regression, lambda = 0.01, domains weighted by their tokens; `ridge-3`" in card(options=PAPER.solve)
     warm = SolveOptions(top_k=2, temperature=0.5, domain_weights={"law": 2.0}, lambda_scale="auto")

@@ -1,0 +1,86 @@
+"""Parsed options of `moerge benchmark`."""
+
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from moerge.benchmarks.models import SEED, Model, Role, model
+from moerge.benchmarks.run import Settings
+from moerge.benchmarks.tasks import PAPER, TASKS, is_of_harness
+from moerge.errors import MoergeError
+from moerge.settings import single_values
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+PAPER_TASKS = "paper"
+
+
+def tasks(text: str, experts: Sequence[str]) -> dict[str, str | None]:
+    """Task -> its own expert, from TASK or TASK=EXPERT with commas between them; None: not given.
+
+    Raises:
+        MoergeError: an unknown task or expert.
+    """
+    result: dict[str, str | None] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, own = item.partition("=")
+        if equals and own not in experts:
+            todo = f"use one of: {', '.join(experts)}"
+            raise MoergeError(f"{name} has the unknown expert {own!r}", where="`tasks`", todo=todo)
+        for each in PAPER if name == PAPER_TASKS else (name,):
+            _require_task(each)
+            result[each] = own or result.get(each)
+    if not result:
+        raise MoergeError("no task is named", where="`tasks`", todo=f"name some of: {', '.join(TASKS)}")
+    return result
+
+
+def _require_task(name: str) -> None:
+    if name in TASKS:
+        return
+    if is_of_harness(name):
+        what = f"{name} is a task of lm_eval that reads its questions from the hub"
+        todo = f"run it without moerge: lm_eval --tasks {name}; those that read local files are: {', '.join(TASKS)}"
+        raise MoergeError(what, where="`tasks`", todo=todo)
+    raise MoergeError(f"unknown task {name!r}", where="`tasks`", todo=f"use some of: {', '.join(TASKS)}, {PAPER_TASKS}")
+
+
+def require_harness(names: Sequence[str], settings: Settings) -> None:
+    """Requires installed packages, and consent to the execution of code."""
+    code = [name for name in names if TASKS[name].runs_code]
+    if code and not settings.confirm_unsafe_code:
+        what = f"{code[0]} executes programs that the models write"
+        raise MoergeError(what, where="`tasks`", todo="allow it with `confirm_unsafe_code`, or leave the task out")
+    packages = {"lm_eval": "moerge[eval]", **({"vllm": "vllm"} if settings.backend == "vllm" else {})}
+    for package, wanted in packages.items():
+        if find_spec(package) is None:
+            raise MoergeError(f"needs {package}", where="moerge benchmark", todo=f"pip install '{wanted}'")
+
+
+def models(versions: Sequence[str], experts: Sequence[str], base: str | None, out: Path) -> list[Model]:
+    """The seed, the experts and the versions, in this order.
+
+    Raises:
+        MoergeError: a name is invalid or given twice, there is no expert, or a model is missing.
+    """
+    named = single_values("expert", experts)
+    if not named:
+        raise MoergeError("no expert to compare with", where="`expert`", todo="give each with `expert` NAME=DIR")
+    places: list[tuple[str, Role, str]] = [] if base is None else [(SEED, "seed", base)]
+    places += [(name, "expert", place) for name, place in named.items()]
+    places += [_version(text, alone=len(versions) == 1) for text in versions]
+    result: list[Model] = []
+    for name, role, place in places:
+        if not _NAME.fullmatch(name) or name in {item.name for item in result}:
+            todo = "give each model its own name, of letters, digits, - _ and ."
+            raise MoergeError(f"the name {name!r} is invalid or given twice", where="moerge benchmark", todo=todo)
+        result.append(model(name, role, place, out / "adapters"))
+    return result
+
+
+def _version(text: str, *, alone: bool) -> tuple[str, Role, str]:
+    """Name and place of DIR or NAME=DIR."""
+    name, equals, place = text.partition("=")
+    if equals and not Path(text).is_dir():
+        return name, "version", place
+    return "version" if alone else Path(text).resolve().name, "version", text
