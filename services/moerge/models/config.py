@@ -1,7 +1,6 @@
 """Configs: reading, equality of experts, the body's config and the published MoE's."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -120,15 +119,12 @@ def require_plain_config(path: Path) -> None:
     if not isinstance(content, Mapping):
         raise CheckpointError("can't be read as a model config: not a JSON object", where=str(path))
     require_family(_model_type(content), text_fields(content) if is_wrapper(content) else content)
-    _require_counts(content, "config.json: ")
-
-
-def _require_counts(content: Mapping[str, Any], where: str) -> None:
-    for field, value in content.items():
-        if isinstance(value, Mapping):
-            _require_counts(value, f"{where}{field}.")
-        elif isinstance(value, int | float) and abs(value) > _MOST.get(field, math.inf):
-            raise CheckpointError(f"expected at most {_MOST[field]}, found {value}", where=f"{where}{field}")
+    parts = {f"{name}.": value for name, value in content.items() if isinstance(value, Mapping)}  # of a wrapper
+    for start, fields in {"": content, **parts}.items():
+        for field, most in _MOST.items():
+            value = fields.get(field)
+            if isinstance(value, int | float) and abs(value) > most:
+                raise CheckpointError(f"expected at most {most}, found {value}", where=f"config.json: {start}{field}")
 
 
 def _no_number(text: str) -> float:

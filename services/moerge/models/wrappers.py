@@ -19,8 +19,7 @@ _SHARED = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype
 """Settings whose default is the wrapper's."""
 _TIED = "tie_word_embeddings"  # the wrapper's, which ties the text model's head
 
-_PREFIX = re.compile(r"(model\.language_model\.|language_model\.model\.)(?=.)")
-_HEAD_PREFIX = re.compile(r"language_model\.(?=lm_head\.)")
+_PREFIX = re.compile(r"model\.language_model\.|language_model\.model\.")
 _PARTS = {
     kind: re.compile(rf"(model\.)?({names})\.")
     for kind, names in {
@@ -52,7 +51,9 @@ def part_of(name: str) -> str | None:
 
 def text_name(name: str) -> str:
     """The name of a text model's tensor or module without the wrapper's prefix."""
-    return _HEAD_PREFIX.sub("", _PREFIX.sub("model.", name, count=1), count=1) if name[:1] in "lm" else name
+    if (match := _PREFIX.match(name)) is not None:
+        return f"model.{name[match.end() :]}"
+    return name.removeprefix("language_model.") if name.startswith("language_model.lm_head.") else name
 
 
 def described(parts: Mapping[str, Part]) -> str:

@@ -23,7 +23,7 @@ from moerge.models.reader import Checkpoint, require_tensors
 from moerge.progress import NoProgress
 from moerge.scoring.perplexity import load
 from moerge.trunk.merge import FolderFiles, seed_body
-from support.models import adapter, tokenizer
+from support.models import adapter, expert, tokenizer
 from support.wrappers import WRAPPERS, wrapper
 
 FAMILIES = {"mistral3": "mistral", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
@@ -90,21 +90,21 @@ def test_an_expert_in_a_wrapper_gives_the_bytes_of_its_flat_text_model(
     folders: Path, tmp_path: Path, kind: str
 ) -> None:
     said = list[str]()
-    expert = DenseFiles(folders / kind)
-    check_expert(expert, None, "the expert", say=said.append)
+    own = DenseFiles(folders / kind)
+    check_expert(own, None, "the expert", say=said.append)
     (sentence,) = said
     assert sentence.startswith(f"the expert: only its text model is read, {FAMILIES[kind]}; left out: ")
     assert "vision tower (" in sentence
-    torch.testing.assert_close(logits_of(load(expert.folder)), expected(folders, kind), atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits_of(load(own.folder)), expected(folders, kind), atol=1e-5, rtol=0)
 
-    model_of(expert.folder).save_pretrained(tmp_path / "flat")
+    model_of(own.folder).save_pretrained(tmp_path / "flat")
     tokenizer().save_pretrained(tmp_path / "flat")
     flat = DenseFiles(tmp_path / "flat")
-    check_expert(flat, expert, "the flat folder", say=said.append)
+    check_expert(flat, own, "the flat folder", say=said.append)
     assert len(said) == 1
-    bodies = [seed_body(files, FolderFiles(tmp_path / f"{n}"), NoProgress()) for n, files in enumerate((expert, flat))]
+    bodies = [seed_body(files, FolderFiles(tmp_path / f"{n}"), NoProgress()) for n, files in enumerate((own, flat))]
     assert bodies[0].digest == bodies[1].digest
-    parts = [write_parts(files, tmp_path / f"parts-{n}") for n, files in enumerate((expert, flat))]
+    parts = [write_parts(files, tmp_path / f"parts-{n}") for n, files in enumerate((own, flat))]
     assert file_sha256(parts[0] / WEIGHTS) == file_sha256(parts[1] / WEIGHTS)
     for folder in (tmp_path / "0", parts[0]):
         content = json.loads((folder / "config.json").read_text())
@@ -143,6 +143,14 @@ def test_what_is_left_out_is_named_with_its_size(folders: Path, tmp_path: Path) 
     assert "multi-token prediction (2 tensors, 16 parameters), projector (1 tensors, 8 parameters)" in left
 
 
+def test_a_flat_folder_may_have_parts_beside_its_text_model(tmp_path: Path) -> None:
+    folder = copied(expert(tmp_path / "plain", seed=1), tmp_path / "more", more=("mtp.fc.weight",))
+    check_expert(DenseFiles(folder), DenseFiles(tmp_path / "plain"), "the expert")
+    assert DenseFiles(folder).left_out == (
+        "only its text model is read, llama; left out: multi-token prediction (1 tensors, 8 parameters)"
+    )
+
+
 def test_an_unknown_tensor_is_refused(folders: Path, tmp_path: Path) -> None:
     folder = copied(folders / "qwen3_vl", tmp_path / "more", more=("model.language_model.adapters.0.weight",))
     with pytest.raises(CheckpointError, match="has no such tensor") as caught:
@@ -163,6 +171,8 @@ def test_a_tensor_in_both_layouts_is_refused(folders: Path, tmp_path: Path) -> N
         ("mistral3", {"quantization_config": {"quant_method": "fp8"}}, "quantised by fp8"),
         ("mistral3", {"text_config": {"hidden_size": 32}}, "model_type 'None' has no stock MoE class"),
         ("mistral3", {"text_config": {"model_type": "mistral", "num_hidden_layers": 1e12}}, "found 1000000000000.0"),
+        ("mistral3", {"text_config": {"model_type": ["mistral"]}}, "has no stock MoE class"),
+        ("mistral3", {"text_config": {"model_type": "mistral", "hidden_size": {}}}, "can't be read as a model config"),
         ("mistral3", {"vision_config": {"depth": 10**12}}, "found 1000000000000"),
         ("qwen3_vl", {"text_config": {"model_type": "qwen3_vl_moe_text"}}, "is a mixture of experts"),
     ],
