@@ -32,6 +32,8 @@ MEMBERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 PROMPTS = [ROWS[0][:20], ROWS[1][:13]]
 NEW, PAD, TOP_K = 6, 258, 2
+RANGE = 0.1
+"""Of weights, so that logits depend on the scores of attention."""
 
 
 class Mixture(nn.Module):
@@ -59,7 +61,7 @@ class Member:
 def member(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Member:
     family, settings = MEMBERS[request.param]
     home = tmp_path_factory.mktemp(family)
-    experts = [expert(home / str(seed), seed, family, **settings) for seed in (1, 2, 3)]
+    experts = [expert(home / str(seed), seed, family, initializer_range=RANGE, **settings) for seed in (1, 2, 3)]
     folder = published(experts, home, TOP_K)
     body = home / "body" / "body.safetensors"
     mixture, *models = (behind(own, body, folder) for own in (experts[0], *experts))
