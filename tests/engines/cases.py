@@ -16,6 +16,7 @@ _LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1 + i / 8 for i in range(16)],
     "long_factor": [2 + i / 4 for i in range(16)], "original_max_position_embeddings": 64,
 }  # fmt: skip
+_PARTIAL = {**_LONGROPE, "short_factor": [1 + i / 4 for i in range(8)], "long_factor": [2 + i / 2 for i in range(8)]}
 WINDOW = 12
 """Shorter than the texts, so that an engine without windows answers differently."""
 SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -26,6 +27,7 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "linear rope": {"rope_parameters": _LINEAR},
         "yarn rope": {"rope_parameters": _YARN},
         "dynamic rope": {"rope_parameters": _DYNAMIC, "max_position_embeddings": 32},
+        "biases": {"attention_bias": True},
     },
     "internlm3": {"plain": {"head_dim": 32}},
     "iquestcoder": {"plain": {"head_dim": 32}},
@@ -34,6 +36,12 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "plain": {},
         "window": {"sliding_window": WINDOW},
         "long rope": {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64},
+        "partial rotation": {"partial_rotary_factor": 0.5},
+        "partial rotation, long rope": {
+            "partial_rotary_factor": 0.5,
+            "rope_parameters": _PARTIAL,
+            "original_max_position_embeddings": 64,
+        },
     },
     "qwen2": {
         "plain": {},
@@ -42,17 +50,38 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "windows in some layers": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
         "wide heads": {"head_dim": 64},
     },
-    "qwen3": {"plain": {"head_dim": 64}, "biases": {"head_dim": 64, "attention_bias": True}},
+    "qwen3": {
+        "plain": {"head_dim": 64},
+        "biases": {"head_dim": 64, "attention_bias": True},
+        "windows in some layers": {
+            "head_dim": 64,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+        },
+    },
     "seed_oss": {
         "plain": {"head_dim": 32},
         "wide heads": {"head_dim": 64},
         "no biases": {"head_dim": 32, "attention_bias": False},
     },
     "olmo2": {"plain": {}, "biases": {"attention_bias": True}},
+    "glm": {"plain": {"head_dim": 32}},
+    "helium": {"plain": {"head_dim": 32}},
+    "smollm3": {"plain": {"no_rope_layer_interval": 2}},
+    "cwm": {
+        "plain": {
+            "head_dim": 32,
+            "sliding_window": WINDOW,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": _LLAMA3,
+        }
+    },
+    "ministral3": {"plain": {"head_dim": 32}},
 }
 """Family -> name -> settings of its dense config."""
 _FACTORS: Mapping[str, Sequence[Any]] = {
-    "family": tuple(SETTINGS),
+    "family": ("llama", "mistral", "phi3", "qwen2", "qwen3", "olmo2"),
     "body": ("seed", "average", "regmean"),
     "experts": (2, 3, 5, 8),
     "top_k": (1, 2),
@@ -108,7 +137,8 @@ def cases() -> list[Case]:
         number[row["family"]] += 1
     for family, settings in SETTINGS.items():  # what a family has beyond its rows
         for setting in tuple(settings)[number[family] :]:
-            result.append(Case(family, setting, "regmean", 3, 1 + len(result) % 2, "own", "float32"))
+            dtype = "float32" if number[family] else "bfloat16"
+            result.append(Case(family, setting, "regmean", 3, 1 + len(result) % 2, "own", dtype))
     order = [(family, setting) for family, settings in SETTINGS.items() for setting in settings]
     return sorted(result, key=lambda case: order.index((case.family, case.setting)))
 

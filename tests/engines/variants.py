@@ -73,8 +73,8 @@ def _generated(folder: Path, batches: Any) -> Answers:
 
 
 def _adapted(folder: Path, *, merged: bool, seed: int | None = None) -> Answers:
-    """With a LoRA adapter on the attention: a new one, which is zero, or one with random weights."""
-    model = get_peft_model(load(folder), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    """With a LoRA adapter on values and outputs: a new one, which is zero, or one with random weights."""
+    model = get_peft_model(load(folder), LoraConfig(r=4, target_modules=["v_proj", "o_proj"], task_type="CAUSAL_LM"))
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():

@@ -8,6 +8,7 @@ _NO_MLP = "it has no MLPs"
 _MIXTURE = "it is a mixture of moerge tune, and a version must load with stock transformers (law 6)"
 REFUSED = {
     "apertus": f"{_NO_GATE}, and another activation (xIELU)",
+    "arcee": _NO_GATE,
     "bitnet": "norms inside attention and MLP",
     "cohere": "norms of queries and keys in some models, which Cohere2-MoE lacks",
     "diffllama": "its attention is a difference of two",

@@ -37,6 +37,7 @@ def published(family: str, **settings: Any) -> dict[str, Any]:
         ("mistral", {"sliding_window": None}),
         ("phi3", {}),
         ("qwen3", {"head_dim": 16}),
+        ("helium", {"head_dim": 8}),
     ],
 )
 def test_versions_that_llama_cpp_reads_right_keep_their_form(family: str, settings: dict[str, Any]) -> None:
@@ -50,6 +51,7 @@ def test_versions_that_llama_cpp_reads_right_keep_their_form(family: str, settin
     [
         ("olmo2", {}, "no FlexOlmo"),
         ("llama", {"hidden_act": "gelu"}, "silu"),
+        ("llama", {"attention_bias": True}, "Mellum"),
         ("qwen3", {"attention_bias": True}, "bias"),
         ("qwen3", {"rope_parameters": LLAMA3}, "llama3"),
         ("mistral", {"sliding_window": 8, "head_dim": 16}, "window"),
@@ -110,3 +112,12 @@ def test_a_dynamic_rope_is_exact_up_to_the_context() -> None:
     config = published("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
     assert converter_form(config) == Form({**config, "sliding_window": None})
     assert longest_text(config) == 256
+
+
+@pytest.mark.parametrize(("family", "renamed"), [("phi3", None), ("glm", (QWEN2_MOE, MIXTRAL))])
+def test_a_partial_rope_becomes_divisors_without_a_limit(family: str, renamed: object) -> None:
+    config = published(family, partial_rotary_factor=0.5, head_dim=8)
+    form = converter_form(config)
+    assert form.frequencies == pytest.approx((1.0, 10.0, 1e30, 1e30))
+    assert (form.config["attention_multiplier"], form.renamed) == (pytest.approx(8**-0.5), renamed)
+    assert (form.config["max_position_embeddings"], longest_text(config)) == (256, None)

@@ -1,5 +1,6 @@
 """The limits of engines follow from config.json; `make test-engines` measures them."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from moerge.versions.engines import engine_limits
 from support.models import SMALL
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+MINISTRAL = {**YARN, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 
 
 def limits(family: str, **settings: Any) -> list[tuple[str, str]]:
     """Engine and fault of each limit of a version of such experts."""
-    config = AutoConfig.for_model(family, **{**SMALL, **settings})
+    config = AutoConfig.for_model(family, **deepcopy({**SMALL, **settings}))
     published = published_config(family_of(config), config, 3, 1, "float32", config.vocab_size, tied=False)
     return [(limit.engine, limit.happens) for limit in engine_limits(published)]
 
@@ -33,6 +36,10 @@ def limits(family: str, **settings: Any) -> list[tuple[str, str]]:
         ("qwen2", {**WINDOWS, "max_window_layers": 3}),
         ("qwen3", {"head_dim": 16}),
         ("olmo2", {"attention_bias": True}),
+        ("glm", {"head_dim": 8}),
+        ("phi3", {"partial_rotary_factor": 0.5}),
+        ("llama", {"attention_bias": True}),
+        ("smollm3", {}),
     ],
 )
 def test_versions_that_vllm_runs_have_no_limits_there(family: str, settings: dict[str, Any]) -> None:
@@ -41,7 +48,7 @@ def test_versions_that_vllm_runs_have_no_limits_there(family: str, settings: dic
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("llama", {}), ("mistral", {"sliding_window": None}), ("phi3", {}), ("qwen3", {"head_dim": 16})],
+    [("llama", {}), ("mistral", {"sliding_window": None}), ("phi3", {}), ("qwen3", {"head_dim": 16}), ("helium", {})],
 )
 def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[str, Any]) -> None:
     assert limits(family, **settings) == []
@@ -57,6 +64,12 @@ def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[st
         ("qwen2", {}, "llama.cpp", "converter alone"),
         ("mistral", {"sliding_window": 8}, "llama.cpp", "converter alone"),
         ("olmo2", {}, "llama.cpp", "FlexOlmo"),
+        ("glm", {"head_dim": 8}, "llama.cpp", "converter alone"),
+        ("glm", {"head_dim": 8, "rope_parameters": YARN}, "vLLM", "attention_factor"),
+        ("smollm3", {}, "llama.cpp", "Mellum"),
+        ("smollm3", {}, "every engine", "float16"),
+        ("llama", {"attention_bias": True}, "every engine", "float16"),
+        ("ministral3", {"rope_parameters": MINISTRAL, "head_dim": 8}, "every engine", "longer than 64 tokens"),
         ("llama", {"rope_parameters": DYNAMIC}, "vLLM", "longer than 256 tokens"),
         ("llama", {"rope_parameters": DYNAMIC}, "llama.cpp", "longer than 256 tokens"),
     ],
@@ -65,3 +78,11 @@ def test_a_setting_that_an_engine_ignores_is_a_limit(
     family: str, settings: dict[str, Any], engine: str, fault: str
 ) -> None:
     assert [fault in happens for name, happens in limits(family, **settings) if name == engine] == [True]
+
+
+def test_windows_of_qwen3_are_mellum_s_and_its_norms_are_its_own() -> None:
+    assert [name for name, _ in limits("qwen3", **WINDOWS, max_window_layers=1)] == ["llama.cpp"]
+
+
+def test_a_context_that_is_not_cut_has_no_limit() -> None:
+    assert "every engine" not in dict(limits("ministral3", head_dim=8))
