@@ -50,8 +50,14 @@ LLAMA = replace(
     demands=(Demand("mlp_bias", (False,), NO_BIAS), Demand("attention_bias", (False,), NO_BIAS)),
     otherwise=BIASED_LLAMA,
 )
-INTERNLM3 = replace(LLAMA, model_type="internlm3")  # transformers reads both as Llama
-IQUESTCODER = replace(LLAMA, model_type="iquestcoder")
+
+
+def _llama(model_type: str) -> Family:
+    """A model_type that transformers reads as Llama."""
+    return replace(LLAMA, model_type=model_type, otherwise=replace(BIASED_LLAMA, model_type=model_type))
+
+
+INTERNLM3, IQUESTCODER = _llama("internlm3"), _llama("iquestcoder")
 
 
 def _query(qkv: Tensor, config: PretrainedConfig) -> Tensor:

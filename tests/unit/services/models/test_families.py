@@ -10,6 +10,7 @@ from moerge.errors import IncompatibleExpertError
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_small_files
+from moerge.models.families.family import Family
 from moerge.models.families.refused import REFUSED
 from moerge.models.families.registry import FAMILIES, family_of
 from moerge.models.reader import Checkpoint
@@ -65,6 +66,14 @@ def test_a_mixture_is_refused_with_the_law_s_reason(tmp_path: Path) -> None:
 
 def test_no_family_is_both_known_and_refused() -> None:
     assert not FAMILIES.keys() & REFUSED.keys()
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_every_form_of_a_family_has_its_model_type(name: str) -> None:
+    form: Family | None = FAMILIES[name]
+    while form is not None:
+        assert form.model_type == name
+        form = form.otherwise
 
 
 def test_every_refused_family_is_one_of_transformers() -> None:
