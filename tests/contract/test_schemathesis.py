@@ -20,6 +20,7 @@ from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import Role
 from moerge_proto.rounds import NewRound
+from support.benchmarks import results_of
 from support.federation import Federation, federation_of, honest_body, parted, send
 from support.processes import Coordinator
 from support.statistics import written
@@ -61,6 +62,7 @@ def furnish(federation: Federation) -> None:
     parted(federation.server, law, body).register()
     federation.operator.promote("champion", federation.solve().number)
     deadline = datetime.now(UTC) + timedelta(days=1)
+    federation.operator.report_benchmarks(results_of(1))
     federation.operator.open_round(NewRound(name="spring", domains=["law"], minimum=1, deadline=deadline))
 
 
