@@ -97,3 +97,13 @@ def test_a_version_of_equal_experts_scores_as_the_dense_model(tmp_path: Path) ->
 def test_answers_are_judged_offline() -> None:
     done = run_command(script=HOOKS)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_failure_of_lm_eval_shows_its_last_lines(tmp_path: Path) -> None:
+    dense = expert(tmp_path / "dense", 1)
+    (dense / "tokenizer.json").write_text("{}")
+    options = ["benchmark", dense, "--expert", f"law={dense}", "--tasks", "refusals", "--out", tmp_path / "out"]
+    done = run_command(*options)
+    assert done.returncode == 1
+    assert "lm_eval failed at refusals of law" in done.stderr
+    assert str(tmp_path / "out" / "raw" / "law" / "log") in done.stderr

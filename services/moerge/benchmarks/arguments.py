@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from moerge.benchmarks.models import SEED, Model, Role, model
-from moerge.benchmarks.run import Settings
+from moerge.benchmarks.settings import Settings
 from moerge.benchmarks.tasks import PAPER, TASKS, is_of_harness
 from moerge.errors import MoergeError
 from moerge.settings import single_values

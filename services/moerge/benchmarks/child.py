@@ -90,13 +90,16 @@ def _write(path: Path, name: str, results: Any) -> None:
     from lm_eval.utils import handle_non_serializable  # type: ignore[import-untyped]
 
     metric = TASKS[name].metric
+    printed = next(key for key in results["results"][name] if key.startswith(f"{metric},"))
     values = tuple(
         float(sample[metric]) for sample in sorted(results["samples"][name], key=lambda item: item["doc_id"])
     )
     with atomic_file(path.with_suffix(".lm_eval.json")) as out:
         out.write(json.dumps(results, default=handle_non_serializable, ensure_ascii=False, indent=1).encode())
     with atomic_file(path) as out:
-        out.write(Answered(version=str(results["versions"][name]), values=values).model_dump_json().encode())
+        out.write(
+            Answered(version=str(results["versions"][name]), metric=printed, values=values).model_dump_json().encode()
+        )
 
 
 if __name__ == "__main__":

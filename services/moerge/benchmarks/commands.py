@@ -82,8 +82,8 @@ def run(
     """
     from moerge.benchmarks import arguments, confined
     from moerge.benchmarks.models import require_models
-    from moerge.benchmarks.run import Settings, asked
     from moerge.benchmarks.run import run as run_tasks
+    from moerge.benchmarks.settings import Settings, asked
     from moerge.benchmarks.tasks import TASKS
     from moerge.progress import progress
     from moerge.settings import single_values

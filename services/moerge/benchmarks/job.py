@@ -41,7 +41,14 @@ class Said(Message):
 
 
 class Answered(Message):
-    """A task's result: its metric for each question, in order; `version`: of the task's definition."""
+    """A task's result.
+
+    Attributes:
+        version: of the task's definition.
+        metric: with lm_eval's filter, as it prints them.
+        values: the metric for each question, in order.
+    """
 
     version: str
+    metric: str
     values: tuple[float, ...] = Field(min_length=1)

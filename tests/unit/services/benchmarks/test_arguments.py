@@ -6,7 +6,7 @@ import pytest
 
 from moerge.benchmarks import arguments
 from moerge.benchmarks.models import Model, require_models
-from moerge.benchmarks.run import Settings
+from moerge.benchmarks.settings import Settings
 from moerge.benchmarks.tasks import PAPER
 from moerge.errors import MoergeError
 from support.models import adapter, expert

@@ -1,0 +1,48 @@
+"""Settings of a run, and what it asks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from moerge.benchmarks.models import Model, Precision
+from moerge.benchmarks.questions import chance, data_digest, data_files, questions
+from moerge.benchmarks.tasks import TASKS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run. `limit`: questions of each task; None: all."""
+
+    data: Path | None
+    limit: int | None = None
+    seed: int = 0
+    chat: bool = False
+    backend: Literal["hf", "vllm"] = "hf"
+    precision: Precision | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    batch_size: int | Literal["auto"] = 8
+    confirm_unsafe_code: bool = False
+
+    def arguments(self, model: Model) -> dict[str, str]:
+        """Arguments of lm_eval's model class."""
+        return {"pretrained": str(model.folder.resolve()), "dtype": self.precision or "auto"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A task's questions in this run: their number, the score of chance, and the digest of all data."""
+
+    number: int
+    chance: float
+    digest: str
+
+
+def asked(names: Sequence[str], settings: Settings) -> dict[str, Asked]:
+    """Task -> what is asked. All questions are read, so that invalid data is an error before a model is loaded."""
+    result = {}
+    for name in names:
+        items = questions(TASKS[name], settings.data)
+        digest = data_digest(data_files(TASKS[name], settings.data))
+        result[name] = Asked(len(items[: settings.limit]), chance(items[: settings.limit]), digest)
+    return result
