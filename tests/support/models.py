@@ -31,7 +31,8 @@ SMALL = {
 }
 
 FURTHER: dict[str, dict[str, Any]] = {
-    **{family: {"head_dim": 8} for family in ("glm", "helium", "cwm", "ministral3")},
+    **{family: {"head_dim": 8} for family in ("glm", "helium", "ministral3")},
+    "cwm": {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "smollm3": {"no_rope_layer_interval": 2, "tie_word_embeddings": False},
 }
 """Settings of families whose defaults are too large, or for more layers."""

@@ -27,8 +27,8 @@ def _every(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
         yield EngineLimit(engine=_EVERY, happens=happens, remedy="use shorter texts")
     if config.get(LINEAR):
         happens = (
-            "answers wrongly in float16, with a quantised cache, after training, or with an adapter of queries or keys,"
-            " because their projections are multiples of 2^-30"
+            "answers wrongly in float16, with a quantised cache, and after training or adapting its projections of "
+            "queries and keys, which are multiples of 2^-30"
         )
         yield EngineLimit(engine=_EVERY, happens=happens, remedy="use bfloat16 or float32, and tune the dense experts")
 

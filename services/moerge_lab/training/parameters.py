@@ -7,8 +7,10 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from moerge.errors import MoergeError
+from moerge.models.families.mellum import LINEAR
 from moerge.models.families.registry import host_of
 
 Which = Literal["routers", "gates", "added", "all"]
@@ -49,10 +51,22 @@ def trainable(model: PreTrainedModel, which: Which | Mapping[str, Parameter]) ->
         model.eval()
 
 
+def require_trainable(config: PretrainedConfig, which: Which | None) -> None:
+    """Requires a version that training doesn't break.
+
+    Raises:
+        MoergeError: the projections of queries and keys are to be trained, and are too small.
+    """
+    if which == "all" and getattr(config, LINEAR, False):
+        problem = "the version's projections of queries and keys are multiples of 2^-30, and training would break them"
+        raise MoergeError(problem, where="`recipe`", todo="train routers or gates only, or tune the dense experts")
+
+
 def _chosen(model: PreTrainedModel, which: Which) -> Mapping[str, Parameter]:
     if which == "added":
         added: Mapping[str, Parameter] = cast(Any, model).added()  # a mixture's
         return added
+    require_trainable(model.config, which)
     every = dict(model.named_parameters())
     if which == "all":
         return every

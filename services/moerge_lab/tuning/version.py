@@ -15,6 +15,7 @@ from moerge.progress import Progress
 from moerge.scoring.perplexity import load
 from moerge.versions.file_plans import CONFIG_FILE
 from moerge_lab.recipes.registry import RECIPES, parse
+from moerge_lab.training.parameters import require_trainable
 from moerge_lab.tuning.request import Request, Wanted, dtype_of, read_inputs, require_options
 from moerge_proto.records import RECORD_FILE, TunedMixture, TunedModel, read_record
 from moerge_proto.versions import Lineage
@@ -35,6 +36,7 @@ def read_version(version: Path, wanted: Wanted, progress: Progress) -> Request:
     parent, version = _parent(version), version.absolute()
     config = read_config(version)
     host_of(config)
+    require_trainable(config, recipe.trains)
     needed, longest = dict.fromkeys(parent.domains, True), int(config.max_position_embeddings)
     inputs = read_inputs(wanted, options, needed, "version", version, longest, progress)
     record = TunedModel(parent=parent, parent_files=_digests(version, progress), **inputs.fields)

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from moerge.cli.app import app
+from moerge.errors import MoergeError
+from moerge.models.families.mellum import LINEAR
 from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
@@ -170,7 +172,10 @@ def test_tuned_tensors_have_the_published_names_and_dtypes(tmp_path: Path, famil
         ).save_pretrained(tmp_path / f"expert-{slot}")
         texts(tmp_path / f"d{slot}.jsonl", slot, 20)
     parent = published([tmp_path / "expert-0", tmp_path / "expert-1"], tmp_path)
-    asked, out = request(tmp_path, "btx:batch=1"), tmp_path / "out"
+    if linear := FAMILIES[family].fixed.get(LINEAR):
+        with pytest.raises(MoergeError, match="train routers or gates only"):
+            request(tmp_path, "btx:batch=1")
+    asked, out = request(tmp_path, "btx-gate:batch=1" if linear else "btx:batch=1"), tmp_path / "out"
     model = asked.build()
     asked = replace(asked, build=lambda: model)
     write_tuned(asked, tmp_path, finished(asked, tmp_path), out, NoProgress())
