@@ -46,7 +46,8 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = (x @ self.router.T).softmax(dim=-1).topk(TOP_K, dim=-1)
         shares = torch.zeros_like(x @ self.router.T).scatter(-1, chosen, weights / weights.sum(dim=-1, keepdim=True))
-        return torch.stack([shares[..., slot, None] * mlp(x) for slot, mlp in enumerate(self.experts)]).sum(dim=0)
+        outputs = torch.stack([mlp(x) for mlp in self.experts], dim=-1)
+        return (outputs * shares[..., None, :]).sum(dim=-1)
 
 
 @dataclass(frozen=True)
