@@ -16,6 +16,9 @@ _LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1 + i / 8 for i in range(16)],
     "long_factor": [2 + i / 4 for i in range(16)], "original_max_position_embeddings": 64,
 }  # fmt: skip
+_MULTIPLIERS = {
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.75, "logits_scaling": 2.0,
+}  # fmt: skip
 _PARTIAL = {**_LONGROPE, "short_factor": [1 + i / 4 for i in range(8)], "long_factor": [2 + i / 2 for i in range(8)]}
 WINDOW = 12
 """Shorter than the texts, so that an engine without windows answers differently."""
@@ -66,7 +69,11 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "no biases": {"head_dim": 32, "attention_bias": False},
     },
     "olmo2": {"plain": {}, "biases": {"attention_bias": True}},
-    "glm": {"plain": {"head_dim": 32}},
+    "glm": {
+        "plain": {"head_dim": 32},
+        "wide heads": {"head_dim": 64},
+        "yarn rope": {"head_dim": 32, "rope_parameters": _YARN},
+    },
     "helium": {"plain": {"head_dim": 32}},
     "smollm3": {"plain": {"no_rope_layer_interval": 2}},
     "cwm": {
@@ -78,6 +85,11 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     "ministral3": {"plain": {"head_dim": 32}},
+    "granite": {
+        "plain": _MULTIPLIERS,
+        "biases": {**_MULTIPLIERS, "attention_bias": True},
+        "wide heads": {**_MULTIPLIERS, "head_dim": 64},
+    },
 }
 """Family -> name -> settings of its dense config."""
 _FACTORS: Mapping[str, Sequence[Any]] = {
