@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
 
+from moerge.models.families.registry import FAMILIES
+
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -90,6 +92,8 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "biases": {**_MULTIPLIERS, "attention_bias": True},
         "wide heads": {**_MULTIPLIERS, "head_dim": 64},
     },
+    "qwen3_5_text": {"plain": {"head_dim": 64}},
+    "lfm2": {"plain": {"block_multiple_of": 32}},
 }
 """Family -> name -> settings of its dense config."""
 _FACTORS: Mapping[str, Sequence[Any]] = {
@@ -135,7 +139,9 @@ class Case:
 
 
 def possible(row: Mapping[str, Any]) -> bool:
-    """Whether there is such a version. A solved head is no embedding."""
+    """Whether there is such a version. A solved head is no embedding; some classes allow one expert per token only."""
+    if "family" in row and FAMILIES[row["family"]].host.refusal(row.get("top_k", 1)):
+        return False
     return row.get("head") != "omitted" or row.get("body", "average") == "average"
 
 

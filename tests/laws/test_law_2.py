@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from moerge.errors import CoordinatorError
 from moerge.experts.parts import write_parts
 from moerge.models.dense_files import DenseFiles
-from moerge.models.families.family import FINAL_NORM, HEAD
 from moerge.models.families.registry import FAMILIES
 from moerge.progress import NoProgress
 from moerge.statistics.passes import RouterPass
@@ -70,7 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {"qwen3": {"head_dim": 16}, "phi3": {"num_
 def with_another_head(folder: Path) -> Path:
     """Changes a model's last norm and head; returns its folder."""
     tensors = load_file(folder / "model.safetensors")
-    for name in (FINAL_NORM, HEAD):
+    for name in DenseFiles(folder).family.head_names:
         tensors[name] = torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(7))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder

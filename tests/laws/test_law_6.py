@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moerge.scoring.routers import forced
-from support.models import expert
+from support.models import allowed, expert
 from support.versions import behind, loaded, logits, published
 from support.wrappers import wrapper
 
@@ -28,6 +28,7 @@ GRANITE: dict[str, object] = {
     "embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.75, "logits_scaling": 2.0,
     "attention_bias": True, "tie_word_embeddings": True,
 }  # fmt: skip
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
 KINDS: list[tuple[str, dict[str, object]]] = [
     ("llama", {}),
     ("llama", {"tie_word_embeddings": True}),
@@ -72,11 +73,14 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     ("smollm3", {"tie_word_embeddings": True}),
     ("smollm3", {"attention_bias": True, "rope_parameters": YARN}),
     ("ministral3", {"sliding_window": 8}),
+    ("qwen3_5_text", {}),
+    ("qwen3_5_text", {"rope_parameters": HALF, "attention_bias": True, "tie_word_embeddings": True}),
+    ("lfm2", {}),
+    ("lfm2", {"block_auto_adjust_ff_dim": False, "conv_bias": True, "tie_word_embeddings": True}),
 ]
 
 
-@pytest.mark.parametrize(("family", "settings"), KINDS)
-@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize(("family", "settings", "top_k"), [(*kind, k) for kind in KINDS for k in allowed(kind[0])])
 def test_law_6_equal_experts_give_logits_of_the_dense_model(
     tmp_path: Path, family: str, settings: dict[str, object], top_k: int
 ) -> None:

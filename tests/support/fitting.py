@@ -11,6 +11,9 @@ from moerge.experts.fitting import PUBLIC_WEIGHT, SHRINKAGE_TO_EXPERT, PublicTex
 from moerge.models.batches import Batch
 from moerge.models.dense import domain_model, expert_model
 from moerge.models.dense_files import DenseFiles
+from moerge.models.families.common import LAYER
+from moerge.models.families.family import module_of
+from moerge.models.families.registry import family_of
 from support.models import on_body
 
 
@@ -30,7 +33,7 @@ def _stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
 
 def _attend(model: Any, layers: Sequence[Any], number: int, states: list[Tensor]) -> None:
     """Adds a layer's attention to all residuals, and takes the layer from the model."""
-    handle = layers[number].post_attention_layernorm.register_forward_pre_hook(_stop)
+    handle = _norm(layers[number], model).register_forward_pre_hook(_stop)
     for place, state in enumerate(states):
         try:
             model.model(inputs_embeds=state, use_cache=False)
@@ -38,6 +41,15 @@ def _attend(model: Any, layers: Sequence[Any], number: int, states: list[Tensor]
             states[place] = reached.states
     handle.remove()
     model.model.layers[number] = _Passed()
+
+
+def _norm(layer: nn.Module, model: Any) -> Any:
+    """The norm before the layer's MLP."""
+    return layer.get_submodule(module_of(f"{family_of(model.config).gain}").removeprefix(LAYER))
+
+
+def _mlp(layer: nn.Module, model: Any) -> Any:
+    return layer.get_submodule(family_of(model.config).mlp_module.removeprefix(LAYER))
 
 
 def _solved(
@@ -88,30 +100,33 @@ def whole_fit(
         left = iter(items)
         return [[next(left) for _ in text] for _, text in texts]
 
+    family = family_of(behind.config)
+    mlps, last = family.dense_mlp_names(len(new)), family.mlp_output.rpartition(".")[2]
     for number, after in enumerate(new):
+        output = _mlp(after, behind).get_submodule(last)
         befores = [old[number] for old in olds]
         for model, old, item in zip(models, olds, wanted, strict=True):
             _attend(model, old, number, item)
         _attend(behind, new, number, states)
-        inputs = [after.post_attention_layernorm(state)[real] for state, real in zip(states, counted, strict=True)]
+        inputs = [_norm(after, behind)(state)[real] for state, real in zip(states, counted, strict=True)]
         features = [
-            [before.post_attention_layernorm(item)[real] for item, real in zip(aims, marks, strict=True)]
+            [_norm(before, behind)(item)[real] for item, real in zip(aims, marks, strict=True)]
             for before, aims, marks in zip(befores, wanted, split(counted), strict=True)
         ]
-        for name, module in after.mlp.named_children():
-            if isinstance(module, nn.Linear) and name != "down_proj":
-                projections = [before.mlp.get_submodule(name).weight.T for before in befores]
+        for name, module in _mlp(after, behind).named_children():
+            if isinstance(module, nn.Linear) and name != last:
+                projections = [_mlp(before, behind).get_submodule(name).weight.T for before in befores]
                 module.weight.copy_(
                     _solved(inputs, list(zip(features, shares, projections, strict=True)), module.weight)
                 )
         wanted = [
-            [item + before.mlp(before.post_attention_layernorm(item)) for item in aims]
+            [item + _mlp(before, behind)(_norm(before, behind)(item)) for item in aims]
             for before, aims in zip(befores, wanted, strict=True)
         ]
         hidden = list[Tensor]()
-        handle = after.mlp.down_proj.register_forward_pre_hook(lambda _, given, to=hidden: to.append(given[0]))
+        handle = output.register_forward_pre_hook(lambda _, given, to=hidden: to.append(given[0]))
         for state in states:
-            after.mlp(after.post_attention_layernorm(state))
+            _mlp(after, behind)(_norm(after, behind)(state))
         handle.remove()
         inputs = [item[real] for item, real in zip(hidden, counted, strict=True)]
         missing = [
@@ -119,7 +134,7 @@ def whole_fit(
             for item in zip(wanted, split(states), split(counted), strict=True)
         ]
         targets = [(outputs, share, None) for outputs, share in zip(missing, shares, strict=True)]
-        after.mlp.down_proj.weight.copy_(_solved(inputs, targets, after.mlp.down_proj.weight))
-        states = [state + after.mlp(after.post_attention_layernorm(state)) for state in states]
+        output.weight.copy_(_solved(inputs, targets, output.weight))
+        states = [state + _mlp(after, behind)(_norm(after, behind)(state)) for state in states]
     behind.model.layers = nn.ModuleList(new)
-    return {name: item for name, item in behind.state_dict().items() if ".mlp." in name}
+    return {name: item for name, item in behind.state_dict().items() if name in mlps}

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.families.family import FINAL_NORM, HEAD
+from moerge.models.families.registry import FAMILIES
 
 VOCAB, SEED = 300, 99
 HEAD_NAMES = FINAL_NORM, HEAD
@@ -30,12 +31,34 @@ SMALL = {
     "pad_token_id": 258,
 }
 
-FURTHER: dict[str, dict[str, Any]] = {
+SMALL_OF: dict[str, dict[str, Any]] = {
     **{family: {"head_dim": 8} for family in ("glm", "helium", "ministral3")},
     "cwm": {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "smollm3": {"no_rope_layer_interval": 2, "tie_word_embeddings": False},
+    "qwen3_5_text": {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+    },
+    "lfm2": {"block_multiple_of": 8, "tie_word_embeddings": False},
 }
-"""Settings of families whose defaults are too large, or for more layers."""
+TYPES = {"qwen3_5_text": ("linear_attention", "full_attention"), "lfm2": ("conv", "full_attention")}
+"""The layers' types, in turn."""
+
+
+def small_settings(family: str, **settings: object) -> dict[str, Any]:
+    """The settings of a tiny model of a family."""
+    result = deepcopy({**SMALL, **SMALL_OF.get(family, {}), **settings})
+    if (types := TYPES.get(family)) and "layer_types" not in result:
+        result["layer_types"] = [types[layer % len(types)] for layer in range(result["num_hidden_layers"])]
+    return result
+
+
+def allowed(family: str) -> list[int]:
+    """Numbers of experts per token, 1 and 2, that the family's host allows."""
+    return [k for k in (1, 2) if not FAMILIES[family].host.refusal(k)]
 
 
 def tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
@@ -59,17 +82,19 @@ def expert(
     `tokens`, a sequence of strings, are further tokens of its tokenizer.
     """
     torch.manual_seed(0)  # the common seed model; the expert strays from it
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **deepcopy({**SMALL, **FURTHER.get(family, {}), **settings})), dtype=torch.float32
-    )
+    config = AutoConfig.for_model(family, **small_settings(family, **settings))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator, spread = torch.Generator().manual_seed(seed), min(80 * apart, 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            alpha = 0.02 if ".mlp." in name else apart
+            alpha = 0.02 if ".mlp." in name or ".feed_forward." in name else apart
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
         for module in model.modules():
-            if type(module).__name__.endswith("RMSNorm"):
-                module.weight.mul_((torch.rand(module.weight.shape, generator=generator) - 0.5) * spread + 1)
+            kind = type(module).__name__
+            if "RMSNorm" in kind:
+                centre = 1 if FAMILIES[family].zero_centred and kind.endswith("RMSNorm") else 0
+                factor = (torch.rand(module.weight.shape, generator=generator) - 0.5) * spread + 1
+                module.weight.add_(centre).mul_(factor).sub_(centre)
     model.save_pretrained(folder)
     tokenizer(tokens).save_pretrained(folder)
     return folder

@@ -70,7 +70,8 @@ def whole_model(work: Pass) -> PreTrainedModel:
     """The pass's model, on its device."""
     model = work.weights().model(getattr(torch, work.precision))
     place(model, work.device)
-    if work.device == "cuda" and work.precision == "bfloat16":
+    packs = work.expert.family.packs(work.expert.config)
+    if work.device == "cuda" and work.precision == "bfloat16" and packs:
         model.set_attn_implementation(PACKED)
     return model
 
@@ -89,7 +90,7 @@ def sums_by(model: PreTrainedModel, work: Pass, rows: Sequence[Tokens], batch_to
     def visit(number: int, x: Tensor) -> None:
         sums[number].add(x)
 
-    for batch in batches(rows, batch_tokens):
+    for batch in batches(rows, batch_tokens, chunk=work.expert.family.chunk(work.expert.config)):
         match work:
             case RouterPass():
                 visit_features(model, batch, visit)

@@ -6,6 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
+from moerge.models.families.registry import FAMILIES
 from moerge.routers.ridge import SOLVER
 from moerge_coordinator.domain import bodies, contributors, heads, rounds
 from moerge_coordinator.domain.withdrawal import require_inputs, require_listed, withdrawn_in
@@ -59,7 +60,7 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
         experts = [digest for digest in experts if domains[digest] in {*ended.contributed, ANCHOR}]
     _require_contributed(experts, contributed, domains, body)
     names = [domains[digest] for digest in experts]
-    _require_options(new.options, names)
+    _require_options(new.options, names, body.family)
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     return Lineage(
         body=body.digest,
@@ -134,7 +135,7 @@ def _require_contributed(
         raise RefusedError(ProblemType.NOT_READY, "an expert is named twice", where="experts", todo="name each once")
 
 
-def _require_options(options: SolveOptions, domains: Sequence[str]) -> None:
+def _require_options(options: SolveOptions, domains: Sequence[str], family: str) -> None:
     weights = options.domain_weights
     if weights != "balanced" and (unknown := sorted(weights.keys() - set(domains))):
         what = f"{', '.join(unknown)}; the version's domains are {', '.join(domains)}"
@@ -146,6 +147,8 @@ def _require_options(options: SolveOptions, domains: Sequence[str]) -> None:
     if options.top_k > len(domains):
         what, todo = f"{options.top_k} of {len(domains)} experts", f"use at most {len(domains)}"
         raise RefusedError(ProblemType.INVALID_REQUEST, what, where="options.top_k", todo=todo)
+    if why := FAMILIES[family].host.refusal(options.top_k):
+        raise RefusedError(ProblemType.INVALID_REQUEST, why, where="options.top_k", todo="use 1")
 
 
 def number_of(session: Session, lineage: Lineage) -> tuple[int, bool]:

@@ -52,7 +52,8 @@ class PublicText:
 
     @classmethod
     def of(cls, seed: DenseFiles, settings: StatisticsSettings) -> Self:
-        return cls(seed, list(batches(encoded_pool(seed.tokenizer, settings.context), settings.batch_tokens)))
+        rows, chunk = encoded_pool(seed.tokenizer, settings.context), seed.family.chunk(seed.config)
+        return cls(seed, list(batches(rows, settings.batch_tokens, chunk=chunk)))
 
 
 class _LeastSquares:

@@ -47,12 +47,13 @@ def fitting_sample_that_fits(
     So on a smaller machine other MLPs may be fitted. `sample` gives the rows of each document of a sample with a number
     of tokens, `least` is a higher bound than `least_fitting_tokens`.
     """
+    chunk = expert.family.chunk(expert.config)
     hidden, need = int(expert.config.hidden_size), need_of(expert, settings, device)
     wanted, most, left = tokens_that_fit(need, hidden, free, least), fitting_tokens(hidden), tokens_for(need, free)
     while True:
         documents = sample(wanted)
         rows = [row for document in documents for row in document]
-        cut = list(batches(rows, settings.batch_tokens))
+        cut = list(batches(rows, settings.batch_tokens, chunk=chunk))
         read, tokens = _positions(cut), sum(row.count for row in rows)
         if left is None or read <= left:
             break

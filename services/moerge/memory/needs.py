@@ -11,7 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from moerge.documents.shards import enough
-from moerge.memory.shapes import Shape, layer_parameters
+from moerge.memory.shapes import Shape, layer_parameters, mixed_numbers
 from moerge.threads import AT_ONCE
 from moerge_proto.statistics_file import gram_length
 
@@ -102,7 +102,7 @@ def scoring(config: PretrainedConfig, dtype: torch.dtype, batch_tokens: int, con
     size, hidden, vocabulary = dtype.itemsize, int(config.hidden_size), int(config.vocab_size)
     inner = int(getattr(config, "moe_intermediate_size", config.intermediate_size))
     tokens, chosen = batch_tokens, int(getattr(config, "num_experts_per_tok", 1))
-    batch = size * tokens * (6 * hidden + chosen * (3 * inner + 3 * hidden))
+    batch = tokens * (size * 6 * hidden + max(size * chosen * (3 * inner + 3 * hidden), 4 * mixed_numbers(config)))
     logits = tokens * vocabulary * (size + (0 if dtype is torch.float32 else 4)) + 8 * context * vocabulary
     head = size * (vocabulary + tokens) * hidden + logits
     return Need(
@@ -129,7 +129,7 @@ def fitting(shape: Shape, batch_tokens: int, device: str = "cpu") -> Need:
             "two layers of three models": 3 * 2 * 4 * shape.layer,
             "a solve": 16 * inner**2 + 48 * inner * hidden,
             "residuals of public text": 2 * 4 * hidden * PUBLIC_TOKENS,
-            "a micro-batch": 4 * batch_tokens * (8 * hidden + 4 * inner),
+            "a micro-batch": 4 * batch_tokens * (8 * hidden + max(4 * inner, shape.mixed)),
         },
         token=2 * 4 * hidden,
         gpu=device == "cuda",

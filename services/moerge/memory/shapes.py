@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from moerge.models.bounds import attention_sizes
 from moerge.models.families.common import LAYER
 from moerge.models.families.family import EMBEDDING
-from moerge.models.families.registry import family_of
+from moerge.models.families.registry import FAMILIES, family_of
 from moerge.models.reader import model_shapes
 from moerge_proto.statistics_file import gram_length
 
@@ -19,6 +19,13 @@ def layer_parameters(config: PretrainedConfig) -> int:
     """Parameters of the largest layer of a dense model or a published version."""
     sizes = {name: torch.Size(shape).numel() for name, shape in model_shapes(config).items()}
     return max(_layers(sizes, int(config.num_hidden_layers)))
+
+
+def mixed_numbers(config: PretrainedConfig) -> int:
+    """The largest `numbers` of a layer of a dense model or a published version."""
+    model_type = config.model_type
+    family = next(item for item in FAMILIES.values() if model_type in (item.model_type, item.host.model_type))
+    return max(item.numbers(config) for item in family.attentions(config))
 
 
 def _layers(sizes: Mapping[str, int], layers: int) -> list[int]:
@@ -71,7 +78,7 @@ class Shape:
             body=sum(rest.values()),
             largest=max(rest.values()),
             projection=max(size for name, size in rest.items() if name != EMBEDDING),
-            mixed=max(item.numbers(config) for item in family.attentions(config)),
+            mixed=mixed_numbers(config),
             tied=bool(config.tie_word_embeddings),
             number=(dtype if isinstance(dtype, torch.dtype) else torch.float32).itemsize,
         )

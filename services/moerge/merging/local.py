@@ -197,12 +197,14 @@ def local_version(
         tied: leave the head out if it equals the embedding.
 
     Raises:
-        MoergeError: fewer experts than `options.top_k`, or a head without its inputs.
+        MoergeError: fewer experts than `options.top_k`, or more than the class allows, or a head without its inputs.
     """
     slots = [*kept, *map(_slot, experts)]
     if options.top_k > len(slots):
         problem = f"{options.top_k} experts per token, of {len(slots)}"
         raise MoergeError(problem, where="`top_k`", todo=f"give a whole number between 1 and {len(slots)}")
+    if why := body.family.host.refusal(options.top_k):
+        raise MoergeError(why, where="`top_k`", todo="give 1")
     require_head(head, body.method)
     if HEADS[head].solved and len(head_contributions) != len(slots):
         problem = f"{len(head_contributions)} head contributions of {len(slots)} experts"

@@ -24,13 +24,22 @@ def bucket(rows: Sequence[T], length: Callable[[T], int], batch_tokens: int) -> 
         yield batch
 
 
-def arranged(rows: Sequence[Tokens], batch_tokens: int, again: Sequence[Tokens] = ()) -> Iterator[list[Tokens]]:
-    """The rows of each micro-batch, by length; with `again`, the second half are those of the first half again."""
+def arranged(
+    rows: Sequence[Tokens], batch_tokens: int, again: Sequence[Tokens] = (), chunk: int = 1
+) -> Iterator[list[Tokens]]:
+    """The rows of each micro-batch, by length; with `again`, the second half are those of the first half again.
+
+    `chunk`: a row's computed length is a multiple of it.
+    """
+
+    def length(*members: Tokens) -> int:
+        return -(-max(map(len, members)) // chunk) * chunk
+
     if not again:
-        yield from bucket(rows, len, batch_tokens)
+        yield from bucket(rows, length, batch_tokens)
         return
     pairs = list(zip(rows, again, strict=True))
-    for batch in bucket(pairs, lambda pair: max(map(len, pair)), batch_tokens // 2):
+    for batch in bucket(pairs, lambda pair: length(*pair), batch_tokens // 2):
         first, second = zip(*batch, strict=True)
         yield [*first, *second]
 
@@ -62,9 +71,9 @@ class Batch:
         return torch.arange(self.input_ids.shape[1]) < self.lengths[:, None]
 
 
-def batches(rows: Sequence[Tokens], batch_tokens: int, again: Sequence[Tokens] = ()) -> Iterator[Batch]:
-    """The micro-batches of a shard's rows, by length; a pure function of its arguments."""
-    for batch in arranged(rows, batch_tokens, again):
+def batches(rows: Sequence[Tokens], batch_tokens: int, again: Sequence[Tokens] = (), chunk: int = 1) -> Iterator[Batch]:
+    """The micro-batches of a shard's rows, by length; a pure function of its arguments. `chunk`: see `arranged`."""
+    for batch in arranged(rows, batch_tokens, again, chunk):
         yield Batch(
             pad([row.ids for row in batch]),
             torch.tensor([len(row) for row in batch]),

@@ -125,9 +125,16 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     """The dense model in evaluation mode, with buffers, but without memory for its parameters."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(copy(config), dtype=dtype)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=config)  # its buffers follow from the config
+    if (rope := rope_of(model)) is not None:
+        setattr(model.model, rope, type(model.model.get_submodule(rope))(config=config))  # its buffers follow from it
     model.eval()
     return model
+
+
+def rope_of(model: PreTrainedModel) -> str | None:
+    """The name of the decoder's rotary embedding, or None without one."""
+    modules = model.model.named_children()
+    return next((name for name, module in modules if type(module).__name__.endswith("RotaryEmbedding")), None)
 
 
 def assign(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from moerge.models.batches import Batch
-from moerge.models.dense import assign, empty_model, require_all
+from moerge.models.dense import assign, empty_model, require_all, rope_of
 from moerge.models.families.common import LAYER
 from moerge.models.families.family import module_of
-from moerge.models.families.registry import ends_of
+from moerge.models.families.registry import ends_of, family_of
 from moerge.models.weights import Weights, own_copy
 from moerge.statistics.accumulate import Sum
 from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run
@@ -87,10 +87,12 @@ class Decoder:
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device, *, packs: bool = True) -> None:
         self._model, self._device, self._dtype = empty_model(weights.config, dtype), device, dtype
+        packs = packs and family_of(weights.config).packs(weights.config)
         if packs and device.type == "cuda" and dtype is torch.bfloat16:
             self._model.set_attn_implementation(PACKED)
         decoder: Any = self._model.model
-        decoder.rotary_emb.to(device)
+        if (rope := rope_of(self._model)) is not None:
+            decoder.get_submodule(rope).to(device)
         assign(self._model, weights.final_norm, own_copy(weights, weights.final_norm, dtype).to(device))
         self._layers, self.norm = list(decoder.layers), self.module(module_of(weights.final_norm))
         self._factor = ends_of(weights.config).factor(weights.config, dtype)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from moerge.models.batches import Batch
+from moerge.models.dense import rope_of
 from moerge.statistics.packed_attention import PACKED, packed_positions
 
 Visit = Callable[[int, Tensor], None]
@@ -57,7 +58,8 @@ def run(
     def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
         raise _CompleteError(given[0])
 
-    _begin_anew(model.model.rotary_emb)
+    if (rope := rope_of(model)) is not None:
+        _begin_anew(model.model.get_submodule(rope))
     handles = [module.register_forward_pre_hook(hook(index)) for index, module in modules.items()]
     if until is not None:
         handles.append(until.register_forward_pre_hook(stop))

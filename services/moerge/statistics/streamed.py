@@ -39,6 +39,7 @@ class Streamed:
     def __init__(self, work: Pass, batch_tokens: int, threads: int = 1) -> None:
         self._device, dtype = torch.device(work.device), getattr(torch, work.precision)
         self._weights, self._inputs, self._batch_tokens = work.weights(), work.inputs(), batch_tokens
+        self._chunk = work.expert.family.chunk(work.expert.config)
         self._counts = isinstance(work, BodyPass)
         self._files = LayerFiles(self._weights, dtype, self._device)
         self._decoders = [Decoder(self._weights, dtype, self._device) for _ in range(threads)]
@@ -47,9 +48,9 @@ class Streamed:
 
     def begin(self, shards: Sequence[Shard], states: Path | None = None) -> int:
         """Starts a window, from its saved hidden states if there are any; returns the next layer."""
-        batch_tokens = self._batch_tokens
+        most, chunk = self._batch_tokens, self._chunk
         self._shards = {shard.name: shard for shard in shards}
-        self._batches = {shard.name: list(batches(shard.rows, batch_tokens, shard.again)) for shard in shards}
+        self._batches = {shard.name: list(batches(shard.rows, most, shard.again, chunk)) for shard in shards}
         self._states: dict[str, list[Tensor]] = {}
         if states is not None:
             self._restore(states)

@@ -155,7 +155,7 @@ class _Comparison:
             return
         powers = Powers.of(*self._pair(name), lambda rows: rows.reshape(len(rows), -1).square().sum(dim=1))
         self._check(name, powers)
-        if len(self._own.specs[name].shape) > 1:
+        if len(self._own.specs[name].shape) == 2:
             self._check_rows(name, powers, float(powers.one.mean()) * _LEAST)
 
     def _answers(self, name: str) -> Powers:

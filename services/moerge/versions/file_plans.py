@@ -207,11 +207,18 @@ def router_file(
     lineage: str,
 ) -> FilePlan:
     """The routers, in `dtype`; `routers` gives one [D, H] = `shape` per layer, called when writing."""
+    host, plans = family.host, list[TensorPlan]()
+    for layer in range(layers):
+        made = partial(_router, routers, layer, dtype)
+        plans.append(TensorPlan(host.router.format(layer=layer), dtype, shape, made))
+        if host.router_bias is not None:
+            zeros, bias = partial(torch.zeros, shape[:1], dtype=dtype), host.router_bias.format(layer=layer)
+            plans.append(TensorPlan(bias, dtype, shape[:1], zeros))
+    return _weights(ROUTER_FILE, plans, lineage=lineage)
 
-    def plan(layer: int) -> TensorPlan:
-        return TensorPlan(family.host.router.format(layer=layer), dtype, shape, lambda: routers()[layer].to(dtype))
 
-    return _weights(ROUTER_FILE, [plan(layer) for layer in range(layers)], lineage=lineage)
+def _router(routers: Callable[[], Sequence[Tensor]], layer: int, dtype: torch.dtype) -> Tensor:
+    return routers()[layer].to(dtype)
 
 
 def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from moerge.errors import IncompatibleExpertError
 from moerge.models.config import read_config, require_same_config
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
@@ -129,7 +130,10 @@ def common_config(members: Mapping[str, Path]) -> PretrainedConfig:
     """The config of dense checkpoint folders, required to be one and supported."""
     configs = {name: read_config(folder) for name, folder in members.items()}
     first = next(iter(configs.values()))
-    family_of(first)
+    if family_of(first).mixers:
+        problem = f"some layers of {first.model_type} have no attention"
+        todo = "use a recipe that publishes a version: moerge table --help"
+        raise IncompatibleExpertError(problem, where="config.json: layer_types", todo=todo)
     for name, config in configs.items():
         require_same_config(first, config, name, "same")
     return first

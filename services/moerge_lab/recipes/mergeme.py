@@ -10,9 +10,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from moerge.errors import MoergeError
+from moerge.models.families.family import module_of
+from moerge.models.families.registry import family_of
 from moerge.scoring.perplexity import Rows, logits, losses_by
 from moerge_lab.recipes.base import SEED, Fleet, Model, Options, Recipe, whole
 from moerge_lab.recipes.dense import merged_model
@@ -71,9 +73,11 @@ def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     return sum(float((a * b).sum(dtype=torch.float64)) for a, b in zip(one, other, strict=True))
 
 
-def submodules(model: PreTrainedModel, name: str) -> list[nn.Module]:
-    """Each layer's `mlp` or `self_attn`; all families use these names."""
-    return [model.get_submodule(f"model.layers.{layer}.{name}") for layer in range(model.config.num_hidden_layers)]
+def mixed_modules(config: PretrainedConfig, *, separate: bool) -> list[list[str]]:
+    """The names of each layer's MLP; with `separate`, also of its attention, or of what it has instead."""
+    family = family_of(config)
+    mlps = [family.mlp_module.format(layer=layer) for layer in range(config.num_hidden_layers)]
+    return [mlps, *([[module_of(item.inputs[0]) for item in family.attentions(config)]] if separate else [])]
 
 
 class Gate:
@@ -121,11 +125,12 @@ class Upcycled(FromLogits):
         self._body, self._scores, self._k, self._gate = body, scores, k, Gate()
         further = min(k, len(models)) - 1  # experts, besides the body's one
         self.active_parameters = active_parameters(body) + routing
-        for name in ("mlp", "self_attn") if separate else ("mlp",):
-            one = nn.ModuleList(submodules(body, name))
+        for names in mixed_modules(body.config, separate=separate):
+            one = nn.ModuleList(map(body.get_submodule, names))
             self.active_parameters += further * sum(parameter.numel() for parameter in one.parameters())
-            for layer, modules in enumerate(zip(*(submodules(model, name) for model in models), strict=True)):
-                setattr(body.get_submodule(f"model.layers.{layer}"), name, Mixed(modules, self._gate))
+            for name in names:
+                mixed = Mixed([model.get_submodule(name) for model in models], self._gate)
+                body.set_submodule(name, mixed)
 
     @torch.inference_mode()
     def logits(self, rows: Rows) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from moerge.errors import MoergeError
 from moerge.merging.assemble import Assembled, KeptParts, are_fittable, assemble, body_of, head_contributions
 from moerge.merging.local import LocalBody
 from moerge.merging.settings import VersionSettings
@@ -130,6 +131,14 @@ def experts_of(fleet: Fleet) -> list[DenseExpert]:
     return [DenseExpert(f"d{slot}", domain.expert) for slot, domain in enumerate(fleet.domains)]
 
 
+def experts_per_token(fleet: Fleet, options: Options) -> int:
+    """The option k, by default 1; MoergeError if the published class doesn't allow it."""
+    k = whole(options, "k", 1, len(fleet.domains)) if "k" in options else 1
+    if why := DenseFiles(fleet.domains[0].expert).family.host.refusal(k):
+        raise MoergeError(why, where="option k", todo="give 1")
+    return k
+
+
 def assembled(
     parts: Parts,
     fleet: Fleet,
@@ -144,7 +153,7 @@ def assembled(
         kept: the body and the first experts, which stay; None: a body of the fleet's experts.
         routers: given ones, [D, H] per layer; None: solved.
     """
-    recipe, k = parts.recipe(options), whole(options, "k", 1, len(fleet.domains)) if "k" in options else 1
+    recipe, k = parts.recipe(options), experts_per_token(fleet, options)
     kept = kept or KeptParts(body_in(parts, fleet, options))
     members = len(kept.slots)
     new, texts = experts_of(fleet)[members:], [Documents.of(parts.texts(domain), options) for domain in fleet.domains]
@@ -162,6 +171,7 @@ def publish(parts: Parts, fleet: Fleet, options: Options, routers: Sequence[Tens
 
 def published_recipe(name: str, source: str, parts: Parts, options: Options) -> Recipe:
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+        experts_per_token(fleet, options)
         chosen = parts.chosen(fleet, options)
         model = Routed.of(publish(parts, fleet, {**options, **chosen}), fleet.device)
         model.chosen = chosen

@@ -72,7 +72,7 @@ def _require(context: Context, version: Version, body: DenseBody, folder: Path) 
             raise AlteredVersionError(f"{plan.name} differs from the checked body or your expert")
     names = {plan.name: set(plan.tensors) for plan in (*known, *experts)}
     names[HEAD_FILE] = {family.final_norm} if lineage.tied else set(family.head_names)
-    names[ROUTER_FILE] = {family.host.router.format(layer=layer) for layer in range(layers)}
+    names[ROUTER_FILE] = set(family.host.router_names(layers))
     for path in folder.iterdir():
         if path.name not in names:
             path.unlink()

@@ -112,6 +112,8 @@ class Host:
         ignored: by vLLM's class of it.
         llama_cpp: how llama.cpp runs it. `make test-engines` measures both.
         ends: before the first layer and after the head.
+        router_bias: name of a bias of the experts' choice, [D], which is zero; None if the class has none.
+        most_top_k: most experts per token; None: any number. Routers with sigmoids solve the choice, not the weights.
     """
 
     model_type: str
@@ -127,10 +129,23 @@ class Host:
     ignored: tuple[Ignored, ...] = ()
     constants: tuple[Constant, ...] = ()
     ends: Ends = Ends()
+    router_bias: str | None = None
+    most_top_k: int | None = None
 
     @property
     def fused(self) -> bool:
         return not any("{expert}" in name for name in self.experts.values())
+
+    def router_names(self, layers: int) -> list[str]:
+        """The names of the tensors of the routers' file."""
+        patterns = [name for name in (self.router, self.router_bias) if name is not None]
+        return [name.format(layer=layer) for layer in range(layers) for name in patterns]
+
+    def refusal(self, top_k: int) -> str:
+        """The reason against that many experts per token, or nothing."""
+        if self.most_top_k is None or top_k <= self.most_top_k:
+            return ""
+        return f"{top_k} experts per token, but {self.class_name} weights several by sigmoids, not by the solved shares"
 
     def slots(self, config: PretrainedConfig) -> int:
         """The number of experts of a published config."""
@@ -321,6 +336,14 @@ class Family:
     def factors(self, name: str, tensor: Tensor) -> Tensor:
         """The factors of a norm with this weight, in float32 if they differ from it; other tensors unchanged."""
         return 1 + tensor.float() if sub(r"(?<=\.)\d+(?=\.)", "{layer}", name) in self.zero_centred else tensor
+
+    def chunk(self, config: PretrainedConfig) -> int:
+        """The length of which a computed row's is a multiple."""
+        return max(item.chunk for item in self.attentions(config))
+
+    def packs(self, config: PretrainedConfig) -> bool:
+        """Whether documents in one row can be kept apart."""
+        return all(item.packs for item in self.attentions(config))
 
     def dense_mlp_names(self, layers: int) -> list[str]:
         return [dense.format(layer=layer) for layer in range(layers) for dense in self.mlp]

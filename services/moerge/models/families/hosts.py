@@ -6,7 +6,7 @@ from moerge.models.families.common import LAYER, PROJECTIONS
 from moerge.models.families.family import Constant, Ends, Host, Ignored, LlamaCpp, Matrix
 
 _NAMES = {matrix: LAYER + f"mlp.experts.{{expert}}.{name}.weight" for name, matrix in PROJECTIONS.items()}
-_BLOCK = LAYER + "block_sparse_moe."
+_BLOCK, _FEED = LAYER + "block_sparse_moe.", LAYER + "feed_forward."
 _MIXTRAL_NAMES: dict[Matrix, str] = {"gate": "w1", "up": "w3", "down": "w2"}
 _SHARED = 16  # width of the shared expert of zeros: the least of transformers' kernels
 _NO_OTHERS = {"decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -97,4 +97,34 @@ GRANITE_MOE = Host(
         logits=lambda outputs, config: outputs.div_(config.logits_scaling),
     ),
 )
-HOSTS = {host.model_type: host for host in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, FLEX_OLMO, MELLUM, GRANITE_MOE)}
+QWEN3_5_MOE = replace(
+    QWEN2_MOE,
+    model_type="qwen3_5_moe_text",
+    class_name="Qwen3_5MoeForCausalLM",
+    fixed={"output_router_logits": False, "shared_expert_intermediate_size": _SHARED},
+    title="Qwen3.5-MoE",
+    llama_cpp=LlamaCpp(refused="isn't known to run Qwen3.5-MoE as transformers does"),
+    ignored=(),
+)
+LFM2_MOE = Host(
+    model_type="lfm2_moe",
+    class_name="Lfm2MoeForCausalLM",
+    experts={matrix: _FEED + f"experts.{{expert}}.{name}.weight" for matrix, name in _MIXTRAL_NAMES.items()},
+    router=_FEED + "gate.weight",
+    router_module=_FEED + "gate",
+    count="num_experts",
+    fixed={
+        "num_dense_layers": 0,
+        "use_expert_bias": True,
+        "routed_scaling_factor": 1.0,
+        "norm_topk_prob": True,
+        "output_router_logits": False,
+    },
+    title="LFM2-MoE",
+    llama_cpp=LlamaCpp(refused="isn't known to run LFM2-MoE as transformers does"),
+    final_norm="model.embedding_norm.weight",
+    router_bias=_FEED + "expert_bias",
+    most_top_k=1,
+)
+_SEVERAL = (QWEN2_MOE, QWEN3_MOE, QWEN3_5_MOE, FLEX_OLMO, MELLUM, LFM2_MOE)
+HOSTS = {host.model_type: host for host in (MIXTRAL, *_SEVERAL, GRANITE_MOE)}

@@ -20,10 +20,10 @@ from support.versions import loaded, published
 def test_they_are_those_that_stock_transformers_loads(tmp_path: Path, family: str, tied: bool) -> None:
     experts = [expert(tmp_path / str(seed), seed, family, tie_word_embeddings=True) for seed in (1, 2, 3)]
     version = published(experts, tmp_path, tied=tied)
-    weights, stock = published_weights(version), dict(loaded(version).named_parameters())
+    weights, stock = published_weights(version), loaded(version).state_dict()
     names = [name for layer in range(3) for name in weights.layer(layer)]
     assert sorted(names) == sorted(name for name in stock if ".layers." in name)
-    for name in (*names, "model.embed_tokens.weight", "model.norm.weight"):
+    for name in (*names, "model.embed_tokens.weight", weights.final_norm):
         assert torch.equal(weights.tensor(name), stock[name]), name
         assert torch.equal(own_copy(weights, name, torch.bfloat16), stock[name].bfloat16()), name
     assert head_name(weights) == ("model.embed_tokens.weight" if tied else "lm_head.weight")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import ContributionError
-from moerge.models.bounds import head_bounds, head_exponents
+from moerge.models.bounds import factors, head_bounds, head_exponents
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
@@ -27,7 +27,7 @@ from moerge.statistics.passes import HeadPass, RouterPass
 from moerge.statistics.validate import validate_grams
 from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body
 from moerge_proto.statistics_file import StatisticsFile
-from support.models import HEAD_NAMES, expert
+from support.models import expert
 from support.passes import sums_of
 
 ROWS = [[(11 * row + 3 * place) % 256 for place in range(4 + 9 * row)] for row in range(6)]
@@ -36,7 +36,7 @@ ROWS = [[(11 * row + 3 * place) % 256 for place in range(4 + 9 * row)] for row i
 def with_head(folder: Path, into: Path, seed: int, scale: float) -> Path:
     """A copy of a model with a random last norm and head."""
     generator, tensors = torch.Generator().manual_seed(seed), load_file(folder / SINGLE)
-    for name in HEAD_NAMES:
+    for name in DenseFiles(folder).family.head_names:
         tensors[name] = scale * torch.randn(tensors[name].shape, generator=generator)
     shutil.copytree(folder, into)
     save_file(tensors, into / SINGLE)
@@ -79,7 +79,7 @@ def test_a_head_contribution_is_the_textbook_s_gram_of_last_outputs(model: Path)
     """With the whole model in memory, a document at a time, in float64."""
     dense, own = expert_model(DenseFiles(model)), DenseFiles(model)
     rows = [Tokens(row, [place % 3 != 1 for place in range(len(row))]) for row in ROWS]
-    gain, expected = dense.model.norm.weight.double(), torch.zeros(32, 32, dtype=torch.float64)
+    gain, expected = factors(own, own.family.final_norm).double(), torch.zeros(32, 32, dtype=torch.float64)
     assert gain.std() > 0.05
     with torch.inference_mode():
         for row in rows:
