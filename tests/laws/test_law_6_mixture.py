@@ -14,7 +14,7 @@ from moerge.models.families.hosts import HOSTS
 from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.scoring.routers import forced
-from support.models import expert
+from support.models import allowed, expert
 from support.versions import ROWS, behind, loaded, logits, published
 
 PARTIAL = {
@@ -31,7 +31,7 @@ MEMBERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 with windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
 }
 PROMPTS = [ROWS[0][:20], ROWS[1][:13]]
-NEW, PAD, TOP_K = 6, 258, 2
+NEW, PAD = 6, 258
 RANGE = 0.1
 """Of weights, so that logits depend on the scores of attention."""
 
@@ -39,12 +39,12 @@ RANGE = 0.1
 class Mixture(nn.Module):
     """MLPs of experts, and a router [D, H] of the MLPs' input; softmax, then the largest weights, renormalised."""
 
-    def __init__(self, experts: list[nn.Module], router: Tensor) -> None:
+    def __init__(self, experts: list[nn.Module], router: Tensor, top_k: int) -> None:
         super().__init__()
-        self.experts, self.router = nn.ModuleList(experts), nn.Parameter(router)
+        self.experts, self.router, self.top_k = nn.ModuleList(experts), nn.Parameter(router), top_k
 
     def forward(self, x: Tensor) -> Tensor:
-        weights, chosen = (x @ self.router.T).softmax(dim=-1).topk(TOP_K, dim=-1)
+        weights, chosen = (x @ self.router.T).softmax(dim=-1).topk(self.top_k, dim=-1)
         shares = torch.zeros_like(x @ self.router.T).scatter(-1, chosen, weights / weights.sum(dim=-1, keepdim=True))
         outputs = torch.stack([mlp(x) for mlp in self.experts], dim=-1)
         return (outputs * shares[..., None, :]).sum(dim=-1)
@@ -63,14 +63,16 @@ def member(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     family, settings = MEMBERS[request.param]
     home = tmp_path_factory.mktemp(family)
     experts = [expert(home / str(seed), seed, family, initializer_range=RANGE, **settings) for seed in (1, 2, 3)]
-    folder = published(experts, home, TOP_K)
+    top_k = allowed(family)[-1]
+    folder = published(experts, home, top_k)
     body = home / "body" / "body.safetensors"
     mixture, *models = (behind(own, body, folder) for own in (experts[0], *experts))
     version, weights = loaded(folder), Checkpoint(folder)
     router = HOSTS[version.config.model_type].router
-    for number, layer in enumerate(mixture.model.layers):
-        mlps = [model.model.layers[number].mlp for model in models]
-        layer.mlp = Mixture(mlps, weights.tensor(router.format(layer=number)))
+    for layer in range(version.config.num_hidden_layers):
+        name = FAMILIES[family].mlp_module.format(layer=layer)
+        mlps = [model.get_submodule(name) for model in models]
+        mixture.set_submodule(name, Mixture(mlps, weights.tensor(router.format(layer=layer)), top_k))
     return Member(folder, version, mixture, models[0])
 
 
