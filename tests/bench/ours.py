@@ -163,8 +163,8 @@ def publish(
     weights.append(FilePlan(HEAD_FILE, lineage, lambda out: write_safetensors(out, head), sizes))
     digests = [digest_of(str(expert)) for expert in experts]
     weights += mlp_files(list(zip(slots, digests, strict=True)), family, layers)
-    shape, dtype = (len(domains), config.hidden_size), checkpoint.specs["model.embed_tokens.weight"].dtype
-    weights.append(router_file(lambda: solution()[0], layers, shape, family, dtype, lineage))
+    dtype = checkpoint.specs["model.embed_tokens.weight"].dtype
+    weights.append(router_file(lambda: solution()[0], gains, len(domains), family.host, dtype, lineage))
     published = version_config(dense, len(experts), options.top_k, tied=False)
     texts = config_files(DenseFiles(experts[0]), published)
     texts.append(report_file(lambda: solution()[1], lineage))

@@ -22,6 +22,10 @@ _MULTIPLIERS = {
     "embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.75, "logits_scaling": 2.0,
 }  # fmt: skip
 _PARTIAL = {**_LONGROPE, "short_factor": [1 + i / 4 for i in range(8)], "long_factor": [2 + i / 2 for i in range(8)]}
+_GEMMA4 = {
+    "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0, "sliding_window": 12,
+}  # fmt: skip
 WINDOW = 12
 """Shorter than the texts, so that an engine without windows answers differently."""
 SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -94,6 +98,9 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "qwen3_5_text": {"plain": {"head_dim": 64}},
     "lfm2": {"plain": {"block_multiple_of": 32}},
+    "gemma": {"plain": {"head_dim": 32}, "wide heads": {"head_dim": 64}},
+    "gemma4_text": {"plain": _GEMMA4, "capped": {**_GEMMA4, "final_logit_softcapping": 2.0}},
+    "gemma4_unified_text": {"plain": _GEMMA4},
 }
 """Family -> name -> settings of its dense config."""
 _FACTORS: Mapping[str, Sequence[Any]] = {

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from moerge.models.bounds import feature_gains
+from moerge.models.dense_files import DenseBody
 from moerge.models.families.hosts import HOSTS
 from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
@@ -68,11 +70,13 @@ def member(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     body = home / "body" / "body.safetensors"
     mixture, *models = (behind(own, body, folder) for own in (experts[0], *experts))
     version, weights = loaded(folder), Checkpoint(folder)
-    router = HOSTS[version.config.model_type].router
+    host, gains = HOSTS[version.config.model_type], feature_gains(DenseBody(body, mixture.config))
     for layer in range(version.config.num_hidden_layers):
         name = FAMILIES[family].mlp_module.format(layer=layer)
+        router = weights.tensor(host.router.format(layer=layer))
+        router = router / host.router_of(torch.ones_like(router), gains[layer])
         mlps = [model.get_submodule(name) for model in models]
-        mixture.set_submodule(name, Mixture(mlps, weights.tensor(router.format(layer=layer)), top_k))
+        mixture.set_submodule(name, Mixture(mlps, router, top_k))
     return Member(folder, version, mixture, models[0])
 
 

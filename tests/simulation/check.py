@@ -97,7 +97,7 @@ def _weights(key: Key) -> dict[str, str]:
     dense = [experts()[domain] for domain in key.body]
     path = body_file(dense, folder / f"body-{'-'.join(key.body)}") if key.body else seed_body_file()[0]
     body = DenseBody(path, DenseFiles(seed_folder()).config)
-    config, family, layers = body.config, body.family, body.config.num_hidden_layers
+    family, layers = body.family, body.config.num_hidden_layers
     plans = body_files(body, "", file_sha256(path))
     slots = [Checkpoint(experts()[domain] if key.body else parts(domain)[0]) for domain in key.domains]
     plans += mlp_files([(weights, "") for weights in slots], family, layers)
@@ -107,8 +107,8 @@ def _weights(key: Key) -> dict[str, str]:
     plans.append(FilePlan(HEAD_FILE, "", lambda out: write_safetensors(out, head), {}))
     files = [_statistics(item, folder) for item in sorted(key.sent)]
     routers, _ = solve_layers(files, key.domains, feature_gains(body), SolveOptions(ridge_lambda=key.ridge_lambda))
-    shape = (len(key.domains), config.hidden_size)
-    plans.append(router_file(lambda: routers, layers, shape, family, body.checkpoint.specs[EMBEDDING].dtype, ""))
+    dtype = body.checkpoint.specs[EMBEDDING].dtype
+    plans.append(router_file(lambda: routers, feature_gains(body), len(key.domains), family.host, dtype, ""))
     return {plan.name: _sha256(plan) for plan in plans}
 
 

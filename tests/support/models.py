@@ -30,8 +30,14 @@ SMALL = {
     "eos_token_id": 257,
     "pad_token_id": 258,
 }
-
+_GEMMA4: dict[str, Any] = {
+    "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0, "sliding_window": 8, "final_logit_softcapping": 2.0, "tie_word_embeddings": False,
+}  # fmt: skip
 SMALL_OF: dict[str, dict[str, Any]] = {
+    "gemma": {"head_dim": 16, "tie_word_embeddings": False},
+    **{family: _GEMMA4 for family in ("gemma4_text", "gemma4_unified_text")},
+    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.75, "logits_scaling": 2.0},
     **{family: {"head_dim": 8} for family in ("glm", "helium", "ministral3")},
     "cwm": {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "smollm3": {"no_rope_layer_interval": 2, "tie_word_embeddings": False},
@@ -44,6 +50,7 @@ SMALL_OF: dict[str, dict[str, Any]] = {
     },
     "lfm2": {"block_multiple_of": 8, "tie_word_embeddings": False},
 }
+"""Settings of families whose defaults are too large, or have no effect."""
 TYPES = {"qwen3_5_text": ("linear_attention", "full_attention"), "lfm2": ("conv", "full_attention")}
 """The layers' types, in turn."""
 
@@ -91,10 +98,13 @@ def expert(
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
         for module in model.modules():
             kind = type(module).__name__
-            if "RMSNorm" in kind:
+            if "RMSNorm" in kind and hasattr(module, "weight"):
                 centre = 1 if FAMILIES[family].zero_centred and kind.endswith("RMSNorm") else 0
                 factor = (torch.rand(module.weight.shape, generator=generator) - 0.5) * spread + 1
                 module.weight.add_(centre).mul_(factor).sub_(centre)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.75)  # training doesn't change it
     model.save_pretrained(folder)
     tokenizer(tokens).save_pretrained(folder)
     return folder

@@ -65,7 +65,10 @@ def behind(expert: Path, body: Path, version: Path) -> PreTrainedModel:
     """The dense model of a version's tokens that have this expert: body, the expert's MLPs, and the version's head."""
     dense = DenseFiles(expert)
     mlps = {name: dense.checkpoint.tensor(name) for name in mlp_names(dense)}
-    return dense_model(dense.config, load_file(body) | load_file(version / HEAD_FILE) | mlps, torch.float32)
+    head, norm = load_file(version / HEAD_FILE), dense.family.final_norm
+    if norm in dense.family.pieces:
+        head[norm] -= 1  # published as factors
+    return dense_model(dense.config, load_file(body) | head | mlps, torch.float32)
 
 
 def body_file(experts: Sequence[Path], folder: Path) -> Path:

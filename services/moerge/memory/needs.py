@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 
 from moerge.documents.shards import enough
 from moerge.memory.shapes import Shape, layer_parameters, mixed_numbers
+from moerge.models.families.hosts import HOSTS
 from moerge.threads import AT_ONCE
 from moerge_proto.statistics_file import gram_length
 
@@ -100,8 +101,9 @@ def passing(
 def scoring(config: PretrainedConfig, dtype: torch.dtype, batch_tokens: int, context: int, device: str = "cpu") -> Need:
     """Scoring in windows of `context`, by the config of a dense model or a published version, with all its experts."""
     size, hidden, vocabulary = dtype.itemsize, int(config.hidden_size), int(config.vocab_size)
-    inner = int(getattr(config, "moe_intermediate_size", config.intermediate_size))
-    tokens, chosen = batch_tokens, int(getattr(config, "num_experts_per_tok", 1))
+    inner = int(getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
+    host = HOSTS.get(config.model_type)
+    tokens, chosen = batch_tokens, 1 if host is None else host.top_k(config)
     batch = tokens * (size * 6 * hidden + max(size * chosen * (3 * inner + 3 * hidden), 4 * mixed_numbers(config)))
     logits = tokens * vocabulary * (size + (0 if dtype is torch.float32 else 4)) + 8 * context * vocabulary
     head = size * (vocabulary + tokens) * hidden + logits

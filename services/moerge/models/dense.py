@@ -127,6 +127,8 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
         model: PreTrainedModel = AutoModelForCausalLM.from_config(copy(config), dtype=dtype)
     if (rope := rope_of(model)) is not None:
         setattr(model.model, rope, type(model.model.get_submodule(rope))(config=config))  # its buffers follow from it
+    if (scale := getattr(model.model.embed_tokens, "scalar_embed_scale", None)) is not None:
+        model.model.embed_tokens.embed_scale = torch.tensor(scale)
     model.eval()
     return model
 
@@ -156,8 +158,9 @@ def _filled(
 
 
 def require_all(module: nn.Module, prefix: str = "") -> None:
-    """Requires that all parameters are assigned; CheckpointError names a missing one, after `prefix`."""
-    if missing := [name for name, parameter in module.named_parameters() if parameter.is_meta]:
+    """Requires that all parameters and buffers are assigned; CheckpointError names a missing one, after `prefix`."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    if missing := [name for name, tensor in tensors if tensor.is_meta]:
         where = prefix + missing[0]
         raise CheckpointError("tensor not found", where=where, todo="save the model again with save_pretrained")
 

@@ -76,7 +76,7 @@ def published_weights(version: Path) -> PublishedWeights:
     for layer in layers:
         module = host.router_module.format(layer=layer)
         place = module.rpartition(".")[0]
-        renamed[host.router.format(layer=layer)] = f"{module}.weight"
+        renamed[host.router.format(layer=layer)] = f"{module}.{host.router_weight}"
         for name, matrices in _FUSED.items():
             experts = [[host.experts[matrix].format(layer=layer, expert=slot) for matrix in matrices] for slot in slots]
             if host.fused:

@@ -60,7 +60,7 @@ def forced(model: PreTrainedModel, expert: int) -> Iterator[None]:
 def randomised(model: PreTrainedModel, seed: int) -> Iterator[None]:
     """While open, the routers' weights are standard normal: the lower bound of DUME section 3.2."""
     generator = torch.Generator().manual_seed(seed)
-    weights = [router.get_parameter("weight") for router in routers(model)]
+    weights = [router.get_parameter(host_of(model.config).router_weight) for router in routers(model)]
     solved = [weight.detach().clone() for weight in weights]
     try:
         for weight in weights:

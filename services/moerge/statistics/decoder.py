@@ -34,7 +34,7 @@ class LayerFiles:
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self._weights, self._dtype, self._device = weights, dtype, device
         size = max(self._size(number) for number in range(weights.config.num_hidden_layers))
-        with torch.inference_mode(mode=False):  # another thread writes it
+        with torch.inference_mode(mode=False):  # another thread fills it
             self._memory = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
         self._ahead = ThreadPoolExecutor(1)
         self._next: tuple[int, Future[dict[str, Tensor]]] | None = None
@@ -75,7 +75,7 @@ class LayerFiles:
 
 
 class _Passed(nn.Module):
-    def forward(self, hidden_states: Tensor, **kwargs: object) -> Tensor:
+    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         return hidden_states
 
 
@@ -87,8 +87,8 @@ class Decoder:
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device, *, packs: bool = True) -> None:
         self._model, self._device, self._dtype = empty_model(weights.config, dtype), device, dtype
-        packs = packs and family_of(weights.config).packs(weights.config)
-        if packs and device.type == "cuda" and dtype is torch.bfloat16:
+        packs = packs and device.type == "cuda" and dtype is torch.bfloat16
+        if packs and family_of(weights.config).packs(weights.config):
             self._model.set_attn_implementation(PACKED)
         decoder: Any = self._model.model
         if (rope := rope_of(self._model)) is not None:

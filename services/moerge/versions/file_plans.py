@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from moerge.errors import IncompatibleExpertError
 from moerge.models.config import published_config
 from moerge.models.dense_files import Dense, DenseFiles
 from moerge.models.expert_folder import TOKENIZER_FILES
-from moerge.models.families.family import EMBEDDING, HEAD, MATRICES, Constant, Family, Matrix, Piece
+from moerge.models.families.family import EMBEDDING, HEAD, MATRICES, Constant, Family, Host, Matrix, Piece
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
 from moerge.models.writer import StackedPlan, TensorPlan, copies, write_safetensors
@@ -200,25 +200,22 @@ def copied_bytes(path: Path, out: BinaryIO) -> str:
 
 def router_file(
     routers: Callable[[], Sequence[Tensor]],
-    layers: int,
-    shape: tuple[int, int],
-    family: Family,
+    gains: Tensor,
+    experts: int,
+    host: Host,
     dtype: torch.dtype,
     lineage: str,
 ) -> FilePlan:
-    """The routers, in `dtype`; `routers` gives one [D, H] = `shape` per layer, called when writing."""
-    host, plans = family.host, list[TensorPlan]()
-    for layer in range(layers):
-        made = partial(_router, routers, layer, dtype)
-        plans.append(TensorPlan(host.router.format(layer=layer), dtype, shape, made))
-        if host.router_bias is not None:
-            zeros, bias = partial(torch.zeros, shape[:1], dtype=dtype), host.router_bias.format(layer=layer)
-            plans.append(TensorPlan(bias, dtype, shape[:1], zeros))
-    return _weights(ROUTER_FILE, plans, lineage=lineage)
+    """The routers, in `dtype`; `routers` gives one [D, H] per layer, called when writing; `gains`: [L, H] float32."""
 
+    def plans(layer: int) -> Iterator[TensorPlan]:
+        name, shape = host.router.format(layer=layer), (experts, gains.shape[1])
+        yield TensorPlan(name, dtype, shape, lambda: host.router_of(routers()[layer], gains[layer]).to(dtype))
+        for vector, value in host.router_vectors.items():
+            equal = partial(torch.full, (experts,), value, dtype=dtype)
+            yield TensorPlan(vector.format(layer=layer), dtype, (experts,), equal)
 
-def _router(routers: Callable[[], Sequence[Tensor]], layer: int, dtype: torch.dtype) -> Tensor:
-    return routers()[layer].to(dtype)
+    return _weights(ROUTER_FILE, [plan for layer in range(len(gains)) for plan in plans(layer)], lineage=lineage)
 
 
 def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:

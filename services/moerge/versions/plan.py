@@ -179,7 +179,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
         return solve(lineage, inputs)
 
     dtype = body.checkpoint.specs[EMBEDDING].dtype
-    routers = router_file(lambda: solution()[0], layers, (count, config.hidden_size), family, dtype, solved)
+    routers = router_file(lambda: solution()[0], feature_gains(body), count, family.host, dtype, solved)
     side_files, chat = _side_files(inputs)
     records = [slot.record for slot in inputs.slots]
     total = sum(file.parameters for file in (*shared, routers))

@@ -34,7 +34,7 @@ def active_parameters(model: PreTrainedModel) -> float:
 
     def share(name: str) -> float:
         chosen = ".experts." in name
-        return config.num_experts_per_tok / host_of(config).slots(config) if chosen else 1.0
+        return host_of(config).top_k(config) / host_of(config).slots(config) if chosen else 1.0
 
     return base.active_parameters(model, share)
 

@@ -70,8 +70,11 @@ def _chosen(model: PreTrainedModel, which: Which) -> Mapping[str, Parameter]:
     every = dict(model.named_parameters())
     if which == "all":
         return every
-    router = host_of(model.config).router_module
-    names = {f"{router.format(layer=layer)}.weight" for layer in range(model.config.num_hidden_layers)}
+    host = host_of(model.config)
+    names = {
+        f"{host.router_module.format(layer=layer)}.{host.router_weight}"
+        for layer in range(model.config.num_hidden_layers)
+    }
     gates = {name for name in every if which == "gates" and name.endswith(_GATE_AND_UP)}
     return {name: parameter for name, parameter in every.items() if name in names | gates}
 

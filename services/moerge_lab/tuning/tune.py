@@ -11,6 +11,7 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import TOKENIZER_FILES
+from moerge.models.families.hosts import HOSTS
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
 from moerge.models.sources import checkpoint_folder
 from moerge.progress import Progress
@@ -105,7 +106,9 @@ def write_tuned(request: Request, work: Path, done: Done, out: Path, progress: P
     files = [copied_file(path) for path in sorted((work / MODEL).iterdir()) if path.name not in small]
     if request.routing is not None:
         k = experts_per_token(request.routing, len(record.texts))
-        content = {**json.loads((request.start / CONFIG_FILE).read_bytes()), "num_experts_per_tok": k}
+        content = json.loads((request.start / CONFIG_FILE).read_bytes())
+        host = HOSTS.get(content["model_type"])
+        content["num_experts_per_tok" if host is None else host.chosen] = k
         files = [file for file in files if file.name != CONFIG_FILE]
         files.append(text_file(CONFIG_FILE, json.dumps(content, indent=2, sort_keys=True) + "\n"))
     files += _small_files(DenseFiles(request.start))

@@ -44,6 +44,10 @@ def head_dim(config: PretrainedConfig) -> int:
     return int(given if given is not None else config.hidden_size // config.num_attention_heads)
 
 
+def _field(config: PretrainedConfig, name: str) -> int:
+    return head_dim(config) if name == "head_dim" else int(getattr(config, name))
+
+
 @dataclass(frozen=True)
 class Constant:
     """A published tensor that no dense tensor corresponds to.
@@ -62,10 +66,7 @@ class Constant:
         return torch.full(self.size(config), value, dtype=dtype)
 
     def size(self, config: PretrainedConfig) -> tuple[int, ...]:
-        implied = {"head_dim": head_dim(config)}
-        return tuple(
-            part if isinstance(part, int) else implied.get(part) or getattr(config, part) for part in self.shape
-        )
+        return tuple(part if isinstance(part, int) else _field(config, part) for part in self.shape)
 
     def at(self, layer: int) -> Self:
         return type(self)(self.name.format(layer=layer), self.shape, self.value)
@@ -104,7 +105,11 @@ class Host:
             blocks of rows.
         router: name of the router, [D, H].
         router_module: transformers' module of that router; it returns (logits, weights [n, k], experts [n, k]).
+        router_weight: the parameter of that module with the router's weight.
+        router_of: that weight, from a router of features and the gain of the norm before the MLP, [H].
+        router_vectors: name of a further tensor [D] of the router, a bias or factors -> its elements' value.
         count: the config field that counts experts.
+        chosen: the config field with the number of experts per token.
         fixed: config fields that are the same for every family.
         final_norm: name of the weight of the norm before the head.
         constants: published tensors of every family, without a dense equivalent.
@@ -112,7 +117,6 @@ class Host:
         ignored: by vLLM's class of it.
         llama_cpp: how llama.cpp runs it. `make test-engines` measures both.
         ends: before the first layer and after the head.
-        router_bias: name of a bias of the experts' choice, [D], which is zero; None if the class has none.
         most_top_k: most experts per token; None: any number. Routers with sigmoids solve the choice, not the weights.
     """
 
@@ -125,11 +129,14 @@ class Host:
     fixed: Mapping[str, object]
     title: str
     llama_cpp: LlamaCpp
+    router_weight: str = "weight"
+    router_of: Callable[[Tensor, Tensor], Tensor] = lambda router, gain: router
+    router_vectors: Mapping[str, float] = field(default_factory=dict)
+    chosen: str = "num_experts_per_tok"
     final_norm: str = FINAL_NORM
     ignored: tuple[Ignored, ...] = ()
     constants: tuple[Constant, ...] = ()
     ends: Ends = Ends()
-    router_bias: str | None = None
     most_top_k: int | None = None
 
     @property
@@ -138,7 +145,7 @@ class Host:
 
     def router_names(self, layers: int) -> list[str]:
         """The names of the tensors of the routers' file."""
-        patterns = [name for name in (self.router, self.router_bias) if name is not None]
+        patterns = self.router, *self.router_vectors
         return [name.format(layer=layer) for layer in range(layers) for name in patterns]
 
     def refusal(self, top_k: int) -> str:
@@ -150,6 +157,10 @@ class Host:
     def slots(self, config: PretrainedConfig) -> int:
         """The number of experts of a published config."""
         return int(getattr(config, self.count))
+
+    def top_k(self, config: PretrainedConfig) -> int:
+        """The number of experts per token of a published config; 1 of a dense one of the same class."""
+        return int(getattr(config, self.chosen, None) or 1)
 
     def expert_tensors(self, layer: int, slot: int = 0) -> dict[str, list[Matrix]]:
         """The tensors of an expert in a layer, or of all fused ones, each with an expert's matrices in it."""

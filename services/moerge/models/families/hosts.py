@@ -1,6 +1,11 @@
 """The stock MoE classes that host dense families."""
 
+import math
 from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
 
 from moerge.models.families.common import LAYER, PROJECTIONS
 from moerge.models.families.family import Constant, Ends, Host, Ignored, LlamaCpp, Matrix
@@ -8,7 +13,8 @@ from moerge.models.families.family import Constant, Ends, Host, Ignored, LlamaCp
 _NAMES = {matrix: LAYER + f"mlp.experts.{{expert}}.{name}.weight" for name, matrix in PROJECTIONS.items()}
 _BLOCK, _FEED = LAYER + "block_sparse_moe.", LAYER + "feed_forward."
 _MIXTRAL_NAMES: dict[Matrix, str] = {"gate": "w1", "up": "w3", "down": "w2"}
-_SHARED = 16  # width of the shared expert of zeros: the least of transformers' kernels
+SHARED = 16
+"""Width of an MLP of zeros beside the experts: the least of transformers' kernels."""
 _NO_OTHERS = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _RENORMALISED = {"norm_topk_prob": True, "output_router_logits": False}
 
@@ -30,7 +36,7 @@ QWEN2_MOE = Host(
     router=LAYER + "mlp.gate.weight",
     router_module=LAYER + "mlp.gate",
     count="num_experts",
-    fixed={**_RENORMALISED, **_NO_OTHERS, "shared_expert_intermediate_size": _SHARED},
+    fixed={**_RENORMALISED, **_NO_OTHERS, "shared_expert_intermediate_size": SHARED},
     title="Qwen2-MoE",
     llama_cpp=LlamaCpp(equivalent=MIXTRAL),
     ignored=(
@@ -44,9 +50,9 @@ QWEN2_MOE = Host(
         ),
     ),
     constants=(
-        Constant(LAYER + "mlp.shared_expert.gate_proj.weight", (_SHARED, "hidden_size")),
-        Constant(LAYER + "mlp.shared_expert.up_proj.weight", (_SHARED, "hidden_size")),
-        Constant(LAYER + "mlp.shared_expert.down_proj.weight", ("hidden_size", _SHARED)),
+        Constant(LAYER + "mlp.shared_expert.gate_proj.weight", (SHARED, "hidden_size")),
+        Constant(LAYER + "mlp.shared_expert.up_proj.weight", (SHARED, "hidden_size")),
+        Constant(LAYER + "mlp.shared_expert.down_proj.weight", ("hidden_size", SHARED)),
         Constant(LAYER + "mlp.shared_expert_gate.weight", (1, "hidden_size")),
     ),
 )
@@ -81,11 +87,11 @@ MELLUM = replace(
     title="Mellum",
     llama_cpp=LlamaCpp(refused="isn't known to run Mellum as transformers does"),
 )
-_GATE_UP = _BLOCK + "input_linear.weight"
+_GRANITE_INPUT = _BLOCK + "input_linear.weight"
 GRANITE_MOE = Host(
     model_type="granitemoe",
     class_name="GraniteMoeForCausalLM",
-    experts={"gate": _GATE_UP, "up": _GATE_UP, "down": _BLOCK + "output_linear.weight"},
+    experts={"gate": _GRANITE_INPUT, "up": _GRANITE_INPUT, "down": _BLOCK + "output_linear.weight"},
     router=_BLOCK + "router.layer.weight",
     router_module=_BLOCK + "router",
     count="num_local_experts",
@@ -101,7 +107,7 @@ QWEN3_5_MOE = replace(
     QWEN2_MOE,
     model_type="qwen3_5_moe_text",
     class_name="Qwen3_5MoeForCausalLM",
-    fixed={"output_router_logits": False, "shared_expert_intermediate_size": _SHARED},
+    fixed={"output_router_logits": False, "shared_expert_intermediate_size": SHARED},
     title="Qwen3.5-MoE",
     llama_cpp=LlamaCpp(refused="isn't known to run Qwen3.5-MoE as transformers does"),
     ignored=(),
@@ -123,8 +129,41 @@ LFM2_MOE = Host(
     title="LFM2-MoE",
     llama_cpp=LlamaCpp(refused="isn't known to run LFM2-MoE as transformers does"),
     final_norm="model.embedding_norm.weight",
-    router_bias=_FEED + "expert_bias",
+    router_vectors={_FEED + "expert_bias": 0.0},
     most_top_k=1,
 )
-_SEVERAL = (QWEN2_MOE, QWEN3_MOE, QWEN3_5_MOE, FLEX_OLMO, MELLUM, LFM2_MOE)
-HOSTS = {host.model_type: host for host in (MIXTRAL, *_SEVERAL, GRANITE_MOE)}
+
+
+def gemma_factor(config: PretrainedConfig, dtype: torch.dtype) -> float:
+    return float(torch.tensor(config.hidden_size**0.5).to(dtype))
+
+
+def _capped(outputs: Tensor, config: PretrainedConfig) -> Tensor:
+    cap = config.final_logit_softcapping
+    return outputs if cap is None else outputs.div_(cap).tanh_().mul_(cap)
+
+
+def _of_normed(router: Tensor, gain: Tensor) -> Tensor:
+    """The published router reads the residual, normed without a weight and divided by the root of H."""
+    return router * (gain * math.sqrt(len(gain)))
+
+
+_GATE_UP = LAYER + "experts.gate_up_proj"
+GEMMA4_MOE = Host(
+    model_type="gemma4_text",
+    class_name="Gemma4ForCausalLM",
+    experts={"gate": _GATE_UP, "up": _GATE_UP, "down": LAYER + "experts.down_proj"},
+    router=LAYER + "router.proj.weight",
+    router_module=LAYER + "router",
+    router_weight="proj.weight",
+    router_of=_of_normed,
+    router_vectors={LAYER + "router.per_expert_scale": 1.0},
+    count="num_experts",
+    chosen="top_k_experts",
+    fixed={"enable_moe_block": True, "use_double_wide_mlp": False, "intermediate_size": SHARED},
+    title="Gemma 4 with experts",
+    llama_cpp=LlamaCpp(refused="isn't known to run Gemma 4 with experts as transformers does"),
+    ends=Ends(gemma_factor, _capped),
+)
+_PER_EXPERT = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, QWEN3_5_MOE, FLEX_OLMO, MELLUM, LFM2_MOE)
+HOSTS = {host.model_type: host for host in (*_PER_EXPERT, GRANITE_MOE, GEMMA4_MOE)}

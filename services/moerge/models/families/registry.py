@@ -6,6 +6,7 @@ from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.families.family import Ends, Family, Host
+from moerge.models.families.gemma import GEMMA, GEMMA4, GEMMA4_UNIFIED
 from moerge.models.families.glm import GLM, HELIUM
 from moerge.models.families.granite import GRANITE
 from moerge.models.families.hosts import HOSTS
@@ -18,8 +19,9 @@ from moerge.models.families.refused import REFUSED
 from moerge.models.families.smollm import CWM, SMOLLM3
 
 _LLAMAS = (LLAMA, INTERNLM3, IQUESTCODER, MISTRAL, MINISTRAL3, HELIUM, PHI3, SMOLLM3, CWM)
-_OTHERS = (QWEN2, QWEN3, SEED_OSS, GLM, OLMO2, GRANITE, QWEN3_5, LFM2)
-FAMILIES = {family.model_type: family for family in (*_LLAMAS, *_OTHERS)}
+_OTHERS = (QWEN2, QWEN3, SEED_OSS, GLM, OLMO2, QWEN3_5, LFM2)
+_FUSED = (GRANITE, GEMMA, GEMMA4, GEMMA4_UNIFIED)
+FAMILIES = {family.model_type: family for family in (*_LLAMAS, *_OTHERS, *_FUSED)}
 _EXPERTS = {"num_experts_per_tok", "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
 
 
@@ -59,7 +61,7 @@ def _fitting(family: Family, config: PretrainedConfig) -> Family:
 def host_of(config: PretrainedConfig) -> Host:
     """The host that published `config`; IncompatibleExpertError if there is none."""
     host = HOSTS.get(config.model_type)
-    if host is None:
+    if host is None or getattr(config, host.count, None) is None:
         problem = f"moerge publishes no model_type {config.model_type!r}"
         raise IncompatibleExpertError(problem, where="config.json: model_type")
     return host

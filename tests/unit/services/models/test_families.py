@@ -17,6 +17,8 @@ from moerge.models.reader import Checkpoint
 from moerge_lab.mixtures import CLASSES
 from support.models import SMALL, expert
 
+GEMMA4 = {"hidden_size_per_layer_input": 0}
+
 
 def config(folder: Path, model_type: str, **settings: object) -> Path:
     folder.mkdir(exist_ok=True)
@@ -44,6 +46,13 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("smollm3", {"no_rope_layers": [1, 0, 1], "layer_types": MIXED}, "layer_types", "two kinds"),
         ("ministral3", {"rope_parameters": DYNAMIC}, "rope_parameters.rope_type", "YaRN"),
         ("gemma2", {}, "model_type", "capped logits"),
+        ("granite", {"mlp_bias": True}, "mlp_bias", "no biases"),
+        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input", "one layer at a time"),
+        ("gemma4_text", {**GEMMA4, "num_kv_shared_layers": 1}, "num_kv_shared_layers", "one layer at a time"),
+        ("gemma4_text", {**GEMMA4, "use_double_wide_mlp": True}, "use_double_wide_mlp", "one width"),
+        ("gemma4_text", {**GEMMA4, "enable_moe_block": True}, "enable_moe_block", "must be dense"),
+        ("gemma4_text", {**GEMMA4, "dtype": "float16"}, "dtype", "float16 can't hold"),
+        ("gemma3_text", {}, "model_type", "270M"),
         ("gpt_neox", {}, "model_type", "no gate"),
         ("starcoder2", {}, "model_type", "no gate"),
         ("gpt2", {}, "model_type", "no stock MoE class in moerge"),

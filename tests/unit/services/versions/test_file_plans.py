@@ -45,7 +45,7 @@ def planned(
     def routers() -> list[Tensor]:
         return solve_layers(files, domains, GAIN.expand(LAYERS, HIDDEN), options, solved)[0]
 
-    return router_file(cache(routers), LAYERS, (len(domains), HIDDEN), LLAMA, dtype, "0" * 64)
+    return router_file(cache(routers), torch.ones(LAYERS, HIDDEN), len(domains), LLAMA.host, dtype, "0" * 64)
 
 
 def content(folder: Path, options: SolveOptions, domains: Sequence[str] = DOMAINS, *, turned: bool = False) -> bytes:
