@@ -208,9 +208,9 @@ def test_an_owner_reports_what_its_policy_allows(federation: Federation, tmp_pat
     write('benchmark_results = true\nmode = "ask"')
     with pytest.raises(AssertionError, match=r"(?s)What this reveals.*moerge worker approve"):
         moerge(*command, **environment)
-    write("benchmark_results = true")
     assert "not reported" in moerge(*command, "--dry-run", **environment)
     assert list(federation.operator.benchmarks(number)) == []
+    assert "approved: law: benchmark results" in moerge("worker", "approve", "--home", home)
     assert "1 benchmark result reported" in moerge(*command, **environment)
     assert [(row.owner, row.result) for row in member.client.benchmarks(number)] == [("law-owner", result())]
     assert f"law: benchmark results of version {number} on 1 task" in moerge("worker", "history", "--home", home)
