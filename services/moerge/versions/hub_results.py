@@ -15,18 +15,18 @@ HUB_FOLDER = ".eval_results"
 
 
 class Registered(NamedTuple):
-    """A dataset that the hub registered as a benchmark, its task's id, and the harness' metric."""
+    """A dataset that the hub registered as a benchmark, its task's id, and the metrics, the preferred first."""
 
     dataset: str
     task_id: str
-    metric: str
+    metrics: tuple[str, ...]
 
 
 REGISTERED = {
-    "gsm8k": Registered("openai/gsm8k", "gsm8k", "exact_match,strict-match"),
-    "mmlu_pro": Registered("TIGER-Lab/MMLU-Pro", "mmlu_pro", "exact_match,custom-extract"),
+    "gsm8k": Registered("openai/gsm8k", "gsm8k", ("exact_match,strict-match", "exact_match,last-number")),
+    "mmlu_pro": Registered("TIGER-Lab/MMLU-Pro", "mmlu_pro", ("exact_match,custom-extract",)),
 }
-"""Task of lm_eval -> registered benchmark. Its metric is a share of the questions, which the hub has in percent."""
+"""Task -> registered benchmark. Its metrics are shares of the questions, which the hub has in percent."""
 
 
 def write_hub_results(rows: Sequence[Benchmark], folder: Path) -> list[str]:
@@ -34,20 +34,24 @@ def write_hub_results(rows: Sequence[Benchmark], folder: Path) -> list[str]:
 
     Left out are owners' results, and those over a limited number of questions.
     """
+    whole = {
+        (row.result.task, row.result.metric): row.result
+        for row in rows
+        if row.owner is None and row.result.limit is None and 0 <= row.result.value <= 1
+    }
     written = list[str]()
-    for row in rows:
-        known, result = REGISTERED.get(row.result.task), row.result
-        if known is None or row.owner is not None or result.metric != known.metric:
-            continue
-        if result.limit is None and 0 <= result.value <= 1:
-            with atomic_file(folder / HUB_FOLDER / f"{result.task}.yaml") as out:
+    for task, known in REGISTERED.items():
+        result = next((whole[task, metric] for metric in known.metrics if (task, metric) in whole), None)
+        if result is not None:
+            with atomic_file(folder / HUB_FOLDER / f"{task}.yaml") as out:
                 out.write(_yaml(known, result).encode())
-            written.append(result.task)
+            written.append(task)
     return written
 
 
 def _yaml(known: Registered, result: BenchmarkResult) -> str:
-    notes = result.harness + (f", task version {result.task_version}" if result.task_version else "")
+    version = f", task version {result.task_version}" if result.task_version else ""
+    notes = f"{result.metric} of {result.harness}{version}"
     return f"""\
 - dataset:
     id: {known.dataset}

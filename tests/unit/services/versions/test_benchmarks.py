@@ -75,6 +75,7 @@ def test_the_hub_s_library_reads_the_files_of_its_benchmarks(tmp_path: Path) -> 
     rows = [
         reported(),
         reported("gsm8k", 0.9, "law-owner", **whole),
+        reported("gsm8k", 0.4, **whole | {"metric": "exact_match,last-number"}),
         reported("gsm8k", 0.27672, **whole),
         reported("gsm8k", 0.3, **whole | {"metric": "exact_match,flexible-extract"}),
         reported("mmlu_pro", 0.4, metric="exact_match,custom-extract"),
@@ -83,5 +84,8 @@ def test_the_hub_s_library_reads_the_files_of_its_benchmarks(tmp_path: Path) -> 
     [path] = (tmp_path / ".eval_results").iterdir()
     assert path.name == "gsm8k.yaml"
     [entry] = parse_eval_result_entries(yaml.safe_load(path.read_text()))
-    notes = "lm_eval 0.4.13, task version 1.0"
+    notes = "exact_match,strict-match of lm_eval 0.4.13, task version 1.0"
     assert entry == EvalResultEntry(dataset_id="openai/gsm8k", task_id="gsm8k", value=27.67, notes=notes)
+    last = [row for row in rows if row.result.metric == "exact_match,last-number"]
+    assert write_hub_results(last, tmp_path) == ["gsm8k"]
+    assert "value: 40.00\n" in path.read_text()
