@@ -116,8 +116,8 @@ MUTATIONS = (
         "all-tensors-at-once",
         "law 8: files are written tensor by tensor",
         LIBRARY,
-        "for plan, tensor in _ahead(ordered, at_once):",
-        "for plan, tensor in list(_ahead(ordered, at_once)):",
+        "for plan, tensor in _ahead(parts, at_once):",
+        "for plan, tensor in list(_ahead(parts, at_once)):",
         law(8),
     ),
     Mutation(
