@@ -848,4 +848,20 @@ MUTATIONS = (
         "if seen is None:",
         ("tests/unit/coordinator/rest/test_demands.py",),
     ),
+    Mutation(
+        "unsafe-code",
+        "programs that models write are executed only with consent",
+        LIBRARY,
+        "if code and not settings.confirm_unsafe_code:",
+        "if False:",
+        ("tests/unit/services/benchmarks/test_arguments.py",),
+    ),
+    Mutation(
+        "unconfined-code",
+        "programs that models write have no network, and write nowhere else",
+        LIBRARY,
+        "steps = [_unplug(), _lock()]",
+        "steps = [True, True]",
+        ("tests/unit/services/benchmarks/test_confined.py",),
+    ),
 )

@@ -73,7 +73,7 @@ class Comparison:
     def render(self) -> Iterator[RenderableType]:
         """A table and sentences for a terminal."""
         others = [model.name for model in self.models if model.role != "version"]
-        table = Table("task", "n", "chance", *map(escape, others), title="Benchmarks")
+        table = Table("task=expert", "n", "chance", *map(escape, others), title="Benchmarks")
         for name in self._versions:
             for heading in (name, "own", "to own"):
                 table.add_column(escape(heading))
@@ -84,7 +84,7 @@ class Comparison:
             cells += [_score(row.scores[name]) for name in others]
             for name in self._versions:
                 cells += [_score(row.scores[name]), *_cells(row.difference(name))]
-            table.add_row(row.task, *cells)
+            table.add_row(escape(f"{row.task}={row.own}"), *cells)
         table.add_section()
         cells = [""] * (2 + len(others))
         for name in self._versions:
