@@ -18,6 +18,7 @@ _LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1 + i / 8 for i in range(16)],
     "long_factor": [2 + i / 4 for i in range(16)], "original_max_position_embeddings": 64,
 }  # fmt: skip
+_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 8]}
 _MULTIPLIERS = {
     "embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.75, "logits_scaling": 2.0,
 }  # fmt: skip
@@ -58,6 +59,7 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "window": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0},
         "windows in some layers": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
         "wide heads": {"head_dim": 64},
+        "Qwen2.5-VL": {"head_dim": 32, "rope_parameters": _MROPE},
     },
     "qwen3": {
         "plain": {"head_dim": 64},
@@ -68,6 +70,7 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "sliding_window": WINDOW,
             "max_window_layers": 1,
         },
+        "Qwen3-VL": {"head_dim": 32, "rope_parameters": {**_MROPE, "mrope_interleaved": True}},
     },
     "seed_oss": {
         "plain": {"head_dim": 32},
@@ -103,6 +106,8 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "gemma4_unified_text": {"plain": _GEMMA4},
 }
 """Family -> name -> settings of its dense config."""
+WRAPPERS = {"Qwen2.5-VL": "qwen2_5_vl", "Qwen3-VL": "qwen3_vl"}
+"""Settings whose experts are the text models of wrappers -> the wrapper's model_type."""
 _FACTORS: Mapping[str, Sequence[Any]] = {
     "family": ("llama", "mistral", "phi3", "qwen2", "qwen3", "olmo2"),
     "body": ("seed", "average", "regmean"),
@@ -139,6 +144,11 @@ class Case:
     def name(self) -> str:
         words = (self.family, self.setting, self.body, f"{self.experts}x{self.top_k}", self.head, self.dtype)
         return "-".join(words).replace(" ", "_").replace("phi3", "phi_3")  # by that name llama.cpp wants its tokenizer
+
+    @property
+    def wrapper(self) -> str | None:
+        """The model_type of the wrappers whose text models are the experts; None without wrappers."""
+        return WRAPPERS.get(self.setting)
 
     @property
     def settings(self) -> dict[str, Any]:

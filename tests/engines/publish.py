@@ -16,6 +16,7 @@ from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.options import RECOMMENDED, VersionRecipe
 from support.models import expert, texts
+from support.wrappers import wrapper
 
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
@@ -37,7 +38,11 @@ def _experts(case: Case, home: Path) -> Path:
 
 def _expert(case: Case, folder: Path, seed: int) -> Path:
     if not (folder / "complete").exists():
-        expert(folder, seed, case.family, apart=0.02, **SIZES, **case.settings)
+        if case.wrapper:
+            tied = {"tie_word_embeddings": case.head != "own"}  # in a wrapper's config.json its own decides
+            wrapper(folder, case.wrapper, seed, {**SIZES, **case.settings}, **tied)
+        else:
+            expert(folder, seed, case.family, apart=0.02, **SIZES, **case.settings)
         if case.dtype != "float32":
             _rounded(folder, getattr(torch, case.dtype))
         texts(folder / "texts.jsonl", seed, _DOCUMENTS)

@@ -53,13 +53,14 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 """Model_type of a wrapper -> settings."""
 
 
-def wrapper(folder: Path, kind: str, seed: int = 1, **settings: Any) -> PreTrainedModel:
-    """A wrapper in evaluation mode, saved in a folder; `settings` are its own, and not its text model's.
+def wrapper(folder: Path, kind: str, seed: int = 1, text: Any = (), **settings: Any) -> PreTrainedModel:
+    """A wrapper in evaluation mode, saved in a folder; `settings` are its own, those of its text model are in `text`.
 
     Those of other seeds differ little, as models that were trained from one.
     """
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **WRAPPERS[kind], **{"tie_word_embeddings": False, **settings})
+    parts = {**WRAPPERS[kind], "text_config": {**WRAPPERS[kind]["text_config"], **dict(text)}}
+    config = AutoConfig.for_model(kind, **parts, **{"tie_word_embeddings": False, **settings})
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
