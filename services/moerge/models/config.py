@@ -25,7 +25,7 @@ _MOST = {
     "num_hidden_layers": 2**12,
     "num_labels": 2**16,
     **dict.fromkeys(("depth", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), 2**20),
-    **dict.fromkeys(("head_dim", "vocab_size"), 2**30),
+    **dict.fromkeys(("head_dim", "global_head_dim", "num_global_key_value_heads", "vocab_size"), 2**30),
     "max_position_embeddings": 2**40,
 }
 """The limits of statistics files, or far above any model."""
@@ -119,10 +119,17 @@ def require_plain_config(path: Path) -> None:
     if not isinstance(content, Mapping):
         raise CheckpointError("can't be read as a model config: not a JSON object", where=str(path))
     require_family(_model_type(content), text_fields(content) if is_wrapper(content) else content)
-    parts = {f"{name}.": value for name, value in content.items() if isinstance(value, Mapping)}  # of a wrapper
-    for start, fields in {"": content, **parts}.items():
-        for field, most in _MOST.items():
-            value = fields.get(field)
+    _require_limits(content)
+
+
+def _require_limits(content: Mapping[str, Any]) -> None:
+    """Requires `_MOST` of all counts, those of a wrapper's parts and of kinds of layers included."""
+    left: list[tuple[str, Mapping[str, Any]]] = [("", content)]
+    while left:
+        start, fields = left.pop()
+        left += [(f"{start}{name}.", value) for name, value in fields.items() if isinstance(value, Mapping)]
+        for field in fields.keys() & _MOST.keys():
+            value, most = fields[field], _MOST[field]
             if isinstance(value, int | float) and abs(value) > most:
                 raise CheckpointError(f"expected at most {most}, found {value}", where=f"config.json: {start}{field}")
 

@@ -18,6 +18,10 @@ SHARED = 16
 _NO_OTHERS = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _RENORMALISED = {"norm_topk_prob": True, "output_router_logits": False}
 
+_WIDE = Ignored(
+    lambda config: config["num_attention_heads"] * config["head_dim"] != config["hidden_size"],
+    "`head_dim`, so it doesn't load this model or answers wrongly",
+)
 MIXTRAL = Host(
     model_type="mixtral",
     class_name="MixtralForCausalLM",
@@ -40,10 +44,7 @@ QWEN2_MOE = Host(
     title="Qwen2-MoE",
     llama_cpp=LlamaCpp(equivalent=MIXTRAL),
     ignored=(
-        Ignored(
-            lambda config: config["num_attention_heads"] * config["head_dim"] != config["hidden_size"],
-            "`head_dim`, so it doesn't load this model or answers wrongly",
-        ),
+        _WIDE,
         Ignored(
             lambda config: len(set(config.get("layer_types") or ())) > 1,
             "the sliding windows, so it answers wrongly on texts that are longer than the window",
@@ -98,6 +99,13 @@ GRANITE_MOE = Host(
     fixed={"output_router_logits": False},
     title="GraniteMoe",
     llama_cpp=LlamaCpp(refused="isn't known to run GraniteMoe as transformers does"),
+    ignored=(
+        _WIDE,
+        Ignored(
+            lambda config: bool(config.get("attention_bias")), "the biases of attention, so it doesn't load this model"
+        ),
+        Ignored(lambda config: config["hidden_act"] != "silu", "`hidden_act`, so it answers wrongly"),
+    ),
     ends=Ends(
         factor=lambda config, dtype: float(config.embedding_multiplier),
         logits=lambda outputs, config: outputs.div_(config.logits_scaling),

@@ -50,6 +50,8 @@ def copied(folder: Path, good: Path) -> Path:
         ("num_hidden_layers", 1e300),
         ("num_labels", 10**9),
         ("head_dim", -(2**40)),
+        ("global_head_dim", 2**40),
+        ("per_layer_config", {"0": {"head_dim": 2**40}}),
         ("model_type", "mamba"),
         ("rms_norm_eps", float("nan")),
     ],

@@ -40,6 +40,8 @@ def limits(family: str, **settings: Any) -> list[tuple[str, str]]:
         ("phi3", {"partial_rotary_factor": 0.5}),
         ("llama", {"attention_bias": True}),
         ("smollm3", {}),
+        ("granite", {}),
+        ("gemma4_text", {"hidden_size_per_layer_input": 0}),
     ],
 )
 def test_versions_that_vllm_runs_have_no_limits_there(family: str, settings: dict[str, Any]) -> None:
@@ -70,6 +72,11 @@ def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[st
         ("smollm3", {}, "every engine", "float16"),
         ("llama", {"attention_bias": True}, "every engine", "float16"),
         ("ministral3", {"rope_parameters": MINISTRAL, "head_dim": 8}, "every engine", "longer than 64 tokens"),
+        ("granite", {"head_dim": 16}, "vLLM", "head_dim"),
+        ("granite", {"attention_bias": True}, "vLLM", "biases"),
+        ("gemma", {"head_dim": 8}, "vLLM", "hidden_act"),
+        ("granite", {}, "llama.cpp", "GraniteMoe"),
+        ("gemma4_text", {"hidden_size_per_layer_input": 0}, "llama.cpp", "Gemma 4"),
         ("llama", {"rope_parameters": DYNAMIC}, "vLLM", "longer than 256 tokens"),
         ("llama", {"rope_parameters": DYNAMIC}, "llama.cpp", "longer than 256 tokens"),
     ],
