@@ -4,8 +4,10 @@ Run as `python -m moerge.benchmarks.child JOB`, with the path of a `Job`. Standa
 `Said`; the log is on standard error.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +20,14 @@ from moerge.benchmarks.tasks import TASK_FILES, TASKS
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 
+_DIE_WITH_PARENT = 1
 _RUNNING = "Running "
 """How bars of lm_eval begin that count a model's requests."""
 _BOOTSTRAPS = 100  # unused: errors of means have a formula
 
 
 def main(path: Path) -> int:
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)  # a killed command leaves no process
     job = Job.model_validate_json(path.read_bytes())
     say = _speaker()
     current = ""
