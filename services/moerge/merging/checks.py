@@ -40,11 +40,11 @@ def check(
         raise MoergeError(f"{ANCHOR!r} is the anchor's name", where="`expert`", todo="name the domain otherwise")
     if version is None:
         _check_options(settings, [expert.domain for expert in experts])
-        if why := experts[0].family.host.refusal(settings.recipe.solve.top_k):
-            raise MoergeError(why, where="`top_k`", todo="give 1")
     else:
         _check_new(experts, version.record.experts)
         _check_kept_seed(settings, version.body)
+    if why := experts[0].family.host.refusal(settings.recipe.solve.top_k):
+        raise MoergeError(why, where="`top_k`", todo="give 1")
     if settings.recipe.fit:
         for expert in experts:
             require_fittable(expert)

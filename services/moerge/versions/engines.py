@@ -37,6 +37,9 @@ def _vllm(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
     """vLLM 0.32: fields that its classes don't read, and its fixed rope."""
     rope, host = config.get("rope_parameters") or {}, HOSTS[config["model_type"]]
     ignored = [item.what for item in host.ignored if item.when(config)]
+    for item in host.limited:
+        if item.when(config):
+            yield EngineLimit(engine="vLLM", happens=item.happens, remedy=item.remedy)
     for field in ignored:
         yield EngineLimit(engine="vLLM", happens=f"ignores {field}", remedy=_BACKEND)
     if rope.get("rope_type") == "dynamic":

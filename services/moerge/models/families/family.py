@@ -81,6 +81,15 @@ class Ignored:
 
 
 @dataclass(frozen=True)
+class Limited:
+    """A limit of vLLM's class of a host: a condition of config.json, the fault as a predicate, and the remedy."""
+
+    when: Callable[[Mapping[str, Any]], bool]
+    happens: str
+    remedy: str
+
+
+@dataclass(frozen=True)
 class LlamaCpp:
     """A host in llama.cpp.
 
@@ -115,6 +124,7 @@ class Host:
         constants: published tensors of every family, without a dense equivalent.
         title: its name in sentences.
         ignored: by vLLM's class of it.
+        limited: further limits of that class.
         llama_cpp: how llama.cpp runs it. `make test-engines` measures both.
         ends: before the first layer and after the head.
         most_top_k: most experts per token; None: any number. Routers with sigmoids solve the choice, not the weights.
@@ -135,6 +145,7 @@ class Host:
     chosen: str = "num_experts_per_tok"
     final_norm: str = FINAL_NORM
     ignored: tuple[Ignored, ...] = ()
+    limited: tuple[Limited, ...] = ()
     constants: tuple[Constant, ...] = ()
     ends: Ends = Ends()
     most_top_k: int | None = None

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.models.families.common import LAYER, PROJECTIONS
-from moerge.models.families.family import Constant, Ends, Host, Ignored, LlamaCpp, Matrix
+from moerge.models.families.family import Constant, Ends, Host, Ignored, Limited, LlamaCpp, Matrix
 
 _NAMES = {matrix: LAYER + f"mlp.experts.{{expert}}.{name}.weight" for name, matrix in PROJECTIONS.items()}
 _BLOCK, _FEED = LAYER + "block_sparse_moe.", LAYER + "feed_forward."
@@ -119,6 +119,13 @@ QWEN3_5_MOE = replace(
     title="Qwen3.5-MoE",
     llama_cpp=LlamaCpp(refused="isn't known to run Qwen3.5-MoE as transformers does"),
     ignored=(),
+    limited=(
+        Limited(
+            lambda config: config.get("dtype") == "float32",
+            "has no float32 kernel for linear attention on a processor",
+            "start it with --dtype bfloat16",
+        ),
+    ),
 )
 LFM2_MOE = Host(
     model_type="lfm2_moe",
@@ -136,6 +143,13 @@ LFM2_MOE = Host(
     },
     title="LFM2-MoE",
     llama_cpp=LlamaCpp(refused="isn't known to run LFM2-MoE as transformers does"),
+    limited=(
+        Limited(
+            lambda config: True,
+            "answers wrongly on a processor, as it does for dense LFM2 models",
+            "use transformers, or compare its answers on your GPU",
+        ),
+    ),
     final_norm="model.embedding_norm.weight",
     router_vectors={_FEED + "expert_bias": 0.0},
     most_top_k=1,

@@ -36,7 +36,7 @@ def _gated(inputs: Sequence[str], weights: Tensors, config: PretrainedConfig, re
 def _numbers(config: PretrainedConfig) -> int:
     """Queries, keys and values before and after the convolution; those, and their products, of each value head."""
     keys, values = config.linear_num_key_heads * config.linear_key_head_dim, _values(config)
-    per_head = 6 * config.linear_key_head_dim + 5 * config.linear_value_head_dim + 5 * _CHUNK
+    per_head = 7 * config.linear_key_head_dim + 5 * config.linear_value_head_dim + 5 * _CHUNK
     return int(2 * keys + 2 * values + config.linear_num_value_heads * per_head)
 
 

@@ -155,6 +155,19 @@ def test_seed_head_requires_a_seed_body(session: Session, law: ExpertRow, body: 
     assert (lineage.head, lineage.experts, lineage.left_out) == (HeadLineage(method="seed"), [parts.digest], [])
 
 
+def test_a_class_with_one_expert_per_token_gets_no_more(
+    session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
+) -> None:
+    for row in (law, art):
+        add_contribution(session, row, body)
+    assert lineage_of(session, options={"top_k": 2}).options.top_k == 2
+    body.family = "lfm2"
+    assert lineage_of(session).options.top_k == 1
+    with pytest.raises(RefusedError, match="2 experts per token, but Lfm2MoeForCausalLM") as caught:
+        lineage_of(session, options={"top_k": 2})
+    assert caught.value.where == "options.top_k"
+
+
 def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow) -> None:
     add_contribution(session, law, body)
     partial = {"partial": True}

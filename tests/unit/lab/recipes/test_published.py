@@ -189,3 +189,10 @@ def test_active_parameters_are_those_multiplied_per_token(tmp_path: Path, spec: 
     if spec != "averaging":
         per_layer += 3 * hidden
     assert only(spec, fleet(tmp_path)).active_parameters == layers * per_layer + hidden + hidden * VOCAB
+
+
+def test_a_class_with_one_expert_per_token_gets_no_more(tmp_path: Path) -> None:
+    on = fleet(tmp_path, 2, family="lfm2")
+    with pytest.raises(MoergeError, match="Lfm2MoeForCausalLM weights several by sigmoids"):
+        built("dume:k=2", on)
+    assert list(on.work.iterdir()) == []

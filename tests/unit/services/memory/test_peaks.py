@@ -30,9 +30,10 @@ from moerge.statistics.passes import RouterPass
 from moerge.statistics.streamed import Streamed
 def call(folder):
     streamed = Streamed(RouterPass(DenseFiles(folder), DenseFiles(folder), [0] * 2), 2048)
-    shard = Shard("one", [Tokens([row] * 64) for row in range(32)], 32)
-    for _ in range(streamed.begin([shard]), streamed.layers):
-        streamed.sums(["one"])
+    for length in (64, 10):
+        rows = [Tokens([row % 256] * length) for row in range(2048 // length)]
+        for _ in range(streamed.begin([Shard("one", rows, len(rows))]), streamed.layers):
+            streamed.sums(["one"])
 """
 
 
@@ -41,6 +42,16 @@ def test_a_pass_with_a_wide_mlp(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", 1, intermediate_size=6000, num_hidden_layers=2)
     need = need_of(RouterPass(DenseFiles(folder), DenseFiles(folder), []), StatisticsSettings())
     assert need.device["a micro-batch"] > 3 * 4 * 2048 * 6000
+    assert peak_of(SUMMED, folder) < need.in_host + 2048 * need.token + SLACK
+
+
+def test_a_pass_with_linear_attention(tmp_path: Path) -> None:
+    """Its rows are computed at multiples of 64 tokens."""
+    heads = {"linear_num_key_heads": 8, "linear_num_value_heads": 16}
+    widths = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    folder = expert(tmp_path / "expert", 1, "qwen3_5_text", num_hidden_layers=2, **heads, **widths)
+    need = need_of(RouterPass(DenseFiles(folder), DenseFiles(folder), []), StatisticsSettings())
+    assert need.device["a micro-batch"] > 2**27
     assert peak_of(SUMMED, folder) < need.in_host + 2048 * need.token + SLACK
 
 

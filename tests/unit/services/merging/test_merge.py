@@ -358,6 +358,16 @@ def test_a_recipe_that_can_t_be_followed_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_class_with_one_expert_per_token_gets_no_more(tmp_path: Path) -> None:
+    for seed, domain in enumerate(("law", "art")):
+        texts(expert(tmp_path / domain, seed, "lfm2").parent / f"{domain}.jsonl", seed, 90)
+    for recipe in (PAPER, RECOMMENDED):
+        settings = replace(SETTINGS, recipe=recipe.model_copy(update={"solve": SolveOptions(top_k=2)}))
+        with pytest.raises(MoergeError, match="Lfm2MoeForCausalLM weights several by sigmoids"):
+            merge(sources(tmp_path), tmp_path / "out", settings)
+    assert {item.name for item in tmp_path.iterdir()} == {"law", "art", "law.jsonl", "art.jsonl"}
+
+
 WEIGHTED = RECOMMENDED.model_copy(update={"body": "weighted"})
 
 

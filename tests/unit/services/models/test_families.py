@@ -15,7 +15,7 @@ from moerge.models.families.refused import REFUSED
 from moerge.models.families.registry import FAMILIES, family_of
 from moerge.models.reader import Checkpoint
 from moerge_lab.mixtures import CLASSES
-from support.models import SMALL, expert
+from support.models import SMALL, expert, small_settings
 
 GEMMA4 = {"hidden_size_per_layer_input": 0}
 
@@ -95,6 +95,12 @@ def test_the_refusal_of_an_unknown_family_names_the_issue_to_open(tmp_path: Path
         with pytest.raises(IncompatibleExpertError) as caught:
             family_of(read_config(config(tmp_path / model_type, model_type)))
         assert ("open an issue with the model's hub id, its config.json" in caught.value.todo) == is_unknown
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_documents_share_a_row_only_where_all_layers_have_attention(tmp_path: Path, name: str) -> None:
+    own = read_config(config(tmp_path / "dense", name, **small_settings(name)))
+    assert FAMILIES[name].packs(own) == (name not in ("qwen3_5_text", "lfm2"))
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -1,6 +1,5 @@
 """The limits of engines follow from config.json; `make test-engines` measures them."""
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from transformers import AutoConfig
 from moerge.models.config import published_config
 from moerge.models.families.registry import family_of
 from moerge.versions.engines import engine_limits
-from support.models import SMALL
+from support.models import small_settings
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -19,7 +18,7 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 
 def limits(family: str, **settings: Any) -> list[tuple[str, str]]:
     """Engine and fault of each limit of a version of such experts."""
-    config = AutoConfig.for_model(family, **deepcopy({**SMALL, **settings}))
+    config = AutoConfig.for_model(family, **small_settings(family, **settings))
     published = published_config(family_of(config), config, 3, 1, "float32", config.vocab_size, tied=False)
     return [(limit.engine, limit.happens) for limit in engine_limits(published)]
 
@@ -77,6 +76,10 @@ def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[st
         ("gemma", {"head_dim": 8}, "vLLM", "hidden_act"),
         ("granite", {}, "llama.cpp", "GraniteMoe"),
         ("gemma4_text", {"hidden_size_per_layer_input": 0}, "llama.cpp", "Gemma 4"),
+        ("qwen3_5_text", {}, "vLLM", "no float32 kernel"),
+        ("qwen3_5_text", {}, "llama.cpp", "Qwen3.5-MoE"),
+        ("lfm2", {}, "vLLM", "as it does for dense LFM2"),
+        ("lfm2", {}, "llama.cpp", "LFM2-MoE"),
         ("llama", {"rope_parameters": DYNAMIC}, "vLLM", "longer than 256 tokens"),
         ("llama", {"rope_parameters": DYNAMIC}, "llama.cpp", "longer than 256 tokens"),
     ],
