@@ -14,9 +14,11 @@ from moerge.settings import byte_count, valid
 from moerge.terminal import AsJson, echo, output, show_json
 from moerge_proto.anchors import MAX_ANCHOR_BYTES
 from moerge_proto.messages import UNKNOWN
+from moerge_proto.signatures import in_groups
+from moerge_proto.version_signatures import fingerprint, public_pem
 
 if TYPE_CHECKING:
-    from moerge_coordinator.operation.verify import Finding
+    from moerge_coordinator.operation.findings import Finding
     from moerge_coordinator.settings import Settings
 
 _SHOWN = 4
@@ -41,9 +43,11 @@ def init(
     Example: moerge coordinator init /srv/moerge --seed HuggingFaceTB/SmolLM2-135M
     """
     from moerge_coordinator.operation.home import initialise
+    from moerge_coordinator.storage.version_key import version_key
 
     token = initialise(home)
     echo(token.secret)
+    echo(f"Key of versions: {in_groups(fingerprint(public_pem(version_key(home))))}", err=True)
     if model is not None:
         seed(home, model, license)
     echo(f"This operator token is shown only once. Next: moerge coordinator serve {home}", err=True)
@@ -191,10 +195,18 @@ def restore(
 
 
 @app.command()
-def verify(home: Home, as_json: AsJson = False) -> None:
-    """Check every blob, folder and row; list missing and altered ones with their users.
+def verify(
+    home: Home,
+    solve: Annotated[
+        bool, typer.Option("--solve", help="Also solve routers and heads again, on the machine that solved them.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check every blob, folder and row; list missing, altered and replaced ones with their users.
 
-    The coordinator may serve meanwhile. Exits with 1 after damage; litter (unused files) is harmless.
+    If they are whole, every version is compared with its signature, and its files are made again from its lineage.
+    The coordinator may serve meanwhile. Exits with 1 after damage; litter (unused files) is harmless, and so are
+    unchecked files, which another release of moerge wrote.
 
     Example: moerge coordinator verify /srv/moerge
     """
@@ -207,14 +219,15 @@ def verify(home: Home, as_json: AsJson = False) -> None:
 
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
-        result = verifying.verify(settings, database, stores(settings)[0], progress())
+        result = verifying.verify(settings, database, stores(settings)[0], progress(), solve=solve)
     damaged = sum(item.damage for item in result)
     if as_json:
         show_json(result)
     else:
         if result:
             _show(result)
-        echo(f"{home}: {damaged} damaged, {len(result) - damaged} litter")
+        litter = sum(item.what == "litter" for item in result)
+        echo(f"{home}: {damaged} damaged, {litter} litter")
     if damaged:
         raise typer.Exit(1)
 

@@ -122,6 +122,7 @@ class Version(Message):
     """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it or in its body.
 
     `withheld`: since when its files are not served because of such an expert; `retired`: since when it has no files.
+    `key`: the fingerprint of the key that signed it.
     """
 
     number: int
@@ -136,6 +137,14 @@ class Version(Message):
     created: datetime
     withheld: datetime | None
     retired: datetime | None
+    key: Digest | None = None
+
+
+class SignedCard(Message):
+    """A version's model card as of now, and the content of `model.sig`, which covers it and all other files."""
+
+    card: str
+    signature: str
 
 
 class VersionChange(Message):

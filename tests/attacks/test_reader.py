@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from moerge.models.side_files import TOKENIZER
 from moerge_proto.owners import NewToken, Role
+from moerge_proto.version_files import TOKENIZER
 from support.models import expert
 from support.processes import coordinator
 from support.versions import published

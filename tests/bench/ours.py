@@ -24,7 +24,6 @@ from moerge.statistics.integers import pack, to_integers
 from moerge.trunk.heads import HeadInputs, head_plan
 from moerge.trunk.merge import BodyInputs, merge_body
 from moerge.versions.file_plans import (
-    HEAD_FILE,
     FilePlan,
     body_files,
     config_files,
@@ -39,6 +38,7 @@ from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, exponent, write
+from moerge_proto.version_files import HEAD_FILE
 from moerge_proto.versions import SolveReport
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from moerge.blobs.local import LocalBlobs
 from moerge.cli.common import wait
 from moerge.errors import MoergeError
 from moerge_coordinator.operation.backups import restore
-from moerge_coordinator.operation.verify import Finding, verify
+from moerge_coordinator.operation.findings import Finding
+from moerge_coordinator.operation.verify import verify
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_proto.options import SolveOptions

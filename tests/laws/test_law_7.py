@@ -8,10 +8,11 @@ import torch
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import FAMILIES
 from moerge.trunk.heads import HeadInputs
-from moerge.versions.file_plans import FUSED_FILE, HEAD_FILE, body_files, expert_file, head_file, router_file
+from moerge.versions.file_plans import body_files, expert_file, head_file, router_file
 from moerge.versions.plan import VersionPlan
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.options import SolveOptions
+from moerge_proto.version_files import FUSED_FILE, HEAD_FILE
 from moerge_proto.versions import HeadLineage, Lineage
 from support.lineages import DOMAINS, Group, planned
 from support.models import expert

@@ -17,7 +17,7 @@ from moerge.models.writer import write_safetensors
 from moerge.routers.solve import solve_layers
 from moerge.trunk.heads import HeadInputs, head_plan
 from moerge.trunk.merge import SEED_HEAD_FILE
-from moerge.versions.file_plans import HEAD_FILE, FilePlan, body_files, mlp_files, router_file
+from moerge.versions.file_plans import FilePlan, body_files, mlp_files, router_file
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.references import needed
@@ -26,6 +26,7 @@ from moerge_proto.contributions import Contribution
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.version_files import HEAD_FILE
 from simulation.model import SHARDS, Key, Sent
 from simulation.operations import Run, experts, head_sums, parts, seed_body_file, seed_folder, sums
 from support.statistics import manifest_of, written

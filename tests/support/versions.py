@@ -15,11 +15,11 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.hosts import HOSTS
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import router_contribution
-from moerge.versions.file_plans import HEAD_FILE
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.version_files import HEAD_FILE
 
 ROWS = [[(7 * row + 3 * column) % 256 for column in range(40)] for row in range(8)]
 

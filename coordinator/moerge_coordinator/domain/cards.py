@@ -1,5 +1,6 @@
 """Model cards of versions, with facts added after publication."""
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -8,6 +9,9 @@ from moerge_coordinator.domain import benchmarks
 from moerge_coordinator.domain.evaluations import visible_table
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.tables import ExpertRow, VersionRow
+from moerge_proto.digests import sha256_hex
+from moerge_proto.version_files import CARD_FILE
+from moerge_proto.version_signatures import SignedVersion, public_pem, sign_version
 
 
 def version_card(session: Session, row: VersionRow, card: str, owner: str | None) -> str:
@@ -18,6 +22,22 @@ def version_card(session: Session, row: VersionRow, card: str, owner: str | None
     reported = benchmarks_text(benchmarks.active(session, row.number, owner))
     scores = "\n".join(filter(None, [scores_text(text, rows, table.average, table.missing), reported]))
     return published_card(card, row.number, row.created, withdrawal_note(session, row), scores)
+
+
+def signed_again(key: EllipticCurvePrivateKey, signature: str, published: str, card: str) -> str | None:
+    """A version's signature with `card`, made from the `published` one.
+
+    None if another key made the signature, or if it or the published card was changed.
+    The digests of all other files are those that it has: rows of the database have no effect on them.
+    """
+    try:
+        signed = SignedVersion.of(signature)
+    except ValueError:
+        return None
+    if signed.public_key != public_pem(key) or signed.files.get(CARD_FILE) != sha256_hex(published.encode()):
+        return None
+    files = {**signed.files, CARD_FILE: sha256_hex(card.encode())}
+    return sign_version(key, signed.number, signed.release, files)
 
 
 def withdrawal_note(session: Session, row: VersionRow) -> str:

@@ -23,9 +23,10 @@ from moerge_coordinator.storage.tables import (
     now,
     tell,
 )
-from moerge_proto.digests import digest_of
+from moerge_proto.digests import Digest, digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.influence import VersionInfluence
+from moerge_proto.messages import FileEntry
 from moerge_proto.options import ANCHOR, SolveOptions
 from moerge_proto.problems import ProblemType
 from moerge_proto.rounds import Round
@@ -164,12 +165,22 @@ def _name(lineage: Lineage) -> str:
 
 
 def publish(
-    session: Session, blobs: Blobs, number: int, lineage: Lineage, files: list[VersionFile], influence: VersionInfluence
+    session: Session,
+    blobs: Blobs,
+    number: int,
+    lineage: Lineage,
+    files: list[VersionFile],
+    signature: FileEntry,
+    key: Digest,
+    influence: VersionInfluence,
 ) -> bool:
-    """Publishes a version; False if it must be made again because a file was removed meanwhile."""
+    """Publishes a version; False if it must be made again because a file was removed meanwhile.
+
+    `signature`: the file `model.sig`, by the key of fingerprint `key`.
+    """
     require_inputs(session, lineage)
     require_listed(session, lineage)
-    if not all(blobs.has(file.sha256) for file in files):
+    if not all(blobs.has(file.sha256) for file in (*files, signature)):
         return False
     session.add(
         VersionRow(
@@ -179,6 +190,8 @@ def publish(
             files=files,
             bytes_total=sum(file.size for file in files),
             bytes_written=sum(file.size for file in files if file.new),
+            signature=signature,
+            key=key,
             influence=influence,
         )
     )

@@ -11,6 +11,7 @@ from moerge_coordinator.domain.tokens import make_token
 from moerge_coordinator.settings import FILE, Settings, read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.tables import TokenRow
+from moerge_coordinator.storage.version_key import version_key
 from moerge_proto.owners import NewToken, Role, Token
 
 _TEMPLATE = """\
@@ -42,7 +43,7 @@ port = 8080
 
 
 def initialise(home: Path) -> Token:
-    """Makes a coordinator's home folder and its first operator token. Existing settings stay."""
+    """Makes a coordinator's home folder, its first operator token, and its key. Existing settings stay."""
     private_folder(home)
     settings = read_settings(home) if (home / FILE).exists() else Settings(home=home)
     with closing(open_database(settings.database)) as database, database.transaction("make first token") as session:
@@ -50,6 +51,7 @@ def initialise(home: Path) -> Token:
             todo = f"run: moerge coordinator serve {home}"
             raise MoergeError("is already a coordinator's home", where=str(home), todo=todo)
         token = make_token(session, NewToken(role=Role.OPERATOR))
+    version_key(home)
     if not (home / FILE).exists():
         with atomic_file(home / FILE) as file:
             file.write(_TEMPLATE.encode())

@@ -3,7 +3,6 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import JSON, select, type_coerce
@@ -14,6 +13,8 @@ from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest
 from moerge.progress import Progress, Tracker
 from moerge.trunk.merge import DENSE_BODY_FILE, body_digest, files_digest, seed_digest
+from moerge_coordinator.operation.findings import Finding
+from moerge_coordinator.operation.recomputing import replaced_files
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.messages import body_lineage
@@ -30,22 +31,8 @@ from moerge_coordinator.storage.tables import (
 from moerge_coordinator.storage.workflow_rows import TODO, foreign_rows
 from moerge_proto.digests import canonical_json, digest_of, sha256_hex
 from moerge_proto.experts import ExpertState
+from moerge_proto.messages import FileEntry
 from moerge_proto.records import RECORD_FILE
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A deviation."""
-
-    what: str  # missing, altered or litter; litter is harmless
-    file: str  # relative to the home
-    digest: str  # of the expected content, or the row's name
-    needed_by: tuple[str, ...]  # experts, bodies, contributions and versions
-    todo: str
-
-    @property
-    def damage(self) -> bool:
-        return self.what != "litter"
 
 
 def blob_file(digest: str) -> str:
@@ -86,7 +73,7 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
     users: dict[str, list[str]] = defaultdict(list)
     rows: list[ExpertRow | BodyRow | VersionRow] = [*_complete_experts(session), *_bodies(session)]
     for row in [*rows, *_versions(session)]:
-        for file in row.files:
+        for file in _files(row):
             users[file.sha256].append(f"{_name(row)} as {file.name}")
     for part in session.scalars(select(ContributionRow).where(ContributionRow.purged.is_(None))):
         users[part.digest].append(_name(part))
@@ -101,14 +88,30 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
 def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
     """Folder relative to the home -> its user, and file name -> digest of the required content."""
     rows = _versions(session)
-    return {f"versions/{row.number}": (_name(row), {file.name: file.sha256 for file in row.files}) for row in rows}
+    return {f"versions/{row.number}": (_name(row), {file.name: file.sha256 for file in _files(row)}) for row in rows}
 
 
-def verify(settings: Settings, database: Database, blobs: Blobs, progress: Progress) -> list[Finding]:
-    """Checks every blob, row and folder of a home, and lists missing, altered and unused data.
+def _files(row: ExpertRow | BodyRow | VersionRow) -> list[FileEntry]:
+    """The files of a row, with a version's signature."""
+    return [*row.files, *([row.signature] if isinstance(row, VersionRow) else [])]
 
-    A coordinator may serve meanwhile; its concurrent changes are not reported as damage.
+
+def verify(
+    settings: Settings, database: Database, blobs: Blobs, progress: Progress, *, solve: bool = False
+) -> list[Finding]:
+    """Checks every blob, row and folder of a home, and lists missing, altered, replaced and unused data.
+
+    If all is whole, versions are recomputed from their lineages; see `replaced_files`. A coordinator may serve
+    meanwhile; its concurrent changes are not reported as damage.
     """
+    result = _stored(settings, database, blobs, progress)
+    if not any(item.damage for item in result):
+        result += replaced_files(settings, database, blobs, progress, solve=solve)
+    return result
+
+
+def _stored(settings: Settings, database: Database, blobs: Blobs, progress: Progress) -> list[Finding]:
+    """The deviations of blobs, rows and folders from the digests in the database."""
     home, listed = settings.home, dict(blobs.digests())
     with database.reading() as session:
         required, places = required_blobs(session), folders(session) if blobs.lasting else {}

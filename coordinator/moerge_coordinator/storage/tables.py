@@ -84,6 +84,7 @@ _KINDS: tuple[Any, ...] = (
     list[str],
     list[int],
     list[float],
+    FileEntry,
     list[FileEntry],
     list[VersionFile],
     Lineage,
@@ -327,6 +328,8 @@ class VersionRow(_Numbered):
     files: Mapped[list[VersionFile]]
     bytes_total: Mapped[int] = mapped_column(BigInteger)
     bytes_written: Mapped[int] = mapped_column(BigInteger)
+    signature: Mapped[FileEntry]  # model.sig, as signed at publication
+    key: Mapped[str] = mapped_column(String(64))  # fingerprint of the key that signed it
     influence: Mapped[VersionInfluence] = mapped_column(deferred=True)  # D^2 figures, not needed in lists
     note: Mapped[str] = mapped_column(String(2000), default="")
     tags: Mapped[list[str]] = mapped_column(default=list)

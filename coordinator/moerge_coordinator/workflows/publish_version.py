@@ -1,22 +1,16 @@
 """The publication of a version: writes its weights, solves its routers, assigns its number."""
 
 import threading
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dbos import DBOS
-from sqlalchemy import select
-from sqlalchemy.orm import Session
 
+from moerge.build import build
 from moerge.errors import ContributionError, SolveError
-from moerge.models.sources import hub_id
 from moerge.routers.influence import MOST_LAYERS
-from moerge.trunk.merge import DENSE_BODY_FILE
-from moerge.versions.card import Contributed, ExpertRecord
-from moerge.versions.file_plans import FilePlan
+from moerge.versions.file_plans import FilePlan, written
 from moerge.versions.plan import (
-    Slot,
     Solution,
     VersionInputs,
     VersionPlan,
@@ -24,16 +18,17 @@ from moerge.versions.plan import (
     plan_version,
     solve_lineage,
 )
-from moerge_coordinator.domain import bodies, versions
+from moerge_coordinator.domain import versions
 from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.log import progress
 from moerge_coordinator.metrics import Metrics
-from moerge_coordinator.storage.messages import contains
-from moerge_coordinator.storage.tables import ArtifactRow, ContributionRow, ExpertRow, notify
+from moerge_coordinator.storage.tables import ArtifactRow, notify
 from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_problems
 from moerge_proto.digests import digest_of
 from moerge_proto.influence import VersionInfluence
+from moerge_proto.version_signatures import SIGNATURE_FILE, fingerprint, public_pem, sign_version
 from moerge_proto.versions import Lineage, VersionFile
 
 
@@ -132,10 +127,14 @@ class PublishVersion(Work):
             if published:
                 return str(number)
             files = [self._artifact(file, made) for file in self._publication(lineage).plan.files]
-            ports.folders.show_version(number, files)
+            key = ports.version_key
+            signed = sign_version(key, number, build().version, {file.name: file.sha256 for file in files}).encode()
+            signature = ports.blobs.put(SIGNATURE_FILE, lambda out: written(signed, out))
+            name = fingerprint(public_pem(key))
+            ports.folders.show_version(number, [*files, signature])
             measured = VersionInfluence.model_validate(influence)
             with ports.database.transaction("publish version") as session:
-                done = versions.publish(session, ports.blobs, number, made, files, measured)
+                done = versions.publish(session, ports.blobs, number, made, files, signature, name, measured)
             return str(number) if done else None
 
     def _publication(self, lineage: dict[str, Any]) -> _Publication:
@@ -143,7 +142,7 @@ class PublishVersion(Work):
         name = digest_of(lineage)
         if name not in self._publications:
             made = Lineage.model_validate(lineage)
-            inputs = self._inputs(made)
+            inputs = version_inputs(self.ports.database, self.ports.blobs, self.ports.folders, made)
             self._publications[name] = _Publication(made, inputs, plan_version(made, inputs, self._solution))
         return self._publications[name]
 
@@ -170,43 +169,3 @@ class PublishVersion(Work):
         layers = int(inputs.body.config.num_hidden_layers)
         with progress().track(f"solving routers of {', '.join(lineage.domains)}", layers, "layers") as tracker:
             return self._metrics.timed_solve(lambda: solve_lineage(lineage, inputs, lambda layer: tracker.advance(1)))
-
-    def _inputs(self, lineage: Lineage) -> VersionInputs:
-        """The rows and blobs of a lineage."""
-        blobs, folders = self.ports.blobs, self.ports.folders
-        with self.ports.database.reading() as session:
-            body = bodies.find(session, lineage.body)
-            experts = _experts(session, [*lineage.experts, *contains(body)])
-            named = ContributionRow.digest.in_(lineage.contributions)
-            parts = {row.digest: row for row in session.scalars(select(ContributionRow).where(named))}
-        sha256 = next(file.sha256 for file in body.files if file.name == DENSE_BODY_FILE)
-        return VersionInputs(
-            slots=[self._slot(experts[digest], experts) for digest in lineage.experts],
-            body=folders.body(body),
-            body_sha256=sha256,
-            method=body.method,
-            merged=[_record(experts[digest], experts) for digest in contains(body)],
-            contributed=[
-                Contributed(row.digest, row.domain, row.owner, row.tokens, row.documents)
-                for row in map(parts.__getitem__, lineage.contributions)
-            ],
-            statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
-            head_statistics=lambda: [blobs.source(digest) for digest in lineage.head.contributions],
-            seed=None if body.experts else folders.seed(body),
-        )
-
-    def _slot(self, row: ExpertRow, experts: Mapping[str, ExpertRow]) -> Slot:
-        files = self.ports.folders.expert(row.digest)
-        return Slot(_record(row, experts), files.checkpoint, files, files.checkpoint)
-
-
-def _experts(session: Session, digests: Sequence[str]) -> dict[str, ExpertRow]:
-    """The rows of these experts and of the registered dense ones whose parts they have, by digest."""
-    rows = {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(digests)))}
-    dense = {row.dense for row in rows.values()} - rows.keys()
-    return rows | {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(dense)))}
-
-
-def _record(row: ExpertRow, experts: Mapping[str, ExpertRow]) -> ExpertRecord:
-    source = hub_id(experts.get(row.dense, row).source or "")
-    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.parts_of, bool(row.fitted), source)

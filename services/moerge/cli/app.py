@@ -26,6 +26,7 @@ from moerge.cli import (
     pull,
     rounds,
     tokens,
+    verify,
     versions,
     workflows,
 )
@@ -62,6 +63,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         "version": versions.app,
         "workflow": workflows.app,
         "pull": pull.pull,
+        "verify": verify.verify,
         "export": Component("moerge.export.commands", "Write a version as a GGUF, for llama.cpp.", "merge"),
     },
     "Look": {

@@ -7,12 +7,15 @@ import typer
 from rich.filesize import decimal
 
 from moerge.cli.common import Coordinator, Secret
+from moerge.cli.verify import Key
 from moerge.cli.versions import Which, resolve
 from moerge.client.client import Client
 from moerge.client.pull import pull as pull_version
+from moerge.client.signatures import read_signature
 from moerge.progress import progress
 from moerge.terminal import echo
 from moerge.versions.hub_results import REGISTERED, write_hub_results
+from moerge_proto.signatures import in_groups
 
 
 def pull(
@@ -20,13 +23,15 @@ def pull(
     folder: Annotated[Path, typer.Argument(help="A new folder, or the folder of an earlier pull.")],
     coordinator: Coordinator,
     secret: Secret,
+    key: Key = None,
     hub_results: Annotated[
         bool, typer.Option("--hub-results", help="Also write reported benchmarks for the hub, .eval_results/*.yaml.")
     ] = False,
 ) -> None:
     """Download a version into FOLDER, in the format of transformers. Existing files are reused.
 
-    Checks every file against its digest, except the model card, README.md, which includes the newest scores. An
+    Checks every file, the model card too, against the version's signature, before FOLDER appears. The first pull
+    into FOLDER pins the key; --key names it before. Refuses other files for a number that was pulled before. An
     interrupted pull leaves FOLDER unchanged; the next one resumes. --hub-results writes the operators' results of
     the hub's benchmarks, over all questions; a later pull without it removes them.
 
@@ -34,9 +39,11 @@ def pull(
     """
     with Client(coordinator, secret) as client:
         number = resolve(client, version)
-        fetched = pull_version(client, client.version(number), folder, progress())
+        fetched = pull_version(client, client.version(number), folder, progress(), key)
         tasks = write_hub_results(list(client.benchmarks(number)), folder) if hub_results else []
-    echo(f"{folder}: version {number}, {decimal(fetched)} fetched")
+    signed = read_signature(folder)
+    by = "" if signed is None else f", signed by key {in_groups(signed.fingerprint)}"
+    echo(f"{folder}: version {number}, {decimal(fetched)} fetched{by}")
     if hub_results:
         none = f"none; the hub's benchmarks are {', '.join(REGISTERED)}"
         echo(f"results for the hub: {', '.join(tasks) or none}")

@@ -27,6 +27,8 @@ def show_files(row: Version) -> None:
         f"lambda {options.ridge_lambda:g}, top-k {options.top_k}{more}, "
         f"{len(lineage.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"
     )
+    if row.key is not None:
+        output().print(f"Signed by key {in_groups(row.key)}", highlight=False)
     size = f"{decimal(row.bytes_total)}, {decimal(row.bytes_written)} of it new"
     files = [
         [f.name, str(f.tensors or ""), decimal(f.size), "new" if f.new else "shared", f.sha256[:12]] for f in row.files

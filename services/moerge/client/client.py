@@ -44,6 +44,7 @@ from moerge_proto.versions import (
     Move,
     NewVersion,
     Rollback,
+    SignedCard,
     SolveReport,
     Version,
     VersionChange,
@@ -282,6 +283,9 @@ class Client(Http):
 
     def version_card(self, number: int) -> str:
         return self.send("GET", f"/v1/versions/{number}/card").text
+
+    def signed_card(self, number: int) -> SignedCard:
+        return self.get(SignedCard, f"/v1/versions/{number}/signed-card")
 
     def version_table(self, number: int) -> VersionTable:
         return self.get(VersionTable, f"/v1/versions/{number}/table")

@@ -10,27 +10,35 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from moerge.client.client import Client
+from moerge.client.signatures import expected_fingerprint, parsed, read_signature, require_key, require_served
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, sync_folder
 from moerge.progress import Progress
+from moerge_proto.digests import sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.records import RECORD_FILE, read_record
-from moerge_proto.versions import Lineage, Version
+from moerge_proto.version_files import CARD_FILE, foreign_names
+from moerge_proto.version_signatures import SIGNATURE_FILE, SignedVersion
+from moerge_proto.versions import Lineage, SignedCard, Version
 
-CARD_FILE = "README.md"
 _RENAME_EXCHANGE = 2
 _HERE = -100  # AT_FDCWD
 
 
-def pull(client: Client, version: Version, folder: Path, progress: Progress) -> int:
+def pull(client: Client, version: Version, folder: Path, progress: Progress, key: str | None = None) -> int:
     """Replaces `folder` with the version's files; returns the fetched bytes without the card.
 
-    Files of an earlier pull are linked into the new folder, which then replaces the old one. Every file except the
-    model card, which has number, date and scores, is checked against its digest.
+    Files of an earlier pull are linked into the new folder, which then replaces the old one. Every file is checked
+    against the version's signature before the folder appears. The key is the one of `key`, a fingerprint or a file;
+    by default that of the folder's earlier pull, if there was one.
 
     Raises:
-        MoergeError: the folder has other content, another pull uses it, or the version is not served.
+        MoergeError: the folder has other content, another pull uses it, the version is not served, has files with
+            names that no version has, isn't signed by that key, or has other files than at the earlier pull.
     """
+    if foreign := foreign_names(file.name for file in version.files):
+        what = f"the coordinator lists files that no version has: {', '.join(map(repr, foreign))}"
+        raise MoergeError(what, where=f"version {version.number}", todo="tell its operator, and don't use the version")
     folder = folder.absolute()
     if folder.exists() and not (folder / RECORD_FILE).is_file():
         todo = "name a new folder, or the folder of an earlier pull"
@@ -38,18 +46,23 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress) -> 
     if not isinstance(read_record(folder), Lineage | None):
         what = "contains a tuned model, which no coordinator has"
         raise MoergeError(what, where=str(folder), todo="name another folder")
+    earlier = read_signature(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.part")
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
     try:
         with lock:
             files: list[FileEntry] = [file for file in version.files if file.name != CARD_FILE]
+            signed_card = client.signed_card(version.number)
+            _require_signed(version, signed_card, key, earlier)
             _take_over(folder, partial, files, progress)
             title = f"fetching version {version.number}"
             fetched = client.download(f"/v1/versions/{version.number}/files", files, partial, progress, title=title)
             with atomic_file(partial / CARD_FILE) as out:
-                out.write(client.version_card(version.number).encode())
-            names = {file.name for file in version.files}
+                out.write(signed_card.card.encode())
+            with atomic_file(partial / SIGNATURE_FILE) as out:
+                out.write(signed_card.signature.encode())
+            names = {SIGNATURE_FILE, *(file.name for file in version.files)}
             for path in partial.iterdir():
                 if path.name not in names:
                     path.unlink()
@@ -58,6 +71,17 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress) -> 
     except Timeout as error:
         raise MoergeError("another pull is using this folder", where=str(folder), todo="wait for it") from error
     return fetched
+
+
+def _require_signed(version: Version, card: SignedCard, key: str | None, earlier: SignedVersion | None) -> None:
+    """Requires that the expected key has signed the card and the listed files."""
+    signed = parsed(card.signature, f"version {version.number}")
+    if key is not None:
+        require_key(signed, expected_fingerprint(key), "given one")
+    elif earlier is not None:
+        require_key(signed, earlier.fingerprint, "one of the earlier pull into this folder")
+    served = {file.name: file.sha256 for file in version.files} | {CARD_FILE: sha256_hex(card.card.encode())}
+    require_served(signed, version.number, served, earlier)
 
 
 def _take_over(folder: Path, partial: Path, files: Sequence[FileEntry], progress: Progress) -> None:

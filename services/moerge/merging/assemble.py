@@ -26,11 +26,11 @@ from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
-from moerge.versions.file_plans import FUSED_FILE, HEAD_FILE
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.version_files import FUSED_FILE, HEAD_FILE
 from moerge_proto.versions import Lineage
 
 BODY = "body"

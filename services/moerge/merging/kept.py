@@ -20,7 +20,6 @@ from moerge.models.reader import Checkpoint
 from moerge.models.writer import copies, write_safetensors
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card import ExpertRecord
-from moerge.versions.file_plans import FUSED_FILE, expert_name
 from moerge.versions.plan import Slot
 from moerge_proto.bodies import BodyOptions
 from moerge_proto.digests import Digest, Name
@@ -28,6 +27,7 @@ from moerge_proto.messages import Message
 from moerge_proto.options import VersionRecipe
 from moerge_proto.records import read_record
 from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.version_files import FUSED_FILE, expert_name
 from moerge_proto.versions import Lineage
 
 RECORD, EXPERTS, HEAD_FILE = "kept.json", "experts", "head.safetensors"

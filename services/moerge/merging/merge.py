@@ -16,10 +16,10 @@ from moerge.merging.scores import scores
 from moerge.merging.settings import MergeSettings, Source
 from moerge.merging.texts import read_anchor_text, read_text
 from moerge.trunk.methods.registry import METHODS
-from moerge.versions.card_scores import CARD_FILE, scored_card
-from moerge.versions.file_plans import REPORT_FILE
+from moerge.versions.card_scores import scored_card
 from moerge_proto.options import ANCHOR
 from moerge_proto.records import RECORD_FILE, read_record
+from moerge_proto.version_files import CARD_FILE, REPORT_FILE
 from moerge_proto.versions import Lineage, SolveReport
 
 __all__ = ["MergeSettings", "Source", "merge"]

@@ -19,7 +19,7 @@ from moerge.models.config import config_bytes, require_plain_config, require_sam
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import family_of
 from moerge.models.reader import Checkpoint, require_tensors
-from moerge.models.side_files import GENERATION, SPECIAL_TOKENS, TEMPLATE, TOKENIZER, require_side_files
+from moerge.models.side_files import require_side_files
 from moerge.models.sources import ADAPTER_CONFIG
 from moerge.models.stored import INDEX, SINGLE
 from moerge.models.tokenizers import require_same_tokenizer
@@ -27,11 +27,8 @@ from moerge.models.writer import copies, write_safetensors
 from moerge.progress import Tracker
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.experts import Vocabulary
+from moerge_proto.version_files import GENERATION, TOKENIZER_FILES
 
-TOKENIZER_FILES = (
-    *("added_tokens.json", TEMPLATE, "merges.txt", SPECIAL_TOKENS, "tokenizer.json", "tokenizer.model"),
-    *(TOKENIZER, "vocab.json"),
-)
 _MAX_TEXT_BYTES, _PIECE = 2**26, 2**20
 _MOST_CONTAINERS, _MOST_VALUES = 2**20, 2**22  # the tokenizer of 128,000 tokens has 300,000 merges, each a list
 _DIGITS, _BEGUN = 16, ".tmp"

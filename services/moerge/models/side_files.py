@@ -7,9 +7,8 @@ from pathlib import Path
 from moerge.errors import CheckpointError
 from moerge.files import json_object
 from moerge.models.dense_files import DenseFiles
+from moerge_proto.version_files import GENERATION, SPECIAL_TOKENS, TEMPLATE, TOKENIZER
 
-GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
-SPECIAL_TOKENS, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
 _MAX_BYTES = 2**20
 _CODE = {"auto_map", "code_revision", "custom_generate", "custom_pipeline", "custom_pipelines", "trust_remote_code"}
 """Keys that make libraries load foreign code."""

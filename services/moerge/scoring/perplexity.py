@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from moerge.models.batches import bucket, pad
 from moerge.models.dense import expert_model, place
 from moerge.models.dense_files import DenseFiles
-from moerge.models.side_files import GENERATION
 from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
 from moerge_proto import normalised as formulas
+from moerge_proto.version_files import GENERATION
 
 BATCH_TOKENS = 4096
 Losses = Callable[["Rows"], Tensor]

@@ -8,10 +8,11 @@ from huggingface_hub import ModelCardData
 
 from moerge.routers.registry import ROUTERS
 from moerge.trunk.head_kinds import HEADS
-from moerge.versions.card_scores import CARD_FILE, markdown_rows
+from moerge.versions.card_scores import markdown_rows
 from moerge.versions.file_plans import FilePlan, text_file
 from moerge_proto.digests import sha256_hex
 from moerge_proto.options import ANCHOR, SolveOptions
+from moerge_proto.version_files import CARD_FILE
 from moerge_proto.versions import EngineLimit, Lineage
 
 _HUB_LICENSES = """

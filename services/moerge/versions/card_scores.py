@@ -8,7 +8,6 @@ from typing import NamedTuple
 from moerge.versions.benchmarks import figure
 from moerge_proto.benchmarks import Benchmark
 
-CARD_FILE = "README.md"
 _MOST_BENCHMARKS = 100
 
 

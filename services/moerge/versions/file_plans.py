@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,20 +17,28 @@ from transformers import PretrainedConfig
 from moerge.errors import IncompatibleExpertError
 from moerge.models.config import published_config
 from moerge.models.dense_files import Dense, DenseFiles
-from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.families.family import EMBEDDING, HEAD, MATRICES, Constant, Family, Host, Matrix, Piece
 from moerge.models.reader import Checkpoint
-from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
+from moerge.models.side_files import published_generation, published_tokenizer
 from moerge.models.writer import StackedPlan, TensorPlan, copies, write_safetensors
 from moerge.trunk.heads import HeadInputs, head_plan, is_tied
 from moerge_proto.digests import canonical_json, digest_of, sha256_hex
 from moerge_proto.records import RECORD_FILE, Record
+from moerge_proto.version_files import (
+    ADDED_FILE,
+    BODY_FILE,
+    CONFIG_FILE,
+    FUSED_FILE,
+    GENERATION,
+    HEAD_FILE,
+    INDEX_FILE,
+    REPORT_FILE,
+    ROUTER_FILE,
+    TOKENIZER_FILES,
+    expert_name,
+)
 from moerge_proto.versions import Lineage, SolveReport
 
-BODY_FILE, ADDED_FILE = "model-body.safetensors", "model-body-added.safetensors"
-HEAD_FILE, FUSED_FILE = "model-head.safetensors", "model-experts.safetensors"
-ROUTER_FILE, INDEX_FILE = "model-router.safetensors", "model.safetensors.index.json"
-CONFIG_FILE, REPORT_FILE = "config.json", "moerge-report.json"
 _PIECE = 2**22
 _LAYOUT = 1  # raise when the bytes of a planned file change for the same inputs
 
@@ -52,6 +61,11 @@ class FilePlan:
     tensors: dict[str, int]
     sha256: str | None = None
     parameters: int = 0
+
+    def digest(self) -> str:
+        """The SHA-256 of the content, computed without a file unless it is known."""
+        with Path(os.devnull).open("wb") as out:
+            return self.sha256 or self.write(out)
 
 
 def _weights(name: str, plans: Sequence[TensorPlan | StackedPlan], **inputs: object) -> FilePlan:
@@ -127,10 +141,6 @@ def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, dige
 def expert_matrices(expert: Checkpoint, family: Family, layers: int, slot: int) -> list[TensorPlan]:
     """The matrices of an expert in slot `slot`; `expert` may be a published file that has them there."""
     return [_matrix(expert, family, layer, slot, matrix) for layer in range(layers) for matrix in MATRICES]
-
-
-def expert_name(slot: int) -> str:
-    return f"model-expert-{slot:05d}.safetensors"
 
 
 def _made_for(family: Family) -> dict[str, str]:
@@ -221,14 +231,15 @@ def router_file(
 def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:
     """The report of the solves; `report` is called when writing."""
     key = digest_of({"report": lineage})
-    return FilePlan(REPORT_FILE, key, lambda out: _write(f"{report().model_dump_json(indent=1)}\n".encode(), out), {})
+    return FilePlan(REPORT_FILE, key, lambda out: written(f"{report().model_dump_json(indent=1)}\n".encode(), out), {})
 
 
 def text_file(name: str, text: str) -> FilePlan:
-    return FilePlan(name, digest_of({"text": text}), partial(_write, text.encode()), {})
+    return FilePlan(name, digest_of({"text": text}), partial(written, text.encode()), {})
 
 
-def _write(data: bytes, out: BinaryIO) -> str:
+def written(data: bytes, out: BinaryIO) -> str:
+    """Writes `data` and returns its SHA-256."""
     out.write(data)
     return sha256_hex(data)
 
@@ -264,4 +275,4 @@ def config_files(side_files: DenseFiles, published: Mapping[str, Any]) -> list[F
     paths = [side_files.side_file(name) for name in TOKENIZER_FILES]
     small = {path.name: published_tokenizer(path) for path in paths if path.is_file()}
     keys = {name: digest_of({"sha256": sha256_hex(data)}) for name, data in small.items()}
-    return plans + [FilePlan(name, keys[name], partial(_write, data), {}) for name, data in small.items()]
+    return plans + [FilePlan(name, keys[name], partial(written, data), {}) for name, data in small.items()]

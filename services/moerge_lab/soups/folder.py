@@ -16,7 +16,7 @@ from moerge.models.stored import INDEX, SINGLE
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.progress import Progress
 from moerge.scoring.perplexity import load
-from moerge.versions.card_scores import CARD_FILE, markdown_rows
+from moerge.versions.card_scores import markdown_rows
 from moerge.versions.file_plans import FilePlan, copied_file, record_file, text_file
 from moerge.versions.folder import write_folder
 from moerge_lab.soups.bank import Bank, model_shapes, shapes
@@ -24,6 +24,7 @@ from moerge_lab.soups.domains import Clusters
 from moerge_lab.training.folder import record_rows
 from moerge_lab.training.job import LOG
 from moerge_proto.records import RECORD_FILE, SoupBank, Specialist, read_record
+from moerge_proto.version_files import CARD_FILE
 
 BANK_FILE = "soup.safetensors"
 SEED_FOLDER = "seed"

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from moerge.models.families.refused import REFUSED
-from moerge.versions.card_scores import CARD_FILE, markdown_rows
+from moerge.versions.card_scores import markdown_rows
 from moerge_lab.recipes.registry import shown
 from moerge_lab.training.folder import record_rows
 from moerge_lab.training.job import LOG
@@ -13,6 +13,7 @@ from moerge_lab.training.loop import losses
 from moerge_lab.tuning.request import Request
 from moerge_lab.tuning.train_process import MODEL, Done
 from moerge_proto.records import TunedMixture, TunedModel
+from moerge_proto.version_files import CARD_FILE
 
 
 def card(request: Request, work: Path, done: Done) -> str:

@@ -10,13 +10,11 @@ from safetensors.torch import save
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.families.hosts import HOSTS
-from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
+from moerge.models.side_files import published_generation, published_tokenizer
 from moerge.models.sources import checkpoint_folder
 from moerge.progress import Progress
-from moerge.versions.card_scores import CARD_FILE
-from moerge.versions.file_plans import CONFIG_FILE, FilePlan, copied_file, record_file, text_file
+from moerge.versions.file_plans import FilePlan, copied_file, record_file, text_file
 from moerge.versions.folder import write_folder
 from moerge_lab.training.folder import make_once, work_of
 from moerge_lab.training.job import LOG
@@ -27,6 +25,7 @@ from moerge_lab.tuning.on_ray import train_on_ray
 from moerge_lab.tuning.request import Request, Wanted
 from moerge_lab.tuning.train_process import MODEL, ROWS, Done
 from moerge_lab.tuning.version import read_version
+from moerge_proto.version_files import CARD_FILE, CONFIG_FILE, GENERATION, TOKENIZER_FILES
 
 
 def read_request(

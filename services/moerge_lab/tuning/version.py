@@ -7,17 +7,15 @@ from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.families.registry import host_of
 from moerge.models.reader import Checkpoint
-from moerge.models.side_files import GENERATION
 from moerge.progress import Progress
 from moerge.scoring.perplexity import load
-from moerge.versions.file_plans import CONFIG_FILE
 from moerge_lab.recipes.registry import RECIPES, parse
 from moerge_lab.training.parameters import require_trainable
 from moerge_lab.tuning.request import Request, Wanted, dtype_of, read_inputs, require_options
 from moerge_proto.records import RECORD_FILE, TunedMixture, TunedModel, read_record
+from moerge_proto.version_files import CONFIG_FILE, GENERATION, TOKENIZER_FILES
 from moerge_proto.versions import Lineage
 
 OPTIONS = ("routing", "balance", "rate", "batch")

@@ -16,7 +16,6 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
 from moerge.progress import Progress
 from moerge.statistics.contribution import router_contribution
-from moerge.versions.file_plans import BODY_FILE, FUSED_FILE, HEAD_FILE, ROUTER_FILE
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.bodies import Body
@@ -24,6 +23,7 @@ from moerge_proto.evaluations import Evaluation, NewEvaluation
 from moerge_proto.experts import Expert
 from moerge_proto.messages import FileEntry
 from moerge_proto.progress import Obstacle
+from moerge_proto.version_files import BODY_FILE, FUSED_FILE, HEAD_FILE, ROUTER_FILE
 from moerge_proto.versions import Lineage, Version, VersionFile
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.leaving.history import Sending

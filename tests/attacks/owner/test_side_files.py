@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from moerge.models.side_files import GENERATION, TOKENIZER
 from moerge_proto.experts import ExpertState
+from moerge_proto.version_files import GENERATION, TOKENIZER
 from support.federation import Federation, federation_of
 from support.models import expert
 

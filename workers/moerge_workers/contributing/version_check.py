@@ -1,7 +1,6 @@
 """The check of a downloaded version: the checked body, the owner's own MLPs, and the worker's own config."""
 
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -14,17 +13,8 @@ from moerge.models.families.family import Family
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
 from moerge.models.writer import StackedPlan, TensorPlan
-from moerge.versions.file_plans import (
-    FUSED_FILE,
-    HEAD_FILE,
-    ROUTER_FILE,
-    FilePlan,
-    body_files,
-    config_files,
-    expert_matrices,
-    mlp_files,
-    version_config,
-)
+from moerge.versions.file_plans import body_files, config_files, expert_matrices, mlp_files, version_config
+from moerge_proto.version_files import FUSED_FILE, HEAD_FILE, ROUTER_FILE
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing.context import Context
@@ -68,7 +58,7 @@ def _require(context: Context, version: Version, body: DenseBody, folder: Path) 
     if not family.host.fused:
         known.append(experts[slot])
     for plan in known:
-        if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != _digest(plan):
+        if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != plan.digest():
             raise AlteredVersionError(f"{plan.name} differs from the checked body or your expert")
     names = {plan.name: set(plan.tensors) for plan in (*known, *experts)}
     names[HEAD_FILE] = {family.final_norm} if lineage.tied else set(family.head_names)
@@ -112,8 +102,3 @@ def _own_expert(context: Context, digest: str, body: str) -> DenseExpert:
     if own is None:
         raise AlteredVersionError(f"its expert for {domain} is {digest[:12]}, which isn't yours")
     return own
-
-
-def _digest(plan: FilePlan) -> str:
-    with Path(os.devnull).open("wb") as out:
-        return plan.sha256 or plan.write(out)

@@ -6,10 +6,8 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 
-from moerge.versions.card_scores import CARD_FILE
 from moerge.versions.compare import compare
 from moerge.versions.engines import engine_limits
-from moerge.versions.file_plans import CONFIG_FILE, REPORT_FILE
 from moerge_coordinator.domain import bodies, cards, owner_keys, versions
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route
@@ -23,7 +21,8 @@ from moerge_proto.contributions import ContributionSignature
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
-from moerge_proto.versions import Comparison, EngineLimit, NewVersion, SolveReport, Version, VersionChange
+from moerge_proto.version_files import CARD_FILE, CONFIG_FILE, REPORT_FILE
+from moerge_proto.versions import Comparison, EngineLimit, NewVersion, SignedCard, SolveReport, Version, VersionChange
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(prefix="/versions", tags=["versions"], route_class=Route)
@@ -107,6 +106,23 @@ def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
         row = versions.find_served(session, number)
         published = state.blobs.local(versions.file_digest(row, CARD_FILE)).read_text(encoding="utf-8")
         return Markdown(cards.version_card(session, row, published, caller.owner))
+
+
+@router.get("/{number}/signed-card")
+def show_signed_card(state: Coordinator, caller: Anyone, number: Number) -> SignedCard:
+    """The version's model card, with present notices, and the signature of all of its files.
+
+    The signature was made at the publication. The coordinator signs the card anew, with the same digests of all other
+    files, if it has the key; otherwise the card is the published one.
+    """
+    with state.database.reading() as session:
+        row = versions.find_served(session, number)
+        published = state.blobs.local(versions.file_digest(row, CARD_FILE)).read_text(encoding="utf-8")
+        signature = state.blobs.local(row.signature.sha256).read_text(encoding="utf-8")
+        card = cards.version_card(session, row, published, caller.owner)
+    if (signed := cards.signed_again(state.version_key, signature, published, card)) is None:
+        return SignedCard(card=published, signature=signature)
+    return SignedCard(card=card, signature=signed)
 
 
 @router.get("/{number}/engines")

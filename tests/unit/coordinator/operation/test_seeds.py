@@ -20,9 +20,10 @@ from moerge.trunk.merge import MergedBody
 from moerge_coordinator.commands import app
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.operation.backups import back_up, restore
+from moerge_coordinator.operation.findings import Finding
 from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.operation.seeds import register
-from moerge_coordinator.operation.verify import Finding, verify
+from moerge_coordinator.operation.verify import verify
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import Database, open_database

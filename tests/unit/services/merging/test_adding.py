@@ -23,10 +23,10 @@ from moerge.merging.merge import MergeSettings, merge
 from moerge.merging.report import Report
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
-from moerge.versions.file_plans import FUSED_FILE, HEAD_FILE
 from moerge.versions.plan import plan_version
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.statistics_file import TextBefore
+from moerge_proto.version_files import FUSED_FILE, HEAD_FILE
 from support.merging import SMALL, files, source
 from support.models import expert, texts
 from support.processes import run_command

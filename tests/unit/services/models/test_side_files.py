@@ -8,14 +8,8 @@ import pytest
 
 from moerge.errors import CheckpointError
 from moerge.models.dense_files import DenseFiles
-from moerge.models.side_files import (
-    GENERATION,
-    TOKENIZER,
-    chat_template,
-    published_generation,
-    published_tokenizer,
-    require_side_files,
-)
+from moerge.models.side_files import chat_template, published_generation, published_tokenizer, require_side_files
+from moerge_proto.version_files import GENERATION, TOKENIZER
 from support.models import expert
 
 ROOT = Path(__file__).parents[4]

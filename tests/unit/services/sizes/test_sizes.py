@@ -19,11 +19,11 @@ from moerge.sizes import files
 from moerge.sizes.estimate import estimate
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
 from moerge.trunk.methods.registry import METHODS
-from moerge.versions.file_plans import ROUTER_FILE, expert_name
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version, solve_lineage
 from moerge_proto.ranges import LocalFile
 from moerge_proto.statistics_file import gram_length
+from moerge_proto.version_files import ROUTER_FILE, expert_name
 from support.models import expert
 from support.versions import ROWS, contributed_rows
 

@@ -1,0 +1,63 @@
+"""The rows and blobs of a version's lineage."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.store import Blobs
+from moerge.models.sources import hub_id
+from moerge.trunk.merge import DENSE_BODY_FILE
+from moerge.versions.card import Contributed, ExpertRecord
+from moerge.versions.plan import Slot, VersionInputs
+from moerge_coordinator.domain import bodies
+from moerge_coordinator.storage.database import Database
+from moerge_coordinator.storage.folders import Folders
+from moerge_coordinator.storage.messages import contains
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow
+from moerge_proto.versions import Lineage
+
+
+def version_inputs(database: Database, blobs: Blobs, folders: Folders, lineage: Lineage) -> VersionInputs:
+    """The inputs of a lineage, for `plan_version`.
+
+    Raises:
+        FileNotFoundError: a blob is absent.
+    """
+    with database.reading() as session:
+        body = bodies.find(session, lineage.body)
+        experts = _experts(session, [*lineage.experts, *contains(body)])
+        named = ContributionRow.digest.in_(lineage.contributions)
+        parts = {row.digest: row for row in session.scalars(select(ContributionRow).where(named))}
+    sha256 = next(file.sha256 for file in body.files if file.name == DENSE_BODY_FILE)
+    return VersionInputs(
+        slots=[_slot(folders, experts[digest], experts) for digest in lineage.experts],
+        body=folders.body(body),
+        body_sha256=sha256,
+        method=body.method,
+        merged=[_record(experts[digest], experts) for digest in contains(body)],
+        contributed=[
+            Contributed(row.digest, row.domain, row.owner, row.tokens, row.documents)
+            for row in map(parts.__getitem__, lineage.contributions)
+        ],
+        statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
+        head_statistics=lambda: [blobs.source(digest) for digest in lineage.head.contributions],
+        seed=None if body.experts else folders.seed(body),
+    )
+
+
+def _slot(folders: Folders, row: ExpertRow, experts: Mapping[str, ExpertRow]) -> Slot:
+    files = folders.expert(row.digest)
+    return Slot(_record(row, experts), files.checkpoint, files, files.checkpoint)
+
+
+def _experts(session: Session, digests: Sequence[str]) -> dict[str, ExpertRow]:
+    """The rows of these experts and of the registered dense ones whose parts they have, by digest."""
+    rows = {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(digests)))}
+    dense = {row.dense for row in rows.values()} - rows.keys()
+    return rows | {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(dense)))}
+
+
+def _record(row: ExpertRow, experts: Mapping[str, ExpertRow]) -> ExpertRecord:
+    source = hub_id(experts.get(row.dense, row).source or "")
+    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.parts_of, bool(row.fitted), source)

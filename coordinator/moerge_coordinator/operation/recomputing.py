@@ -1,0 +1,103 @@
+"""The comparison of published versions with their plans, which their lineages give anew."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.store import Blobs
+from moerge.build import build
+from moerge.client.signatures import differing
+from moerge.progress import Progress
+from moerge.trunk.head_kinds import HEADS
+from moerge.versions.file_plans import FilePlan
+from moerge.versions.plan import VersionPlan, plan_version
+from moerge_coordinator.domain.version_inputs import version_inputs
+from moerge_coordinator.operation.findings import Finding
+from moerge_coordinator.settings import Settings
+from moerge_coordinator.storage.database import Database
+from moerge_coordinator.storage.folders import Folders
+from moerge_coordinator.storage.tables import ArtifactRow, ExpertRow, VersionRow
+from moerge_coordinator.storage.version_key import KEY_FILE, version_key
+from moerge_proto.version_files import CARD_FILE, HEAD_FILE
+from moerge_proto.version_signatures import SIGNATURE_FILE, SignedVersion, public_pem
+from moerge_proto.versions import Lineage
+
+_TODOS = {
+    "replaced": "the version was published with another file: restore a backup, and tell everybody who pulled it",
+    "unchecked": "none, if another release of moerge or an earlier key of this home published the version",
+}
+
+
+def replaced_files(
+    settings: Settings, database: Database, blobs: Blobs, progress: Progress, *, solve: bool
+) -> Iterator[Finding]:
+    """The files that a version was not published with, though rows, blobs and folders agree on them.
+
+    Every file is compared with the version's signature. Body, experts and texts are made again from the lineage and
+    compared, except the card, which has facts that change, such as a source. A solved file is compared with the row of
+    its key, and made again only with `solve`: equal bits need the device kind and the build that solved it.
+    "unchecked" are different texts of another release, and a version that another key than the home's has signed.
+    """
+    with database.reading() as session:
+        rows = list(session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)))
+        kept = {row.key: row.sha256 for row in session.scalars(select(ArtifactRow))}
+        complete = {row.number for row in rows if not _purged(session, row.lineage)}
+    home_key = settings.home / KEY_FILE
+    key = public_pem(version_key(settings.home)) if home_key.exists() else None  # a restored home has none yet
+    digests = dict[str, str]()  # key -> digest, of files that several versions have
+    with (
+        tempfile.TemporaryDirectory(prefix=".verify-", dir=settings.home) as home,  # existing views may be altered
+        progress.track(f"recomputing {len(rows)} versions", len(rows), "versions") as tracker,
+    ):
+        folders = Folders(database, blobs, Path(home))
+        for row in rows:
+            tracker.advance(1)
+            if (signed := _signed(blobs, row)) is None:
+                yield _finding(row, SIGNATURE_FILE, row.signature.sha256)
+                continue
+            if key is not None and signed.public_key != key:
+                yield _finding(row, SIGNATURE_FILE, row.signature.sha256, "unchecked")
+            published = {file.name: file.sha256 for file in row.files}
+            replaced = differing(signed.files, published)
+            for name in replaced:
+                yield _finding(row, name, signed.files.get(name, ""))
+            if row.number not in complete:
+                continue
+            plan = plan_version(row.lineage, version_inputs(database, blobs, folders, row.lineage))
+            for file in plan.files:
+                if file.name in (CARD_FILE, *replaced):
+                    continue
+                expected = kept.get(file.key) if _is_solved(file, plan, row.lineage) and not solve else None
+                if expected is None:
+                    expected = digests[file.key] = digests.get(file.key) or file.digest()
+                if published.get(file.name) != expected:
+                    other = file in plan.texts and signed.release != build().version
+                    yield _finding(row, file.name, expected, "unchecked" if other else "replaced")
+            for name in published.keys() - {file.name for file in plan.files} - set(replaced):
+                yield _finding(row, name, "")
+
+
+def _is_solved(file: FilePlan, plan: VersionPlan, lineage: Lineage) -> bool:
+    return file in plan.solved or (file.name == HEAD_FILE and HEADS[lineage.head.method].solved)
+
+
+def _signed(blobs: Blobs, row: VersionRow) -> SignedVersion | None:
+    """The verified signature of a version; None if it is another's, or not by the key that the row names."""
+    try:
+        signed = SignedVersion.of(blobs.local(row.signature.sha256).read_bytes())
+    except ValueError:
+        return None
+    return signed if (signed.number, signed.fingerprint) == (row.number, row.key) else None
+
+
+def _finding(row: VersionRow, name: str, digest: str, what: str = "replaced") -> Finding:
+    return Finding(what, f"versions/{row.number}/{name}", digest, (f"version {row.number}",), _TODOS[what])
+
+
+def _purged(session: Session, lineage: Lineage) -> bool:
+    """Whether files of an input were removed, so that the version can't be made again."""
+    query = select(ExpertRow.digest).where(ExpertRow.purged.is_not(None))
+    return not set(session.scalars(query)).isdisjoint(lineage.experts)

@@ -1,0 +1,220 @@
+"""Signatures of versions, as the specification OpenSSF Model Signing 1.0 has them (github.com/ossf/model-signing-spec).
+
+`model.sig` is a Sigstore bundle v0.3: a DSSE envelope, by an ECDSA key on P-256, around an in-toto statement with the
+name and SHA-256 of every file. The predicate's `moerge`, which other verifiers skip, has the version's number, the
+release that published it, and the public key. A fingerprint is the SHA-256 of the key's PEM, as `sha256sum` prints it.
+"""
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from moerge_proto.digests import Digest, canonical_json, sha256_hex
+from moerge_proto.messages import Message
+
+SIGNATURE_FILE = "model.sig"
+UNSIGNED = (".cache", ".eval_results", ".git", ".gitattributes", ".github", ".gitignore", SIGNATURE_FILE)
+"""Names in a version's folder that its signature doesn't cover. Nothing reads them when it loads the model."""
+_BUNDLE: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_PAYLOAD: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
+_STATEMENT: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
+_PREDICATE: Literal["https://model_signing/signature/v1.0"] = "https://model_signing/signature/v1.0"
+_ALGORITHM = ECDSA(hashes.SHA256())
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+
+class _Signature(_Part):
+    sig: Base64Bytes
+    keyid: Literal[""] = ""
+
+
+class _Envelope(_Part):
+    payload: Base64Bytes
+    payload_type: Literal["application/vnd.in-toto+json"] = _PAYLOAD
+    signatures: Annotated[list[_Signature], Field(min_length=1, max_length=1)]
+
+
+class _PublicKey(_Part):
+    hint: Digest
+
+
+class _Material(_Part):
+    public_key: _PublicKey
+    tlog_entries: Annotated[list[str], Field(max_length=0)] = []
+
+
+class _Bundle(_Part):
+    media_type: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = _BUNDLE
+    verification_material: _Material
+    dsse_envelope: _Envelope
+
+
+class _Resource(Message):
+    name: str
+    algorithm: Literal["sha256"] = "sha256"
+    digest: Digest
+
+
+class _Serialization(Message):
+    method: Literal["files"] = "files"
+    hash_type: Literal["sha256"] = "sha256"
+    allow_symlinks: Literal[False] = False
+    ignore_paths: list[str]
+
+
+class _Facts(Message):
+    version: int = Field(ge=1)
+    release: str
+    public_key: str
+
+
+class _Predicate(Message):
+    serialization: _Serialization
+    resources: list[_Resource]
+    moerge: _Facts
+
+
+class _Digests(Message):
+    sha256: Digest
+
+
+class _Subject(Message):
+    name: str
+    digest: _Digests
+
+
+class _Statement(Message):
+    type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: Annotated[list[_Subject], Field(min_length=1, max_length=1)]
+    predicate_type: Literal["https://model_signing/signature/v1.0"] = Field(alias="predicateType")
+    predicate: _Predicate
+
+
+@dataclass(frozen=True)
+class SignedVersion:
+    """The signed facts of a version.
+
+    Attributes:
+        release: of moerge, which published it.
+        files: name -> SHA-256 of every file, the card included.
+        public_key: PEM of the key that signed it.
+    """
+
+    number: int
+    release: str
+    files: Mapping[str, Digest]
+    public_key: str
+
+    @property
+    def fingerprint(self) -> Digest:
+        return fingerprint(self.public_key)
+
+    @classmethod
+    def of(cls, text: str | bytes) -> Self:
+        """Parses and verifies a bundle; whether its key is the expected one is the caller's question.
+
+        Raises:
+            ValueError: it is no signature of a version, or was changed.
+        """
+        try:
+            bundle = _Bundle.model_validate_json(text)
+            payload, [signature] = bundle.dsse_envelope.payload, bundle.dsse_envelope.signatures
+            predicate = (statement := _Statement.model_validate_json(payload)).predicate
+        except ValidationError as error:
+            raise ValueError("not the signature of a version by moerge") from error
+        key = predicate.moerge.public_key
+        try:
+            loaded_key(key).verify(signature.sig, _signed_bytes(payload), _ALGORITHM)
+        except InvalidSignature as error:
+            raise ValueError("the signature is not by its key: it was changed") from error
+        files = {resource.name: resource.digest for resource in predicate.resources}
+        same_key = bundle.verification_material.public_key.hint == fingerprint(key)
+        if not same_key or statement.subject[0].digest.sha256 != _root(files) or len(files) != len(predicate.resources):
+            raise ValueError("the signature contradicts itself")
+        return cls(predicate.moerge.version, predicate.moerge.release, files, key)
+
+
+def sign_version(key: EllipticCurvePrivateKey, number: int, release: str, files: Mapping[str, Digest]) -> str:
+    """The content of `model.sig` for a version's files, name -> SHA-256. ECDSA is randomised: each call gives another.
+
+    The fields are those that `model-signing` 1.1.1 writes (its `Payload` and `sign_ec_key.Signer`).
+    """
+    public_key = public_pem(key)
+    files = dict(sorted(files.items()))
+    statement = _Statement(
+        _type=_STATEMENT,
+        predicateType=_PREDICATE,
+        subject=[_Subject(name=f"version-{number}", digest=_Digests(sha256=_root(files)))],
+        predicate=_Predicate(
+            serialization=_Serialization(ignore_paths=list(UNSIGNED)),
+            resources=[_Resource(name=name, digest=digest) for name, digest in files.items()],
+            moerge=_Facts(version=number, release=release, public_key=public_key),
+        ),
+    )
+    payload = canonical_json(statement.model_dump(mode="json", by_alias=True))
+    signature = key.sign(_signed_bytes(payload), _ALGORITHM)
+    bundle = {
+        "mediaType": _BUNDLE,
+        "verificationMaterial": {"publicKey": {"hint": fingerprint(public_key)}, "tlogEntries": []},
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": _PAYLOAD,
+            "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
+        },
+    }
+    return canonical_json(bundle).decode() + "\n"  # type: ignore[arg-type]  # JSON
+
+
+def public_pem(key: EllipticCurvePrivateKey) -> str:
+    return _pem(key.public_key())
+
+
+def fingerprint(public_key: str) -> Digest:
+    return sha256_hex(public_key.encode())
+
+
+def loaded_key(public_key: str) -> EllipticCurvePublicKey:
+    """The public key of a PEM; ValueError: it is none on P-256, or not in the form that fingerprints are made of."""
+    try:
+        key = load_pem_public_key(public_key.encode())
+    except (ValueError, TypeError) as error:
+        raise ValueError("not a public key in PEM") from error
+    if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP256R1):
+        raise ValueError("not a public key on the curve P-256")
+    if _pem(key) != public_key:
+        raise ValueError("the PEM is not in its usual form")
+    return key
+
+
+def _pem(key: EllipticCurvePublicKey) -> str:
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def _signed_bytes(payload: bytes) -> bytes:
+    """The pre-authentication encoding of DSSE v1."""
+    return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD), _PAYLOAD.encode(), len(payload), payload)
+
+
+def _root(files: Mapping[str, Digest]) -> Digest:
+    """The digest of all digests, in the order of the resources."""
+    root = hashlib.sha256()
+    for digest in files.values():
+        root.update(bytes.fromhex(digest))
+    return root.hexdigest()

@@ -1,0 +1,120 @@
+"""The check of a version's signature, and of a folder against it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from moerge.errors import MoergeError
+from moerge.files import file_sha256
+from moerge.progress import Progress
+from moerge_proto.digests import Digest
+from moerge_proto.signatures import in_groups
+from moerge_proto.version_files import CARD_FILE
+from moerge_proto.version_signatures import SIGNATURE_FILE, UNSIGNED, SignedVersion, fingerprint, loaded_key
+
+_ASK = "ask the operator for the fingerprint over another channel"
+_DIGITS, _SHOWN = 64, 4
+
+
+def expected_fingerprint(key: str) -> Digest:
+    """The fingerprint that `key` is, or that of the public key in the file of this name.
+
+    Raises:
+        MoergeError: it is neither.
+    """
+    digits = "".join(key.split()).lower()
+    if len(digits) == _DIGITS and set(digits) <= set("0123456789abcdef"):
+        return digits
+    try:
+        text = Path(key).read_text(encoding="ascii")
+        loaded_key(text)
+    except (OSError, ValueError) as error:
+        what = "neither a fingerprint of 64 digits nor a file with a public key on P-256 in PEM"
+        raise MoergeError(what, where="`key`", todo="give the whole fingerprint, or version-key.pub") from error
+    return fingerprint(text)
+
+
+def read_signature(folder: Path) -> SignedVersion | None:
+    """The verified content of a folder's `model.sig`; None without one.
+
+    Raises:
+        MoergeError: it is not the signature of a version.
+    """
+    try:
+        return parsed((folder / SIGNATURE_FILE).read_text(encoding="utf-8"), str(folder / SIGNATURE_FILE))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def parsed(signature: str, where: str) -> SignedVersion:
+    """As `SignedVersion.of`, with its errors as MoergeErrors."""
+    try:
+        return SignedVersion.of(signature)
+    except ValueError as error:
+        raise MoergeError(str(error), where=where, todo=f"don't use the version; {_ASK}") from error
+
+
+def require_key(signed: SignedVersion, expected: Digest, known: str) -> None:
+    """Requires that the key with this fingerprint, which is `known` from somewhere, has signed a version."""
+    if signed.fingerprint != expected:
+        what = f"signed by key {in_groups(signed.fingerprint)}, not by the {known}, {in_groups(expected)}"
+        todo = f"don't use it; {_ASK}, and give it as `key` if the operator has changed the key"
+        raise MoergeError(what, where=f"version {signed.number}", todo=todo)
+
+
+def require_served(
+    signed: SignedVersion, number: int, served: Mapping[str, Digest], earlier: SignedVersion | None
+) -> None:
+    """Requires that the served files are the signed ones, and those of an earlier pull of the same version.
+
+    Raises:
+        MoergeError: names the files.
+    """
+    todo = f"don't use it; {_ASK}, and tell the operator to run: moerge coordinator verify"
+    if signed.number != number:
+        what = f"the coordinator sent the signature of version {signed.number}"
+        raise MoergeError(what, where=f"version {number}", todo=todo)
+    if changed := differing(signed.files, served):
+        raise MoergeError(f"its files are not the signed ones: {_named(changed)}", where=f"version {number}", todo=todo)
+    if earlier is None or (earlier.number, earlier.public_key) != (number, signed.public_key):
+        return
+    if changed := differing({**earlier.files, CARD_FILE: served[CARD_FILE]}, served):
+        what = f"the coordinator serves other files than at the earlier pull into this folder: {_named(changed)}"
+        raise MoergeError(what, where=f"version {number}", todo=f"keep the folder; {_ASK}, and why a version changed")
+
+
+def verify_folder(folder: Path, key: str | None, progress: Progress) -> SignedVersion:
+    """Verifies a version's folder against its signature, without a coordinator, and returns the signed facts.
+
+    Args:
+        key: a fingerprint or the file of a public key; None accepts any key.
+
+    Raises:
+        MoergeError: there is no signature, another key made it, or a file is altered, missing or not signed.
+    """
+    signed = read_signature(folder)
+    if signed is None:
+        todo = "name the folder of a pulled version, or a copy of one"
+        raise MoergeError(f"has no {SIGNATURE_FILE}", where=str(folder), todo=todo)
+    if key is not None:
+        require_key(signed, expected_fingerprint(key), "given one")
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink()]
+    paths = [path for path in paths if path.relative_to(folder).parts[0] not in UNSIGNED]
+    found = dict[str, Digest]()
+    with progress.track("verifying files", sum(path.stat().st_size for path in paths), "B") as tracker:
+        for path in paths:
+            found[path.relative_to(folder).as_posix()] = file_sha256(path)
+            tracker.advance(path.stat().st_size)
+    if changed := differing(signed.files, found):
+        todo = "pull it again; if that fails too, don't use it"
+        raise MoergeError(f"files are not the signed ones: {_named(changed)}", where=str(folder), todo=todo)
+    return signed
+
+
+def differing(expected: Mapping[str, Digest], found: Mapping[str, Digest]) -> list[str]:
+    """The names with another digest, or on one side only."""
+    return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
