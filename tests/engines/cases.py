@@ -100,6 +100,7 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "wide heads": {**_MULTIPLIERS, "head_dim": 64},
     },
     "qwen3_5_text": {"plain": {"head_dim": 64}},
+    "granitemoehybrid": {"plain": {"shared_intermediate_size": 192, "mamba_n_heads": 8}},
     "lfm2": {"plain": {"block_multiple_of": 32}},
     "gemma": {"plain": {"head_dim": 32}, "wide heads": {"head_dim": 64}},
     "gemma4_text": {"plain": _GEMMA4, "capped": {**_GEMMA4, "final_logit_softcapping": 2.0}},

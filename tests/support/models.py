@@ -48,10 +48,26 @@ SMALL_OF: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 8,
         "linear_value_head_dim": 12,
     },
+    "granitemoehybrid": {
+        "num_local_experts": 0,
+        "shared_intermediate_size": 48,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 32,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.75,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.35,
+    },
     "lfm2": {"block_multiple_of": 8, "tie_word_embeddings": False},
 }
 """Settings of families whose defaults are too large, or have no effect."""
-TYPES = {"qwen3_5_text": ("linear_attention", "full_attention"), "lfm2": ("conv", "full_attention")}
+TYPES = {
+    "qwen3_5_text": ("linear_attention", "full_attention"),
+    "lfm2": ("conv", "full_attention"),
+    "granitemoehybrid": ("linear_attention", "full_attention"),
+}
 """The layers' types, in turn."""
 
 
@@ -94,7 +110,7 @@ def expert(
     generator, spread = torch.Generator().manual_seed(seed), min(80 * apart, 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            alpha = 0.02 if ".mlp." in name or ".feed_forward." in name else apart
+            alpha = 0.02 if "mlp." in name or ".feed_forward." in name else apart
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
         for module in model.modules():
             kind = type(module).__name__

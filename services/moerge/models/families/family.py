@@ -214,7 +214,7 @@ class Attention:
         width: columns of the output.
         bound: the largest squared norm of the output's input, by the inputs' names, the weights, the dense config and
             the largest norm of the layer's input.
-        chunk: rows of a micro-batch are computed at a length that is a multiple of it.
+        chunk: rows of a micro-batch are computed at a length that is a multiple of it, by the dense config.
         numbers: most float32 numbers of a position that are in memory at a time, beside the residual.
         packs: whether documents in one row can be kept apart.
     """
@@ -225,7 +225,7 @@ class Attention:
     head: Callable[[PretrainedConfig], int] = head_dim
     width: Callable[[PretrainedConfig], int] = _width
     bound: Callable[[Sequence[str], Tensors, PretrainedConfig, float], float] = _attended
-    chunk: int = 1
+    chunk: Callable[[PretrainedConfig], int] = lambda config: 1
     numbers: Callable[[PretrainedConfig], int] = lambda config: 0
     packs: bool = True
 
@@ -361,7 +361,7 @@ class Family:
 
     def chunk(self, config: PretrainedConfig) -> int:
         """The length of which a computed row's is a multiple."""
-        return max(item.chunk for item in self.attentions(config))
+        return max(item.chunk(config) for item in self.attentions(config))
 
     def packs(self, config: PretrainedConfig) -> bool:
         """Whether documents in one row can be kept apart."""

@@ -111,6 +111,18 @@ GRANITE_MOE = Host(
         logits=lambda outputs, config: outputs.div_(config.logits_scaling),
     ),
 )
+GRANITE_MOE_HYBRID = replace(
+    GRANITE_MOE,
+    model_type="granitemoehybrid",
+    class_name="GraniteMoeHybridForCausalLM",
+    fixed={"output_router_logits": False, "shared_intermediate_size": SHARED},
+    title="GraniteMoeHybrid",
+    llama_cpp=LlamaCpp(refused="isn't known to run GraniteMoeHybrid as transformers does"),
+    constants=(
+        Constant(LAYER + "shared_mlp.input_linear.weight", (2 * SHARED, "hidden_size")),
+        Constant(LAYER + "shared_mlp.output_linear.weight", ("hidden_size", SHARED)),
+    ),
+)
 QWEN3_5_MOE = replace(
     QWEN2_MOE,
     model_type="qwen3_5_moe_text",
@@ -188,4 +200,4 @@ GEMMA4_MOE = Host(
     ends=Ends(gemma_factor, _capped),
 )
 _PER_EXPERT = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, QWEN3_5_MOE, FLEX_OLMO, MELLUM, LFM2_MOE)
-HOSTS = {host.model_type: host for host in (*_PER_EXPERT, GRANITE_MOE, GEMMA4_MOE)}
+HOSTS = {host.model_type: host for host in (*_PER_EXPERT, GRANITE_MOE, GRANITE_MOE_HYBRID, GEMMA4_MOE)}

@@ -1,4 +1,4 @@
-"""Qwen3.5 and LFM2, of which most layers have linear attention or a convolution instead of attention."""
+"""Qwen3.5, LFM2 and Granite 4, of which most layers have linear attention or a convolution instead of attention."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,8 @@ from transformers import PretrainedConfig
 
 from moerge.models.families.common import BEFORE_ATTENTION, BEFORE_MLP, COPIED, LAYER
 from moerge.models.families.family import FINAL_NORM, Attention, Demand, Family, Matrix, Tensors, module_of
-from moerge.models.families.hosts import LFM2_MOE, QWEN3_5_MOE
+from moerge.models.families.granite import GRANITE
+from moerge.models.families.hosts import GRANITE_MOE_HYBRID, LFM2_MOE, QWEN3_5_MOE
 from moerge.models.families.qwen import QWEN2
 
 _CHUNK = 64  # of transformers' gated delta rule
@@ -52,7 +53,7 @@ QWEN3_5 = replace(
             head=_head,
             width=_values,
             bound=_gated,
-            chunk=_CHUNK,
+            chunk=lambda config: _CHUNK,
             numbers=_numbers,
             packs=False,
         )
@@ -109,4 +110,58 @@ LFM2 = Family(
     copied=(*(name for name in COPIED if name not in _NONE), "norm_eps", "conv_bias", "conv_L_cache", "layer_types"),
     read=_WIDTH,
     settings=_mlp_width,
+)
+
+_MAMBA, _SHARED_MLP = LAYER + "mamba.", LAYER + "shared_mlp."
+_MAMBA_FIELDS = (
+    "n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk_size", "conv_bias", "proj_bias",
+)  # fmt: skip
+
+
+def _inner(config: PretrainedConfig) -> int:
+    return int(config.mamba_expand * config.hidden_size)
+
+
+def _normed(inputs: Sequence[str], weights: Tensors, config: PretrainedConfig, read: float) -> float:
+    """That of a norm's output, of groups that are normed apart."""
+    factors = weights.tensor(f"{module_of(inputs[0])}.norm.weight").float().abs()
+    return float(factors.max() ** 2 * len(factors))
+
+
+def _scanned(config: PretrainedConfig) -> int:
+    """The projection before and after the convolution; of each head its inputs, states and scores in a chunk."""
+    heads, width, state = config.mamba_n_heads, config.mamba_d_head, config.mamba_d_state
+    projected = 2 * _inner(config) + 2 * config.mamba_n_groups * state
+    return int(2 * projected + heads * (5 * width + 4 * state + 4 * config.mamba_chunk_size))
+
+
+GRANITE_HYBRID = replace(
+    GRANITE,
+    model_type="granitemoehybrid",
+    host=GRANITE_MOE_HYBRID,
+    mlp={_SHARED_MLP + "input_linear.weight": ("gate", "up"), _SHARED_MLP + "output_linear.weight": ("down",)},
+    mixers={
+        "linear_attention": Attention(
+            (_MAMBA + "in_proj",),
+            _MAMBA + "out_proj",
+            gain=BEFORE_ATTENTION,
+            head=lambda config: math.gcd(config.mamba_d_head, config.mamba_d_state),
+            width=_inner,
+            bound=_normed,
+            chunk=lambda config: int(config.mamba_chunk_size),
+            numbers=_scanned,
+            packs=False,
+        )
+    },
+    copied=(
+        *(name for name in GRANITE.copied if name not in {"head_dim", "intermediate_size"}),
+        "layer_types",
+        "position_embedding_type",
+        *(f"mamba_{name}" for name in _MAMBA_FIELDS),
+    ),
+    renamed={"intermediate_size": "shared_intermediate_size"},
+    demands=(
+        Demand("num_local_experts", (0,), "an expert must be dense"),
+        Demand("time_step_limit", ((0.0, math.inf), 0.0, math.inf), "infinity has no digest, so the default is needed"),
+    ),
 )
