@@ -23,7 +23,7 @@ class Result:
         limits: of this engine, by the version's config.json.
         error: if the engine can't run it.
         exact: the difference from transformers, both in float32.
-        rounded: the mean difference in bfloat16, for a version in bfloat16.
+        rounded: the median difference in bfloat16, for a version in bfloat16.
         rounded_dense: its first dense expert's.
         remedied: the difference in float32 after the limits' remedy, if an option is one.
     """
@@ -109,8 +109,8 @@ def _result(
         limits,
         found[models["exact"]].error,
         apart["exact"],
-        None if rounded is None else rounded.mean,
-        None if rounded_dense is None else rounded_dense.mean,
+        None if rounded is None else rounded.typical,
+        None if rounded_dense is None else rounded_dense.typical,
         apart.get("remedied"),
     )
 

@@ -26,7 +26,7 @@ def engine_table(engine: str, number: str, measured: Sequence[Result], when: dat
     )
     head = f"{engine} {number} on {when.isoformat()}, {len(measured)} versions."
     if ratios:
-        head += f" In bfloat16 the mean difference is {ratios[0]:.1f} to {ratios[-1]:.1f} times the dense expert's."
+        head += f" In bfloat16 the median difference is {ratios[0]:.1f} to {ratios[-1]:.1f} times the dense expert's."
     lines = ["| dense experts | bodies | experts x k | largest difference | |", "|---|---|---|---|---|", *rows]
     return "\n".join([head, "", *lines])
 

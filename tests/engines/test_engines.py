@@ -41,7 +41,7 @@ def test_pairwise_takes_fewer_rows_than_all_combinations() -> None:
 def test_new_tokens_count_until_the_texts_differ() -> None:
     expected = Answers([[-1.0, -2.0, -3.0, -4.0]], [[7, 8]])
     same = difference(Answers([[-1.0, -2.0, -3.0, -4.5]], [[7, 8]]), expected)
-    assert (same.mean, same.most, same.same) == (0.125, 0.5, True)
+    assert (same.typical, same.most, same.same) == (0.0, 0.5, True)
     other = difference(Answers([[-1.0, -2.0, -3.0, -9.0]], [[7, 9]]), expected)
     assert (other.most, other.same, other.exact) == (0.0, False, False)
 

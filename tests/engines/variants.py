@@ -42,7 +42,7 @@ def outcomes(version: Path, dense: Path, *, int8: bool) -> Iterator[Outcome]:
     yield Outcome("a `Trainer` step, saved and loaded", apart.most, apart.exact)
     if int8:
         ours, theirs = difference(_int8(version), plain), difference(_int8(dense), answers(load(dense)))
-        yield Outcome("torchao int8", ours.most, ours.mean <= AS_DENSE * max(theirs.mean, _LEAST))
+        yield Outcome("torchao int8", ours.most, ours.typical <= AS_DENSE * max(theirs.typical, _LEAST))
 
 
 def _device_map(folder: Path) -> Answers:

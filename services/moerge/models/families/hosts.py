@@ -45,6 +45,7 @@ QWEN2_MOE = Host(
     llama_cpp=LlamaCpp(equivalent=MIXTRAL),
     ignored=(
         _WIDE,
+        Ignored(lambda config: not config.get("qkv_bias", True), "`qkv_bias`, so it answers wrongly"),
         Ignored(
             lambda config: len(set(config.get("layer_types") or ())) > 1,
             "the sliding windows, so it answers wrongly on texts that are longer than the window",
@@ -101,9 +102,7 @@ GRANITE_MOE = Host(
     llama_cpp=LlamaCpp(refused="isn't known to run GraniteMoe as transformers does"),
     ignored=(
         _WIDE,
-        Ignored(
-            lambda config: bool(config.get("attention_bias")), "the biases of attention, so it doesn't load this model"
-        ),
+        Ignored(lambda config: bool(config.get("attention_bias")), "the biases of attention, so it answers wrongly"),
         Ignored(lambda config: config["hidden_act"] != "silu", "`hidden_act`, so it answers wrongly"),
     ),
     ends=Ends(

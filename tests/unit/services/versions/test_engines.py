@@ -59,6 +59,7 @@ def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[st
     ("family", "settings", "engine", "fault"),
     [
         ("qwen2", {"head_dim": 16}, "vLLM", "head_dim"),
+        ("seed_oss", {"head_dim": 8, "attention_bias": False}, "vLLM", "qkv_bias"),
         ("qwen2", {**WINDOWS, "max_window_layers": 1}, "vLLM", "windows"),
         ("qwen3", {"head_dim": 16, "attention_bias": True}, "vLLM", "bias "),
         ("qwen3", {"head_dim": 16, "attention_bias": True}, "llama.cpp", "bias "),
