@@ -115,6 +115,10 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
         consumer.types(f"export MOERGE_COORDINATOR={url} MOERGE_TOKEN={token}")
         consumer.types(part.next("moerge pull champion my-model"))
         assert (tmp_path / "consumer" / "my-model" / "README.md").is_file()
+        shutil.copy(tmp_path / "srv" / "moerge" / "version-key.pub", tmp_path / "consumer")
+        with Part("docs/operating.md", "Check a version") as checked:
+            assert "signed by key" in consumer.types(checked.next("moerge pull champion my-model"))
+            assert "files as signed by key" in consumer.types(checked.next("moerge verify my-model"))
         assert "generated_text" in consumer.types(part.next("python -c"))
 
         for domain, shell in owners.items():
