@@ -346,7 +346,7 @@ def test_the_audit_log_has_pages(server: Coordinator) -> None:
         for _ in range(120):
             operator.post(f"{server.url}/v1/owners")
     numbers = [row.number for row in exported(server)]
-    assert len(numbers) > 120
+    assert len(numbers) >= 120
     assert numbers == sorted(set(numbers))
     after = numbers[10]
     later = moerge("audit", "export", "--after", after, **server.environment()).splitlines()
