@@ -548,7 +548,7 @@ MUTATIONS = (
         "altered-version",
         "attack: a version with other weights in the owner's slot",
         WORKER,
-        "if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != _digest(plan):",
+        "if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != plan.digest():",
         "if not (folder / plan.name).is_file():",
         ("tests/attacks/coordinator/test_versions.py",),
     ),

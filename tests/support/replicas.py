@@ -1,6 +1,7 @@
 """Coordinators on one PostgreSQL database and one S3 store."""
 
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from moerge.blobs.s3 import S3
 from support.federation import eventually
-from support.processes import Coordinator, coordinator
+from support.processes import Coordinator
 from support.servers import BUCKET, Postgres, leader, settings
 
 
@@ -47,5 +48,11 @@ def replicas_of(folder: Path, count: int, postgres: Postgres, s3_server: str) ->
         for number in range(count):
             text = settings(f"{database}&application_name=replica-{number}", place)
             token = servers[0].operator_token if servers else None
-            servers.append(stack.enter_context(coordinator(folder / f"replica-{number}", token, text)))
+            server = Coordinator(folder / f"replica-{number}", token, text)
+            if servers:
+                for name in ("version-key.pem", "version-key.pub"):
+                    shutil.copy(servers[0].home / name, server.home / name)
+            server.start()
+            stack.callback(server.stop)
+            servers.append(server)
         yield Replicas(database, place, servers)
