@@ -45,11 +45,13 @@ def refusals(config: Mapping[str, Any]) -> list[str]:
         refused.append(f"computes experts with silu only, not with {config['hidden_act']}")
     if host.llama_cpp.refused:
         return refused
-    if _extended(host) is None and config.get("attention_bias"):
+    wide = _head_dim(config) * config["num_attention_heads"] != config["hidden_size"]
+    if _extended(host) is None and config.get("attention_bias") and not host.llama_cpp.biased:
         refused.append(f"has no bias of the attention's output in {host.title}")
     if _extended(host) is None and (scaled == "llama3" or _tabled(config)):
         refused.append(f"ignores parts of the rope's scaling, {scaled}, in {host.title}")
-    wide = _head_dim(config) * config["num_attention_heads"] != config["hidden_size"]
+    if wide and not host.llama_cpp.wide:
+        refused.append(f"has only heads of hidden_size / num_attention_heads in {host.title}")
     if _extended(host) is not None and wide and _granite(config):
         what = "sliding windows" if _windows(config) else f"the rope's scaling, {scaled},"
         refused.append(f"has {what} only for heads of hidden_size / num_attention_heads")

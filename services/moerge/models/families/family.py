@@ -74,10 +74,11 @@ class Constant:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A setting that vLLM's class of a host doesn't read: a condition of config.json, and the consequence."""
+    """A setting that vLLM's class of a host doesn't read: a condition of config.json, the consequence, the remedy."""
 
     when: Callable[[Mapping[str, Any]], bool]
     what: str
+    remedy: str = "start it with --model-impl transformers"
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,15 @@ class LlamaCpp:
         refused: why it can't run there, a predicate; empty if it can.
         equivalent: the host with the same logits whose class is right there; None: its own class is.
         extended: whether GraniteMoeSWA there has the same layers with windows and any frequencies.
+        biased: whether its own class there has biases of the attention's output.
+        wide: whether it has heads of another width than hidden_size / num_attention_heads.
     """
 
     refused: str = ""
     equivalent: "Host | None" = None
     extended: bool = False
+    biased: bool = False
+    wide: bool = True
 
 
 @dataclass(frozen=True)

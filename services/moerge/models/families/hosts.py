@@ -18,6 +18,8 @@ SHARED = 16
 _NO_OTHERS = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _RENORMALISED = {"norm_topk_prob": True, "output_router_logits": False}
 
+_TRANSFORMERS = "use transformers"
+"""Where vLLM's backend for transformers is wrong too."""
 _WIDE = Ignored(
     lambda config: config["num_attention_heads"] * config["head_dim"] != config["hidden_size"],
     "`head_dim`, so it doesn't load this model or answers wrongly",
@@ -87,7 +89,7 @@ MELLUM = replace(
     model_type="mellum",
     class_name="MellumForCausalLM",
     title="Mellum",
-    llama_cpp=LlamaCpp(refused="isn't known to run Mellum as transformers does"),
+    llama_cpp=LlamaCpp(refused="doesn't load Mellum with biases or a tied head, and computes its ropes otherwise"),
 )
 _GRANITE_INPUT = _BLOCK + "input_linear.weight"
 GRANITE_MOE = Host(
@@ -99,11 +101,15 @@ GRANITE_MOE = Host(
     count="num_local_experts",
     fixed={"output_router_logits": False},
     title="GraniteMoe",
-    llama_cpp=LlamaCpp(refused="isn't known to run GraniteMoe as transformers does"),
+    llama_cpp=LlamaCpp(biased=True, wide=False),
     ignored=(
-        _WIDE,
-        Ignored(lambda config: bool(config.get("attention_bias")), "the biases of attention, so it answers wrongly"),
-        Ignored(lambda config: config["hidden_act"] != "silu", "`hidden_act`, so it answers wrongly"),
+        replace(_WIDE, remedy=_TRANSFORMERS),
+        Ignored(
+            lambda config: bool(config.get("attention_bias")),
+            "the biases of attention, so it answers wrongly",
+            _TRANSFORMERS,
+        ),
+        Ignored(lambda config: config["hidden_act"] != "silu", "`hidden_act`, so it answers wrongly", _TRANSFORMERS),
     ),
     ends=Ends(
         factor=lambda config, dtype: float(config.embedding_multiplier),

@@ -49,7 +49,14 @@ def test_versions_that_vllm_runs_have_no_limits_there(family: str, settings: dic
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("llama", {}), ("mistral", {"sliding_window": None}), ("phi3", {}), ("qwen3", {"head_dim": 16}), ("helium", {})],
+    [
+        ("llama", {}),
+        ("mistral", {"sliding_window": None}),
+        ("phi3", {}),
+        ("qwen3", {"head_dim": 16}),
+        ("helium", {}),
+        ("granite", {}),
+    ],
 )
 def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[str, Any]) -> None:
     assert limits(family, **settings) == []
@@ -75,7 +82,7 @@ def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[st
         ("granite", {"head_dim": 16}, "vLLM", "head_dim"),
         ("granite", {"attention_bias": True}, "vLLM", "biases"),
         ("gemma", {"head_dim": 8}, "vLLM", "hidden_act"),
-        ("granite", {}, "llama.cpp", "GraniteMoe"),
+        ("granite", {"head_dim": 16}, "llama.cpp", "only heads"),
         ("gemma4_text", {"hidden_size_per_layer_input": 0}, "llama.cpp", "Gemma 4"),
         ("qwen3_5_text", {}, "vLLM", "no float32 kernel"),
         ("qwen3_5_text", {}, "llama.cpp", "Qwen3.5-MoE"),
