@@ -80,7 +80,7 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     ("ministral3", {"sliding_window": 8}),
     ("qwen3_5_text", {}),
     ("qwen3_5_text", {"rope_parameters": HALF, "attention_bias": True, "tie_word_embeddings": True}),
-    ("granitemoehybrid", {"position_embedding_type": None}),
+    ("granitemoehybrid", {"position_embedding_type": None, "mamba_conv_bias": True}),
     ("granitemoehybrid", {"layer_types": ["full_attention"] * 3, "tie_word_embeddings": True}),
     ("lfm2", {}),
     ("lfm2", {"block_auto_adjust_ff_dim": False, "conv_bias": True, "tie_word_embeddings": True}),

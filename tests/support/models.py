@@ -55,6 +55,7 @@ SMALL_OF: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8,
         "mamba_d_state": 8,
         "mamba_chunk_size": 32,
+        "mamba_conv_bias": False,  # transformers starts it at 0, which is no seed's
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.75,
         "logits_scaling": 2.0,
