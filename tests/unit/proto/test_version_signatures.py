@@ -3,7 +3,6 @@
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, SECP384R1, generate_private_key
@@ -36,8 +35,8 @@ def folder(tmp_path: Path) -> Path:
 
 def stock(folder: Path) -> None:
     """Verifies with OpenSSF's verifier; ValueError: it refuses the folder."""
-    config: Any = Config
-    verifier = config().use_elliptic_key_verifier(public_key=folder.parent / "key.pub")
+    config = Config()  # type: ignore[no-untyped-call]
+    verifier = config.use_elliptic_key_verifier(public_key=folder.parent / "key.pub")
     verifier.verify(folder, folder / "model.sig")
 
 
