@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from bench import ours
 from bench.registry import HOME
@@ -112,6 +112,34 @@ def experts(shape: Shape, count: int) -> list[Path]:
 
     folder = cached(HOME / f"experts-{shape.name}", make)
     return [folder / str(slot) for slot in range(count)]
+
+
+def hybrid_expert(shape: Shape) -> Path:
+    """A random expert of Qwen3.5 in float32, with linear attention in three of four layers, and a tokenizer."""
+    heads, types = shape.hidden // 64, ["linear_attention"] * 3 + ["full_attention"]
+    config = AutoConfig.for_model(
+        "qwen3_5_text",
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=64,
+        linear_num_key_heads=heads,
+        linear_num_value_heads=heads,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        layer_types=[types[layer % 4] for layer in range(shape.layers)],
+        max_position_embeddings=4096,
+    )
+
+    def make(folder: Path) -> None:
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+
+    return cached(HOME / f"hybrid-{shape.name}", make)
 
 
 def features(hidden: int, tokens: int, seed: int, domain: int) -> Tensor:

@@ -4,23 +4,26 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from bench import ours
-from bench.inputs import Shape, documents, experts, llama
+from bench.inputs import Shape, documents, experts, hybrid_expert, llama
 from bench.measure import in_turns, seconds
 from bench.registry import Pair, benchmark
 from moerge.documents.shards import Shard
+from moerge.models.dense import expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.models.tokens import all_counted
 from moerge.statistics.streamed import Streamed
 
 SHAPE, BATCH, CONTEXT = Shape(), 4, 512
 LONG, LONG_BATCH, LONG_CONTEXT = Shape(hidden=512, layers=8, intermediate=2048), 2, 1024
+HYBRID = Shape(hidden=512, layers=8, intermediate=2048, vocabulary=8000)
 DOMAINS = 4
 
 
 @torch.inference_mode()
-def plain(model: LlamaForCausalLM, rows: Sequence[Tensor]) -> None:
+def plain(model: PreTrainedModel, rows: Sequence[Tensor]) -> None:
     """The model's ordinary forward pass."""
     for ids in rows:
         model(input_ids=ids, use_cache=False)
@@ -102,3 +105,22 @@ def statistics_textbook() -> list[Pair]:
 )
 def statistics_textbook_long() -> list[Pair]:
     return against(textbook, "eager", LONG, LONG_BATCH, LONG_CONTEXT)
+
+
+@benchmark(
+    "statistics-hybrid",
+    "statistics pass of Qwen3.5, tokens/s",
+    "model(input_ids)",
+    ">=",
+    1.0,
+    f"{HYBRID}, linear attention in three of four layers, T {CONTEXT}, batch {BATCH}, float32, one thread",
+)
+def statistics_hybrid() -> list[Pair]:
+    torch.set_num_threads(1)
+    folder, rows = hybrid_expert(HYBRID), documents(HYBRID, BATCH, CONTEXT)
+    other, streamed = expert_model(DenseFiles(folder)), Streamed(ours.router_pass(folder), BATCH * CONTEXT)
+    shards = [Shard("one", all_counted(rows.tolist()), BATCH)]
+    return in_turns(
+        lambda: seconds(lambda: ours.statistics_pass(streamed, shards)),
+        lambda: seconds(lambda: plain(other, [rows])),
+    )
