@@ -232,6 +232,37 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command()
+def inputs(
+    home: Home,
+    version: Annotated[int, typer.Argument(help="The version's number.")],
+    out: Annotated[Path, typer.Option(help="Folder; the inputs of several versions may share one.")],
+) -> None:
+    """Export what a version was made of: body, experts' MLPs and heads, contributions, lineage and signature.
+
+    `moerge version rebuild` makes the version again from them. An expert and its contributions are left out, and
+    named, unless its owner allows `redistribute`; exits with 1 then. No token gives access to contributions: this reads
+    the home. The coordinator may serve meanwhile.
+
+    Example: moerge coordinator inputs /srv/moerge 3 --out inputs
+    """
+    from contextlib import closing
+
+    from moerge_coordinator.bootstrap import stores
+    from moerge_coordinator.operation.exporting import export_inputs
+    from moerge_coordinator.settings import read_settings
+    from moerge_coordinator.storage.database import open_database
+
+    settings = read_settings(home)
+    with closing(open_database(settings.database)) as database:
+        exported = export_inputs(home, database, stores(settings)[0], version, out, progress())
+    echo(f"{out}: inputs of version {version}, {len(exported.files)} files")
+    for line in exported.missing:
+        echo(f"missing: {line}")
+    if exported.missing:
+        raise typer.Exit(1)
+
+
 def _show(findings: "list[Finding]") -> None:
     table = Table(title="Findings")
     for column in ("", "file", "digest", "needed by", "what to do"):

@@ -30,6 +30,8 @@ NOT_TYPED = {
     "createdb *": "likewise",
     "pg_restore *": "likewise",
     "aws s3 sync *": "likewise, with another client of S3",
+    "moerge coordinator inputs *": "needs the consent of every owner; tests/contract/test_rebuild.py runs it",
+    "moerge version rebuild *": "likewise",
     "moerge demo *": "tests/e2e/test_demo.py runs it",
     "moerge table *--preset *": "trains experts, for minutes to hours; docs/quality.md has the figures",
     "vllm serve *": "`make test-engines` runs it, where vLLM is installed",

@@ -38,7 +38,8 @@ class Policy(BaseModel):
         head_contributions: the gram of the head's input is computed and may leave.
         evaluation_sums: are computed and may leave.
         benchmark_results: may leave, by `moerge worker benchmark`.
-        redistribute: owners of a version's other experts may have the expert's MLPs, to evaluate the version.
+        redistribute: owners of a version's other experts may have the expert's MLPs, to evaluate the version. Operators
+            may export the expert and its contributions, to make a version again elsewhere.
         progress: reports to the coordinator, in mode `ask` too. `obstacles`: the reason for sending nothing, as one
             word of a fixed list; True: also the progress; False: none.
     """

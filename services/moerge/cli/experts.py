@@ -47,7 +47,8 @@ def add(
         str | None, typer.Option(help="An allowed address: the coordinator fetches the files there, without an upload.")
     ] = None,
     redistribute: Annotated[
-        bool, typer.Option("--redistribute", help="Let the other owners download its MLPs, to evaluate versions.")
+        bool,
+        typer.Option("--redistribute", help="Let others download its MLPs, and operators export its inputs."),
     ] = False,
 ) -> None:
     """Add an expert, as a worker does before it contributes. Print its digest after the check of its weights.

@@ -19,6 +19,7 @@ from moerge.cli.version_page import (
     show_signatures,
     show_warnings,
 )
+from moerge.cli.version_rebuild import rebuild
 from moerge.client.client import Client
 from moerge.client.http import optional
 from moerge.errors import MoergeError
@@ -374,3 +375,6 @@ def retire(version: Which, coordinator: Coordinator, secret: Secret, yes: Yes = 
         confirm(f"Version {number} can't be served again, and its own files are removed permanently.", yes=yes)
         client.retire_version(number)
     echo(f"version {number} is retired")
+
+
+app.command("rebuild")(rebuild)

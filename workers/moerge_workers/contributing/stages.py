@@ -51,7 +51,8 @@ class _Stages:
         settings, policy = self.context.settings, self.context.settings.policy
         if policy.redistribute:
             self.context.events.say(
-                "redistribute = true: owners of other experts in a version may download it, with this expert's MLPs"
+                "redistribute = true: owners of other experts in a version may download it, with this expert's MLPs; "
+                "operators may export the expert and its contributions"
             )
         current = self.context.client.current_body()
         if "merged" in policy.bodies and (current is None or body_kind(current.method) == "merged"):

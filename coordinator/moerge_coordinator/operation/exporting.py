@@ -1,0 +1,116 @@
+"""The export of a version's inputs, from which another operator makes the version again."""
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from sqlalchemy import select
+
+from moerge.blobs.store import Blobs
+from moerge.errors import MoergeError
+from moerge.files import atomic_file, private_folder
+from moerge.models.expert_folder import is_weights
+from moerge.progress import Progress
+from moerge.trunk.merge import DENSE_BODY_FILE, SEED_HEAD_FILE
+from moerge.versions.card import SeedRecord
+from moerge.versions.inputs import ExportedVersion, InputsFolder, expert_inputs
+from moerge_coordinator.domain import bodies
+from moerge_coordinator.domain.version_inputs import version_inputs
+from moerge_coordinator.storage.database import Database
+from moerge_coordinator.storage.folders import Folders
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, VersionRow
+
+
+def export_inputs(
+    home: Path, database: Database, blobs: Blobs, number: int, out: Path, progress: Progress
+) -> ExportedVersion:
+    """Writes the inputs of a version into `out`, a folder that only this user may enter, and returns their facts.
+
+    An expert and its contributions are left out, and named, if its owner doesn't allow `redistribute` or has withdrawn
+    it, and so is a withdrawn contribution. The facts are written last.
+
+    Raises:
+        MoergeError: there is no such version, it is retired, or an expert's files were purged.
+    """
+    with database.reading() as session:
+        row = session.get(VersionRow, number)
+        if row is None or row.retired is not None:
+            what = "no such version" if row is None else "it is retired, so its inputs may be gone"
+            raise MoergeError(what, where=f"version {number}", todo="run: moerge version list")
+        lineage, signature = row.lineage, row.signature
+        body = bodies.find(session, lineage.body)
+        sums = [*lineage.contributions, *lineage.head.contributions]
+        named = ContributionRow.digest.in_(sums)
+        parts = {item.digest: item for item in session.scalars(select(ContributionRow).where(named))}
+        of = ExpertRow.digest.in_([*lineage.experts, *(item.expert for item in parts.values())])
+        experts = {item.digest: item for item in session.scalars(select(ExpertRow).where(of))}
+    if purged := [item for item in map(experts.__getitem__, lineage.experts) if item.purged is not None]:
+        names = ", ".join(f"{item.digest[:12]} of {item.domain}" for item in purged)
+        todo = "none: nobody can make this version again"
+        raise MoergeError(f"the files of experts were purged: {names}", where=f"version {number}", todo=todo)
+    folder, files, missing = InputsFolder(out), dict[str, str](), list[str]()
+    private_folder(out)
+
+    def store(path: Path, write: Callable[[BinaryIO], str]) -> None:
+        with atomic_file(path) as file:
+            files[folder.name(path)] = write(file)
+
+    def copy(path: Path, sha256: str) -> None:
+        store(path, lambda file: _written(blobs.content(sha256), file))
+
+    with (
+        tempfile.TemporaryDirectory(prefix=".inputs-", dir=home) as views,
+        progress.track(f"exporting version {number}", 1 + len(lineage.experts) + len(sums), "inputs") as tracker,
+    ):
+        inputs = version_inputs(database, blobs, Folders(database, blobs, Path(views)), lineage)
+        for entry in body.files:
+            if entry.name in (DENSE_BODY_FILE, SEED_HEAD_FILE) or not is_weights(entry.name):
+                copy(folder.body(body.digest) / entry.name, entry.sha256)
+        tracker.advance(1)
+        for slot in inputs.slots:
+            if reason := _reason(experts[slot.record.digest]):
+                missing.append(f"expert {slot.record.digest[:12]} of {slot.record.domain}: {reason}")
+            else:
+                for plan in expert_inputs(slot.side_files):
+                    store(folder.expert(slot.record.digest) / plan.name, plan.write)
+            tracker.advance(1)
+        for digest in dict.fromkeys(sums):
+            part = parts[digest]
+            if reason := "it is withdrawn" if part.withdrawn is not None else _reason(experts[part.expert]):
+                missing.append(f"{part.kind} contribution {digest[:12]} of {part.domain}: {reason}")
+            else:
+                copy(folder.contribution(digest), digest)
+            tracker.advance(1)
+    exported = ExportedVersion(
+        number=number,
+        lineage=lineage,
+        method=inputs.method,
+        experts=[slot.record for slot in inputs.slots],
+        merged=list(inputs.merged),
+        contributed=list(inputs.contributed),
+        seed=None if inputs.seed is None else SeedRecord(inputs.seed.name, inputs.seed.license),
+        files=files,
+        missing=missing,
+        signature=blobs.local(signature.sha256).read_text(encoding="utf-8"),
+    )
+    with atomic_file(folder.record(number)) as file:
+        file.write(f"{exported.model_dump_json(indent=1)}\n".encode())
+    return exported
+
+
+def _reason(expert: ExpertRow) -> str:
+    """The reason for leaving an expert and its contributions out; empty if there is none."""
+    if expert.withdrawn is not None:
+        return "the expert is withdrawn"
+    return "" if expert.redistribute else f"{expert.owner} doesn't allow `redistribute`"
+
+
+def _written(pieces: Iterable[bytes], out: BinaryIO) -> str:
+    """Writes a blob's content and returns its SHA-256."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+        out.write(piece)
+    return digest.hexdigest()
