@@ -53,7 +53,8 @@ class NewExpert(Message):
 
     `body`: `keep` the current body, so that only the new expert's owner contributes, or `remerge` it with this expert
     by the same method, so that every owner contributes. `redistribute`: whether owners of the other experts in a
-    version may download it, with this expert's MLPs, to evaluate it. A new registration changes it; an operator can't.
+    version may download it, with this expert's MLPs, to evaluate it, and operators may export its inputs. A new
+    registration changes it; an operator can't.
     `parts`: the files have only MLPs, last norm and head, for versions under a body. They are never merged into a body.
     Those of a registered expert are redistributed if that is.
     """

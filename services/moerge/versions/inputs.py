@@ -115,17 +115,17 @@ class InputsFolder:
         """
         lineage, body = exported.lineage, self.body(exported.lineage.body)
         small, weights = DenseFiles(body), body / DENSE_BODY_FILE
-        seed = exported.seed
+        record = exported.seed
         return VersionInputs(
             slots=[self._slot(record) for record in exported.experts],
             body=DenseBody(weights, small.config),
-            body_sha256=exported.files[self.name(weights)],
+            body_sha256=exported.files.get(self.name(weights), ""),  # if not listed, it is computed
             method=exported.method,
             merged=exported.merged,
             contributed=exported.contributed,
             statistics=lambda: [self.contribution(digest) for digest in lineage.contributions],
             head_statistics=lambda: [self.contribution(digest) for digest in lineage.head.contributions],
-            seed=seed and Seed(seed.name, seed.license, small, Checkpoint.of_file(body / SEED_HEAD_FILE)),
+            seed=None if record is None else Seed(*record, small, Checkpoint.of_file(body / SEED_HEAD_FILE)),
         )
 
     def _slot(self, record: ExpertRecord) -> Slot:

@@ -31,7 +31,7 @@ def rebuilt_files(
     files = plan_version(exported.lineage, folder.inputs(exported)).files
     with progress.track(f"making version {exported.number}", len(files), "files") as tracker:
         if out is None:
-            result = {}
+            result = dict[str, Digest]()
             for file in files:
                 result[file.name] = file.digest()
                 tracker.advance(1)
