@@ -72,6 +72,10 @@ TYPES = {
 """The layers' types, in turn."""
 
 
+DISTINCT = sorted({(family.host.model_type, *family.mlp): name for name, family in FAMILIES.items()}.values())
+"""One family for each host and form of MLPs, for tests of what sees nothing else of a family."""
+
+
 def small_settings(family: str, **settings: object) -> dict[str, Any]:
     """The settings of a tiny model of a family."""
     result = deepcopy({**SMALL, **SMALL_OF.get(family, {}), **settings})

@@ -9,13 +9,12 @@ import torch
 from torch.nn import Parameter
 from transformers import AutoModelForCausalLM
 
-from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge_lab.soups.bank import Bank, model_shapes, new_bank, shapes
 from moerge_lab.soups.training import bank_job, fitted, loss_of, put
 from moerge_lab.training.job import LOG, train
 from moerge_lab.training.loop import Run, losses
-from support.models import expert
+from support.models import DISTINCT, expert
 
 ROWS = torch.tensor([[(7 * row + 3 * column) % 256 for column in range(16)] for row in range(8)])
 
@@ -70,7 +69,7 @@ def test_a_bank_of_experts_starts_from_their_average(folders: list[Path]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("family", "settings"), [*((family, {}) for family in FAMILIES), ("llama", {"tie_word_embeddings": True})]
+    ("family", "settings"), [*((family, {}) for family in DISTINCT), ("llama", {"tie_word_embeddings": True})]
 )
 def test_single_coefficient_of_1_reproduces_an_expert(tmp_path: Path, family: str, settings: dict[str, Any]) -> None:
     seed, own = (expert(tmp_path / str(number), number, family, apart=0.02, **settings) for number in (1, 2))

@@ -24,7 +24,7 @@ from moerge_lab.tuning.tune import write_rows, write_tuned
 from moerge_lab.tuning.version import read_version
 from moerge_proto.records import TunedModel, read_record
 from moerge_proto.versions import Lineage
-from support.models import expert, texts
+from support.models import DISTINCT, expert, texts
 from support.processes import run_command
 from support.versions import loaded, published
 
@@ -164,7 +164,7 @@ def test_only_the_recipe_s_parameters_differ_from_the_parent_s(
     assert "is a tuned model" in str(again.exception)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DISTINCT)
 def test_tuned_tensors_have_the_published_names_and_dtypes(tmp_path: Path, family: str) -> None:
     for slot in range(2):
         AutoModelForCausalLM.from_pretrained(
