@@ -51,6 +51,14 @@ class MadeTensors(Checkpoint):
             part.copy_(self._values[begin : begin + len(part)])
 
 
+class MadeFiles(DenseFiles):
+    """A dense model's config, without files."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(NOWHERE)
+        self.config = config
+
+
 @dataclass(frozen=True, kw_only=True)
 class MadePass(RouterPass):
     """A router pass with made weights; it has no files."""
@@ -69,7 +77,7 @@ class MadePass(RouterPass):
 
 def made_pass(config: LlamaConfig, precision: str, device: str) -> MadePass:
     bits = [exponent(config.hidden_size)] * config.num_hidden_layers
-    return MadePass(DenseFiles(NOWHERE), DenseFiles(NOWHERE), bits, precision, device, config=config)
+    return MadePass(MadeFiles(config), MadeFiles(config), bits, precision, device, config=config)
 
 
 def write_expert(folder: Path, config: LlamaConfig, dtype: torch.dtype) -> None:
