@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Generator, Tensor, nn
+from transformers import PretrainedConfig
 
 from moerge.errors import MoergeError
 from moerge_lab.training import checkpoint
@@ -17,6 +18,8 @@ from support.progress import Stopped
 
 class Scalar(nn.Module):
     """One number, w; its loss on x is (w x)^2 / 2 plus noise that has no gradient."""
+
+    config = PretrainedConfig()
 
     def __init__(self) -> None:
         super().__init__()
