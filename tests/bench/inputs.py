@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -67,16 +68,20 @@ def cached(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def llama_config(shape: Shape) -> LlamaConfig:
+    return LlamaConfig(**_sizes(shape))
+
+
+def _sizes(shape: Shape) -> dict[str, Any]:
     heads = shape.hidden // 64
-    return LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=4096,
-    )
+    return {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": 4096,
+    }
 
 
 def llama(shape: Shape, seed: int, attention: str = "sdpa") -> LlamaForCausalLM:
@@ -119,19 +124,13 @@ def hybrid_expert(shape: Shape) -> Path:
     heads, types = shape.hidden // 64, ["linear_attention"] * 3 + ["full_attention"]
     config = AutoConfig.for_model(
         "qwen3_5_text",
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
+        **_sizes(shape),
         head_dim=64,
         linear_num_key_heads=heads,
         linear_num_value_heads=heads,
         linear_key_head_dim=64,
         linear_value_head_dim=64,
         layer_types=[types[layer % 4] for layer in range(shape.layers)],
-        max_position_embeddings=4096,
     )
 
     def make(folder: Path) -> None:

@@ -157,7 +157,7 @@ class Case:
 
 
 def possible(row: Mapping[str, Any]) -> bool:
-    """Whether there is such a version. A solved head is no embedding; some classes allow one expert per token only."""
+    """Tell whether such a version exists. A solved head is no embedding; some classes have one expert per token."""
     if "family" in row and FAMILIES[row["family"]].host.refusal(row.get("top_k", 1)):
         return False
     return row.get("head") != "omitted" or row.get("body", "average") == "average"

@@ -83,14 +83,17 @@ def rotate(
     echo(f"Your key's fingerprint is now: {in_groups(new)}")
 
 
+Config = Annotated[Path | None, typer.Option(help="Settings file; default worker.toml in the home.")]
+Address = Annotated[str | None, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
+Token = Annotated[
+    str | None, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; prefer the environment or a file.")
+]
+
+
 def _options(
-    config: Annotated[Path | None, typer.Option(help="Settings file; default worker.toml in the home.")] = None,
-    coordinator: Annotated[
-        str | None, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; prefer the environment or a file.")
-    ] = None,
+    config: Config = None,
+    coordinator: Address = None,
+    token: Token = None,
     domain: Annotated[str | None, typer.Option(help="The domain to contribute for.")] = None,
     expert: Annotated[
         str | None,
@@ -317,13 +320,9 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
 def benchmark(
     version: Version,
     results: Annotated[Path, typer.Argument(metavar="RESULTS", help="A file of results, a JSON list.")],
-    config: Annotated[Path | None, typer.Option(help="Settings file; default worker.toml in the home.")] = None,
-    coordinator: Annotated[
-        str | None, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; prefer the environment or a file.")
-    ] = None,
+    config: Config = None,
+    coordinator: Address = None,
+    token: Token = None,
     domain: Domain = None,
     home: Home = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the outgoing data, send nothing.")] = False,

@@ -62,7 +62,7 @@ def promote(session: Session, name: Name, move: Move, who: str, most: Falls) -> 
 def _compared(
     session: Session, version: VersionRow, champion: VersionRow | None, most: Falls
 ) -> tuple[list[str], list[str]]:
-    """What falls by more than `most` from the champion, and warnings of missing evaluations and benchmarks."""
+    """Losses of more than `most` against the champion, and warnings of missing evaluations and benchmarks."""
     found = [_scores(session, version, champion, most.points)]
     if champion is not None:
         found.append(_benchmarks(session, version, champion, most.errors))

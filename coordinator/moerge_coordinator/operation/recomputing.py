@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
 from moerge.build import build
@@ -44,7 +43,7 @@ def replaced_files(
     with database.reading() as session:
         rows = list(session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)))
         kept = {row.key: row.sha256 for row in session.scalars(select(ArtifactRow))}
-        complete = {row.number for row in rows if not _purged(session, row.lineage)}
+        purged = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.purged.is_not(None))))
     home_key = settings.home / KEY_FILE
     key = public_pem(version_key(settings.home)) if home_key.exists() else None  # a restored home has none yet
     digests = dict[str, str]()  # key -> digest, of files that several versions have
@@ -64,8 +63,8 @@ def replaced_files(
             replaced = differing(signed.files, published)
             for name in replaced:
                 yield _finding(row, name, signed.files.get(name, ""))
-            if row.number not in complete:
-                continue
+            if not purged.isdisjoint(row.lineage.experts):
+                continue  # files of an input were removed, so the version can't be made again
             plan = plan_version(row.lineage, version_inputs(database, blobs, folders, row.lineage))
             for file in plan.files:
                 if file.name in (CARD_FILE, *replaced):
@@ -95,9 +94,3 @@ def _signed(blobs: Blobs, row: VersionRow) -> SignedVersion | None:
 
 def _finding(row: VersionRow, name: str, digest: str, what: str = "replaced") -> Finding:
     return Finding(what, f"versions/{row.number}/{name}", digest, (f"version {row.number}",), _TODOS[what])
-
-
-def _purged(session: Session, lineage: Lineage) -> bool:
-    """Whether files of an input were removed, so that the version can't be made again."""
-    query = select(ExpertRow.digest).where(ExpertRow.purged.is_not(None))
-    return not set(session.scalars(query)).isdisjoint(lineage.experts)

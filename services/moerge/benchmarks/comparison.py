@@ -95,7 +95,7 @@ class Row:
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """That of a mean; None of a single value."""
+    """The standard error of a mean; None of a single value."""
     count = len(values)
     if count < 2:
         return None

@@ -24,7 +24,7 @@ def folder(out: Path, model: Model) -> Path:
 
 
 def key(model: Model, name: str, settings: Settings, known: Asked) -> dict[str, object]:
-    """What determines a result; the device and the batch size change its rounding only."""
+    """The inputs that determine a result; the device and the batch size change its rounding only."""
     return {
         "model": model.identity,
         "data": known.digest,

@@ -61,7 +61,7 @@ class DenseFiles(_Opened):
 
     @cached_property
     def is_wrapped(self) -> bool:
-        """Whether its config.json is a wrapper's, of which only the text model is read."""
+        """Tell whether its config.json is a wrapper's, of which only the text model is read."""
         return is_wrapped(self.folder)
 
     @cached_property

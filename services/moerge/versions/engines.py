@@ -33,14 +33,11 @@ def _every(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
 
 
 def _vllm(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
-    """vLLM 0.32: fields that its classes don't read, and its fixed rope."""
+    """vLLM 0.32: limits of its classes, and its fixed rope."""
     rope, host = config.get("rope_parameters") or {}, HOSTS[config["model_type"]]
     for item in host.limited:
         if item.when(config):
             yield EngineLimit(engine="vLLM", happens=item.happens, remedy=item.remedy)
-    for field in host.ignored:
-        if field.when(config):
-            yield EngineLimit(engine="vLLM", happens=f"ignores {field.what}", remedy=field.remedy)
     if rope.get("rope_type") == "dynamic":
         longest = config["max_position_embeddings"]
         happens = f"answers wrongly on texts longer than {longest} tokens, with this model's dynamic rope"

@@ -27,7 +27,7 @@ MATRICES: tuple[Matrix, ...] = ("gate", "up", "down")
 
 @dataclass(frozen=True)
 class Ends:
-    """What a model computes before its first layer and after its head, dense or published; by default nothing.
+    """Computations before the first layer and after the head of a model, dense or published; by default none.
 
     Attributes:
         factor: of the embedding's rows in a model of a dtype.
@@ -73,21 +73,12 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Ignored:
-    """A setting that vLLM's class of a host doesn't read: a condition of config.json, the consequence, the remedy."""
-
-    when: Callable[[Mapping[str, Any]], bool]
-    what: str
-    remedy: str = "start it with --model-impl transformers"
-
-
-@dataclass(frozen=True)
 class Limited:
     """A limit of vLLM's class of a host: a condition of config.json, the fault as a predicate, and the remedy."""
 
     when: Callable[[Mapping[str, Any]], bool]
     happens: str
-    remedy: str
+    remedy: str = "start it with --model-impl transformers"
 
 
 @dataclass(frozen=True)
@@ -128,8 +119,7 @@ class Host:
         final_norm: name of the weight of the norm before the head.
         constants: published tensors of every family, without a dense equivalent.
         title: its name in sentences.
-        ignored: by vLLM's class of it.
-        limited: further limits of that class.
+        limited: limits of vLLM's class of it.
         llama_cpp: how llama.cpp runs it. `make test-engines` measures both.
         ends: before the first layer and after the head.
         most_top_k: most experts per token; None: any number. Routers with sigmoids solve the choice, not the weights.
@@ -149,7 +139,6 @@ class Host:
     router_vectors: Mapping[str, float] = field(default_factory=dict)
     chosen: str = "num_experts_per_tok"
     final_norm: str = FINAL_NORM
-    ignored: tuple[Ignored, ...] = ()
     limited: tuple[Limited, ...] = ()
     constants: tuple[Constant, ...] = ()
     ends: Ends = Ends()
@@ -199,7 +188,7 @@ def _width(config: PretrainedConfig) -> int:
 
 
 def _attended(inputs: Sequence[str], weights: Tensors, config: PretrainedConfig, read: float) -> float:
-    """That of the heads' outputs, means of values."""
+    """The bound of the heads' outputs, means of values."""
     module, rows = inputs[-1], config.num_key_value_heads * head_dim(config)
     value = read * float(weights.tensor(f"{module}.weight")[-rows:].float().norm())
     if f"{module}.bias" in weights.specs:
@@ -335,7 +324,7 @@ class Family:
 
     @property
     def is_fittable(self) -> bool:
-        """Whether MLPs can be fitted to a body: their outputs are added as they are, or times `mlp_factor`."""
+        """Tell whether MLPs can be fitted to a body: their outputs are added as they are, or times `mlp_factor`."""
         return self.output_norm is None
 
     @property
@@ -369,7 +358,7 @@ class Family:
         return max(item.chunk(config) for item in self.attentions(config))
 
     def packs(self, config: PretrainedConfig) -> bool:
-        """Whether documents in one row can be kept apart."""
+        """Tell whether documents in one row can be kept apart."""
         return all(item.packs for item in self.attentions(config))
 
     def dense_mlp_names(self, layers: int) -> list[str]:

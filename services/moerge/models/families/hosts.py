@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.models.families.common import LAYER, PROJECTIONS
-from moerge.models.families.family import Constant, Ends, Host, Ignored, Limited, LlamaCpp, Matrix
+from moerge.models.families.family import Constant, Ends, Host, Limited, LlamaCpp, Matrix
 
 _NAMES = {matrix: LAYER + f"mlp.experts.{{expert}}.{name}.weight" for name, matrix in PROJECTIONS.items()}
 _BLOCK, _FEED = LAYER + "block_sparse_moe.", LAYER + "feed_forward."
@@ -20,9 +20,9 @@ _RENORMALISED = {"norm_topk_prob": True, "output_router_logits": False}
 
 _TRANSFORMERS = "use transformers"
 """Where vLLM's backend for transformers is wrong too."""
-_WIDE = Ignored(
+_WIDE = Limited(
     lambda config: config["num_attention_heads"] * config["head_dim"] != config["hidden_size"],
-    "`head_dim`, so it doesn't load this model or answers wrongly",
+    "ignores `head_dim`, so it doesn't load this model or answers wrongly",
 )
 MIXTRAL = Host(
     model_type="mixtral",
@@ -45,12 +45,12 @@ QWEN2_MOE = Host(
     fixed={**_RENORMALISED, **_NO_OTHERS, "shared_expert_intermediate_size": SHARED},
     title="Qwen2-MoE",
     llama_cpp=LlamaCpp(equivalent=MIXTRAL),
-    ignored=(
+    limited=(
         _WIDE,
-        Ignored(lambda config: not config.get("qkv_bias", True), "`qkv_bias`, so it answers wrongly"),
-        Ignored(
+        Limited(lambda config: not config.get("qkv_bias", True), "ignores `qkv_bias`, so it answers wrongly"),
+        Limited(
             lambda config: len(set(config.get("layer_types") or ())) > 1,
-            "the sliding windows, so it answers wrongly on texts that are longer than the window",
+            "ignores the sliding windows, so it answers wrongly on texts that are longer than the window",
         ),
     ),
     constants=(
@@ -67,10 +67,10 @@ QWEN3_MOE = replace(
     fixed={**_RENORMALISED, **_NO_OTHERS},
     title="Qwen3-MoE",
     llama_cpp=LlamaCpp(),
-    ignored=(
-        Ignored(
+    limited=(
+        Limited(
             lambda config: bool(config.get("attention_bias")),
-            "the bias of the attention's output, so it answers wrongly",
+            "ignores the bias of the attention's output, so it answers wrongly",
         ),
     ),
     constants=(),
@@ -82,7 +82,7 @@ FLEX_OLMO = replace(
     fixed=_RENORMALISED,
     title="FlexOlmo",
     llama_cpp=LlamaCpp(refused="has no FlexOlmo"),
-    ignored=(),
+    limited=(),
 )
 MELLUM = replace(
     FLEX_OLMO,
@@ -102,14 +102,16 @@ GRANITE_MOE = Host(
     fixed={"output_router_logits": False},
     title="GraniteMoe",
     llama_cpp=LlamaCpp(biased=True, wide=False),
-    ignored=(
+    limited=(
         replace(_WIDE, remedy=_TRANSFORMERS),
-        Ignored(
+        Limited(
             lambda config: bool(config.get("attention_bias")),
-            "the biases of attention, so it answers wrongly",
+            "ignores the biases of attention, so it answers wrongly",
             _TRANSFORMERS,
         ),
-        Ignored(lambda config: config["hidden_act"] != "silu", "`hidden_act`, so it answers wrongly", _TRANSFORMERS),
+        Limited(
+            lambda config: config["hidden_act"] != "silu", "ignores `hidden_act`, so it answers wrongly", _TRANSFORMERS
+        ),
     ),
     ends=Ends(
         factor=lambda config, dtype: float(config.embedding_multiplier),
@@ -135,7 +137,6 @@ QWEN3_5_MOE = replace(
     fixed={"output_router_logits": False, "shared_expert_intermediate_size": SHARED},
     title="Qwen3.5-MoE",
     llama_cpp=LlamaCpp(refused="isn't known to run Qwen3.5-MoE as transformers does"),
-    ignored=(),
     limited=(
         Limited(
             lambda config: config.get("dtype") == "float32",

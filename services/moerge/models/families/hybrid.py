@@ -27,7 +27,7 @@ def _values(config: PretrainedConfig) -> int:
 
 
 def _gated(inputs: Sequence[str], weights: Tensors, config: PretrainedConfig, read: float) -> float:
-    """That of a norm's outputs n per head times silu(z): |silu(z)| <= |z|, and ||n||^2 <= the head's width."""
+    """The bound of a norm's outputs n per head times silu(z): |silu(z)| <= |z|, and ||n||^2 <= the head's width."""
     gate, width = inputs[-1], config.linear_value_head_dim
     largest = weights.tensor(f"{gate}.weight").float().norm(dim=1) * read  # of each |z|
     factors = weights.tensor(f"{module_of(gate)}.norm.weight").float().abs()
@@ -123,7 +123,7 @@ def _inner(config: PretrainedConfig) -> int:
 
 
 def _normed(inputs: Sequence[str], weights: Tensors, config: PretrainedConfig, read: float) -> float:
-    """That of a norm's output, of groups that are normed apart."""
+    """The bound of a norm's output, of groups that are normed apart."""
     factors = weights.tensor(f"{module_of(inputs[0])}.norm.weight").float().abs()
     return float(factors.max() ** 2 * len(factors))
 

@@ -68,5 +68,5 @@ def host_of(config: PretrainedConfig) -> Host:
 
 
 def ends_of(config: PretrainedConfig) -> Ends:
-    """What a dense or published model computes before its first layer and after its head."""
+    """The computations of a dense or published model before its first layer and after its head."""
     return (HOSTS.get(config.model_type) or require_family(config.model_type)).ends
