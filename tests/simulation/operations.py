@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.client.pull import pull
+from moerge.client.signatures import verify_folder
 from moerge.errors import CoordinatorError
 from moerge.experts.fitting import fit
 from moerge.models.batches import batches
@@ -34,6 +35,7 @@ from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.statistics_file import HeadManifest, RouterManifest, StatisticsSettings
 from moerge_proto.uploads import Upload
+from moerge_proto.version_signatures import SIGNATURE_FILE
 from moerge_proto.versions import NewVersion
 from simulation.faults import Fault
 from simulation.model import SEED, SHARDS, Body, Model, Sent
@@ -473,6 +475,8 @@ class Run:
         if served:
             with self._as(None) as client:
                 whole = {file.name: file.sha256 for file in client.version(number).files}
+            assert verify_folder(folder, None, SILENT).number == number, operation
+            assert after.pop(SIGNATURE_FILE), operation
             assert after.pop("README.md"), operation  # completed with number and date
             assert after == {name: digest for name, digest in whole.items() if name != "README.md"}, operation
         else:
