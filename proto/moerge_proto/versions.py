@@ -227,3 +227,13 @@ class Alias(Message):
     version: int
     moved: datetime
     warnings: list[str] = Field(default_factory=list)
+
+
+class PromotionCheck(Message):
+    """The verdict of the promotion rules on `champion` pointing to a version.
+
+    `falls`: losses that need an override. `warnings`: domains that are not evaluated, benchmarks that are not compared.
+    """
+
+    falls: list[str]
+    warnings: list[str]

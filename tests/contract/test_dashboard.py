@@ -209,6 +209,13 @@ def test_benchmarks_are_shown_beside_the_champion_s(visited: Visited) -> None:
         assert own in [line[:-1] for line in rows(browser.get("/versions/1"))], "it is the champion"
         compared = rows(browser.get("/compare?before=1&version=2"))
         assert ["arc_easy", "acc", "0.500 ± 0.020", "0.400 ± 0.020", "-0.100 ± 0.028", "operator"] in compared
+        form = browser.get("/versions/2/promote").text
+        fall = "standard errors: arc_easy (acc), reported by operator, from 0.500 ± 0.020 to 0.400 ± 0.020."
+        assert "refuse it as champion, unless you give a reason" in form
+        assert fall in form
+        assert "noticed: version 2 has no result to compare with version 1&#39;s: gsm8k (acc)." in form
+        assert 'name="override"' in form
+        assert "allow it as champion" in browser.get("/versions/1/promote").text
     with visited.visit(token=visited.federation.members["art"].token) as browser:
         assert "arc_easy" in browser.get("/versions/2").text
         assert "lambada" not in browser.get("/versions/2").text

@@ -9,13 +9,14 @@ from moerge.versions.benchmarks import benchmark_changes, benchmark_name, figure
 from moerge.versions.compare import lost_domains
 from moerge_coordinator.domain import benchmarks, versions
 from moerge_coordinator.problems import RefusedError, existing
+from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.messages import message, version_table
 from moerge_coordinator.storage.messages import versions as version_view
 from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow, notify, now, tell
 from moerge_proto.benchmarks import Benchmark
 from moerge_proto.digests import Name
 from moerge_proto.problems import ProblemType
-from moerge_proto.versions import CHAMPION, Alias, Move, Rollback
+from moerge_proto.versions import CHAMPION, Alias, Move, PromotionCheck, Rollback
 
 _NAMED = 5
 """Benchmarks named in a warning."""
@@ -35,6 +36,10 @@ class Falls:
 
     points: float
     errors: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Falls":
+        return cls(settings.promotion_max_fall, settings.promotion_max_errors)
 
 
 def promote(session: Session, name: Name, move: Move, who: str, most: Falls) -> Alias:
@@ -57,6 +62,16 @@ def promote(session: Session, name: Name, move: Move, who: str, most: Falls) -> 
     override = move.override if falls else None
     alias = _point(session, row, name, version.number, kind="promote", who=who, note=move.note, override=override)
     return alias.model_copy(update={"warnings": warnings})
+
+
+def check(session: Session, number: int, most: Falls) -> PromotionCheck:
+    """What `promote` would compare if it pointed `champion` to a served version; nothing if it does already."""
+    version, row = versions.find_served(session, number), _named(session, CHAMPION)
+    if row is not None and row.version == version.number:
+        return PromotionCheck(falls=[], warnings=[])
+    before = None if row is None else versions.find(session, row.version)
+    falls, warnings = _compared(session, version, before, most)
+    return PromotionCheck(falls=falls, warnings=warnings)
 
 
 def _compared(

@@ -43,6 +43,7 @@ from moerge_proto.versions import (
     EngineLimit,
     Move,
     NewVersion,
+    PromotionCheck,
     Rollback,
     SignedCard,
     SolveReport,
@@ -252,6 +253,9 @@ class Client(Http):
 
     def version_influence(self, number: int) -> VersionInfluence:
         return self.get(VersionInfluence, f"/v1/versions/{number}/influence")
+
+    def promotion_check(self, number: int) -> PromotionCheck:
+        return self.get(PromotionCheck, f"/v1/versions/{number}/promotion")
 
     def engine_limits(self, number: int) -> list[EngineLimit]:
         return self.get(list[EngineLimit], f"/v1/versions/{number}/engines")

@@ -1,12 +1,13 @@
 """Actions on aliases: promote, roll back, remove."""
 
+from collections.abc import Sequence
+
 from moerge.versions.compare import lost_domains
 from moerge_coordinator.dashboard.forms import NOTE, Action, Field, Form, Given, number_of, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.versions import CHAMPION
 
 _USUAL = (CHAMPION, "candidate")
-_OVERRIDE = Field("override", "Reason to promote it nevertheless", hint="it stays in the history", on_refusal=True)
 
 
 def _ask_promote(visit: Visit) -> Form:
@@ -18,12 +19,24 @@ def _ask_promote(visit: Visit) -> Form:
     for name, place in places.items():
         if lost := lost_domains(visit.rest.version(place), version):
             facts.append(f"Version {number} lacks domains that {name} has: {', '.join(lost)}. Consumers lose them.")
-    if missing := visit.rest.version_table(number).missing:
-        facts.append(f"Not evaluated on {', '.join(missing)}: a fall of their scores would not be noticed.")
     facts.append("Consumers who follow the alias get this version with their next pull.")
+    falls = list[str]()
+    if visit.operates:
+        checked = visit.rest.promotion_check(number)
+        falls = checked.falls
+        facts += _verdict(falls, checked.warnings)
     alias = Field("alias", "Alias", value=CHAMPION, hint=f"such as {' or '.join(names)}", required=True)
-    fields = alias, NOTE, _OVERRIDE
+    hint = f"only for {CHAMPION}; it stays in the history"
+    override = Field("override", "Reason to promote it nevertheless", hint=hint, on_refusal=not falls)
+    fields = alias, NOTE, override
     return Form(f"Promote version {number}", "Promote", f"{HOME}/versions/{number}", tuple(facts), fields)
+
+
+def _verdict(falls: Sequence[str], warnings: Sequence[str]) -> list[str]:
+    """Sentences on the promotion rules."""
+    refused = [f"The rules of promotion refuse it as {CHAMPION}, unless you give a reason: {fall}." for fall in falls]
+    allowed = f"The rules of promotion allow it as {CHAMPION}."
+    return [*(refused or [allowed]), *(f"A fall would not be noticed: {warning}." for warning in warnings)]
 
 
 def _promote(visit: Visit, given: Given) -> str:

@@ -27,9 +27,8 @@ def promote(request: Request, state: Coordinator, caller: Operator, name: AliasN
     `promotion_max_fall`, or a benchmark, measured alike on both, is worse by more than `promotion_max_errors` standard
     errors of the difference. `override` promotes nevertheless; the history stores the reason.
     """
-    most = aliases.Falls(state.settings.promotion_max_fall, state.settings.promotion_max_errors)
     with state.database.transaction("promote version") as session:
-        return aliases.promote(session, name, move, who(request, caller), most)
+        return aliases.promote(session, name, move, who(request, caller), aliases.Falls.of(state.settings))
 
 
 @router.post("/{name}/rollback")

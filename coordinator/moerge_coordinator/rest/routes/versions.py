@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from moerge.versions.compare import compare
 from moerge.versions.engines import engine_limits
-from moerge_coordinator.domain import bodies, cards, owner_keys, versions
+from moerge_coordinator.domain import aliases, bodies, cards, owner_keys, versions
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route
 from moerge_coordinator.rest.content import content
@@ -22,7 +22,16 @@ from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 from moerge_proto.version_files import CARD_FILE, CONFIG_FILE, REPORT_FILE
-from moerge_proto.versions import Comparison, EngineLimit, NewVersion, SignedCard, SolveReport, Version, VersionChange
+from moerge_proto.versions import (
+    Comparison,
+    EngineLimit,
+    NewVersion,
+    PromotionCheck,
+    SignedCard,
+    SolveReport,
+    Version,
+    VersionChange,
+)
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(prefix="/versions", tags=["versions"], route_class=Route)
@@ -97,6 +106,13 @@ def show_influence(state: Coordinator, caller: Operator, number: Number) -> Vers
     """The influence of each owner on the routers, measured before the publication."""
     with state.database.reading() as session:
         return versions.find(session, number).influence
+
+
+@router.get("/{number}/promotion")
+def check_promotion(state: Coordinator, caller: Operator, number: Number) -> PromotionCheck:
+    """The verdict of the promotion rules on `champion` pointing to the version: see `PUT /v1/aliases/{name}`."""
+    with state.database.reading() as session:
+        return aliases.check(session, number, aliases.Falls.of(state.settings))
 
 
 @router.get("/{number}/card", response_class=Markdown)

@@ -119,6 +119,8 @@ def test_domains_without_both_evaluations_only_cause_warnings(session: Session, 
     moved = [aliases.promote(session, CHAMPION, Move(version=number), "operator", MOST) for number in (1, 2)]
     first, second = ("version 1 is not evaluated on art", "version 2 is not evaluated on law")
     assert [item.warnings for item in moved] == [[first], [first, second]]
+    assert aliases.check(session, 1, MOST).warnings == [second, first]
+    assert aliases.check(session, 2, MOST).warnings == [], "it is the champion"
 
 
 def test_lost_domains_cause_a_warning_unless_withdrawn(session: Session, versions: list[VersionRow]) -> None:
@@ -146,8 +148,11 @@ def test_champion_promotion_is_refused_if_a_benchmark_is_worse_beyond_its_errors
     promote(session, 1)
     assert promote(session, 2) == 2
     promote(session, 1)
+    assert not aliases.check(session, 2, MOST).falls
+    [fall] = aliases.check(session, 3, MOST).falls
     with pytest.raises(RefusedError, match="worse by more than 3 standard errors") as caught:
         promote(session, 3)
+    assert caught.value.what == f"on version 3 {fall}"
     assert caught.value.what.endswith(": arc_easy (acc), reported by operator, from 60.0 ± 3.0 to 44.9 ± 4.0")
     assert promote(session, 3, name="candidate") == 3, "the bound is champion's"
     assert promote(session, 3, override="another prompt") == 3
