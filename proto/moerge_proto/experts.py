@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import UNKNOWN, FileEntry, License, Message
 from moerge_proto.problems import Problem
+from moerge_proto.signatures import Signature
 from moerge_proto.workflows import Workflow
 
 Vocabulary = Literal["same", "pad"]
@@ -57,6 +58,8 @@ class NewExpert(Message):
     registration changes it; an operator can't.
     `parts`: the files have only MLPs, last norm and head, for versions under a body. They are never merged into a body.
     Those of a registered expert are redistributed if that is.
+    `signature`: the owner's, over the digest of all files (`expert_message`), for the provenance of versions. None from
+    an owner without a key, or of files that its worker doesn't have.
     """
 
     domain: Name
@@ -67,6 +70,7 @@ class NewExpert(Message):
     redistribute: bool = False
     parts: Parts | None = None
     adapter: NewAdapter | None = None
+    signature: Signature | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> "NewExpert":
@@ -81,6 +85,7 @@ class Expert(Message):
     """An expert. `digest`: of its files; `number`: order of arrival; `parts`: None for a whole expert.
 
     Until its files are fetched from `source` or made from `adapter`, their sizes are 0 and the family is empty.
+    `fingerprint`: of the key that made `signature`; None if its owner hasn't signed it.
     """
 
     number: int
@@ -99,6 +104,8 @@ class Expert(Message):
     created: datetime
     withdrawn: datetime | None
     purged: datetime | None
+    signature: Signature | None = None
+    fingerprint: Digest | None = None
 
     @property
     def dense(self) -> str:

@@ -3,10 +3,12 @@
 The signed bytes are the canonical JSON (RFC 8785) of one object. Its purpose prevents reuse of a signature elsewhere:
 
     contribution  {"digest": …, "owner": …, "purpose": "moerge contribution", "version": 1}
+    expert        {"digest": …, "owner": …, "purpose": "moerge expert", "version": 1}
     join request  {"created": …, "domains": […], "owner": …, "public_key": …, "purpose": "moerge join", "version": 1}
     rotation      {"new_key": …, "old_key": …, "owner": …, "purpose": "moerge rotation", "version": 1}
 
-Keys are 32, signatures 64 bytes, in lower-case hex. A fingerprint is the SHA-256 of a public key's bytes.
+An expert's digest is that of its files' digests. Keys are 32, signatures 64 bytes, in lower-case hex. A fingerprint is
+the SHA-256 of a public key's bytes.
 """
 
 import base64
@@ -54,6 +56,14 @@ def contribution_message(owner: str, digest: Digest) -> bytes:
 
 def sign_contribution(key: Ed25519PrivateKey, owner: str, digest: Digest) -> Signature:
     return key.sign(contribution_message(owner, digest)).hex()
+
+
+def expert_message(owner: str, digest: Digest) -> bytes:
+    return _message("expert", {"owner": owner, "digest": digest})
+
+
+def sign_expert(key: Ed25519PrivateKey, owner: str, digest: Digest) -> Signature:
+    return key.sign(expert_message(owner, digest)).hex()
 
 
 def _message(purpose: str, fields: dict[str, JsonValue]) -> bytes:

@@ -26,8 +26,10 @@ from pydantic.alias_generators import to_camel
 from moerge_proto.digests import Digest, canonical_json, sha256_hex
 from moerge_proto.messages import Message
 
-SIGNATURE_FILE = "model.sig"
-UNSIGNED = (".cache", ".eval_results", ".git", ".gitattributes", ".github", ".gitignore", SIGNATURE_FILE)
+SIGNATURE_FILE, PROVENANCE_FILE = "model.sig", "provenance.sigstore.json"
+UNSIGNED = (
+    *(".cache", ".eval_results", ".git", ".gitattributes", ".github", ".gitignore", SIGNATURE_FILE, PROVENANCE_FILE),
+)
 """Names in a version's folder that its signature doesn't cover. Nothing reads them when it loads the model."""
 _BUNDLE: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
@@ -64,6 +66,16 @@ class _Bundle(_Part):
     media_type: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = _BUNDLE
     verification_material: _Material
     dsse_envelope: _Envelope
+
+    def require_key(self, public_key: str) -> None:
+        """Requires that the key of this PEM has signed the payload; ValueError otherwise."""
+        if self.verification_material.public_key.hint != fingerprint(public_key):
+            raise ValueError("the signature names another key")
+        [signature] = self.dsse_envelope.signatures
+        try:
+            loaded_key(public_key).verify(signature.sig, _signed_bytes(self.dsse_envelope.payload), _ALGORITHM)
+        except InvalidSignature as error:
+            raise ValueError("the signature is not by its key: it was changed") from error
 
 
 class _Resource(Message):
@@ -135,18 +147,12 @@ class SignedVersion:
         """
         try:
             bundle = _Bundle.model_validate_json(text)
-            payload, [signature] = bundle.dsse_envelope.payload, bundle.dsse_envelope.signatures
-            predicate = (statement := _Statement.model_validate_json(payload)).predicate
+            predicate = (statement := _Statement.model_validate_json(bundle.dsse_envelope.payload)).predicate
         except ValidationError as error:
             raise ValueError("not the signature of a version by moerge") from error
-        key = predicate.moerge.public_key
-        try:
-            loaded_key(key).verify(signature.sig, _signed_bytes(payload), _ALGORITHM)
-        except InvalidSignature as error:
-            raise ValueError("the signature is not by its key: it was changed") from error
+        bundle.require_key(key := predicate.moerge.public_key)
         files = {resource.name: resource.digest for resource in predicate.resources}
-        same_key = bundle.verification_material.public_key.hint == fingerprint(key)
-        if not same_key or statement.subject[0].digest.sha256 != _root(files) or len(files) != len(predicate.resources):
+        if statement.subject[0].digest.sha256 != _root(files) or len(files) != len(predicate.resources):
             raise ValueError("the signature contradicts itself")
         return cls(predicate.moerge.version, predicate.moerge.release, files, key)
 
@@ -168,18 +174,36 @@ def sign_version(key: EllipticCurvePrivateKey, number: int, release: str, files:
             moerge=_Facts(version=number, release=release, public_key=public_key),
         ),
     )
-    payload = canonical_json(statement.model_dump(mode="json", by_alias=True))
-    signature = key.sign(_signed_bytes(payload), _ALGORITHM)
+    return signed_bundle(key, canonical_json(statement.model_dump(mode="json", by_alias=True)))
+
+
+def signed_bundle(key: EllipticCurvePrivateKey, statement: bytes) -> str:
+    """A Sigstore bundle with an in-toto statement, signed by this key."""
+    signature = key.sign(_signed_bytes(statement), _ALGORITHM)
     bundle = {
         "mediaType": _BUNDLE,
-        "verificationMaterial": {"publicKey": {"hint": fingerprint(public_key)}, "tlogEntries": []},
+        "verificationMaterial": {"publicKey": {"hint": fingerprint(public_pem(key))}, "tlogEntries": []},
         "dsseEnvelope": {
-            "payload": base64.b64encode(payload).decode(),
+            "payload": base64.b64encode(statement).decode(),
             "payloadType": _PAYLOAD,
             "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
         },
     }
     return canonical_json(bundle).decode() + "\n"  # type: ignore[arg-type]  # JSON
+
+
+def signed_statement(bundle: str | bytes, public_key: str) -> bytes:
+    """The statement in a bundle that the key of this PEM has signed.
+
+    Raises:
+        ValueError: it is no such bundle, or was changed, or another key signed it.
+    """
+    try:
+        parsed = _Bundle.model_validate_json(bundle)
+    except ValidationError as error:
+        raise ValueError("not a signed statement") from error
+    parsed.require_key(public_key)
+    return parsed.dsse_envelope.payload
 
 
 def public_pem(key: EllipticCurvePrivateKey) -> str:

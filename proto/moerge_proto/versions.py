@@ -141,10 +141,14 @@ class Version(Message):
 
 
 class SignedCard(Message):
-    """A version's model card as of now, and the content of `model.sig`, which covers it and all other files."""
+    """A version's model card as of now, and the content of `model.sig`, which covers it and all other files.
+
+    `provenance`: the content of `provenance.sigstore.json`, by the same key; None if there is none.
+    """
 
     card: str
     signature: str
+    provenance: str | None = None
 
 
 class VersionChange(Message):

@@ -1,5 +1,6 @@
 """Attacks by somebody who can write the coordinator's disk and database: files of a published version are replaced."""
 
+import base64
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.version_key import version_key
 from moerge_proto.digests import sha256_hex
 from moerge_proto.options import SolveOptions
-from moerge_proto.version_signatures import fingerprint, public_pem, sign_version
+from moerge_proto.version_signatures import PROVENANCE_FILE, fingerprint, public_pem, sign_version, signed_bundle
 from moerge_proto.versions import Version
 from support.federation import SILENT, Federation, federation_of
 
@@ -72,11 +73,20 @@ def _linked(federation: Federation, number: int, name: str, data: bytes) -> str:
 def sign_again(federation: Federation, number: int, key: EllipticCurvePrivateKey) -> None:
     """Signs a version's present files with a key, as the coordinator would."""
     files = {file.name: file.sha256 for file in federation.operator.version(number).files}
-    data = sign_version(key, number, "0", files).encode()
-    row = {"name": "model.sig", "sha256": _linked(federation, number, "model.sig", data), "size": len(data)}
+    envelope = json.loads((federation.version(number) / PROVENANCE_FILE).read_text())["dsseEnvelope"]
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    statement["subject"] = [{"name": name, "digest": {"sha256": files[name]}} for name in files if name != "README.md"]
+    bundles = {
+        "model.sig": sign_version(key, number, "0", files).encode(),
+        PROVENANCE_FILE: signed_bundle(key, json.dumps(statement).encode()).encode(),
+    }
+    rows = [
+        json.dumps({"name": name, "sha256": _linked(federation, number, name, data), "size": len(data)})
+        for name, data in bundles.items()
+    ]
     with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
-        values = (json.dumps(row), fingerprint(public_pem(key)), number)
-        database.execute("UPDATE versions SET signature = ?, key = ? WHERE number = ?", values)
+        values = (*rows, fingerprint(public_pem(key)), number)
+        database.execute("UPDATE versions SET signature = ?, provenance = ?, key = ? WHERE number = ?", values)
 
 
 def scaled(federation: Federation, number: int, name: str, by: float) -> str:
@@ -174,6 +184,24 @@ def test_a_version_signed_by_another_key_is_found(federation: Federation, versio
     with pytest.raises(MoergeError, match="not by the given one"):
         pulled(federation, version.number, tmp_path / "new", own)
     pulled(federation, version.number, folder, fingerprint(public_pem(key)))  # the consumer's word
+
+
+def test_a_provenance_with_another_owner_is_found(federation: Federation, version: Version, tmp_path: Path) -> None:
+    """Its signature is then not by the version key."""
+    data = (federation.version(version.number) / PROVENANCE_FILE).read_bytes()
+    bundle = json.loads(data)
+    payload = base64.b64decode(bundle["dsseEnvelope"]["payload"]).replace(b"law-owner", b"art-owner")
+    bundle["dsseEnvelope"]["payload"] = base64.b64encode(payload).decode()
+    crafted = json.dumps(bundle).encode()
+    row = {"name": PROVENANCE_FILE, "size": len(crafted)}
+    row["sha256"] = _linked(federation, version.number, PROVENANCE_FILE, crafted)
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
+        values = (json.dumps(row), version.number)
+        database.execute("UPDATE versions SET provenance = ? WHERE number = ?", values)
+    assert verified(federation, version) == {PROVENANCE_FILE: "replaced"}
+    with pytest.raises(MoergeError, match="not by its key"):
+        pulled(federation, version.number, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_locally_changed_file_is_told_from_another_served_one(

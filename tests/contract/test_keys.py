@@ -1,5 +1,6 @@
 """Owners' keys: joining, signatures, rotation, loss."""
 
+import base64
 import json
 import os
 import pty
@@ -15,13 +16,22 @@ import pytest
 
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError, MoergeError
+from moerge.models.expert_folder import expert_digest
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import NewContribution
+from moerge_proto.experts import NewExpert
 from moerge_proto.owners import Owner
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of, sign_contribution
 from moerge_proto.versions import NewVersion
-from moerge_workers.leaving.owner_key import join_request, read_owner_key, require_approved, rotate, signature
-from support.federation import SILENT, Member, eventually, honest, honest_body, merge
+from moerge_workers.leaving.owner_key import (
+    expert_signature,
+    join_request,
+    read_owner_key,
+    require_approved,
+    rotate,
+    signature,
+)
+from support.federation import SILENT, Member, eventually, honest, honest_body, merge, registered
 from support.models import expert
 from support.processes import MOERGE, Coordinator, moerge, run_command
 from support.statistics import written
@@ -172,8 +182,25 @@ def test_a_contribution_needs_its_owner_s_signature(server: Coordinator, fleet: 
     assert in_groups(here(home / "firm.pem")[:8]) in shown
 
 
+def signed_expert(member: Member, key: Path) -> NewExpert:
+    """The member's registered expert, signed by the key in this folder."""
+    files = {file.name: file.sha256 for file in registered(member).files}
+    return NewExpert(domain="law", files=files, signature=expert_signature(key, "firm", expert_digest(files)))
+
+
+def test_an_expert_s_signature_is_its_owner_s(fleet: Fleet, tmp_path: Path) -> None:
+    member, home, _ = fleet
+    join_request(tmp_path / "firm.pem", "firm", ["law"])
+    with refused("forbidden", "signature", "run the worker on the machine"):
+        member.client.register_expert(signed_expert(member, tmp_path))
+    assert member.client.expert(registered(member).digest).signature is None
+    kept = member.client.register_expert(new := signed_expert(member, home))
+    assert (kept.signature, kept.fingerprint) == (new.signature, here(home / "firm.pem"))
+
+
 def test_a_version_has_the_signatures_of_its_inputs(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
     member, home, _ = fleet
+    member.client.register_expert(signed_expert(member, home))
     written(tmp_path / "body-contribution", *honest_body(member))
     digest = member.client.upload(tmp_path / "body-contribution", SILENT, title="body contribution").sha256
     member.client.contribute(NewContribution(sha256=digest, signature=signature(home, "firm", digest)))
@@ -187,6 +214,20 @@ def test_a_version_has_the_signatures_of_its_inputs(server: Coordinator, fleet: 
     assert all(row.is_genuine() for row in rows)
     shown = moerge("version", "show", number, COLUMNS="200", **server.environment())
     assert shown.count(f"by key {in_groups(here(home / 'firm.pem')[:16])}") == 2
+    moerge("pull", number, folder := tmp_path / "model", **server.environment())
+    stated = json.loads(moerge("verify", folder, "--json"))["inputs"]
+    assert {item["annotations"]["kind"]: item["annotations"]["owner"] for item in stated} == {
+        **{"body": None, "expert": "firm", "router contribution": "firm", "body contribution": "firm"}
+    }
+    assert all(item["annotations"]["public_key"] == rows[0].public_key for item in stated[1:])
+    told = (folder / "README.md").read_text() + (folder / "moerge.json").read_text()
+    private = {"publicKey", "signature", "kind"}
+    envelope = json.loads((folder / "provenance.sigstore.json").read_text())["dsseEnvelope"]
+    definition = json.loads(base64.b64decode(envelope["payload"]))["predicate"]["buildDefinition"]
+    for item in definition["resolvedDependencies"]:
+        facts = {name: value for name, value in item["annotations"].items() if name not in private}
+        assert all(value in told for value in facts.values()), "nothing about an owner but what the folder tells"
+        assert item["digest"]["sha256"] in told or item["annotations"]["kind"] == "body contribution"
 
 
 def test_law_3_signatures_change_no_version(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def add_version(session: Session, **new: Any) -> VersionRow:
         bytes_total=1,
         bytes_written=1,
         signature=FileEntry(name="model.sig", sha256=sha256_hex(name.encode()), size=1),
+        provenance=FileEntry(name="provenance.sigstore.json", sha256=sha256_hex(b"provenance"), size=1),
         key="0" * 64,
         influence=VersionInfluence(layers=[0], domains=[], warnings=[]),
     )

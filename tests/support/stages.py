@@ -139,7 +139,7 @@ class MemoryClient(Client):
     def register_expert(self, new: NewExpert) -> Expert:
         digest = expert_digest(new.files)
         self.known[digest] = Expert(
-            **new.model_dump(include={"domain", "license", "redistribute", "source", "adapter"}),
+            **new.model_dump(include={"domain", "license", "redistribute", "source", "adapter", "signature"}),
             parts=new.parts,
             number=1,
             digest=digest,

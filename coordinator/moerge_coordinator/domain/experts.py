@@ -18,6 +18,7 @@ from moerge.models.expert_folder import check_small_files, counts, expert_digest
 from moerge.models.reader import require_tensors
 from moerge_coordinator.domain import bodies, versions
 from moerge_coordinator.domain.adapters import require_base, require_complete
+from moerge_coordinator.domain.owner_keys import expert_signer
 from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.seeds import find_seed
@@ -67,6 +68,7 @@ def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
     _require_names(new)
     with ports.database.reading() as session:
         require_base(session, owner, new.adapter)
+        expert_signer(session, owner, new)
     try:
         with ports.database.reading() as session:
             _require_free(session, new)
@@ -195,13 +197,18 @@ def _require_held(session: Session, owner: str, entries: Sequence[FileEntry]) ->
 
 
 def _known(session: Session, new: NewExpert, *, by_owner: bool) -> Expert | None:
-    """The same expert, if already registered, with its owner's new `redistribute`. A refused one may be replaced."""
+    """The same expert, if already registered, with its owner's new `redistribute` and signature.
+
+    A refused one may be replaced.
+    """
     _require_free(session, new)
     for row in _rivals(session, new):
         if _is_same(row, new) and not _may_try_again(session, row, new):
             if by_owner and _dense(session, new) is None:
                 for item in (row, *parts_from(session, row)):
                     item.redistribute = new.redistribute
+            if new.signature is not None:
+                row.signature, row.fingerprint = new.signature, expert_signer(session, row.owner, new)
             return message(Expert, row)
         session.delete(row)
         session.flush()
@@ -289,6 +296,7 @@ def _add(session: Session, owner: str, new: NewExpert, family: str, entries: lis
     )
     row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED, None, None, new.source
     row.adapter, row.files = new.adapter, entries
+    row.signature, row.fingerprint = new.signature, expert_signer(session, owner, new)
     session.add(row)
     session.flush()
     tell(session, f"{_named(row)} has arrived from {owner}")

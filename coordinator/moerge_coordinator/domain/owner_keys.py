@@ -5,11 +5,21 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.models.expert_folder import expert_digest
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ContributionRow, KeyRow, now
 from moerge_proto.contributions import ContributionSignature, NewContribution
+from moerge_proto.experts import NewExpert
 from moerge_proto.problems import ProblemType
-from moerge_proto.signatures import PublicKey, Rotation, contribution_message, fingerprint, is_signed
+from moerge_proto.signatures import (
+    PublicKey,
+    Rotation,
+    Signature,
+    contribution_message,
+    expert_message,
+    fingerprint,
+    is_signed,
+)
 
 ANEW = "move its file away, make a new request (moerge worker init), and ask for moerge owner approve --replace"
 
@@ -55,24 +65,39 @@ def require_signed(session: Session, owner: str, new: NewContribution) -> str | 
 
     Refused without a valid signature of the owner's name and this digest by its active key.
     """
+    if new.signature is None and not keys_of(session, owner):
+        return None
+    return _signer(session, owner, new.sha256, contribution_message(owner, new.sha256), new.signature)
+
+
+def expert_signer(session: Session, owner: str, new: NewExpert) -> str | None:
+    """The fingerprint of the key that signed an expert's files, or None if it isn't signed.
+
+    Refused unless a signature is of the owner's name and the files' digest, by its active key.
+    """
+    if new.signature is None:
+        return None
+    digest = expert_digest(new.files)
+    return _signer(session, owner, digest, expert_message(owner, digest), new.signature)
+
+
+def _signer(session: Session, owner: str, digest: str, message: bytes, signature: Signature | None) -> str:
+    """The fingerprint of the owner's active key, which must have signed the message about `digest`."""
     rows = keys_of(session, owner)
     if not rows:
-        if new.signature is None:
-            return None
         problem, todo = f"owner {owner!r} has no key for its verification", "ask for approval: moerge owner approve"
     elif rows[-1].revoked is not None:
         problem = f"the key of owner {owner!r} was revoked on {rows[-1].revoked:%Y-%m-%d %H:%M} UTC"
         todo = f"ask the operator for the reason; to join again, {ANEW}"
-    elif new.signature is None:
+    elif signature is None:
         problem = f"it is missing; expected a signature by key {rows[-1].fingerprint} of owner {owner!r}"
         todo = "run the worker on the machine with that key"
     else:
-        message = contribution_message(owner, new.sha256)
-        signer = next((row for row in rows if is_signed(row.public_key, message, new.signature)), None)
+        signer = next((row for row in rows if is_signed(row.public_key, message, signature)), None)
         if signer is rows[-1]:
             return signer.fingerprint
         if signer is None:
-            problem = f"it is not key {rows[-1].fingerprint}'s signature of owner {owner!r} and digest {new.sha256}"
+            problem = f"it is not key {rows[-1].fingerprint}'s signature of owner {owner!r} and digest {digest}"
         else:
             problem = f"it is by key {signer.fingerprint}, which was revoked on {signer.revoked:%Y-%m-%d %H:%M} UTC"
         todo = f"run the worker on the machine with the owner's key; if it is lost, {ANEW}"

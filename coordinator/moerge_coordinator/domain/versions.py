@@ -171,16 +171,17 @@ def publish(
     lineage: Lineage,
     files: list[VersionFile],
     signature: FileEntry,
+    provenance: FileEntry,
     key: Digest,
     influence: VersionInfluence,
 ) -> bool:
     """Publishes a version; False if it must be made again because a file was removed meanwhile.
 
-    `signature`: the file `model.sig`, by the key of fingerprint `key`.
+    `signature`, `provenance`: the files `model.sig` and `provenance.sigstore.json`, by the key of fingerprint `key`.
     """
     require_inputs(session, lineage)
     require_listed(session, lineage)
-    if not all(blobs.has(file.sha256) for file in (*files, signature)):
+    if not all(blobs.has(file.sha256) for file in (*files, signature, provenance)):
         return False
     session.add(
         VersionRow(
@@ -191,6 +192,7 @@ def publish(
             bytes_total=sum(file.size for file in files),
             bytes_written=sum(file.size for file in files if file.new),
             signature=signature,
+            provenance=provenance,
             key=key,
             influence=influence,
         )

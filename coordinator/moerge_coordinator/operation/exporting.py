@@ -39,7 +39,7 @@ def export_inputs(
         if row is None or row.retired is not None:
             what = "no such version" if row is None else "it is retired, so its inputs may be gone"
             raise MoergeError(what, where=f"version {number}", todo="run: moerge version list")
-        lineage, signature = row.lineage, row.signature
+        lineage, attestations = row.lineage, row.attestations
         body = bodies.find(session, lineage.body)
         sums = [*lineage.contributions, *lineage.head.contributions]
         named = ContributionRow.digest.in_(sums)
@@ -83,6 +83,7 @@ def export_inputs(
             else:
                 copy(folder.contribution(digest), digest)
             tracker.advance(1)
+    signature, *others = (blobs.local(file.sha256).read_text(encoding="utf-8") for file in attestations)
     exported = ExportedVersion(
         number=number,
         lineage=lineage,
@@ -93,7 +94,8 @@ def export_inputs(
         seed=None if inputs.seed is None else SeedRecord(inputs.seed.name, inputs.seed.license),
         files=files,
         missing=missing,
-        signature=blobs.local(signature.sha256).read_text(encoding="utf-8"),
+        signature=signature,
+        provenance=next(iter(others), None),
     )
     with atomic_file(folder.record(number)) as file:
         file.write(f"{exported.model_dump_json(indent=1)}\n".encode())

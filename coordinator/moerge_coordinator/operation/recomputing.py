@@ -8,7 +8,8 @@ from sqlalchemy import select
 
 from moerge.blobs.store import Blobs
 from moerge.build import build
-from moerge.client.signatures import differing
+from moerge.client.signatures import differing, read_provenance
+from moerge.errors import MoergeError
 from moerge.progress import Progress
 from moerge.trunk.head_kinds import HEADS
 from moerge.versions.file_plans import FilePlan
@@ -20,8 +21,9 @@ from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import ArtifactRow, ExpertRow, VersionRow
 from moerge_coordinator.storage.version_key import KEY_FILE, version_key
+from moerge_proto.messages import FileEntry
 from moerge_proto.version_files import CARD_FILE, HEAD_FILE
-from moerge_proto.version_signatures import SIGNATURE_FILE, SignedVersion, public_pem
+from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE, SignedVersion, public_pem
 from moerge_proto.versions import Lineage
 
 _TODOS = {
@@ -35,7 +37,7 @@ def replaced_files(
 ) -> Iterator[Finding]:
     """The files that a version was not published with, though rows, blobs and folders agree on them.
 
-    Every file is compared with the version's signature. Body, experts and texts are made again from the lineage and
+    Every file is compared with the version's signature, and its provenance is verified. Body, experts and texts are made again from the lineage and
     compared, except the card, which has facts that change, such as a source. A solved file is compared with the row of
     its key, and made again only with `solve`: equal bits need the device kind and the build that solved it.
     "unchecked" are different texts of another release, and a version that another key than the home's has signed.
@@ -59,6 +61,8 @@ def replaced_files(
                 continue
             if key is not None and signed.public_key != key:
                 yield _finding(row, SIGNATURE_FILE, row.signature.sha256, "unchecked")
+            if row.provenance is not None and not _is_genuine(blobs, row.provenance, signed):
+                yield _finding(row, PROVENANCE_FILE, row.provenance.sha256)
             published = {file.name: file.sha256 for file in row.files}
             replaced = differing(signed.files, published)
             for name in replaced:
@@ -90,6 +94,14 @@ def _signed(blobs: Blobs, row: VersionRow) -> SignedVersion | None:
     except ValueError:
         return None
     return signed if (signed.number, signed.fingerprint) == (row.number, row.key) else None
+
+
+def _is_genuine(blobs: Blobs, provenance: FileEntry, signed: SignedVersion) -> bool:
+    try:
+        read_provenance(blobs.local(provenance.sha256).read_text(encoding="utf-8"), signed, provenance.name)
+    except MoergeError:
+        return False
+    return True
 
 
 def _finding(row: VersionRow, name: str, digest: str, what: str = "replaced") -> Finding:

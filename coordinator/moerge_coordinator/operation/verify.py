@@ -92,8 +92,8 @@ def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
 
 
 def _files(row: ExpertRow | BodyRow | VersionRow) -> list[FileEntry]:
-    """The files of a row, with a version's signature."""
-    return [*row.files, *([row.signature] if isinstance(row, VersionRow) else [])]
+    """The files of a row, with a version's signature and provenance."""
+    return [*row.files, *(row.attestations if isinstance(row, VersionRow) else [])]
 
 
 def verify(

@@ -23,7 +23,7 @@ def needed(session: Session, *, holdings: bool = True) -> set[str]:
     rows = [*session.scalars(experts), *session.scalars(bodies), *session.scalars(versions)]
     return {
         *(file.sha256 for row in rows for file in row.files),
-        *(row.signature.sha256 for row in session.scalars(versions)),
+        *(file.sha256 for row in session.scalars(versions) for file in row.attestations),
         *(session.scalars(select(HoldingRow.sha256)) if holdings else ()),
         *session.scalars(select(ContributionRow.digest).where(ContributionRow.purged.is_(None))),
         *session.scalars(select(ArtifactRow.sha256)),

@@ -235,6 +235,8 @@ class ExpertRow(_Numbered):
     parts_of: Mapped[str | None] = mapped_column(String(64))  # a dense expert's digest, registered or not
     parts_body: Mapped[str | None] = mapped_column(String(64))
     fitted: Mapped[bool | None]  # of parts
+    signature: Mapped[str | None] = mapped_column(String(128))
+    fingerprint: Mapped[str | None] = mapped_column(String(64))
     created: Mapped[datetime]
     withdrawn: Mapped[datetime | None]
     purged: Mapped[datetime | None]
@@ -330,12 +332,18 @@ class VersionRow(_Numbered):
     bytes_written: Mapped[int] = mapped_column(BigInteger)
     signature: Mapped[FileEntry]  # model.sig, as signed at publication
     key: Mapped[str] = mapped_column(String(64))  # fingerprint of the key that signed it
+    provenance: Mapped[FileEntry | None]  # provenance.sigstore.json, by the same key
     influence: Mapped[VersionInfluence] = mapped_column(deferred=True)  # D^2 figures, not needed in lists
     note: Mapped[str] = mapped_column(String(2000), default="")
     tags: Mapped[list[str]] = mapped_column(default=list)
     created: Mapped[datetime]
     withheld: Mapped[datetime | None]
     retired: Mapped[datetime | None]
+
+    @property
+    def attestations(self) -> list[FileEntry]:
+        """The signed statements about its files."""
+        return [self.signature, *([] if self.provenance is None else [self.provenance])]
 
 
 class EvaluationRow(_Numbered):

@@ -20,6 +20,7 @@ from moerge.versions.plan import (
 )
 from moerge_coordinator.domain import versions
 from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.provenance import provenance_of
 from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.log import progress
@@ -28,7 +29,15 @@ from moerge_coordinator.storage.tables import ArtifactRow, notify
 from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_problems
 from moerge_proto.digests import digest_of
 from moerge_proto.influence import VersionInfluence
-from moerge_proto.version_signatures import SIGNATURE_FILE, fingerprint, public_pem, sign_version
+from moerge_proto.messages import FileEntry
+from moerge_proto.version_signatures import (
+    PROVENANCE_FILE,
+    SIGNATURE_FILE,
+    fingerprint,
+    public_pem,
+    sign_version,
+    signed_bundle,
+)
 from moerge_proto.versions import Lineage, VersionFile
 
 
@@ -128,14 +137,22 @@ class PublishVersion(Work):
                 return str(number)
             files = [self._artifact(file, made) for file in self._publication(lineage).plan.files]
             key = ports.version_key
-            signed = sign_version(key, number, build().version, {file.name: file.sha256 for file in files}).encode()
-            signature = ports.blobs.put(SIGNATURE_FILE, lambda out: written(signed, out))
+            digests = {file.name: file.sha256 for file in files}
+            signature = self._stored(SIGNATURE_FILE, sign_version(key, number, build().version, digests))
+            with ports.database.reading() as session:
+                statement = provenance_of(session, made, digests).statement()
+            provenance = self._stored(PROVENANCE_FILE, signed_bundle(key, statement))
             name = fingerprint(public_pem(key))
-            ports.folders.show_version(number, [*files, signature])
+            ports.folders.show_version(number, [*files, signature, provenance])
             measured = VersionInfluence.model_validate(influence)
             with ports.database.transaction("publish version") as session:
-                done = versions.publish(session, ports.blobs, number, made, files, signature, name, measured)
+                done = versions.publish(
+                    session, ports.blobs, number, made, files, signature, provenance, name, measured
+                )
             return str(number) if done else None
+
+    def _stored(self, name: str, bundle: str) -> FileEntry:
+        return self.ports.blobs.put(name, lambda out: written(bundle.encode(), out))
 
     def _publication(self, lineage: dict[str, Any]) -> _Publication:
         """The publication, made once; again only in a workflow that resumes after a crash, or if files were removed."""

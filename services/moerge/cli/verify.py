@@ -5,10 +5,13 @@ from typing import Annotated
 
 import typer
 
-from moerge.client.signatures import verify_folder
+from moerge.cli.common import show
+from moerge.client.signatures import folder_provenance, verify_folder
 from moerge.progress import progress
 from moerge.terminal import AsJson, echo, show_json
-from moerge_proto.signatures import in_groups
+from moerge_proto.provenance import Input, Provenance
+from moerge_proto.signatures import fingerprint, in_groups
+from moerge_proto.version_signatures import PROVENANCE_FILE
 
 Key = Annotated[
     str | None, typer.Option(help="Fingerprint of the operator's version key, or the file of its public key.")
@@ -23,15 +26,44 @@ def verify(
     """Verify a version's files against its signature, model.sig, without a coordinator.
 
     Refuses altered, missing and additional files. Without --key, compare the printed fingerprint with the operator's.
+    Also verifies provenance.sigstore.json, and prints which owner signed which inputs of the version.
 
     Example: moerge verify my-model --key version-key.pub
     """
     signed = verify_folder(folder, key, progress())
+    provenance = folder_provenance(folder, signed)
     if as_json:
         facts = {"version": signed.number, "release": signed.release, "key": signed.fingerprint}
-        show_json({**facts, "compared": key is not None, "files": dict(signed.files)})
+        inputs = None if provenance is None else [item.model_dump(mode="json") for item in provenance.inputs]
+        show_json({**facts, "compared": key is not None, "files": dict(signed.files), "inputs": inputs})
         return
     by = in_groups(signed.fingerprint)
     echo(f"{folder}: version {signed.number}, {len(signed.files)} files as signed by key {by}")
+    if provenance is None:
+        echo(f"It has no {PROVENANCE_FILE}, so nothing says from whom its inputs came.", err=True)
+    else:
+        columns = ["owner", "domain", "signed by the owner", "not signed", "owner's key"]
+        show("Inputs of the version", columns, _rows(provenance))
     if key is None:
         echo("No key was given: compare the fingerprint with the operator's, over another channel.", err=True)
+
+
+def _rows(provenance: Provenance) -> list[list[str]]:
+    """The inputs of each owner and domain. Fingerprints are short; --json has the keys."""
+    owned = dict[tuple[str, str], list[Input]]()
+    for item in provenance.inputs:
+        if (origin := item.annotations).owner is not None:
+            owned.setdefault((origin.owner, origin.domain or ""), []).append(item)
+    return [
+        [
+            *who,
+            ", ".join(item.annotations.kind for item in items if item.is_signed),
+            ", ".join(item.annotations.kind for item in items if not item.is_signed),
+            ", ".join(dict.fromkeys(in_groups(fingerprint(key))[:19] for key in _keys(items))),
+        ]
+        for who, items in owned.items()
+    ]
+
+
+def _keys(items: list[Input]) -> list[str]:
+    return [key for item in items if item.is_signed and (key := item.annotations.public_key) is not None]

@@ -10,7 +10,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from moerge.client.client import Client
-from moerge.client.signatures import expected_fingerprint, parsed, read_signature, require_key, require_served
+from moerge.client.signatures import (
+    expected_fingerprint,
+    parsed,
+    read_provenance,
+    read_signature,
+    require_key,
+    require_served,
+)
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, sync_folder
 from moerge.progress import Progress
@@ -18,7 +25,7 @@ from moerge_proto.digests import sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.records import RECORD_FILE, read_record
 from moerge_proto.version_files import CARD_FILE, foreign_names
-from moerge_proto.version_signatures import SIGNATURE_FILE, SignedVersion
+from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE, SignedVersion
 from moerge_proto.versions import Lineage, SignedCard, Version
 
 _RENAME_EXCHANGE = 2
@@ -60,9 +67,13 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress, key
             fetched = client.download(f"/v1/versions/{version.number}/files", files, partial, progress, title=title)
             with atomic_file(partial / CARD_FILE) as out:
                 out.write(signed_card.card.encode())
-            with atomic_file(partial / SIGNATURE_FILE) as out:
-                out.write(signed_card.signature.encode())
-            names = {SIGNATURE_FILE, *(file.name for file in version.files)}
+            bundles = {SIGNATURE_FILE: signed_card.signature}
+            if signed_card.provenance is not None:
+                bundles[PROVENANCE_FILE] = signed_card.provenance
+            for name, text in bundles.items():
+                with atomic_file(partial / name) as out:
+                    out.write(text.encode())
+            names = {*bundles, *(file.name for file in version.files)}
             for path in partial.iterdir():
                 if path.name not in names:
                     path.unlink()
@@ -82,6 +93,8 @@ def _require_signed(version: Version, card: SignedCard, key: str | None, earlier
         require_key(signed, earlier.fingerprint, "one of the earlier pull into this folder")
     served = {file.name: file.sha256 for file in version.files} | {CARD_FILE: sha256_hex(card.card.encode())}
     require_served(signed, version.number, served, earlier)
+    if card.provenance is not None:
+        read_provenance(card.provenance, signed, f"version {version.number}")
 
 
 def _take_over(folder: Path, partial: Path, files: Sequence[FileEntry], progress: Progress) -> None:

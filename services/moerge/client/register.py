@@ -44,8 +44,8 @@ def register(
     they fit the other experts. With a `source`, the coordinator fetches all files. Of a merged `adapter` only the
     adapter's weights are uploaded, if the coordinator has its base and merges it to the same bytes.
 
-    A known expert stays unchanged, except for `redistribute` if `change` is set. `again` lets a withdrawn expert join
-    again. All uploads are inside `leaving`.
+    A known expert stays unchanged, except for `redistribute` and the signature if `change` is set. `again` lets a
+    withdrawn expert join again. All uploads are inside `leaving`.
 
     Raises:
         CheckpointError: the folder is not a dense checkpoint.
@@ -68,7 +68,7 @@ def register(
         with leaving(name, paths):
             _upload(client, uploads, progress)
             expert = client.register_expert(new)
-    elif change and expert.redistribute != new.redistribute:
+    elif change and (expert.redistribute != new.redistribute or new.signature not in (None, expert.signature)):
         expert = client.register_expert(new)
     pause = 0.05
     while expert.state is ExpertState.RECEIVED:

@@ -7,9 +7,18 @@ from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.progress import Progress
 from moerge_proto.digests import Digest
+from moerge_proto.provenance import Provenance
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_files import CARD_FILE
-from moerge_proto.version_signatures import SIGNATURE_FILE, UNSIGNED, SignedVersion, fingerprint, loaded_key
+from moerge_proto.version_signatures import (
+    PROVENANCE_FILE,
+    SIGNATURE_FILE,
+    UNSIGNED,
+    SignedVersion,
+    fingerprint,
+    loaded_key,
+    signed_statement,
+)
 
 _ASK = "ask the operator for the fingerprint over another channel"
 _DIGITS, _SHOWN = 64, 4
@@ -80,6 +89,36 @@ def require_served(
     if changed := differing({**earlier.files, CARD_FILE: served[CARD_FILE]}, served):
         what = f"the coordinator serves other files than at the earlier pull into this folder: {_named(changed)}"
         raise MoergeError(what, where=f"version {number}", todo=f"keep the folder; {_ASK}, and why a version changed")
+
+
+def read_provenance(bundle: str, signed: SignedVersion, where: str) -> Provenance:
+    """The verified content of a version's `provenance.sigstore.json`.
+
+    Raises:
+        MoergeError: another key than the version's has signed it, it is of other files, or an owner's signature in it
+            is not genuine.
+    """
+    todo = f"don't use the version; {_ASK}"
+    try:
+        made = Provenance.of(signed_statement(bundle, signed.public_key))
+    except ValueError as error:
+        raise MoergeError(f"{PROVENANCE_FILE}: {error}", where=where, todo=todo) from error
+    files = {name: digest for name, digest in signed.files.items() if name != CARD_FILE}
+    if changed := differing(files, made.files):
+        raise MoergeError(f"{PROVENANCE_FILE} is of other files: {_named(changed)}", where=where, todo=todo)
+    if forged := [item.name for item in made.inputs if item.is_signed and not item.is_genuine]:
+        what = f"{PROVENANCE_FILE} has signatures that are not by the owners' keys: {_named(forged)}"
+        raise MoergeError(what, where=where, todo=todo)
+    return made
+
+
+def folder_provenance(folder: Path, signed: SignedVersion) -> Provenance | None:
+    """The verified provenance of a version's folder; None without one."""
+    try:
+        bundle = (folder / PROVENANCE_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    return read_provenance(bundle, signed, str(folder))
 
 
 def verify_folder(folder: Path, key: str | None, progress: Progress) -> SignedVersion:

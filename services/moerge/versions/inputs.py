@@ -26,7 +26,8 @@ class ExportedVersion(Message):
     """The facts of a version's inputs: the file versions/N.json.
 
     `files`: path in the folder -> SHA-256. `missing`: the inputs that are not in the folder, each with its reason.
-    `signature`: the version's `model.sig`, which has the digests of its files. The others are as in `VersionInputs`.
+    `signature`: the version's `model.sig`, which has the digests of its files; `provenance`: its
+    `provenance.sigstore.json`, if it has one. The others are as in `VersionInputs`.
     """
 
     number: int
@@ -39,6 +40,7 @@ class ExportedVersion(Message):
     files: dict[str, Digest]
     missing: list[str]
     signature: str
+    provenance: str | None = None
 
 
 def expert_inputs(expert: DenseFiles) -> list[FilePlan]:

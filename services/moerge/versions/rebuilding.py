@@ -11,7 +11,7 @@ from moerge.versions.folder import write_folder
 from moerge.versions.inputs import ExportedVersion, InputsFolder
 from moerge.versions.plan import plan_version
 from moerge_proto.digests import Digest
-from moerge_proto.version_signatures import SIGNATURE_FILE
+from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 
 
 def rebuilt_files(
@@ -20,7 +20,7 @@ def rebuilt_files(
     """Name -> SHA-256 of a version's files, made again as the coordinator made them.
 
     Args:
-        out: a new folder for the files and the version's signature; None keeps nothing.
+        out: a new folder for the files and the version's signature and provenance; None keeps nothing.
 
     Raises:
         MoergeError: inputs are altered or absent, which it names; or the folder exists.
@@ -36,6 +36,7 @@ def rebuilt_files(
                 result[file.name] = file.digest()
                 tracker.advance(1)
             return result
-        signature = FilePlan(SIGNATURE_FILE, "", partial(written, exported.signature.encode()), {})
-        write_folder([*files, signature], out, lambda file: tracker.advance(file is not signature))
+        signed = {SIGNATURE_FILE: exported.signature, PROVENANCE_FILE: exported.provenance}
+        bundles = [FilePlan(name, "", partial(written, text.encode()), {}) for name, text in signed.items() if text]
+        write_folder([*files, *bundles], out, lambda file: tracker.advance(file not in bundles))
     return {file.name: file_sha256(out / file.name) for file in files}

@@ -89,7 +89,7 @@ def test_a_changed_signature_is_refused(folder: Path, change: str) -> None:
         envelope["signatures"][0]["sig"] = base64.b64encode(b"\x30\x00").decode()
     else:
         bundle["verificationMaterial"]["publicKey"]["hint"] = "0" * 64
-    with pytest.raises(ValueError, match=r"not by its key|contradicts itself"):
+    with pytest.raises(ValueError, match=r"not by its key|names another key"):
         SignedVersion.of(json.dumps(bundle))
     with pytest.raises(ValueError, match="not the signature of a version"):
         SignedVersion.of(json.dumps({**bundle, "mediaType": "application/json"}))

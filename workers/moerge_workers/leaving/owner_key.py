@@ -18,7 +18,15 @@ from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, sync_folder
 from moerge_proto.owners import Identity, Role
-from moerge_proto.signatures import JoinRequest, Rotation, fingerprint, in_groups, public_key_of, sign_contribution
+from moerge_proto.signatures import (
+    JoinRequest,
+    Rotation,
+    fingerprint,
+    in_groups,
+    public_key_of,
+    sign_contribution,
+    sign_expert,
+)
 
 NEW_REQUEST = "make a new request with moerge worker init, and ask the operator to run moerge owner approve --replace"
 
@@ -174,3 +182,9 @@ def signature(home: Path, owner: str, digest: str) -> str | None:
     """The owner's signature over a contribution's digest; None without a key."""
     path = key_file(home, owner)
     return sign_contribution(read_owner_key(path), owner, digest) if path.is_file() else None
+
+
+def expert_signature(home: Path, owner: str, digest: str) -> str | None:
+    """The owner's signature over an expert's digest; None without a key."""
+    path = key_file(home, owner)
+    return sign_expert(read_owner_key(path), owner, digest) if path.is_file() else None

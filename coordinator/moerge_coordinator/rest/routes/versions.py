@@ -126,7 +126,7 @@ def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
 
 @router.get("/{number}/signed-card")
 def show_signed_card(state: Coordinator, caller: Anyone, number: Number) -> SignedCard:
-    """The version's model card, with present notices, and the signature of all of its files.
+    """The version's model card, with present notices, the signature of all of its files, and its provenance.
 
     The signature was made at the publication. The coordinator signs the card anew, with the same digests of all other
     files, if it has the key; otherwise the card is the published one.
@@ -134,11 +134,11 @@ def show_signed_card(state: Coordinator, caller: Anyone, number: Number) -> Sign
     with state.database.reading() as session:
         row = versions.find_served(session, number)
         published = state.blobs.local(versions.file_digest(row, CARD_FILE)).read_text(encoding="utf-8")
-        signature = state.blobs.local(row.signature.sha256).read_text(encoding="utf-8")
+        signature, *others = (state.blobs.local(file.sha256).read_text("utf-8") for file in row.attestations)
         card = cards.version_card(session, row, published, caller.owner)
     if (signed := cards.signed_again(state.version_key, signature, published, card)) is None:
-        return SignedCard(card=published, signature=signature)
-    return SignedCard(card=card, signature=signed)
+        card, signed = published, signature
+    return SignedCard(card=card, signature=signed, provenance=next(iter(others), None))
 
 
 @router.get("/{number}/engines")

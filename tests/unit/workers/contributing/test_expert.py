@@ -16,6 +16,7 @@ from moerge_proto.problems import Problem, ProblemType
 from moerge_workers.contributing import expert, parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError
+from moerge_workers.leaving.owner_key import expert_signature, join_request, key_file
 from support.models import adapter
 from support.stages import NOW, MemoryClient, body, context_of
 
@@ -26,6 +27,16 @@ def test_it_is_sent_once_and_redistribution_follows_the_policy(folder: Path, hom
             expert.run(context)
         assert client.known[context.expert.digest].redistribute is redistribute
     assert len({path.name for path in client.uploaded}) == len(client.uploaded)
+
+
+def test_a_known_expert_is_signed_once_its_owner_has_a_key(folder: Path, home: Path, client: MemoryClient) -> None:
+    signed = []
+    for _ in range(2):
+        with context_of(folder, home, client) as context:
+            expert.run(context)
+        signed.append(client.known[context.expert.digest].signature)
+        join_request(key_file(home, context.expert.owner), context.expert.owner, ["law"])
+    assert signed == [None, expert_signature(home, context.expert.owner, context.expert.digest)]
 
 
 def test_law_1_without_an_answer_or_in_a_dry_run_it_stays(folder: Path, home: Path, client: MemoryClient) -> None:

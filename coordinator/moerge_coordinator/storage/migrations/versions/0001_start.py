@@ -87,7 +87,7 @@ def upgrade() -> None:
         _key(),
         *_columns(DIGEST, "lineage_digest", unique=True),
         *_columns(DIGEST, "key"),
-        *_columns(sa.JSON, "lineage", "files", "signature", "influence", "tags"),
+        *_columns(sa.JSON, "lineage", "files", "signature", "provenance?", "influence", "tags"),
         *_columns(sa.BigInteger, "bytes_total", "bytes_written"),
         *_columns(TEXT, "note"),
         *_columns(TIME, "created", "withheld?", "retired?"),
@@ -182,6 +182,8 @@ def upgrade() -> None:
         *_columns(sa.JSON, "files", "problem?", "adapter?"),
         *_columns(TIME, "created", "withdrawn?", "purged?"),
         *_columns(sa.String(1000), "source?"),
+        *_columns(sa.String(128), "signature?"),
+        *_columns(DIGEST, "fingerprint?"),
         _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND parts_body IS NULL"),
         _unique_where("one_of_parts_for_a_body", "domain", "parts_body", where="withdrawn IS NULL"),
     )

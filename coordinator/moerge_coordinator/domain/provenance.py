@@ -1,0 +1,52 @@
+"""The provenance of a version: its inputs with their owners' signatures."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic import JsonValue
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.build import build
+from moerge_coordinator.domain import bodies, owner_keys
+from moerge_coordinator.storage.messages import contains
+from moerge_coordinator.storage.tables import ExpertRow, KeyRow
+from moerge_proto.digests import Digest
+from moerge_proto.provenance import Input, Kind, Origin, Provenance
+from moerge_proto.versions import Lineage
+
+
+def provenance_of(session: Session, lineage: Lineage, files: Mapping[str, Digest]) -> Provenance:
+    """The provenance of a version with these files, name -> SHA-256, made by this build."""
+    body = bodies.find(session, lineage.body)
+    merged = [digest for digest in contains(body) if digest not in lineage.experts]
+    inputs = [Input.of(body.digest, Origin(kind="body"))]
+    if lineage.seed is not None:
+        inputs.append(Input.of(lineage.seed, Origin(kind="seed")))
+    inputs += _experts(session, "expert", lineage.experts)
+    inputs += _experts(session, "merged expert", merged)
+    sums = [*lineage.contributions, *lineage.head.contributions, *body.contributions]
+    for item in owner_keys.signatures(session, sums):
+        kind: Kind = f"{item.kind} contribution"  # type: ignore[assignment]  # three words
+        who = {"domain": item.domain, "owner": item.owner}
+        signed = {"public_key": item.public_key, "signature": item.signature}
+        inputs.append(Input.of(item.digest, Origin(kind=kind, **who, **signed)))
+    parameters: dict[str, JsonValue] = {
+        "body": lineage.body,
+        "domains": list(lineage.domains),
+        "head": lineage.head.method,
+        "options": lineage.options.model_dump(mode="json"),
+        "tied": lineage.tied,
+    }
+    made = build()
+    return Provenance.make(files, parameters, lineage.solver, inputs, made.version, made.commit)
+
+
+def _experts(session: Session, kind: Kind, digests: Sequence[Digest]) -> Iterator[Input]:
+    query = select(ExpertRow.digest, ExpertRow.domain, ExpertRow.owner, ExpertRow.signature, KeyRow.public_key)
+    query = query.outerjoin(KeyRow, KeyRow.fingerprint == ExpertRow.fingerprint).where(ExpertRow.digest.in_(digests))
+    rows = {row.digest: row for row in session.execute(query)}
+    for row in map(rows.__getitem__, digests):
+        origin = Origin(
+            kind=kind, domain=row.domain, owner=row.owner, public_key=row.public_key, signature=row.signature
+        )
+        yield Input.of(row.digest, origin)

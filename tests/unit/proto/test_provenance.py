@@ -1,0 +1,108 @@
+"""The provenance of versions: its statement, owners' signatures in it, and its place beside a signed folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
+
+from moerge.cli.app import app
+from moerge.client.signatures import folder_provenance, verify_folder
+from moerge.errors import MoergeError
+from moerge.files import file_sha256
+from moerge.progress import LogProgress
+from moerge_proto.provenance import Input, Origin, Provenance
+from moerge_proto.signatures import fingerprint, in_groups, public_key_of, sign_contribution, sign_expert
+from moerge_proto.version_signatures import PROVENANCE_FILE, sign_version, signed_bundle, signed_statement
+
+SILENT = LogProgress()
+KEY, OWNER = generate_private_key(SECP256R1()), Ed25519PrivateKey.generate()
+EXPERT, SUMS = "1" * 64, "2" * 64
+
+
+def inputs(owner: str = "firm") -> list[Input]:
+    """A body, law's signed expert and contribution, and an unsigned expert of art; `owner`: as the provenance says."""
+    who = {"domain": "law", "owner": owner, "public_key": public_key_of(OWNER)}
+    return [
+        Input.of("0" * 64, Origin(kind="body")),
+        Input.of(EXPERT, Origin(kind="expert", signature=sign_expert(OWNER, "firm", EXPERT), **who)),
+        Input.of(SUMS, Origin(kind="router contribution", signature=sign_contribution(OWNER, "firm", SUMS), **who)),
+        Input.of("3" * 64, Origin(kind="expert", domain="art", owner="studio")),
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A signed folder without provenance."""
+    (folder := tmp_path / "model").mkdir()
+    for name in ("README.md", "config.json"):
+        (folder / name).write_text(f"content of {name}")
+    (folder / "model.sig").write_text(sign_version(KEY, 3, "1.2.3", digests(folder)))
+    return folder
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {name: file_sha256(folder / name) for name in ("README.md", "config.json")}
+
+
+def provenance(folder: Path, owner: str = "firm", **files: str) -> Provenance:
+    parameters = {"body": "0" * 64, "head": "seed"}
+    return Provenance.make({**digests(folder), **files}, parameters, "s", inputs(owner), "1.2.3", "c" * 40)
+
+
+def test_the_statement_is_slsa_s_and_only_its_signature_differs(folder: Path) -> None:
+    made = provenance(folder)
+    first, second = (signed_bundle(KEY, made.statement()) for _ in range(2))
+    assert first != second
+    public_key = verify_folder(folder, None, SILENT).public_key
+    [statement] = {signed_statement(bundle, public_key) for bundle in (first, second)}
+    assert Provenance.of(statement) == made
+    fields = json.loads(statement)
+    assert (fields["_type"], fields["predicateType"]) == (
+        "https://in-toto.io/Statement/v1",
+        "https://slsa.dev/provenance/v1",
+    )
+    assert [item["name"] for item in fields["subject"]] == ["config.json"], "the card changes later"
+    definition, details = fields["predicate"]["buildDefinition"], fields["predicate"]["runDetails"]
+    assert definition["externalParameters"] == {"body": "0" * 64, "head": "seed"}
+    assert [item["name"] for item in definition["resolvedDependencies"]] == [
+        *("body", "expert of law", "router contribution of law", "expert of art")
+    ]
+    assert details["builder"]["version"] == {"moerge": "1.2.3"}
+    assert details["builder"]["builderDependencies"] == [{"name": "moerge", "digest": {"gitCommit": "c" * 40}}]
+    later = {**fields, "unknown": 1, "predicate": {**fields["predicate"], "unknown": 1}}
+    assert Provenance.of(json.dumps(later).encode()) == made, "as SLSA asks of consumers"
+
+
+def test_verify_prints_who_signed_what(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["verify", str(folder)])
+    assert (done.exit_code, f"It has no {PROVENANCE_FILE}" in done.stderr) == (0, True)
+    (folder / PROVENANCE_FILE).write_text(signed_bundle(KEY, provenance(folder).statement()))
+    done = CliRunner().invoke(app, ["verify", str(folder)], env={"COLUMNS": "150"})
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
+    key = in_groups(fingerprint(public_key_of(OWNER)))[:19]
+    assert rows == [["firm", "law", "expert, router contribution", "", key], ["studio", "art", "", "expert", ""]]
+    done = CliRunner().invoke(app, ["verify", str(folder), "--json"])
+    assert [item["annotations"]["kind"] for item in json.loads(done.stdout)["inputs"]] == [
+        *("body", "expert", "router contribution", "expert")
+    ]
+
+
+@pytest.mark.parametrize("change", ["key", "files", "owner", "kind"])
+def test_a_provenance_of_something_else_is_refused(folder: Path, change: str) -> None:
+    """By another key, of other files, with another owner's name, or of another kind of statement."""
+    bundle, expected = {
+        "key": (signed_bundle(generate_private_key(SECP256R1()), provenance(folder).statement()), "another key"),
+        "files": (signed_bundle(KEY, provenance(folder, code="0" * 64).statement()), "is of other files: code"),
+        "owner": (
+            signed_bundle(KEY, provenance(folder, owner="rival").statement()),
+            "not by the owners' keys: expert of law, router contribution of law",
+        ),
+        "kind": ((folder / "model.sig").read_text(), "not the provenance of a version"),
+    }[change]
+    (folder / PROVENANCE_FILE).write_text(bundle)
+    signed = verify_folder(folder, None, SILENT)
+    with pytest.raises(MoergeError, match=expected):
+        folder_provenance(folder, signed)
