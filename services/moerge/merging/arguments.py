@@ -119,6 +119,7 @@ class Texts:
     text_field: str
     chat: str | None
     say: Callable[[str], None]
+    held_out: Sequence[str] = ()
 
     def corpus(self, where: str, files: Sequence[str], expert: DenseFiles) -> Corpus:
         return Corpus(files, expert, text_field=self.text_field, chat=self.chat, say=self.say, where=where)
@@ -181,7 +182,8 @@ def licenses(values: Sequence[str]) -> dict[str, str]:
 def sources(field: str, experts: Sequence[str], texts: Texts, spdx: Mapping[str, str]) -> list[Source]:
     """The experts of a field with their texts or prompts; each domain is known, and has either. `spdx`: licences."""
     folders, files, prompts = _one_each(field, experts), texts.files, texts.prompts
-    for other, values in (("`text`", files), ("`prompt`", prompts), ("`license`", spdx)):
+    apart = named_values("held_out", texts.held_out)
+    for other, values in (("`text`", files), ("`prompt`", prompts), ("`held_out`", apart), ("`license`", spdx)):
         if unknown := sorted(values.keys() - folders.keys()):
             problem = f"no expert of {', '.join(unknown)}"
             raise MoergeError(problem, where=other, todo=f"give it with `{field}` NAME=DIR")
@@ -196,7 +198,8 @@ def sources(field: str, experts: Sequence[str], texts: Texts, spdx: Mapping[str,
         folder = checkpoint_folder(place)
         expert = DenseExpert(name, folder, license=spdx.get(name, UNKNOWN), hub_id=hub_id(place))
         corpus = prompts[name] if name in prompts else texts.corpus(f"`text` {name}", files[name], expert)
-        result.append(Source(expert, corpus))
+        held_out = texts.corpus(f"`held_out` {name}", apart[name], expert) if name in apart else None
+        result.append(Source(expert, corpus, held_out))
     return result
 
 

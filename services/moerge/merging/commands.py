@@ -35,6 +35,12 @@ def merge(
             "With a chat template, a prompt is the user's turn. Repeat."
         ),
     ] = None,
+    held_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=FILES: documents to score that the expert wasn't trained on. Default: a tenth of --text; repeat."
+        ),
+    ] = None,
     prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of text that an expert writes by its prompts.")
     ] = PROMPT_TOKENS,
@@ -149,8 +155,8 @@ def merge(
 ) -> None:
     """Merge experts on this machine into one MoE model, without training and without a server.
 
-    Statistics and unfinished work are in OUT.work, so an interrupted run continues there. A tenth of each domain's
-    documents is held out. The final table has the merged model's scores on it.
+    Statistics and unfinished work are in OUT.work, so an interrupted run continues there. The final table has the
+    merged model's scores on --held-out, or on a tenth of each domain's documents, which is then in no statistics.
 
     --add needs neither the other experts nor their texts. The body stays, new experts' MLPs are fitted to it, and the
     head is made again from all experts'.
@@ -185,7 +191,7 @@ def merge(
         recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before, context_weight, anchor,
         anchor_text or (),
     )  # fmt: skip
-    texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say)
+    texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say, held_out or ())
     licenses = arguments.licenses(license or ())
     version = arguments.version(from_, add or (), expert or (), chosen)
     seed = arguments.base_model(base, licenses)

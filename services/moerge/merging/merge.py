@@ -61,14 +61,15 @@ def merge(
         if members and settings.scored_tokens:
             names = ", ".join(member.domain for member in members)
             say(f"only new domains are scored, not {names}; `moerge table version` scores all")
-        held_out = [(expert, domain.scored) for expert, domain in zip(experts, read, strict=True)]
-        scored = [*[None] * len(members), *scores(held_out, out, settings.computing, say)]
+        windows = [(expert, domain.scored) for expert, domain in zip(experts, read, strict=True)]
+        scored = [*[None] * len(members), *scores(windows, out, settings.computing, say)]
         slots = assembled.inputs.slots[len(members) :]
         scored += [None] * len(anchor)
         generated = [*(source.generated for source in sources), *(False for _ in anchor)]
         for slot, written in zip(slots, generated, strict=True):
             members.append(KeptExpert(**slot.record._asdict(), generated=written))
-        report = _report(out, settings, assembled, members, scored, version)
+        named = [source.expert.domain for source in sources if source.held_out is not None]
+        report = _report(out, settings, assembled, members, scored, version, named)
         card = scored_card((out / CARD_FILE).read_text(encoding="utf-8"), report.card_scores)
         with atomic_file(out / CARD_FILE) as file:
             file.write(card.encode())
@@ -124,6 +125,7 @@ def _report(
     members: list[KeptExpert],
     scored: list[DomainScore | None],
     version: KeptVersion | None,
+    held_out: Sequence[str],
 ) -> Report:
     counts = {part.domain: DomainCounts(part.documents, part.tokens) for part in new.inputs.contributed}
     merged = {record.digest for record in new.body.contains}
@@ -137,6 +139,7 @@ def _report(
         scored,
         (min(conditions), max(conditions)),
         generated=[member.domain for member in members if member.generated],
+        held_out=held_out,
         anchor=ANCHOR if settings.recipe.anchor else None,
         unfitted=[member.domain for member in late if merged and not member.fitted],
     )

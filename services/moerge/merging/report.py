@@ -20,6 +20,9 @@ OWN_WORDS = "give texts to measure their loss"
 UNFITTED = "that cost the demo's newcomer 7 points; fit its MLPs"
 """The cost of MLPs as trained in a body without their expert, measured in docs/quality.md."""
 
+KNOWN = "experts that were trained on these documents know them, so their versions' figures are too low"
+"""The bias of scores on a part of the text that experts may have been trained on."""
+
 _SHOWN = 2  # experts shown per domain
 
 
@@ -52,6 +55,7 @@ class Report:
     Attributes:
         conditions: least and largest condition of A + lambda I over the layers.
         generated: domains with statistics of text that their expert has written.
+        held_out: domains that are scored on other documents than a part of the text.
         unfitted: domains whose expert isn't in the merged body, with MLPs as trained.
         anchor: the domain of the anchor, which has no score.
     """
@@ -62,6 +66,7 @@ class Report:
     scores: Sequence[DomainScore | None]
     conditions: tuple[float, float]
     generated: Sequence[str] = ()
+    held_out: Sequence[str] = ()
     unfitted: Sequence[str] = ()
     anchor: str | None = None
 
@@ -77,10 +82,18 @@ class Report:
         pairs = list(zip(self.domains, self.scores, strict=True))
         rows = [ScoreRow(name, item.tokens, item.expert, item.version, item.normalised) for name, item in pairs if item]
         missing = [domain for domain, score in pairs if score is None and domain != self.anchor]
-        text = scores_text("on documents that were set aside", rows, self.average, missing)
+        known = self._known
+        note = f" ({', '.join(known)}: set aside from the given text; {KNOWN})" if known else ""
+        text = scores_text(f"on documents that are in no statistics{note}", rows, self.average, missing)
         names = ", ".join(self.generated)
         generated = f"Statistics of text that the expert itself wrote by prompts: {names}.\n" if names else ""
         return "\n".join(filter(None, (text, generated)))
+
+    @property
+    def _known(self) -> list[str]:
+        """Domains that are scored on a part of the given text."""
+        pairs = zip(self.domains, self.scores, strict=True)
+        return [domain for domain, score in pairs if score is not None and domain not in self.held_out]
 
     @property
     def warnings(self) -> list[str]:
@@ -91,8 +104,9 @@ class Report:
         ]
         if self.conditions[1] > FLOAT32_LIMIT:
             result.append(f"a router's condition is {self.conditions[1]:.0e}; raise lambda, or give more text")
-        if self.generated:
-            names = ", ".join(self.generated)
+        scored = [domain for domain, score in zip(self.domains, self.scores, strict=True) if score is not None]
+        if unscored := [domain for domain in self.generated if domain not in scored]:
+            names = ", ".join(unscored)
             result.append(f"not scored, because their experts wrote their text: {names}; {OWN_WORDS}")
         if self.unfitted:
             result.append(f"not in the body, and not fitted to it: {', '.join(self.unfitted)}; {UNFITTED}")
@@ -106,6 +120,7 @@ class Report:
         rows = []
         for domain, counts, score in zip(self.domains, self.counts, self.scores, strict=True):
             rows.append({"domain": domain, **asdict(counts), "score": None if score is None else asdict(score)})
+            rows[-1]["held_out"] = domain in self.held_out
         return {
             "folder": self.folder,
             "average": self.average,
@@ -132,6 +147,8 @@ class Report:
         yield table
         least, most = (f"{condition:.0e}" for condition in self.conditions)
         yield "Columns: tokens of the statistics; perplexity of the expert and of the version; share of scored tokens."
+        if known := self._known:
+            yield f"Scored on a part of the given text: {', '.join(known)}; {KNOWN}. Name others with --held-out."
         yield f"Routers: condition of A + lambda I from {least} to {most}."
         for line in self.warnings:
             yield f"warning: {line}"

@@ -16,10 +16,14 @@ from moerge_proto.statistics_file import StatisticsSettings
 
 @dataclass(frozen=True)
 class Source:
-    """A domain's expert and its documents, or prompts by which the expert writes them."""
+    """A domain's expert and its documents, or prompts by which the expert writes them.
+
+    `held_out`: other documents to score; None: a share of the documents is held out and scored.
+    """
 
     expert: DenseExpert
     corpus: Corpus | Prompts
+    held_out: Corpus | None = None
 
     @property
     def generated(self) -> bool:

@@ -314,6 +314,27 @@ def test_many_documents_stay_whole_and_none_is_in_two_splits(folder: Path) -> No
     assert 100 <= sum(window.scored for window in result.scored) < 200
 
 
+def test_documents_apart_are_scored_and_all_text_is_in_the_statistics(folder: Path, tmp_path: Path) -> None:
+    unseen = texts(tmp_path / "unseen.jsonl", 7, documents=30)
+    given = [replace(source(folder, "law"), held_out=corpus_of(folder, "law", unseen)), source(folder, "art")]
+    report = merge(given, tmp_path / "out", replace(SETTINGS, scored_tokens=10**6))
+    assert [counts.documents for counts in report.counts] == [90, report.counts[1].documents]
+    assert report.counts[1].documents < 90
+    scored = [score.tokens for score in report.scores if score]
+    assert scored[0] == sum(len(json.loads(line)["text"]) - 1 for line in unseen.read_text().splitlines())
+    for shown in ((tmp_path / "out" / "README.md").read_text(), printed(report)):
+        assert re.search(r"\bart[:;].*\bknow\s+them", shown, re.DOTALL)
+        assert not re.search(r"\blaw[^.|]*\bknow\s+them", shown)
+
+
+def test_a_scored_document_of_the_text_is_refused(folder: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared.jsonl"
+    shared.write_text("".join((folder / "law.jsonl").read_text().splitlines(keepends=True)[:3]))
+    result = run_command(*command(folder, tmp_path / "out", "--held-out", f"law={shared}"))
+    assert result.returncode == 1
+    assert "--held-out law: 3 of its documents are in the domain's text, too" in " ".join(result.stderr.split())
+
+
 def test_insufficient_text_is_refused_with_the_required_tokens(
     folder: Path, computed: list[tuple[int, str]], tmp_path: Path
 ) -> None:
