@@ -46,6 +46,7 @@ from moerge_coordinator.rest.routes import (
     operation,
     owners,
     progress,
+    public_log,
     rounds,
     tokens,
     uploads,
@@ -198,7 +199,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, bodies, contributions, rounds, versions, evaluations, benchmarks,
-        aliases, workflows, progress, demands, audit, anchor,
+        aliases, workflows, progress, demands, audit, anchor, public_log,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

@@ -40,6 +40,7 @@ class Obstacle(StrEnum):
 
     BODY_REFUSED = "body-refused", "refuses the body: by its policy, its owner's seed, or a comparison with the expert"
     VERSION_ALTERED = "version-altered", "refuses the version: its files differ from those sent and checked"
+    LOG_DIFFERS = "log-differs", "refuses the public log: it was changed, or lacks a body or version that was served"
     ASKS_OWNER = "asks-owner", "waits for the owner's approval"
     OWNER_REFUSED = "owner-refused", "the owner refused"
 

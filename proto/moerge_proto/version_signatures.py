@@ -35,7 +35,7 @@ _BUNDLE: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = "application
 _PAYLOAD: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
 _STATEMENT: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 _PREDICATE: Literal["https://model_signing/signature/v1.0"] = "https://model_signing/signature/v1.0"
-_ALGORITHM = ECDSA(hashes.SHA256())
+ALGORITHM = ECDSA(hashes.SHA256())
 
 
 class _Part(BaseModel):
@@ -73,7 +73,7 @@ class _Bundle(_Part):
             raise ValueError("the signature names another key")
         [signature] = self.dsse_envelope.signatures
         try:
-            loaded_key(public_key).verify(signature.sig, _signed_bytes(self.dsse_envelope.payload), _ALGORITHM)
+            loaded_key(public_key).verify(signature.sig, signed_bytes(self.dsse_envelope.payload), ALGORITHM)
         except InvalidSignature as error:
             raise ValueError("the signature is not by its key: it was changed") from error
 
@@ -179,7 +179,7 @@ def sign_version(key: EllipticCurvePrivateKey, number: int, release: str, files:
 
 def signed_bundle(key: EllipticCurvePrivateKey, statement: bytes) -> str:
     """A Sigstore bundle with an in-toto statement, signed by this key."""
-    signature = key.sign(_signed_bytes(statement), _ALGORITHM)
+    signature = key.sign(signed_bytes(statement), ALGORITHM)
     bundle = {
         "mediaType": _BUNDLE,
         "verificationMaterial": {"publicKey": {"hint": fingerprint(public_pem(key))}, "tlogEntries": []},
@@ -231,9 +231,9 @@ def _pem(key: EllipticCurvePublicKey) -> str:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
-def _signed_bytes(payload: bytes) -> bytes:
+def signed_bytes(payload: bytes, kind: str = _PAYLOAD) -> bytes:
     """The pre-authentication encoding of DSSE v1."""
-    return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD), _PAYLOAD.encode(), len(payload), payload)
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload)
 
 
 def _root(files: Mapping[str, Digest]) -> Digest:

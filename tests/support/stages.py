@@ -29,9 +29,11 @@ from moerge_proto.demands import Demands
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.public_log import LogEntry, LogHead, Published, body_content, extended, version_content
 from moerge_proto.rounds import Round
 from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
 from moerge_proto.uploads import Stored
+from moerge_proto.version_files import HEAD_FILE
 from moerge_workers.contributing import router
 from moerge_workers.contributing.body_check import checked_body
 from moerge_workers.contributing.context import Context
@@ -84,6 +86,7 @@ class MemoryClient(Client):
         rows: digest -> contribution.
         known: digest -> expert.
         uploaded: the uploaded files, in order.
+        entries: the public log.
         refusal: why experts are refused before their weights come; None: they aren't.
     """
 
@@ -94,6 +97,7 @@ class MemoryClient(Client):
         self.rows: dict[str, Contribution] = {}
         self.known: dict[str, Expert] = {}
         self.uploaded: list[Path] = []
+        self.entries: list[LogEntry] = []
         self.refusal: Problem | None = None
 
     def upload(self, path: Path, progress: Progress, *, title: str, compress: bool = False) -> Stored:
@@ -123,6 +127,27 @@ class MemoryClient(Client):
     def body(self, digest: str) -> Body:
         assert self._demanded is not None
         return self._demanded
+
+    def log_head(self) -> LogHead:
+        for shown in (self.current, self._demanded):
+            if shown is not None:
+                self.publish("body", shown.digest, body_content(shown))
+        if self.demanded_version is not None:
+            files = self.version(self.demanded_version).files
+            heads = [file.sha256 for file in files if file.name == HEAD_FILE]
+            self.publish("head", str(self.demanded_version), heads[0])
+            self.publish("version", str(self.demanded_version), version_content(files))
+        return extended(LogHead(), self.entries)
+
+    def publish(self, kind: Published, name: str, digest: str) -> None:
+        """Adds an entry to the public log, once."""
+        if (kind, name) not in {(entry.kind, entry.name) for entry in self.entries}:
+            head = extended(LogHead(), self.entries)
+            entry = LogEntry(number=head.size + 1, kind=kind, name=name, digest=digest, created=NOW, previous=head.hash)
+            self.entries.append(entry)
+
+    def log(self, after: int = 0) -> Pages[LogEntry]:
+        return Listed(self.entries[after:])
 
     def expert(self, digest: str) -> Expert:
         if digest not in self.known:

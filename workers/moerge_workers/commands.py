@@ -22,8 +22,10 @@ from moerge.versions.benchmarks import results_in
 from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.options import RARE_BELOW
 from moerge_proto.signatures import fingerprint, in_groups
+from moerge_proto.version_signatures import fingerprint as version_fingerprint
 from moerge_workers.leaving import budget, owner_key
 from moerge_workers.leaving.history import History
+from moerge_workers.leaving.public_log import PublicLog, all_served
 from moerge_workers.settings import Settings, home_of, read_settings
 from moerge_workers.watching.status import State, is_running, read_state
 
@@ -337,9 +339,7 @@ def benchmark(
     from moerge_workers.leaving.benchmarks import report_benchmarks
 
     sent = results_in(results)
-    folder = None if config is not None and home is None and domain is None else _home(home, domain)
-    given = {"coordinator": coordinator, "token": token, "domain": domain, "home": folder}
-    settings = read_settings({name: value for name, value in given.items() if value is not None}, config)
+    settings = _of_home(config, coordinator, token, domain, home)
     settings = settings.model_copy(update={"once": True, "dry_run": dry_run})
     with Client(settings.coordinator, settings.token) as client:
         new = NewBenchmarks(number=resolve(client, version), results=sent)
@@ -347,12 +347,42 @@ def benchmark(
     echo(f"version {new.number}: {len(sent)} benchmark result{'s' * (len(sent) > 1)} {'' if done else 'not '}reported")
 
 
+def _of_home(
+    config: Path | None, coordinator: str | None, token: str | None, domain: str | None, home: Path | None
+) -> Settings:
+    """The settings of the worker in a home, or of a settings file."""
+    folder = None if config is not None and home is None and domain is None else _home(home, domain)
+    given = {"coordinator": coordinator, "token": token, "domain": domain, "home": folder}
+    return read_settings({name: value for name, value in given.items() if value is not None}, config)
+
+
 @app.command("history")
-def show_history(domain: Domain = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Print everything ever sent from a worker's home, oldest first.
+def show_history(
+    domain: Domain = None,
+    home: Home = None,
+    log: Annotated[bool, typer.Option("--log", help="Compare what was served with the public log instead.")] = False,
+    head: Annotated[str | None, typer.Option(help="With --log: another owner's head; the log must include it.")] = None,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="With --log: trust the present log, as after a restored backup.")
+    ] = False,
+    config: Config = None,
+    coordinator: Address = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print everything ever sent from a worker's home, oldest first, then what was served.
+
+    With --log: follow the coordinator's public log of bodies, heads and versions, print its head, and compare. Exits
+    with 1 if the log was changed since it was seen last, or lacks something that was served to this worker. Compare the
+    head with other owners, another way than through the coordinator.
 
     Example: moerge worker history --domain law
     """
+    if log:
+        _show_log(_of_home(config, coordinator, token, domain, home), head, accept=accept, as_json=as_json)
+        return
+    if head is not None or accept:
+        raise MoergeError("--head and --accept are for the public log", where="--log", todo="add --log")
     with closing(History(_home(home, domain))) as history:
         if as_json:
             show_json(history.sendings())
@@ -364,7 +394,34 @@ def show_history(domain: Domain = None, home: Home = None, as_json: AsJson = Fal
             echo(f"  digest {item.digest}")
             under = f", under body {item.body}" if item.body else ""
             echo(f"  to {item.coordinator}{under}: {became}")
+        for served in all_served(history):
+            echo(f"{served.at:%Y-%m-%d %H:%M} UTC  served: {served}")
         echo(f"New in the last 30 days: {budget.summary(history)}")
+
+
+def _show_log(settings: Settings, head: str | None, *, accept: bool, as_json: bool) -> None:
+    with (
+        closing(History(settings.home)) as history,
+        Client(settings.coordinator, settings.token) as client,
+    ):
+        seen = PublicLog(history, settings.coordinator)
+        now = seen.accept(client) if accept else seen.follow(client)
+        served, problems = seen.served(), list(seen.problems())
+        if head is not None:
+            problems += seen.lacks(head)
+    if as_json:
+        show_json({"head": now, "served": served, "problems": problems})
+    else:
+        by = "not signed" if now.key is None else f"signed by the key {version_fingerprint(now.key)}"
+        echo(f"public log of {settings.coordinator}: {now.size} entries, {by}")
+        echo(f"head: {now.line}")
+        for item in served:
+            echo(f"{item.at:%Y-%m-%d %H:%M} UTC  served: {item}")
+        for problem in problems:
+            echo(f"differs: {problem}")
+        echo(f"{len(served)} bodies, heads and versions were served; {len(problems)} problems")
+    if problems:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from moerge.blobs.store import Blobs
 from moerge.trunk.merge import MergedBody
 from moerge.trunk.methods.method import Method
 from moerge.trunk.methods.registry import METHODS, SOLVED, require_options
-from moerge_coordinator.domain import rounds
+from moerge_coordinator.domain import public_log, rounds
 from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import body_lineage, message
@@ -19,6 +19,7 @@ from moerge_proto.experts import ExpertState
 from moerge_proto.messages import UNKNOWN
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.problems import ProblemType
+from moerge_proto.public_log import body_content
 
 
 def find(session: Session, digest: str | None) -> BodyRow:
@@ -187,6 +188,7 @@ def make_current(session: Session, blobs: Blobs, body: MergedBody) -> str | None
     if row is None:
         row = BodyRow(**dict(body), current=False, turn=0)
         session.add(row)
+        public_log.record(session, "body", body.digest, body_content(body))
     elif row.seed != body.seed:
         problem, todo = f"{row.source} has the same body, with another {_differing(row, body)}", "use that seed"
         raise RefusedError(ProblemType.CONFLICT, problem, where="seed", todo=todo)

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge.models.families.registry import FAMILIES
 from moerge.routers.ridge import SOLVER
-from moerge_coordinator.domain import bodies, contributors, heads, rounds
+from moerge_coordinator.domain import bodies, contributors, heads, public_log, rounds
 from moerge_coordinator.domain.withdrawal import require_inputs, require_listed, withdrawn_in
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import versions
@@ -197,6 +197,7 @@ def publish(
             influence=influence,
         )
     )
+    public_log.record_version(session, number, files)
     tell(session, f"version {number} is solved: {', '.join(lineage.domains)}")
     notify(session, "version.solved", version=number)
     return True

@@ -13,6 +13,7 @@ from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest
 from moerge.progress import Progress, Tracker
 from moerge.trunk.merge import DENSE_BODY_FILE, body_digest, files_digest, seed_digest
+from moerge_coordinator.domain import public_log
 from moerge_coordinator.operation.findings import Finding
 from moerge_coordinator.operation.recomputing import replaced_files
 from moerge_coordinator.settings import Settings
@@ -101,13 +102,21 @@ def verify(
 ) -> list[Finding]:
     """Checks every blob, row and folder of a home, and lists missing, altered, replaced and unused data.
 
-    If all is whole, versions are recomputed from their lineages; see `replaced_files`. A coordinator may serve
-    meanwhile; its concurrent changes are not reported as damage.
+    If all is whole, versions are recomputed from their lineages; see `replaced_files`. The public log is compared with
+    the rows. A coordinator may serve meanwhile; its concurrent changes are not reported as damage.
     """
     result = _stored(settings, database, blobs, progress)
     if not any(item.damage for item in result):
         result += replaced_files(settings, database, blobs, progress, solve=solve)
+    with database.reading() as session:
+        result += _log_findings(session)
     return result
+
+
+def _log_findings(session: Session) -> Iterator[Finding]:
+    todo = "restore a backup: rows of publications were changed after their entry in the log, or the log was"
+    for what, digest in public_log.deviations(session):
+        yield Finding("altered", "the public log", digest, (what,), todo)
 
 
 def _stored(settings: Settings, database: Database, blobs: Blobs, progress: Progress) -> list[Finding]:

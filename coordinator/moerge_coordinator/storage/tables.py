@@ -20,6 +20,7 @@ from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Role
 from moerge_proto.problems import Problem
 from moerge_proto.progress import Obstacle, Stage
+from moerge_proto.public_log import Published
 from moerge_proto.statistics_file import Kind, Split
 from moerge_proto.uploads import NewUpload
 from moerge_proto.versions import Lineage, VersionFile
@@ -439,6 +440,18 @@ class AuditRow(_Numbered):
     status: Mapped[int]
     problem: Mapped[str | None] = mapped_column(String(100))
     created: Mapped[datetime]
+
+
+class LogRow(_Numbered):
+    """An entry of the public log, as `LogEntry`; the database refuses to change or remove it."""
+
+    __tablename__ = "public_log"
+    __table_args__ = (UniqueConstraint("kind", "name"),)
+    kind: Mapped[Published] = mapped_column(String(16))
+    name: Mapped[str] = mapped_column(String(64))
+    digest: Mapped[str] = mapped_column(String(64))
+    created: Mapped[datetime]
+    previous: Mapped[str] = mapped_column(String(64))
 
 
 class NoticeRow(_Numbered):

@@ -32,6 +32,7 @@ from moerge_proto.owners import Approval, Approved, Identity, NewOwner, NewToken
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.progress import DomainProgress
 from moerge_proto.progress import Progress as ProgressMessage
+from moerge_proto.public_log import LogEntry, LogHead
 from moerge_proto.rounds import NewRound, Round, RoundChange
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.statistics_file import Kind
@@ -293,6 +294,13 @@ class Client(Http):
 
     def version_table(self, number: int) -> VersionTable:
         return self.get(VersionTable, f"/v1/versions/{number}/table")
+
+    def log_head(self) -> LogHead:
+        return self.get(LogHead, "/v1/log/head")
+
+    def log(self, after: int = 0) -> Pages[LogEntry]:
+        """The entries of the public log after a number."""
+        return Pages(self, LogEntry, "/v1/log", after)
 
     def alias(self, name: str) -> Alias:
         return self.get(Alias, f"/v1/aliases/{name}")

@@ -26,7 +26,7 @@ from moerge_proto.progress import Obstacle
 from moerge_proto.version_files import BODY_FILE, FUSED_FILE, HEAD_FILE, ROUTER_FILE
 from moerge_proto.versions import Lineage, Version, VersionFile
 from moerge_workers.contributing.evaluation import Evaluations
-from moerge_workers.leaving.history import Sending
+from moerge_workers.leaving.history import FILE, Sending
 from support.models import expert, texts
 from support.stages import NOW, Listed, MemoryClient, body, context_of, expects_letters
 from support.versions import ROWS
@@ -129,6 +129,12 @@ def evaluated(folder: Path, home: Path, client: Hostile, **policy: object) -> tu
         return context.outbox.history.sendings(), context.events.status.state.obstacle
 
 
+def log_another(home: Path, client: Hostile) -> None:
+    """The coordinator's log is another one, and the home has seen none."""
+    client.entries.clear()
+    (home / FILE).unlink(missing_ok=True)
+
+
 def scale(path: Path, name: str, by: float) -> None:
     tensors = load_file(path)
     save_file(
@@ -186,9 +192,11 @@ def test_altered_slot_of_fused_experts_is_not_evaluated(tmp_path: Path) -> None:
     turned = {item: tensor.flip(0) for item, tensor in honest.items()}
     for crafted in (mine, short, flat, turned):
         save_file(crafted, path, {"format": "pt"})
+        log_another(tmp_path, client)
         assert evaluated(folder, tmp_path, client) == ([], Obstacle.VERSION_ALTERED)
     theirs = {**honest, name: honest[name] * torch.tensor([1.0, 0.5])[:, None, None]}
     save_file(theirs, path, {"format": "pt"})  # another expert's can't be checked
+    log_another(tmp_path, client)
     [sent], obstacle = evaluated(folder, tmp_path, client)
     assert (sent.item.kind, obstacle, len(client.came)) == ("evaluation", None, 1)
 
@@ -203,6 +211,7 @@ def test_unverified_files_of_the_coordinator_have_no_effect(folder: Path, tmp_pa
     home.mkdir()
     (home / "key").write_bytes((tmp_path / "key").read_bytes())
     shutil.copy(tmp_path / "texts.jsonl", home)
+    log_another(home, client)
     [crafted], _ = evaluated(folder, home, client)
     assert crafted.item.digest == honest.item.digest
     assert honest.item.body == client.lineage.body

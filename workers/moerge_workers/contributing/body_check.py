@@ -74,6 +74,21 @@ def checked_body(
     return weights
 
 
+def present_body(context: Context, body: Body) -> DenseBody | None:
+    """The tensors of a body on this machine: the own seed's, or a merged body that was downloaded before; None: none.
+
+    Raises:
+        IncompatibleExpertError: it isn't the own seed's, or another file had its name before.
+    """
+    if body_kind(body.method) == "seed":
+        return None if context.settings.seed is None else _own_body(context, body)
+    path = context.settings.home / "bodies" / body.digest / DENSE_BODY_FILE
+    if not path.is_file():
+        return None
+    _require_same_file(context, body, file_sha256(path))
+    return DenseBody(path, context.expert.config)
+
+
 def require_allowed(context: Context, body: Body) -> None:
     """As `require_kind`, and records a refusal."""
     try:

@@ -30,6 +30,7 @@ from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import Counted, HeldOut, NotNowError
 from moerge_workers.contributing.body_check import checked_body
 from moerge_workers.contributing.context import SOFTWARE, Context
+from moerge_workers.contributing.publications import logged_body, logged_version
 from moerge_workers.contributing.version_check import AlteredVersionError, require_own, slot_of
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
@@ -56,7 +57,7 @@ class Evaluations:
             if settings.once or settings.dry_run:
                 self.context.events.say("no served version has this expert, so there is nothing to evaluate")
         elif number not in self._done and self.clock() >= self._again.get(number, -math.inf):
-            self._try(self.context.client.version(number))
+            self._try(logged_version(self.context, number))
 
     def _try(self, version: Version) -> None:
         number, files = version.number, _files(self.context.settings, version)
@@ -111,7 +112,7 @@ def _checked_body(
 ) -> DenseBody | None:
     """As `checked_body`, for a version's body; NotNowError: it is refused."""
     with _refusals_delayed():
-        body = context.client.body(version.lineage.body)
+        body = logged_body(context, version.lineage.body)
         try:
             return checked_body(context, body, own_grams, outdated)
         except CoordinatorError:

@@ -18,6 +18,7 @@ from moerge_workers.contributing.body_check import require_allowed
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.contributing.expert import KeptError
+from moerge_workers.contributing.publications import Versions, logged_body
 from moerge_workers.policy import body_kind
 
 _AGAIN_SECONDS = 1.0  # after the refusal of a replaced body
@@ -41,11 +42,13 @@ class _Stages:
     context: Context
     own_grams: Path | None = None
     _evaluations: Evaluations | None = field(init=False)
+    _versions: Versions = field(init=False)
     _has_joined: bool = False
 
     def __post_init__(self) -> None:
         evaluates = self.context.settings.policy.evaluation_sums
         self._evaluations = Evaluations(self.context, None) if evaluates else None
+        self._versions = Versions(self.context)
 
     def run(self) -> None:
         settings, policy = self.context.settings, self.context.settings.policy
@@ -63,10 +66,12 @@ class _Stages:
             more = "no work remains" if self._evaluations is None else "only evaluations remain"
             self.context.events.say(f"the policy forbids router contributions; {more}")
         demands = None
-        while self._evaluations is not None:
+        while True:
             demands = self.context.demands(demands)
-            self._evaluations.look(demands.version)
-            if settings.once or settings.dry_run:
+            self._versions.look(demands)
+            if self._evaluations is not None:
+                self._evaluations.look(demands.version)
+            if self._evaluations is None or settings.once or settings.dry_run:
                 return
 
     def _join(self) -> None:
@@ -145,10 +150,11 @@ class _Stages:
                 had = context.events.status.state.body is not None
                 context.events.say(f"waiting for {'the next body' if had else first}")
                 is_waiting = True
+            self._versions.look(demands)
             if evaluations is not None:
                 evaluations.look(demands.version)
             demands = context.demands(demands)
-        return context.client.body(demands.body)
+        return logged_body(context, demands.body)
 
 
 def _makes(context: Context) -> str:

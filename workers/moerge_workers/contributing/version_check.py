@@ -13,12 +13,23 @@ from moerge.models.families.family import Family
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
 from moerge.models.writer import StackedPlan, TensorPlan
-from moerge.versions.file_plans import body_files, config_files, expert_matrices, mlp_files, version_config
+from moerge.versions.file_plans import (
+    body_files,
+    config_files,
+    expert_file,
+    expert_matrices,
+    mlp_files,
+    version_config,
+)
+from moerge_proto.digests import canonical_json, sha256_hex
+from moerge_proto.records import RECORD_FILE
 from moerge_proto.version_files import FUSED_FILE, HEAD_FILE, ROUTER_FILE
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.parts import folders
+
+_FUSED = f"{FUSED_FILE} has all experts' MLPs, so yours are compared only before an evaluation"
 
 
 class AlteredVersionError(NotNowError):
@@ -31,6 +42,48 @@ def slot_of(context: Context, version: Version) -> int:
     if domains.count(context.settings.domain) != 1 or len(domains) != len(version.lineage.experts):
         raise AlteredVersionError(f"its domains are {', '.join(domains)}")
     return domains.index(context.settings.domain)
+
+
+def require_listed(context: Context, version: Version, body: DenseBody | None, known: dict[str, str]) -> str:
+    """Require that a version's listed digests are those of the body and of the owner's MLPs. Downloads nothing.
+
+    Args:
+        body: None: it isn't on this machine, so it isn't compared.
+        known: key of a planned file -> its digest, kept between calls.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        AlteredVersionError: names the file that differs.
+    """
+    lineage, domain = version.lineage, context.settings.domain
+    listed = {file.name: file.sha256 for file in version.files}
+    if listed.get(RECORD_FILE) != sha256_hex(canonical_json(lineage.model_dump(mode="json")) + b"\n"):
+        raise AlteredVersionError(f"its lineage isn't the one of {RECORD_FILE}, or a newer release wrote it")
+    if domain not in lineage.domains:
+        return f"it has no expert for {domain}"
+    slot, history = slot_of(context, version), context.outbox.history
+    digest = lineage.experts[slot]
+    try:
+        own = _own_expert(context, digest, lineage.body)
+    except AlteredVersionError:
+        sent = history.item(digest, context.settings.coordinator)
+        if sent is None or history.movement(sent) is None:
+            raise
+        return f"it has your earlier expert {digest[:12]}, which isn't on this machine"
+    plans, fused = [], own.family.host.fused
+    if body is not None:
+        plans += body_files(body, lineage.body, file_sha256(body.checkpoint.path))
+    if not fused:
+        plans.append(expert_file(own.checkpoint, own.family, own.config.num_hidden_layers, slot, digest))
+    for plan in plans:
+        if plan.key not in known:
+            known[plan.key] = plan.digest()
+        if listed.get(plan.name) != known[plan.key]:
+            raise AlteredVersionError(f"{plan.name} differs from the checked body or your expert")
+    mlps = _FUSED if fused else "your MLPs are unchanged"
+    return f"{mlps}; {'its body is not on this machine' if body is None else 'the body is unchanged'}"
 
 
 def require_own(context: Context, version: Version, body: DenseBody, folder: Path) -> None:

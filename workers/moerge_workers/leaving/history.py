@@ -2,12 +2,13 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from moerge.errors import MoergeError
 from moerge_workers.policy import Kind
@@ -32,13 +33,28 @@ CREATE TABLE IF NOT EXISTS matrices (
     body TEXT NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (body, name)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS twins (body TEXT PRIMARY KEY, how TEXT NOT NULL) WITHOUT ROWID;
-CREATE TRIGGER IF NOT EXISTS bodies_stay BEFORE UPDATE ON bodies BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
-CREATE TRIGGER IF NOT EXISTS bodies_remain BEFORE DELETE ON bodies BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
-CREATE TRIGGER IF NOT EXISTS compared_stay BEFORE UPDATE ON compared BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
-CREATE TRIGGER IF NOT EXISTS compared_remain BEFORE DELETE ON compared BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
-CREATE TRIGGER IF NOT EXISTS events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
-CREATE TRIGGER IF NOT EXISTS events_remain BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
+CREATE TABLE IF NOT EXISTS logs (
+    number INTEGER PRIMARY KEY, at TEXT NOT NULL, coordinator TEXT NOT NULL, begun INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS entries (
+    log INTEGER NOT NULL, number INTEGER NOT NULL, entry TEXT NOT NULL, PRIMARY KEY (log, number)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS heads (log INTEGER NOT NULL, at TEXT NOT NULL, head TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS served (
+    log INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL, at TEXT NOT NULL,
+    PRIMARY KEY (log, kind, name, digest)
+);
+CREATE TABLE IF NOT EXISTS findings (
+    log INTEGER NOT NULL, version TEXT NOT NULL, at TEXT NOT NULL, found TEXT NOT NULL
+);
 """
+_APPENDED = ("bodies", "compared", "events", "logs", "entries", "heads", "served", "findings")
+_TRIGGERS = "".join(
+    f"CREATE TRIGGER IF NOT EXISTS {table}_{name} BEFORE {event} ON {table} "
+    "BEGIN SELECT RAISE(ABORT, 'rows stay'); END;\n"
+    for table in _APPENDED
+    for name, event in (("stay", "UPDATE"), ("remain", "DELETE"))
+)
 _SAME = """
 SELECT name, body FROM matrices JOIN bodies ON body = digest
 WHERE name = ? AND matrices.sha256 = ? AND bodies.sha256 != (SELECT sha256 FROM bodies WHERE digest = ?)
@@ -99,7 +115,7 @@ class History:
         home.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path, isolation_level=None, timeout=60)
         try:
-            self._db.executescript(_TABLES)
+            self._db.executescript(_TABLES + _TRIGGERS)
         except sqlite3.DatabaseError as error:
             self._db.close()
             todo = (
@@ -109,6 +125,17 @@ class History:
 
     def close(self) -> None:
         self._db.close()
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        return self._db.execute(query, values).fetchall()
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that writes."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield self._db
 
     def note(self, item: Item, event: Decision | Movement) -> None:
         """Add an event, durably, unless it is already the item's last of its sort."""

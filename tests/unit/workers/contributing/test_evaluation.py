@@ -11,6 +11,7 @@ from moerge_proto.bodies import Body
 from moerge_proto.evaluations import Evaluation
 from moerge_proto.options import SolveOptions
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.public_log import LogHead, body_content, extended, version_content
 from moerge_proto.versions import Lineage, Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing import evaluation
@@ -27,7 +28,12 @@ class _Versions(MemoryClient):
 
     def version(self, number: int) -> Version:
         self.asked.append(number)
-        return Version.model_construct(number=number, lineage=Lineage.model_construct(body="7" * 64))
+        return Version.model_construct(number=number, lineage=Lineage.model_construct(body="7" * 64), files=[])
+
+    def log_head(self) -> LogHead:
+        for number in self.asked:
+            self.publish("version", str(number), version_content([]))
+        return extended(LogHead(), self.entries)
 
     def evaluations(self, number: int) -> Pages[Evaluation]:
         return Listed([])
@@ -74,7 +80,9 @@ def test_version_requires_disk_space_and_memory_for_two_layers(
 def test_version_under_a_seed_s_body_waits_for_the_owner_s_copy(folder: Path, home: Path) -> None:
     class Seed(_Versions):
         def body(self, digest: str) -> Body:
-            return body(digest).model_copy(update={"method": "seed"})
+            made = body(digest).model_copy(update={"method": "seed"})
+            self.publish("body", digest, body_content(made))
+            return made
 
     lineage = Lineage.model_construct(body="7" * 64)
     with (

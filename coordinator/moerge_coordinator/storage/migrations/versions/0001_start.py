@@ -56,6 +56,14 @@ def upgrade() -> None:
         *_columns(sa.String(100), "problem?"),
     )
     op.create_table(
+        "public_log",
+        _key(),
+        *_columns(WORD, "kind"),
+        *_columns(DIGEST, "name", "digest", "previous"),
+        *_columns(TIME, "created"),
+        sa.UniqueConstraint("kind", "name"),
+    )
+    op.create_table(
         "notices",
         _key(),
         *_columns(DIGEST, "name", unique=True),
@@ -222,21 +230,24 @@ def upgrade() -> None:
         _key("shard", DIGEST),
         _reference("contribution", "contributions.digest"),
     )
-    _append_only("audit")
+    _append_only("audit", days=30)
+    _append_only("public_log")
 
 
-def _append_only(table: str) -> None:
-    """Rows never change, and stay for 30 days; then they can be removed."""
+def _append_only(table: str, days: int | None = None) -> None:
+    """Rows never change, and stay; after so many days, if given, they can be removed."""
     if op.get_bind().dialect.name == "sqlite":
-        for event, when in (("UPDATE", ""), ("DELETE", "WHEN OLD.created > datetime('now', '-30 days') ")):
+        old = "" if days is None else f"WHEN OLD.created > datetime('now', '-{days} days') "
+        for event, when in (("UPDATE", ""), ("DELETE", old)):
             op.execute(
                 f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table} {when}"
                 f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
             )
         return
+    old = "false" if days is None else f"OLD.created < now() - interval '{days} days'"
     op.execute(
         f"CREATE FUNCTION {table}_append_only() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN IF TG_OP = 'DELETE' AND OLD.created < now() - interval '30 days' THEN RETURN OLD; END IF; "
+        f"$$ BEGIN IF TG_OP = 'DELETE' AND {old} THEN RETURN OLD; END IF; "
         f"RAISE EXCEPTION '{table} is append-only'; END $$"
     )
     op.execute(

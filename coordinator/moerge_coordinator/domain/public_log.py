@@ -1,0 +1,59 @@
+"""The public log: a publication's entry is added in the transaction that makes it visible."""
+
+from collections.abc import Iterator, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.storage.messages import message
+from moerge_coordinator.storage.tables import BodyRow, LogRow, VersionRow, now
+from moerge_proto.digests import Digest
+from moerge_proto.messages import FileEntry
+from moerge_proto.public_log import LogEntry, LogHead, Published, body_content, extended, version_content
+from moerge_proto.version_files import HEAD_FILE
+
+
+def head(session: Session) -> LogHead:
+    """The unsigned head."""
+    row = session.scalar(select(LogRow).order_by(LogRow.number.desc()).limit(1))
+    return LogHead() if row is None else LogHead(size=row.number, hash=message(LogEntry, row).hash)
+
+
+def record(session: Session, kind: Published, name: str, digest: Digest) -> None:
+    last = head(session)
+    entry = LogRow(number=last.size + 1, kind=kind, name=name, digest=digest, created=now(session), previous=last.hash)
+    session.add(entry)
+    session.flush()
+
+
+def record_version(session: Session, number: int, files: Sequence[FileEntry]) -> None:
+    """Records a version, after its head unless an earlier version has it."""
+    digest = _head_of(files)
+    if session.scalar(select(LogRow.number).where(LogRow.kind == "head", LogRow.digest == digest)) is None:
+        record(session, "head", str(number), digest)
+    record(session, "version", str(number), version_content(files))
+
+
+def _head_of(files: Sequence[FileEntry]) -> Digest:
+    [digest] = [file.sha256 for file in files if file.name == HEAD_FILE]
+    return digest
+
+
+def deviations(session: Session) -> Iterator[tuple[str, Digest]]:
+    """What differs between the log and the rows of bodies and versions, with the digest that the log has or lacks."""
+    entries = [message(LogEntry, row) for row in session.scalars(select(LogRow).order_by(LogRow.number))]
+    try:
+        extended(LogHead(), entries)
+    except ValueError as error:
+        yield str(error), entries[-1].hash
+    expected: dict[tuple[str, str], Digest] = {}
+    heads: dict[Digest, str] = {}  # number of the first version with it
+    for body in session.scalars(select(BodyRow)):
+        expected["body", body.digest] = body_content(body)
+    for version in session.scalars(select(VersionRow).order_by(VersionRow.number)):
+        expected["version", str(version.number)] = version_content(version.files)
+        heads.setdefault(_head_of(version.files), str(version.number))
+    expected |= {("head", number): digest for digest, number in heads.items()}
+    logged: dict[tuple[str, str], Digest] = {(entry.kind, entry.name): entry.digest for entry in entries}
+    for what in sorted(what for what in expected.keys() | logged.keys() if expected.get(what) != logged.get(what)):
+        yield " ".join(what), logged.get(what) or expected[what]
