@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ from moerge_proto.statistics_file import StatisticsFile
 from moerge_workers.contributing.body_check import checked_body
 from moerge_workers.contributing.seed import OtherBodyError
 from moerge_workers.contributing.stages import run_stages
+from moerge_workers.leaving.history import History
+from moerge_workers.leaving.public_log import LogError, PublicLog
 from support.models import expert, seed_model, texts
+from support.outbox import COORDINATOR
 from support.stages import BODIES, NOW, MemoryClient, body, context_of, registered, seeded
 
 DEFAULT: dict[str, Any] = {"policy": {"bodies": ["seed"], "min_documents": 5, "min_tokens": 1}, "fit": None}
@@ -169,6 +173,11 @@ def test_seed_with_another_head_is_the_same_body(folder: Path, tmp_path: Path, c
     before, client.current = client.current, registered(seed, tmp_path / "served")
     assert before is not None
     assert client.current.digest == before.digest
+    with pytest.raises(LogError, match="the public log has"):
+        ran(folder, tmp_path, client)
+    client.entries.clear()
+    with closing(History(tmp_path)) as history:
+        PublicLog(history, COORDINATOR).accept(client)  # the owner believes that coordinator
     ran(folder, tmp_path, client)
     assert client.uploaded == sent
 

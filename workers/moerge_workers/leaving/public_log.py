@@ -106,9 +106,8 @@ class PublicLog:
         try:
             head = LogHead.parse(line)
         except ValueError as error:
-            raise MoergeError(
-                str(error), where="`head`", todo="give the line that the other owner's log has"
-            ) from error
+            todo = "give the line that the other owner's `moerge worker history --log` prints"
+            raise MoergeError(str(error), where="`head`", todo=todo) from error
         own = self.entries()
         if head.size > len(own):
             return [f"the head {line} has {head.size} entries, and the log as served to you only {len(own)}"]
