@@ -205,6 +205,7 @@ def verify(
     """Check every blob, folder and row; list missing, altered and replaced ones with their users.
 
     If they are whole, every version is compared with its signature, and its files are made again from its lineage.
+    The public log is compared with the rows of bodies and versions.
     The coordinator may serve meanwhile. Exits with 1 after damage; litter (unused files) is harmless, and so are
     unchecked files, which another release of moerge wrote.
 
@@ -213,6 +214,7 @@ def verify(
     from contextlib import closing
 
     from moerge_coordinator.bootstrap import stores
+    from moerge_coordinator.domain import public_log
     from moerge_coordinator.operation import verify as verifying
     from moerge_coordinator.settings import read_settings
     from moerge_coordinator.storage.database import open_database
@@ -220,6 +222,8 @@ def verify(
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
         result = verifying.verify(settings, database, stores(settings)[0], progress(), solve=solve)
+        with database.reading() as session:
+            head = public_log.head(session)
     damaged = sum(item.damage for item in result)
     if as_json:
         show_json(result)
@@ -227,7 +231,7 @@ def verify(
         if result:
             _show(result)
         litter = sum(item.what == "litter" for item in result)
-        echo(f"{home}: {damaged} damaged, {litter} litter")
+        echo(f"{home}: {damaged} damaged, {litter} litter; the public log's head is {head.line}")
     if damaged:
         raise typer.Exit(1)
 

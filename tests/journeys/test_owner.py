@@ -98,6 +98,10 @@ def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
             said = law.repeats("moerge worker status", lambda said: asked(said) == made.body().digest[:8])
             assert "refused" in law.types(part.next("moerge worker refuse", {"7d20b6f4": asked(said)}))
         assert "under body" in law.types("moerge worker history")
+        with Part("docs/worker.md", "What was served") as part:
+            said = law.types(part.next("moerge worker history --log"))
+            head = next(line.removeprefix("head: ") for line in said.splitlines() if line.startswith("head: "))
+            assert "0 problems" in law.types(part.next("moerge worker history --log --head", {"7:9f2c": head}))
 
         asking = Machine(made, "art", 2, settings)
         with asking.works(), Part("docs/worker.md", "Asking first") as part:

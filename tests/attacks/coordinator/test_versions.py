@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moerge.client.http import Pages
+from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.merging.local import local_body, local_version
 from moerge.models.expert_folder import DenseExpert
@@ -26,7 +27,9 @@ from moerge_proto.progress import Obstacle
 from moerge_proto.version_files import BODY_FILE, FUSED_FILE, HEAD_FILE, ROUTER_FILE
 from moerge_proto.versions import Lineage, Version, VersionFile
 from moerge_workers.contributing.evaluation import Evaluations
+from moerge_workers.contributing.publications import Versions
 from moerge_workers.leaving.history import FILE, Sending
+from moerge_workers.leaving.public_log import PublicLog
 from support.models import expert, texts
 from support.stages import NOW, Listed, MemoryClient, body, context_of, expects_letters
 from support.versions import ROWS
@@ -238,3 +241,46 @@ def test_a_version_beyond_the_budget_waits_for_the_owner(
         context.outbox.history.note(asked, "approved")
     [sent], _ = evaluated(folder, tmp_path, client, **{budget: 0})
     assert sent.item.kind == "evaluation"
+
+
+def looked(folder: Path, home: Path, client: Hostile, **how: object) -> tuple[str | None, str]:
+    """The finding about version 1 by a worker that doesn't evaluate, and its error, if any."""
+    with context_of(folder, home, client, **how) as context:
+        try:
+            Versions(context).look(client.demands(context.expert.digest))
+            error = ""
+        except MoergeError as raised:
+            error = str(raised)
+        return PublicLog(context.outbox.history, context.settings.coordinator).finding(1), error
+
+
+def test_new_versions_are_compared_without_evaluation_or_download(
+    folder: Path, tmp_path: Path, client: Hostile
+) -> None:
+    honest = "your MLPs are unchanged; its body is not on this machine"
+    assert looked(folder, tmp_path, client) == (honest, "")
+    assert client.downloads == []
+    (place := tmp_path / "bodies" / client.lineage.body).mkdir(parents=True)
+    shutil.copy(client.weights, place / "body.safetensors")  # as an earlier contribution left it
+    log_another(tmp_path, client)
+    assert looked(folder, tmp_path, client) == ("your MLPs are unchanged; the body is unchanged", "")
+    for craft in (own_mlp, body_bytes):
+        craft(client.folder)
+        log_another(tmp_path, client)
+        found, error = looked(folder, tmp_path, client)
+        assert (found or "").startswith("refused: model-")
+        assert error.startswith(f"version 1: {found}")
+        assert looked(folder, tmp_path, client, once=False) == (found, ""), "a longer run goes on"
+    log_another(tmp_path, client)
+    lying = {"domains": ["code", "art"]}
+    client.lineage = client.lineage.model_copy(update=lying)
+    found, _ = looked(folder, tmp_path, client)
+    assert (found or "").startswith("refused: its lineage isn't the one of moerge.json")
+
+
+def test_fused_mlps_are_not_compared_without_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "owner").mkdir()
+    folder = made(tmp_path / "owner", "granite")
+    found, error = looked(folder, tmp_path, serving(folder, tmp_path))
+    assert (found or "").startswith(f"{FUSED_FILE} has all experts' MLPs, so yours are compared only before")
+    assert error == ""
