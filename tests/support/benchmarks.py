@@ -1,8 +1,9 @@
 """Results of benchmarks."""
 
+from datetime import UTC, datetime
 from typing import Any
 
-from moerge_proto.benchmarks import BenchmarkResult, NewBenchmarks
+from moerge_proto.benchmarks import Benchmark, BenchmarkResult, NewBenchmarks
 
 
 def result(task: str = "arc_easy", value: float = 0.5, error: float | None = 0.02, **change: Any) -> BenchmarkResult:
@@ -12,6 +13,16 @@ def result(task: str = "arc_easy", value: float = 0.5, error: float | None = 0.0
         "task_version": "1.0", "limit": 400, "seed": 0, "data": "a" * 64, "harness": "lm_eval 0.4.13",
     }  # fmt: skip
     return BenchmarkResult.model_validate(sent | change)
+
+
+def reported(
+    task: str = "arc_easy", value: float = 0.5, owner: str | None = None, *, active: bool = True, **change: Any
+) -> Benchmark:
+    """A reported result; without `owner`, by the operator."""
+    return Benchmark(
+        number=1, digest="0" * 64, version=1, owner=owner, active=active, created=datetime(2026, 11, 25, tzinfo=UTC),
+        result=result(task, value, **change),
+    )  # fmt: skip
 
 
 def results_of(number: int, *results: BenchmarkResult) -> NewBenchmarks:

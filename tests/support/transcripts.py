@@ -11,6 +11,8 @@ PAGES = ("README.md", "SECURITY.md", *sorted(f"docs/{path.name}" for path in (RO
 NOT_TYPED = {
     "pip install *": "no index has a release yet, and torch is gigabytes",
     "make *": "installs, and runs the tests themselves, the benchmark or the demo, which tests/e2e/test_demo.py runs",
+    "moerge push *": "needs an account of the hub; tests/contract/test_push.py pushes to a stand-in of it",
+    "hf download *": "likewise",
     "moerge export *": "needs llama.cpp; tests/engines runs it",
     "git clone *": "the network",
     "kubectl *": "needs a cluster; tests/unit/test_kubernetes.py renders and validates deploy/kubernetes",

@@ -37,9 +37,10 @@ def replaced_files(
 ) -> Iterator[Finding]:
     """The files that a version was not published with, though rows, blobs and folders agree on them.
 
-    Every file is compared with the version's signature, and its provenance is verified. Body, experts and texts are made again from the lineage and
-    compared, except the card, which has facts that change, such as a source. A solved file is compared with the row of
-    its key, and made again only with `solve`: equal bits need the device kind and the build that solved it.
+    Every file is compared with the version's signature, and its provenance is verified. Body, experts and texts are
+    made again from the lineage and compared, except the card, which has facts that change, such as a source. A solved
+    file is compared with the row of its key, and made again only with `solve`: equal bits need the device kind and the
+    build that solved it.
     "unchecked" are different texts of another release, and a version that another key than the home's has signed.
     """
     with database.reading() as session:

@@ -4,14 +4,23 @@ The form is that of https://huggingface.co/docs/hub/eval-results. The hub shows 
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_proto.benchmarks import Benchmark, BenchmarkResult
 
 HUB_FOLDER = ".eval_results"
+_FORM = """\
+- dataset:
+    id: {known.dataset}
+    task_id: {known.task_id}
+  value: {value}
+  notes: {notes}
+"""
 
 
 class Registered(NamedTuple):
@@ -49,13 +58,29 @@ def write_hub_results(rows: Sequence[Benchmark], folder: Path) -> list[str]:
     return written
 
 
+def hub_results(folder: Path) -> list[str]:
+    """The names of the results in a folder that `write_hub_results` has written.
+
+    Raises:
+        MoergeError: names other files beside them.
+    """
+    paths = sorted(path for path in (folder / HUB_FOLDER).rglob("*") if not path.is_dir())
+    if unknown := [path.relative_to(folder).as_posix() for path in paths if not _is_result(path)]:
+        what = f"not results of the hub's benchmarks as `moerge pull --hub-results` writes them: {', '.join(unknown)}"
+        raise MoergeError(what, where=str(folder), todo="remove them, or pull again")
+    return [f"{HUB_FOLDER}/{path.name}" for path in paths]
+
+
+def _is_result(path: Path) -> bool:
+    known = REGISTERED.get(path.stem)
+    if known is None or path.name != f"{path.stem}.yaml" or path.parent.name != HUB_FOLDER:
+        return False
+    form = re.escape(_FORM.format(known=known, value="VALUE", notes="NOTES"))
+    form = form.replace("VALUE", r"-?[0-9]+\.[0-9]{2}").replace("NOTES", r'"[^\n]*"')
+    return re.fullmatch(form, path.read_text(encoding="utf-8", errors="replace")) is not None
+
+
 def _yaml(known: Registered, result: BenchmarkResult) -> str:
     version = f", task version {result.task_version}" if result.task_version else ""
     notes = f"{result.metric} of {result.harness}{version}"
-    return f"""\
-- dataset:
-    id: {known.dataset}
-    task_id: {known.task_id}
-  value: {100 * result.value:.2f}
-  notes: {json.dumps(notes)}
-"""
+    return _FORM.format(known=known, value=f"{100 * result.value:.2f}", notes=json.dumps(notes))

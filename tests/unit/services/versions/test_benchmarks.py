@@ -1,6 +1,5 @@
 """Two versions' benchmarks, compared where they were measured alike; the hub's form of them."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,7 @@ from huggingface_hub import EvalResultEntry, parse_eval_result_entries
 from moerge.versions.benchmarks import benchmark_changes, figure
 from moerge.versions.card_scores import benchmarks_text
 from moerge.versions.hub_results import write_hub_results
-from moerge_proto.benchmarks import Benchmark
-from support.benchmarks import result
-
-
-def reported(
-    task: str = "arc_easy", value: float = 0.5, owner: str | None = None, *, active: bool = True, **change: Any
-) -> Benchmark:
-    return Benchmark(
-        number=1, digest="0" * 64, version=1, owner=owner, active=active, created=datetime(2026, 11, 25, tzinfo=UTC),
-        result=result(task, value, **change),
-    )  # fmt: skip
+from support.benchmarks import reported
 
 
 def test_the_difference_has_the_error_of_independent_samples() -> None:
