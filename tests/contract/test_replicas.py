@@ -1,5 +1,7 @@
 """Several coordinators on one PostgreSQL database and one S3 store serve as one."""
 
+import base64
+import json
 import secrets
 import threading
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert
+from moerge_proto.version_signatures import PROVENANCE_FILE
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.federation import Member, eventually, honest, join, joined, merge, send
@@ -63,6 +66,12 @@ def flow(folder: Path, turns: Iterator[Coordinator]) -> dict[str, str]:
     return solve(next(turns))
 
 
+def statement(folder: Path) -> bytes:
+    """The signed provenance of a version's folder."""
+    bundle = json.loads((folder / PROVENANCE_FILE).read_text())
+    return base64.b64decode(bundle["dsseEnvelope"]["payload"])
+
+
 def test_law_3_replicas_in_turn_make_the_version_of_one(replicas: Replicas, tmp_path: Path) -> None:
     many = flow(tmp_path / "many", cycle(replicas.servers))
     with coordinator(tmp_path / "home") as alone:
@@ -72,7 +81,8 @@ def test_law_3_replicas_in_turn_make_the_version_of_one(replicas: Replicas, tmp_
         folder = tmp_path / f"pulled-{server.home.name}"
         moerge("pull", 1, folder, **server.environment())
         result = {path.name: sha256_hex(path.read_bytes()) for path in folder.iterdir()}
-        del result["model.sig"]  # ECDSA is randomised
+        del result["model.sig"], result[PROVENANCE_FILE]  # ECDSA is randomised
+        assert statement(folder) == statement(tmp_path / "home" / "versions" / "1")
         assert result.pop("README.md") != expected["README.md"]  # it has the date
         assert result == {name: digest for name, digest in expected.items() if name != "README.md"}
         with server.client() as operator:

@@ -22,7 +22,7 @@ from moerge.versions.plan import plan_version
 from moerge_proto.bodies import Body
 from moerge_proto.options import RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.version_signatures import SIGNATURE_FILE
+from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 from moerge_proto.versions import Lineage
 from support.federation import Federation, federation_of
 from support.models import expert
@@ -184,8 +184,9 @@ def service(request: pytest.FixtureRequest, services: dict[str, Service]) -> Ser
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Name -> SHA-256, without the signature, which only a coordinator's versions have."""
-    return {path.name: file_sha256(path) for path in folder.iterdir() if path.name != SIGNATURE_FILE}
+    """Name -> SHA-256, without signature and provenance, which only a coordinator's versions have."""
+    signed = (SIGNATURE_FILE, PROVENANCE_FILE)
+    return {path.name: file_sha256(path) for path in folder.iterdir() if path.name not in signed}
 
 
 def test_equal_inputs_and_lineage_give_equal_version_files(service: Service, tmp_path: Path) -> None:

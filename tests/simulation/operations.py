@@ -35,7 +35,7 @@ from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.statistics_file import HeadManifest, RouterManifest, StatisticsSettings
 from moerge_proto.uploads import Upload
-from moerge_proto.version_signatures import SIGNATURE_FILE
+from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 from moerge_proto.versions import NewVersion
 from simulation.faults import Fault
 from simulation.model import SEED, SHARDS, Body, Model, Sent
@@ -477,6 +477,7 @@ class Run:
                 whole = {file.name: file.sha256 for file in client.version(number).files}
             assert verify_folder(folder, None, SILENT).number == number, operation
             assert after.pop(SIGNATURE_FILE), operation
+            assert after.pop(PROVENANCE_FILE), operation
             assert after.pop("README.md"), operation  # completed with number and date
             assert after == {name: digest for name, digest in whole.items() if name != "README.md"}, operation
         else:
