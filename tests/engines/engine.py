@@ -45,6 +45,7 @@ class Engine:
         prepared: the path that the script gets for a model, by default the folder; makes it where that is another one.
         served: that path in the commands of docs/engines.md.
         speed: the script that measures costs, if there is one.
+        benchmarks: whether docs/benchmarks.md has a section of this name, whose commands its environment runs.
         remedies: text of an `EngineLimit.remedy` -> the options by which the script follows it.
     """
 
@@ -57,6 +58,7 @@ class Engine:
     prepared: Callable[[Model], Path] = lambda model: model.folder
     served: str = "merged/"
     speed: str | None = None
+    benchmarks: bool = False
 
     @property
     def python(self) -> Path:

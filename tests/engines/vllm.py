@@ -16,5 +16,6 @@ ENGINE = Engine(
         "TORCHDYNAMO_DISABLE": "1",  # compiling small models takes longer than running them
         "VLLM_USE_AOT_COMPILE": "0",
     },
+    benchmarks=True,
     remedies={"--model-impl transformers": {"model_impl": "transformers"}},
 )

@@ -1,13 +1,19 @@
 """A consumer compares a version with its experts and seed on public tasks, with and without moerge's command."""
 
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from moerge.benchmarks.models import Model
+from moerge.benchmarks.process import answer
+from moerge.benchmarks.settings import Settings, asked
+from moerge.progress import LogProgress
+from support.benchmarks import questions
 from support.models import expert
 from support.processes import run_command
 from support.terminal import Shell
@@ -30,15 +36,29 @@ found = [hooks.followed(asked, [text])["prompt_level_strict_acc"] for text in ("
 assert found == [1, 0, 0], found
 """
 
-
-def questions(path: Path, count: int) -> None:
-    choose = random.Random(path.name)  # noqa: S311  # no secret
-    letters = "abcdefghijklmnopqrstuvwxyz "
-    with path.open("w", encoding="utf-8") as out:
-        for _ in range(count):
-            texts = ["".join(choose.choices(letters, k=choose.randint(5, 30))) for _ in range(5)]
-            record = {"question": texts[0], "choices": texts[1:], "answer": choose.randrange(4)}
-            out.write(json.dumps(record) + "\n")
+ENDINGS = (
+    "Please choose the correct ending to complete the given sentence: Boats: [header] How to sail [title] Find wind. "
+    "[step] Look at leaves.\n\nEnding1: [substeps] Leaves move. Ending2: They wait. [title] Ask. Ending3: He sits. "
+    "Ending4: It is dry.\n\nAnswer format: ending1/ending2/ending3/ending4"
+)
+PUBLIC: dict[str, list[dict[str, str | None]]] = {
+    "hellaswag.test.json": [{"instruction": ENDINGS, "input": "", "output": "ending2", "answer": "ending2"}] * 2,
+    "lambada_test.jsonl": [{"text": "She looked for the key.\n\n\"Here,\" said Tom, and held up the key"}] * 2,
+    **{
+        f"arc-multilingual.{code}.jsonl": [
+            {
+                "id": f"MCAS_{code}", "instruction": f"{code}?", "option_a": "a", "option_b": "b", "option_c": "c",
+                "option_d": "d", "option_e": None, "answer": "C",
+            }
+        ]
+        for code in ("de", "es", "fr", "ru")
+    },
+}  # fmt: skip
+"""File -> made-up records in the exact form of its public set."""
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 
 
 def scores(folder: Path, task: str) -> Iterator[dict[str, Any]]:
@@ -88,3 +108,60 @@ def test_a_version_of_equal_experts_scores_as_the_dense_model(tmp_path: Path) ->
 def test_answers_are_judged_offline() -> None:
     done = run_command(script=HOOKS)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model with a chat template, whose tokenizer begins each text with a special token; and its raw results."""
+    home = tmp_path_factory.mktemp("answered")
+    model = expert(home / "chat", 1, apart=0.5)
+    read: Any = AutoTokenizer.from_pretrained(model)
+    read.chat_template = TEMPLATE
+    first: Any = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", read.bos_token_id)])
+    read.backend_tokenizer.post_processor = first
+    read.save_pretrained(model)
+    for name, records in PUBLIC.items():
+        lines = json.dumps(records) if name.endswith(".json") else "".join(f"{json.dumps(row)}\n" for row in records)
+        (home / name).write_text(lines)
+    settings = Settings(home, limit=4, chat=True, answer_tokens=8)
+    names = ["hellaswag", "lambada", "arc-multilingual", "refusals"]
+    answer(Model("chat", "expert", model), names, settings, asked(names, settings), home / "out", LogProgress())
+    return model, home / "out" / "raw" / "chat"
+
+
+def samples(folder: Path, task: str) -> list[dict[str, Any]]:
+    """Each question's requests and answers, in order."""
+    rows = json.loads((folder / f"{task}.lm_eval.json").read_bytes())["samples"][task]
+    return sorted(rows, key=lambda row: int(row["doc_id"]))
+
+
+def test_public_forms_are_asked_as_their_sets_mean_them(answered: tuple[Path, Path]) -> None:
+    asked_of = {name: samples(answered[1], name) for name in ("hellaswag", "lambada", "arc-multilingual")}
+    assert [request[:2] for request in asked_of["hellaswag"][0]["arguments"]] == [
+        ["Boats: How to sail. Find wind. Look at leaves.", f" {text}"]
+        for text in ("Leaves move.", "They wait. Ask.", "He sits.", "It is dry.")
+    ]
+    [[context, word]] = asked_of["lambada"][0]["arguments"]
+    assert (context, word) == ('She looked for the key.\n\n"Here," said Tom, and held up the', " key")
+    contexts = [row["arguments"][0][0] for row in asked_of["arc-multilingual"]]
+    assert contexts == [f"Question: {code}?\nAnswer:" for code in ("de", "es", "fr", "ru")]
+    assert [request[1] for request in asked_of["arc-multilingual"][0]["arguments"]] == [" a", " b", " c", " d"]
+    assert [row["target"] for rows in asked_of.values() for row in rows[:1]] == [1, " key", 2]
+
+
+def test_chat_template_is_applied_once(answered: tuple[Path, Path]) -> None:
+    model, folder = answered
+    read: Any = AutoTokenizer.from_pretrained(model)
+    network: Any = AutoModelForCausalLM.from_pretrained(model)
+    for row in samples(folder, "refusals"):
+        turn = [{"role": "user", "content": row["doc"]["prompt"]}]
+        text = read.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        assert row["arguments"][0][0] == text
+        ids = read.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        assert (ids["input_ids"] == read.bos_token_id).sum() == 1
+        made = network.generate(**ids, max_new_tokens=8, do_sample=False)
+        [[said]] = row["resps"]
+        new = made[0, ids["input_ids"].shape[1] :]
+        assert said == read.decode(new, skip_special_tokens=True)
+    [row] = json.loads((folder / "refusals.lm_eval.json").read_bytes())["configs"].values()
+    assert row["generation_kwargs"]["max_gen_toks"] == 8

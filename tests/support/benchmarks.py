@@ -1,6 +1,9 @@
-"""Results of benchmarks."""
+"""Questions and results of benchmarks."""
 
+import json
+import random
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from moerge_proto.benchmarks import Benchmark, BenchmarkResult, NewBenchmarks
@@ -28,3 +31,14 @@ def reported(
 def results_of(number: int, *results: BenchmarkResult) -> NewBenchmarks:
     """A report of a version's results, by default of one."""
     return NewBenchmarks(number=number, results=list(results) or [result()])
+
+
+def questions(path: Path, count: int) -> None:
+    """Writes a file of random questions with four choices each."""
+    choose = random.Random(path.name)  # noqa: S311  # no secret
+    letters = "abcdefghijklmnopqrstuvwxyz "
+    with path.open("w", encoding="utf-8") as out:
+        for _ in range(count):
+            texts = ["".join(choose.choices(letters, k=choose.randint(5, 30))) for _ in range(5)]
+            record = {"question": texts[0], "choices": texts[1:], "answer": choose.randrange(4)}
+            out.write(json.dumps(record) + "\n")

@@ -13,6 +13,7 @@ from moerge.settings import single_values
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 PAPER_TASKS = "paper"
+_VLLM = "in an environment of its own: pip install vllm moerge 'lm_eval[hf,ifeval]==0.4.13'"
 
 
 def tasks(text: str, experts: Sequence[str]) -> dict[str, str | None]:
@@ -51,10 +52,12 @@ def require_harness(names: Sequence[str], settings: Settings) -> None:
     if code and not settings.confirm_unsafe_code:
         what = f"{code[0]} executes programs that the models write"
         raise MoergeError(what, where="`tasks`", todo="allow it with `confirm_unsafe_code`, or leave the task out")
-    packages = {"lm_eval": "moerge[eval]", **({"vllm": "vllm"} if settings.backend == "vllm" else {})}
-    for package, wanted in packages.items():
+    packages = {"lm_eval": "pip install 'moerge[eval]'"}
+    if settings.backend == "vllm":
+        packages["vllm"] = _VLLM
+    for package, todo in packages.items():
         if find_spec(package) is None:
-            raise MoergeError(f"needs {package}", where="moerge benchmark", todo=f"pip install '{wanted}'")
+            raise MoergeError(f"needs {package}", where="moerge benchmark", todo=todo)
 
 
 def models(versions: Sequence[str], experts: Sequence[str], base: str | None, out: Path) -> list[Model]:

@@ -49,6 +49,7 @@ def main(path: Path) -> int:
                 tasks=[current],
                 task_manager=manager,
                 limit=job.limit,
+                gen_kwargs=None if job.answer_tokens is None else {"max_gen_toks": job.answer_tokens},
                 bootstrap_iters=_BOOTSTRAPS,
                 apply_chat_template=job.chat and TASKS[current].is_chat,
                 random_seed=job.seed,

@@ -54,6 +54,9 @@ def run(
     chat: Annotated[
         bool, typer.Option("--chat", help="Put gsm8k, ifeval and refusals through the models' chat templates.")
     ] = False,
+    answer_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer that a model writes, in tokens. Default: the task's.")
+    ] = None,
     backend: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine: transformers or vLLM.")] = "hf",
     precision: Annotated[
         Literal["float32", "bfloat16"] | None, typer.Option(help="Number format of the weights. Default: the files'.")
@@ -94,7 +97,16 @@ def run(
         errors.print(line, highlight=False, markup=False)
 
     settings = Settings(
-        data, limit, seed, chat, backend, precision, device, _batch_size(batch_size), confirm_unsafe_code
+        data,
+        limit,
+        seed,
+        chat,
+        backend,
+        precision,
+        device,
+        _batch_size(batch_size),
+        confirm_unsafe_code,
+        answer_tokens,
     )
     chosen = arguments.tasks(tasks, list(single_values("expert", expert or ())))
     arguments.require_harness(list(chosen), settings)

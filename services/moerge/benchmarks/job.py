@@ -14,6 +14,7 @@ class Job(Message):
         model: arguments of lm_eval's model class.
         data: the folder with questions.
         out: the folder of the results.
+        answer_tokens: of the longest answer; None: the task's.
     """
 
     backend: Literal["hf", "vllm"]
@@ -27,6 +28,7 @@ class Job(Message):
     device: str
     chat: bool
     confirm_unsafe_code: bool
+    answer_tokens: int | None = None
 
 
 class Said(Message):

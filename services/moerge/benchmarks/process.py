@@ -49,6 +49,7 @@ def answer(
         device=settings.device,
         chat=settings.chat,
         confirm_unsafe_code=settings.confirm_unsafe_code,
+        answer_tokens=settings.answer_tokens,
     )
     path, log = place / "job.json", place / "log"
     with atomic_file(path) as file:

@@ -13,6 +13,8 @@ from moerge.errors import MoergeError
 Question = dict[str, Any]
 _ENDING = re.compile(r"\s*Answer format: (?P<labels>[a-z]+\d(?:/[a-z]+\d)*)\s*$")
 _LETTERS = "abcde"
+_TITLE = re.compile(r"(?<=[^\s.:!?])\s*\[title\]\s*")
+_MARK = re.compile(r"\[(header|title|step|substeps)\]\s*")
 _FIELDS = {
     "numbers": ("question", "answer"),
     "code": ("prompt", "test", "entry_point"),
@@ -145,4 +147,14 @@ def _blank(record: Any) -> Question:
     return {**result, "choices": [before + choice for choice in result["choices"]], "rest": rest.strip()}
 
 
-_READERS: dict[str, Callable[[Any], Question]] = {"choices": _choice, "blank": _blank}
+def _endings(record: Any) -> Question:
+    """Without the marks of WikiHow, which are in some texts of HellaSwag."""
+    result = _choice(record)
+    return {**result, "question": _unmarked(result["question"]), "choices": [*map(_unmarked, result["choices"])]}
+
+
+def _unmarked(text: str) -> str:
+    return _MARK.sub("", _TITLE.sub(". ", text)).strip()
+
+
+_READERS: dict[str, Callable[[Any], Question]] = {"choices": _choice, "blank": _blank, "endings": _endings}

@@ -11,7 +11,7 @@ from moerge.benchmarks.comparison import Score, standard_error
 from moerge.benchmarks.job import Answered
 from moerge.benchmarks.models import Model
 from moerge.benchmarks.settings import Asked, Settings
-from moerge.benchmarks.tasks import TASKS
+from moerge.benchmarks.tasks import TASKS, Task
 from moerge.errors import MoergeError
 from moerge_proto.benchmarks import BenchmarkResult
 
@@ -32,6 +32,7 @@ def key(model: Model, name: str, settings: Settings, known: Asked) -> dict[str, 
         "limit": settings.limit,
         "seed": settings.seed,
         "chat": settings.chat and TASKS[name].is_chat,
+        "answer_tokens": settings.answer_tokens if TASKS[name].is_written else None,
         "backend": settings.backend,
         "precision": settings.precision,
     }
@@ -65,13 +66,20 @@ def score(out: Path, model: Model, name: str, settings: Settings, known: Asked) 
         value=sum(values) / len(values),
         standard_error=standard_error(values),
         questions=len(values),
-        task_version=f"{answered.version}+chat" if settings.chat and TASKS[name].is_chat else answered.version,
+        task_version=_variant(answered.version, TASKS[name], settings),
         limit=settings.limit,
         seed=settings.seed,
         data=known.digest,
         harness=_harness(),
     )
     return Score(result, values)
+
+
+def _variant(defined: str, task: Task, settings: Settings) -> str:
+    """The version of a task's definition, with the settings that make its scores others."""
+    chat = "+chat" if settings.chat and task.is_chat else ""
+    tokens = f"+{settings.answer_tokens} tokens" if settings.answer_tokens and task.is_written else ""
+    return defined + chat + tokens
 
 
 def _harness() -> str:

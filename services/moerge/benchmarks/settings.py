@@ -12,7 +12,12 @@ from moerge.benchmarks.tasks import TASKS
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run. `limit`: questions of each task; None: all."""
+    """Settings of a run.
+
+    Attributes:
+        limit: questions of each task; None: all.
+        answer_tokens: the longest answer that a model writes; None: the task's.
+    """
 
     data: Path | None
     limit: int | None = None
@@ -23,6 +28,7 @@ class Settings:
     device: Literal["cpu", "cuda"] = "cpu"
     batch_size: int | Literal["auto"] = 8
     confirm_unsafe_code: bool = False
+    answer_tokens: int | None = None
 
     def arguments(self, model: Model) -> dict[str, str]:
         """Arguments of lm_eval's model class."""

@@ -38,7 +38,8 @@ class Comparison:
         result = []
         for row in self.rows:
             if row.says_nothing:
-                result.append(f"{row.task} says nothing: seed and expert are at chance; it isn't in the averages")
+                who = "its expert is" if row.seed is None else "seed and expert are"
+                result.append(f"{row.task} says nothing: {who} at chance; it isn't in the averages")
             elif row.seed_at_chance:
                 result.append(f"{row.task} is at chance for the seed, not for the expert of {row.own}")
             if not row.chosen:

@@ -16,6 +16,7 @@ _OKAPI = "https://huggingface.co/datasets/alexandrainst/m_arc (CC BY-NC 4.0), te
 _CHOICES = "a JSON list, or JSON Lines, of questions with choices"
 FORMS = {
     "choices": _CHOICES,
+    "endings": f"{_CHOICES}; marks such as [title] are removed",
     "blank": f"{_CHOICES}; a question has one _ for the choice",
     "numbers": "JSON Lines: `question`, and `answer` with the number behind ####",
     "code": "JSON Lines: `prompt`, `test`, `entry_point`",
@@ -42,12 +43,17 @@ class Task:
 
     name: str
     files: tuple[str, ...]
-    form: Literal["choices", "blank", "numbers", "code", "instructions", "texts", "prompts"]
+    form: Literal["choices", "endings", "blank", "numbers", "code", "instructions", "texts", "prompts"]
     metric: str
     source: str
     digest: str | None
     is_chat: bool = False
     runs_code: bool = False
+
+    @property
+    def is_written(self) -> bool:
+        """Tell whether models write answers; otherwise they score given ones."""
+        return self.form in ("numbers", "code", "instructions", "prompts")
 
 
 _ALL = (
@@ -63,7 +69,7 @@ _ALL = (
         "arc-multilingual", tuple(f"arc-multilingual.{code}.jsonl" for code in ("de", "es", "fr", "ru")), "choices",
         "acc_norm", _OKAPI, None,
     ),
-    Task("hellaswag", ("hellaswag.test.json",), "choices", "acc_norm", _ADAPTERS.format("hellaswag"), None),
+    Task("hellaswag", ("hellaswag.test.json",), "endings", "acc_norm", _ADAPTERS.format("hellaswag"), None),
     Task(
         "openbookqa", ("openbookqa.test.json",), "choices", "acc_norm", _ADAPTERS.format("openbookqa"),
         "8479930f7b8a26052c78250280b5465a4016ca7fc806af440d0f37e243f3099e",
