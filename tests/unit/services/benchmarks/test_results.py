@@ -31,13 +31,23 @@ def model(tmp_path: Path) -> Model:
 
 def test_a_result_is_read(tmp_path: Path, model: Model) -> None:
     assert is_done(tmp_path, model, "piqa", SETTINGS, KNOWN)
-    assert is_done(tmp_path, model, "piqa", replace(SETTINGS, batch_size=1, device="cuda", chat=True), KNOWN)
+    assert is_done(
+        tmp_path, model, "piqa", replace(SETTINGS, batch_size=1, device="cuda", chat=True, answer_tokens=9), KNOWN
+    )
     found = score(tmp_path, model, "piqa", SETTINGS, KNOWN["piqa"]).result
     assert (found.value, found.questions, found.limit, found.metric) == (0.75, 4, 4, "acc,none")
     assert (found.task_version, found.data) == ("moerge-1", "ab" * 32)
     (folder(tmp_path, model) / "piqa.json").write_text("{")
     with pytest.raises(MoergeError, match=r"piqa\.json(.|\n)*remove it"):
         score(tmp_path, model, "piqa", SETTINGS, KNOWN["piqa"])
+
+
+def test_settings_of_written_answers_are_in_the_task_s_version(tmp_path: Path, model: Model) -> None:
+    settings, known, place = replace(SETTINGS, chat=True, answer_tokens=9), KNOWN["piqa"], folder(tmp_path, model)
+    (place / "gsm8k.json").write_bytes((place / "piqa.json").read_bytes())
+    assert score(tmp_path, model, "gsm8k", settings, known).result.task_version == "moerge-1+chat+9 tokens"
+    assert score(tmp_path, model, "piqa", settings, known).result.task_version == "moerge-1"
+    assert key(model, "gsm8k", settings, known) != key(model, "gsm8k", replace(settings, answer_tokens=8), known)
 
 
 @pytest.mark.parametrize(
