@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -25,7 +26,7 @@ from support.models import expert
 from support.worker import Worker, worker_of
 
 OWN = "model-expert-00001.safetensors"
-SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 TABLES = ("versions", "public_log", "bodies")
 UNCHANGED = "your MLPs are unchanged; the body is unchanged"
 

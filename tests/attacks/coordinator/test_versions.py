@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -243,7 +244,7 @@ def test_a_version_beyond_the_budget_waits_for_the_owner(
     assert sent.item.kind == "evaluation"
 
 
-def looked(folder: Path, home: Path, client: Hostile, **how: object) -> tuple[str | None, str]:
+def looked(folder: Path, home: Path, client: Hostile, **how: Any) -> tuple[str | None, str]:
     """The finding about version 1 by a worker that doesn't evaluate, and its error, if any."""
     with context_of(folder, home, client, **how) as context:
         try:
