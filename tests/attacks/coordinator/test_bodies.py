@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from moerge.models.families.family import EMBEDDING
+from moerge_proto.public_log import body_content
 from support.federation import Federation, federation_of
 from support.worker import Worker, worker_of
 
@@ -46,7 +47,7 @@ def honest(federation: Federation) -> Tensors:
 
 
 def forge(federation: Federation, tensors: Tensors) -> None:
-    """Puts other tensors into the place of the current body's: in the blobs, and in the database."""
+    """Puts other tensors into the place of the current body's: blobs, database and public log have them."""
     data = save(tensors, metadata={"format": "pt"})
     sha256 = hashlib.sha256(data).hexdigest()
     path = federation.server.home / "blobs" / sha256[:2] / sha256
@@ -59,6 +60,11 @@ def forge(federation: Federation, tensors: Tensors) -> None:
             for file in json.loads(files)
         ]
         database.execute("UPDATE bodies SET digest = ?, files = ? WHERE current", (sha256, json.dumps(changed)))
+    forged, head = federation.body(), federation.operator.log_head()
+    entry = (head.size + 1, "body", sha256, body_content(forged), "2026-01-01 00:00:00.000000", head.hash)
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
+        columns = "number, kind, name, digest, created, previous"
+        database.execute(f"INSERT OR IGNORE INTO public_log ({columns}) VALUES (?, ?, ?, ?, ?, ?)", entry)  # noqa: S608
 
 
 def refused(federation: Federation, worker: Worker, tensors: Tensors) -> str:
