@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("of", "runs"), [("process", 20), ("processes", 2), ("replicas", 2)])
+@pytest.mark.parametrize(("of", "runs"), [("process", 12), ("processes", 2), ("replicas", 2)])
 def test_every_operation_is_applied_exactly_once(of: str, runs: int) -> None:
     """In a separate process, because the hooks for crashes can't be removed."""
     command = [sys.executable, "-m", "simulation", "--runs", str(runs), "--seed", "1", "--of", of]

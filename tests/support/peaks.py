@@ -1,17 +1,17 @@
 """The peak memory of a call in a process of its own, whose heap no other test has left with gaps."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+from support.processes import moerge
+
 _SCRIPT = """
-import sys
+import ctypes, sys
 from pathlib import Path
 import torch
 from moerge_lab.peaks import PeakMemory
+M_MMAP_THRESHOLD = -3
+ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 200000)
 {function}
-torch.set_num_threads(1)
 call(*map(Path, sys.argv[1:]))  # imports and caches
 peak = PeakMemory()
 call(*map(Path, sys.argv[1:]))
@@ -26,11 +26,4 @@ def peak_of(function: str, *given: Path) -> int:
         function: Python code that defines `call`, and imports what it needs.
         given: its arguments.
     """
-    done = subprocess.run(  # noqa: S603  # our own script
-        [sys.executable, "-c", _SCRIPT.format(function=function), *map(str, given)],
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "200000", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return int(done.stdout.split()[-1])
+    return int(moerge(*given, script=_SCRIPT.format(function=function)).split()[-1])
