@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moerge.scoring.routers import forced
-from support.models import allowed, expert
+from support.models import GEMMA4_SMALL, allowed, expert
 from support.versions import behind, loaded, logits, published
 from support.wrappers import wrapper
 
@@ -59,6 +59,9 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     ("gemma", {"attention_bias": True, "tie_word_embeddings": False}),
     ("gemma4_text", {}),
     ("gemma4_text", {"attention_k_eq_v": False, "final_logit_softcapping": None, "tie_word_embeddings": True}),
+    ("gemma4_text", GEMMA4_SMALL),
+    ("gemma3_text", {"initializer_range": 0.1}),
+    ("gemma3_text", {"initializer_range": 0.1, "tie_word_embeddings": True, "layer_types": ["full_attention"] * 3}),
     ("gemma4_unified_text", {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}),
     ("phi3", {"sliding_window": 8}),
     ("phi3", {"tie_word_embeddings": True, "num_key_value_heads": 4}),

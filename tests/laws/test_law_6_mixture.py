@@ -16,7 +16,7 @@ from moerge.models.families.hosts import HOSTS
 from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.scoring.routers import forced
-from support.models import allowed, expert
+from support.models import GEMMA4_SMALL, allowed, expert
 from support.versions import ROWS, behind, loaded, logits, published
 
 PARTIAL = {
@@ -29,6 +29,7 @@ MEMBERS: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"partial_rotary_factor": 0.5, "rope_parameters": PARTIAL, "original_max_position_embeddings": 64},
     ),
+    "small gemma4": ("gemma4_text", GEMMA4_SMALL),
     "biased llama": ("llama", {"attention_bias": True}),
     "qwen3 with windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
 }

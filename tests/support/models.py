@@ -34,8 +34,15 @@ _GEMMA4: dict[str, Any] = {
     "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
     "hidden_size_per_layer_input": 0, "sliding_window": 8, "final_logit_softcapping": 2.0, "tie_word_embeddings": False,
 }  # fmt: skip
+GEMMA4_SMALL: dict[str, Any] = {
+    "num_hidden_layers": 4, "attention_k_eq_v": False, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+"""Settings of Gemma 4's small models, E2B and E4B: inputs of every layer, shared keys and values, two widths."""
 SMALL_OF: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 16, "tie_word_embeddings": False},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8, "tie_word_embeddings": False},
     **{family: _GEMMA4 for family in ("gemma4_text", "gemma4_unified_text")},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.75, "logits_scaling": 2.0},
     **{family: {"head_dim": 8} for family in ("glm", "helium", "ministral3")},
@@ -67,6 +74,7 @@ SMALL_OF: dict[str, dict[str, Any]] = {
 TYPES = {
     "qwen3_5_text": ("linear_attention", "full_attention"),
     "lfm2": ("conv", "full_attention"),
+    "gemma3_text": ("sliding_attention", "full_attention", "full_attention"),
     "granitemoehybrid": ("linear_attention", "full_attention"),
 }
 """The layers' types, in turn."""

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from sqlalchemy import select
@@ -28,9 +27,7 @@ class StoredFiles(DenseFiles):
         super().__init__(folder)
         self._files, self._blobs = files, blobs
 
-    @cached_property
-    def checkpoint(self) -> Checkpoint:
-        """The weights; an adapter's are merged while read."""
+    def _stored(self) -> Checkpoint:
         sources = {file.name: self._blobs.source(file.sha256) for file in self._files if is_weights(file.name)}
         remote = {name: source for name, source in sources.items() if not isinstance(source, Path)}
         return Checkpoint(self.folder, remote)

@@ -11,7 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from moerge.documents.shards import enough
-from moerge.memory.shapes import Shape, layer_parameters, mixed_numbers
+from moerge.memory.shapes import Shape, beside_numbers, layer_parameters, mixed_numbers, position_numbers
 from moerge.models.families.hosts import HOSTS
 from moerge.threads import AT_ONCE
 from moerge_proto.statistics_file import gram_length
@@ -79,7 +79,7 @@ def passing(
     grams = [shape.hidden, shape.attention_size] if body else [shape.hidden]
     integers = sum(8 * gram_length(gram) for gram in grams)
     mixed = max(shape.number * 3 * shape.intermediate, 4 * shape.mixed)
-    batch = mixed + shape.number * 4 * shape.hidden + 4 * max(grams)
+    batch = mixed + shape.number * (4 * shape.hidden + shape.beside) + 4 * max(grams)
     if positions > 2:
         batch += 4 * 3 * shape.hidden
     return Need(
@@ -91,7 +91,7 @@ def passing(
         },
         host={"integers": (threads + 2) * integers},
         journal=3 * integers,
-        token=positions * shape.number * shape.hidden,
+        token=positions * shape.number * shape.position,
         positions=positions,
         tokens=enough(shape.hidden),
         gpu=device == "cuda",
@@ -104,7 +104,8 @@ def scoring(config: PretrainedConfig, dtype: torch.dtype, batch_tokens: int, con
     inner = int(getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
     host = HOSTS.get(config.model_type)
     tokens, chosen = batch_tokens, 1 if host is None else host.top_k(config)
-    batch = tokens * (size * 6 * hidden + max(size * chosen * (3 * inner + 3 * hidden), 4 * mixed_numbers(config)))
+    residual = size * (6 * hidden + beside_numbers(config))
+    batch = tokens * (residual + max(size * chosen * (3 * inner + 3 * hidden), 4 * mixed_numbers(config)))
     logits = tokens * vocabulary * (size + (0 if dtype is torch.float32 else 4)) + 8 * context * vocabulary
     head = size * (vocabulary + tokens) * hidden + logits
     return Need(
@@ -113,7 +114,7 @@ def scoring(config: PretrainedConfig, dtype: torch.dtype, batch_tokens: int, con
             "two layers": 2 * size * layer_parameters(config),
             "a micro-batch" if batch > head else "head and logits": max(batch, head),
         },
-        token=size * hidden,
+        token=size * position_numbers(config),
         tokens=tokens,
         gpu=device == "cuda",
     )

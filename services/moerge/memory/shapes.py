@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from moerge.models.bounds import attention_sizes
 from moerge.models.families.common import LAYER
 from moerge.models.families.family import EMBEDDING
-from moerge.models.families.registry import FAMILIES, family_of
+from moerge.models.families.registry import FAMILIES, ends_of, family_of
 from moerge.models.reader import model_shapes
 from moerge_proto.statistics_file import gram_length
 
@@ -28,6 +28,18 @@ def mixed_numbers(config: PretrainedConfig) -> int:
     return max(item.numbers(config) for item in family.attentions(config))
 
 
+def position_numbers(config: PretrainedConfig) -> int:
+    """Numbers of a position's hidden states, of a dense model or a published version."""
+    return int(config.hidden_size) + ends_of(config).carried(config)
+
+
+def beside_numbers(config: PretrainedConfig) -> int:
+    """Numbers of a position on the device for what layers read beside the residual: whole, and while it is made."""
+    ends = ends_of(config)
+    width = ends.layer_input(config)
+    return 2 * ends.carried(config) + (int(config.hidden_size) + 4 * width if width else 0)
+
+
 def _layers(sizes: Mapping[str, int], layers: int) -> list[int]:
     starts = {LAYER.format(layer=layer): 0 for layer in range(layers)}
     for name, size in sizes.items():
@@ -42,14 +54,16 @@ class Shape:
 
     hidden: int  # H
     layers: int  # L
-    intermediate: int  # width of an MLP, M
+    intermediate: int  # width of the widest MLP, M
     vocabulary: int  # V
     attention_sizes: tuple[int, ...]  # per layer, width of the input of the attention's output, A; 0 without a gram
     layer: int  # parameters of the largest layer
-    mlp: int  # parameters of a layer's MLP
+    mlp: int  # parameters of a layer's MLP, the mean of all layers
     body: int  # parameters of a body: everything but MLPs and head
     largest: int  # elements of the body's largest tensor
     projection: int  # elements of its largest tensor but the embedding
+    position: int  # numbers of a position's hidden states
+    beside: int  # numbers of a position on the device that layers read beside the residual
     mixed: int  # float32 numbers of a position in linear attention, if a layer has it
     tied: bool  # whether the head is the embedding
     number: int  # bytes of a number
@@ -67,10 +81,11 @@ class Shape:
         mlps = set(family.dense_mlp_names(layers))
         rest = {name: size for name, size in sizes.items() if name not in {*mlps, *family.head_names}}
         mlp, hidden = sum(sizes[name] for name in mlps) // layers, int(config.hidden_size)
+        largest_mlp = max(_layers({name: sizes[name] for name in mlps}, layers))
         return cls(
             hidden=hidden,
             layers=layers,
-            intermediate=mlp // (3 * hidden),
+            intermediate=largest_mlp // (3 * hidden),
             vocabulary=int(config.vocab_size),
             attention_sizes=tuple(attention_sizes(family, config)),
             layer=max(_layers(sizes, layers)),
@@ -78,6 +93,8 @@ class Shape:
             body=sum(rest.values()),
             largest=max(rest.values()),
             projection=max(size for name, size in rest.items() if name != EMBEDDING),
+            position=position_numbers(config),
+            beside=beside_numbers(config),
             mixed=mixed_numbers(config),
             tied=bool(config.tie_word_embeddings),
             number=(dtype if isinstance(dtype, torch.dtype) else torch.float32).itemsize,

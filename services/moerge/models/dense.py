@@ -127,8 +127,9 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
         model: PreTrainedModel = AutoModelForCausalLM.from_config(copy(config), dtype=dtype)
     if (rope := rope_of(model)) is not None:
         setattr(model.model, rope, type(model.model.get_submodule(rope))(config=config))  # its buffers follow from it
-    if (scale := getattr(model.model.embed_tokens, "scalar_embed_scale", None)) is not None:
-        model.model.embed_tokens.embed_scale = torch.tensor(scale)
+    for module in model.model.children():
+        if (scale := getattr(module, "scalar_embed_scale", None)) is not None:
+            module.embed_scale = torch.tensor(scale)
     model.eval()
     return model
 

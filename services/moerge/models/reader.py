@@ -1,6 +1,7 @@
 """A checkpoint folder read tensor by tensor."""
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Self
@@ -13,6 +14,7 @@ from moerge.errors import CheckpointError
 from moerge.models.adapters import Adapter, is_adapter
 from moerge.models.families.family import HEAD
 from moerge.models.stored import NOTHING_REMOTE, StoredTensors
+from moerge.models.wrappers import Part
 from moerge_proto.ranges import Ranges, Source
 
 
@@ -43,6 +45,12 @@ class Checkpoint:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: spec.shape for name, spec in self.specs.items()}
+
+    def leave_out(self, names: Iterable[str], kind: str) -> None:
+        """Counts the tensors of these names among the parts that aren't read, as one kind."""
+        for name in names:
+            if (spec := self.specs.pop(name, None)) is not None:
+                self.parts[kind] = self.parts.get(kind, Part()).plus(math.prod(spec.shape))
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, in its dtype; CheckpointError if there is none of that name."""

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 from moerge.memory.machine import free_for
 from moerge.memory.needs import Need, scoring
 from moerge.memory.room import states_for
+from moerge.memory.shapes import position_numbers
 from moerge.models.batches import Batch, pad
 from moerge.models.families.family import EMBEDDING
 from moerge.models.families.registry import ends_of, host_of
@@ -72,7 +73,7 @@ class StreamedModel:
 
     def _windows(self, parts: Iterable[_Part]) -> Iterator[list[_Part]]:
         window, held = list[_Part](), 0
-        token = self._dtype.itemsize * int(self._weights.config.hidden_size)
+        token = self._dtype.itemsize * position_numbers(self._weights.config)
         for number, batch in parts:
             more = token * len(batch) * len(batch[0].tokens)
             if window and held + more > self._states:
@@ -103,7 +104,8 @@ class StreamedModel:
 
     def _through_head(self, head: Tensor, last: Tensor, batch: Batch) -> Tensor:
         """The losses of a micro-batch from its last hidden states; its logits are freed on return."""
-        outputs, config = linear(self._decoder.norm(placed(last, self._device)), head), self._weights.config
+        residual, config = self._decoder.residual(placed(last, self._device)), self._weights.config
+        outputs = linear(self._decoder.norm(residual), head)
         return losses_of(ends_of(config).logits(outputs, config).float(), batch.input_ids)
 
     @contextmanager

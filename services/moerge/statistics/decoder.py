@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.cache_utils import KVSharingDict
 
 from moerge.models.batches import Batch
 from moerge.models.dense import assign, empty_model, require_all, rope_of
@@ -18,6 +20,7 @@ from moerge.models.families.registry import ends_of, family_of
 from moerge.models.weights import Weights, own_copy
 from moerge.statistics.accumulate import Sum
 from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run
+from moerge.statistics.layer_inputs import LayerInputs
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import Input
 
@@ -82,7 +85,8 @@ class _Passed(nn.Module):
 class Decoder:
     """A decoder that has one layer's weights at a time; for one thread, because hooks belong to a module.
 
-    With `packs`, documents in bfloat16 on a GPU are read end to end.
+    With `packs`, documents in bfloat16 on a GPU are read end to end. A position's hidden states are its residual, and
+    behind it the keys and values that later layers read.
     """
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device, *, packs: bool = True) -> None:
@@ -95,7 +99,11 @@ class Decoder:
             decoder.get_submodule(rope).to(device)
         assign(self._model, weights.final_norm, own_copy(weights, weights.final_norm, dtype).to(device))
         self._layers, self.norm = list(decoder.layers), self.module(module_of(weights.final_norm))
-        self._factor = ends_of(weights.config).factor(weights.config, dtype)
+        ends, self._hidden = ends_of(weights.config), int(weights.config.hidden_size)
+        self._factor, self._shared = ends.factor(weights.config, dtype), ends.shared(weights.config)
+        self._carried, width = ends.carried(weights.config), ends.layer_input(weights.config)
+        self._inputs = LayerInputs(weights, self._model, width, self._factor, device) if width else None
+        self._seen = KVSharingDict()
         decoder.embedding_multiplier = 1.0  # Granite's applies to what every layer is given
         decoder.layers = nn.ModuleList(_Passed() for _ in self._layers)
 
@@ -103,6 +111,7 @@ class Decoder:
         """The first hidden states of a batch, in host memory; embedding [V, H], as stored."""
         states = embedding[ids(self._model, batch)].to(self._dtype)
         states = states if self._factor == 1 else states * self._factor
+        states = pad(states, (0, self._carried)) if self._carried else states
         return states.pin_memory() if self._device.type == "cuda" else states
 
     def hold(self, number: int, tensors: Mapping[str, Tensor]) -> None:
@@ -110,6 +119,8 @@ class Decoder:
         self._model.model.layers[number] = self._layers[number]
         for name, tensor in tensors.items():
             assign(self._model, name, tensor)
+        if self._inputs is not None:
+            self._inputs.hold(number)
         require_all(self._layers[number], LAYER.format(layer=number))
 
     def release(self, number: int) -> None:
@@ -131,12 +142,32 @@ class Decoder:
         visit: Visit = lambda place, x: None,
     ) -> Tensor:
         """The input of the module `until` of the held layer, from the hidden states before it; see `run`."""
-        given = {"inputs_embeds": placed(states, self._device), **positions(self._model, batch, self._device)}
+        placed_states = placed(states, self._device)
+        given = {"inputs_embeds": self.residual(placed_states), **positions(self._model, batch, self._device)}
+        if self._inputs is not None:
+            given["per_layer_inputs"] = self._inputs.of(ids(self._model, batch))
+        if self._shared:
+            given["shared_kv_states"] = self._seen = self._read(placed_states)
         return run(self._model, batch, given, modules, visit, until)
 
     def kept(self, states: Tensor, result: Tensor) -> Tensor:
         """Hidden states in host memory: `result` on the device replaces `states` in place, without fragmentation."""
+        if self._shared:
+            shared = (part.transpose(1, 2).flatten(2) for kind in self._shared for part in self._seen[kind])
+            result = torch.cat([result, *shared], dim=-1)
         return states.copy_(result, non_blocking=True)
+
+    def residual(self, states: Tensor) -> Tensor:
+        """[.., H]: the hidden states without what is behind them."""
+        return states[..., : self._hidden].contiguous() if self._carried else states
+
+    def _read(self, states: Tensor) -> KVSharingDict:
+        """The keys and values, [B, heads, T, width] each, that hidden states have for later layers, by type."""
+        result, start = KVSharingDict(), self._hidden
+        for kind, (heads, width) in self._shared.items():
+            pair = states[..., start : (start := start + 2 * heads * width)].split(heads * width, dim=-1)
+            result[kind] = tuple(part.contiguous().unflatten(-1, (heads, width)).transpose(1, 2) for part in pair)
+        return result
 
     def passed(self, batch: Batch, states: Tensor) -> Tensor:
         """The hidden states after the held layer, in host memory, from those before it."""

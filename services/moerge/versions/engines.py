@@ -6,11 +6,14 @@ from typing import Any
 
 from moerge.export.llama_cpp import converter_form, longest_text, refusals
 from moerge.models.families.family import DENSE_CONTEXT
+from moerge.models.families.gemma import LINEAR_VALUES
 from moerge.models.families.hosts import HOSTS
 from moerge.models.families.mellum import LINEAR
 from moerge_proto.versions import EngineLimit
 
 _EVERY = "every engine"
+_SCALED = {LINEAR: "queries and keys", LINEAR_VALUES: "values"}
+"""Config fields of linear norms -> the projections before them."""
 
 
 def engine_limits(config: Mapping[str, Any]) -> list[EngineLimit]:
@@ -24,10 +27,10 @@ def _every(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
     if config.get(DENSE_CONTEXT, longest) > longest:
         happens = f"answers otherwise than the dense experts on texts longer than {longest:,} tokens"
         yield EngineLimit(engine=_EVERY, happens=happens, remedy="use shorter texts")
-    if config.get(LINEAR):
+    for name in filter(config.get, _SCALED):
         happens = (
             "answers wrongly in float16, with a quantised cache, and after training or adapting its projections of "
-            "queries and keys, which are multiples of 2^-30"
+            f"{_SCALED[name]}, which are multiples of 2^-30"
         )
         yield EngineLimit(engine=_EVERY, happens=happens, remedy="use bfloat16 or float32, and tune the dense experts")
 

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
@@ -121,7 +122,7 @@ def mlp_files(experts: Sequence[tuple[Checkpoint, str]], family: Family, layers:
             name,
             len(experts),
             [
-                _matrix(expert, family, layer, slot, matrix)
+                _matrix(expert, family, layers, layer, slot, matrix)
                 for slot, (expert, _) in enumerate(experts)
                 for matrix in matrices
             ],
@@ -140,20 +141,35 @@ def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, dige
 
 def expert_matrices(expert: Checkpoint, family: Family, layers: int, slot: int) -> list[TensorPlan]:
     """The matrices of an expert in slot `slot`; `expert` may be a published file that has them there."""
-    return [_matrix(expert, family, layer, slot, matrix) for layer in range(layers) for matrix in MATRICES]
+    return [_matrix(expert, family, layers, layer, slot, matrix) for layer in range(layers) for matrix in MATRICES]
 
 
 def _made_for(family: Family) -> dict[str, str]:
     return {"family": family.model_type, "host": family.host.model_type}
 
 
-def _matrix(expert: Checkpoint, family: Family, layer: int, slot: int, matrix: Matrix) -> TensorPlan:
+def _matrix(expert: Checkpoint, family: Family, layers: int, layer: int, slot: int, matrix: Matrix) -> TensorPlan:
     host, (dense, block, blocks) = family.host, family.place(matrix, layer)
     target = host.experts[matrix].format(layer=layer, expert=slot)
     if dense in expert.specs:
-        return _block(expert, dense, target, block, blocks)
+        plan, side = _block(expert, dense, target, block, blocks), int(matrix == "down")
+        most = max(expert.specs[family.place(matrix, other)[0]].shape[side] for other in range(layers))
+        return _padded(plan, side, most // (1 if side else blocks))
     held = host.expert_tensors(layer, slot)[target]
     return _block(expert, target, target, held.index(matrix), len(held), slot if host.fused else None)
+
+
+def _padded(plan: TensorPlan, side: int, width: int) -> TensorPlan:
+    """A matrix with zeros behind its rows (side 0) or columns (1), if it has fewer than `width`, as the widest layer's.
+
+    All experts of a class have one width. A zero row of gate and up gives a zero input of down.
+    """
+    rows, columns = plan.shape
+    if plan.shape[side] == width:
+        return plan
+    missing = (0, 0, 0, width - rows) if side == 0 else (0, width - columns)
+    shape = (width, columns) if side == 0 else (rows, width)
+    return TensorPlan(plan.name, plan.dtype, shape, lambda: pad(plan.compute(), missing))
 
 
 def _block(source: Checkpoint, name: str, target: str, number: int, blocks: int, slot: int | None = None) -> TensorPlan:

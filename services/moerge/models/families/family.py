@@ -27,15 +27,23 @@ MATRICES: tuple[Matrix, ...] = ("gate", "up", "down")
 
 @dataclass(frozen=True)
 class Ends:
-    """Computations before the first layer and after the head of a model, dense or published; by default none.
+    """Computations of a model, dense or published, that no single layer shows; by default none.
 
     Attributes:
         factor: of the embedding's rows in a model of a dtype.
         logits: from the head's outputs, in place where possible.
+        layer_input: width of an input of every layer beside the residual, which follows from the token; 0 without it.
+        shared: a type of layers -> number and width of heads whose keys and values later layers of the type read.
     """
 
     factor: Callable[[PretrainedConfig, torch.dtype], float] = lambda config, dtype: 1.0
     logits: Callable[[Tensor, PretrainedConfig], Tensor] = lambda outputs, config: outputs
+    layer_input: Callable[[PretrainedConfig], int] = lambda config: 0
+    shared: Callable[[PretrainedConfig], Mapping[str, tuple[int, int]]] = lambda config: {}
+
+    def carried(self, config: PretrainedConfig) -> int:
+        """Numbers of a position that layers hand on beside the residual."""
+        return sum(2 * heads * width for heads, width in self.shared(config).values())
 
 
 def head_dim(config: PretrainedConfig) -> int:
@@ -233,7 +241,7 @@ class Attention:
 class Demand:
     """A dense setting with its allowed values (for a list, of its members), and the reason.
 
-    `name` is a config field, with a dot before a key of a mapping. A missing field is allowed.
+    `name` is a config field, with a dot before a key of a mapping or a place in a list. A missing field is allowed.
     """
 
     name: str
@@ -244,7 +252,10 @@ class Demand:
         """The first invalid value, or None."""
         value: object = config.to_dict()
         for part in self.name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+            if isinstance(value, list):
+                value = value[int(part)]
+            else:
+                value = value.get(part) if isinstance(value, Mapping) else None
         values = value if isinstance(value, list) else [value]
         return next((item for item in values if item is not None and item not in self.allowed), None)
 
@@ -283,7 +294,8 @@ class Family:
         mlp_factor: of the MLPs' outputs when they are added to the residual.
         output_norm: name of the weight of the norm of those outputs, before they are added; None without one.
         attention: the linear modules of a layer's attention.
-        mixers: an entry of the config's `layer_types` -> the linear modules of layers of that type without attention.
+        mixers: a type of layers -> the linear modules of those layers, if they differ from `attention`.
+        types: of each layer, by the dense config; by default its `layer_types`.
         zero_centred: names of the weights of norms that multiply by 1 + weight.
         epsilon: the config field with the norms' epsilon.
         final_norm: as in `Host`.
@@ -295,6 +307,7 @@ class Family:
         settings: config fields of the published class that are computed from the dense config; they come last.
         pieces: a dense tensor's name -> the published tensors made of it. All others of body and head keep their names.
         constants: further published tensors without a dense equivalent.
+        unread: names of tensors that checkpoints of the dense config can have, but the model hasn't.
         demands: requirements of the dense config for an exact equivalent.
         otherwise: the family of configs that don't meet the demands, with another host.
     """
@@ -306,6 +319,7 @@ class Family:
     attention: Attention
     copied: tuple[str, ...]
     mixers: Mapping[str, Attention] = field(default_factory=dict)
+    types: Callable[[PretrainedConfig], Sequence[str]] = lambda config: config.layer_types  # type: ignore[no-any-return]
     zero_centred: tuple[str, ...] = ()
     epsilon: str = "rms_norm_eps"
     final_norm: str = FINAL_NORM
@@ -319,6 +333,7 @@ class Family:
     settings: Callable[[PretrainedConfig], Mapping[str, object]] = lambda config: {}
     pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
     constants: tuple[Constant, ...] = ()
+    unread: Callable[[PretrainedConfig], Sequence[str]] = lambda config: ()
     demands: tuple[Demand, ...] = ()
     otherwise: Self | None = None
 
@@ -346,7 +361,7 @@ class Family:
     def attentions(self, config: PretrainedConfig) -> list[Attention]:
         """The linear modules of each layer's attention, or of what it has instead, by their names."""
         layers = range(config.num_hidden_layers)
-        types = config.layer_types if self.mixers else [""] * len(layers)
+        types = self.types(config) if self.mixers else [""] * len(layers)
         return [self.mixers.get(types[layer], self.attention).at(layer) for layer in layers]
 
     def factors(self, name: str, tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The stock MoE classes that host dense families."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -183,6 +184,13 @@ def _capped(outputs: Tensor, config: PretrainedConfig) -> Tensor:
     return outputs if cap is None else outputs.div_(cap).tanh_().mul_(cap)
 
 
+def _shared(config: PretrainedConfig) -> Mapping[str, tuple[int, int]]:
+    if not getattr(config, "num_kv_shared_layers", 0):
+        return {}
+    layers = zip(config.layer_types, config.per_layer_config, strict=True)
+    return {kind: (int(layer.num_key_value_heads), int(layer.head_dim)) for kind, layer in layers}
+
+
 def _of_normed(router: Tensor, gain: Tensor) -> Tensor:
     """The published router reads the residual, normed without a weight and divided by the root of H."""
     return router * (gain * math.sqrt(len(gain)))
@@ -203,7 +211,7 @@ GEMMA4_MOE = Host(
     fixed={"enable_moe_block": True, "use_double_wide_mlp": False, "intermediate_size": SHARED},
     title="Gemma 4 with experts",
     llama_cpp=LlamaCpp(refused="isn't known to run Gemma 4 with experts as transformers does"),
-    ends=Ends(gemma_factor, _capped),
+    ends=Ends(gemma_factor, _capped, lambda config: getattr(config, "hidden_size_per_layer_input", None) or 0, _shared),
 )
 _PER_EXPERT = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, QWEN3_5_MOE, FLEX_OLMO, MELLUM, LFM2_MOE)
 HOSTS = {host.model_type: host for host in (*_PER_EXPERT, GRANITE_MOE, GRANITE_MOE_HYBRID, GEMMA4_MOE)}

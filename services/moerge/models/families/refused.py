@@ -17,10 +17,6 @@ REFUSED = {
     "falcon_h1": f"state-space layers beside attention; {_MIXERS}",
     "falcon_mamba": _NO_MLP,
     "gemma2": _CAPPED,
-    "gemma3_text": (
-        f"{_SANDWICH}; Gemma 4's class could host it by weights of 2^-30, which were tried on random models only, and"
-        " not on a real one of 270M"
-    ),
     "gemma3n_text": "several residuals at once (AltUp), and low-rank ones (LAuReL)",
     "glm4": _SANDWICH,
     "gpt_neox": f"{_NO_GATE}, and biases",
@@ -36,6 +32,7 @@ REFUSED = {
     "moerge_heterogeneous": _MIXTURE,
     "nanochat": f"{_NO_GATE}; capped logits, and norms without weights",
     "nemotron": _NO_GATE,
+    "nemotron_h": f"each layer has one mixer, so most have no MLP, and moerge solves a router for each; {_NO_GATE}",
     "olmo3": "sliding windows; FlexOlmo, which has its norms of whole queries and keys, has none",
     "olmo_hybrid": f"linear attention; {_MIXERS}",
     "recurrent_gemma": f"recurrent layers, and biases of MLPs; {_MIXERS}",

@@ -6,7 +6,7 @@ from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.families.family import Ends, Family, Host
-from moerge.models.families.gemma import GEMMA, GEMMA4, GEMMA4_UNIFIED
+from moerge.models.families.gemma import GEMMA, GEMMA3, GEMMA4, GEMMA4_UNIFIED
 from moerge.models.families.glm import GLM, HELIUM
 from moerge.models.families.granite import GRANITE
 from moerge.models.families.hosts import HOSTS
@@ -20,7 +20,7 @@ from moerge.models.families.smollm import CWM, SMOLLM3
 
 _LLAMAS = (LLAMA, INTERNLM3, IQUESTCODER, MISTRAL, MINISTRAL3, HELIUM, PHI3, SMOLLM3, CWM)
 _OTHERS = (QWEN2, QWEN3, SEED_OSS, GLM, OLMO2, QWEN3_5, LFM2)
-_FUSED = (GRANITE, GRANITE_HYBRID, GEMMA, GEMMA4, GEMMA4_UNIFIED)
+_FUSED = (GRANITE, GRANITE_HYBRID, GEMMA, GEMMA3, GEMMA4, GEMMA4_UNIFIED)
 FAMILIES = {family.model_type: family for family in (*_LLAMAS, *_OTHERS, *_FUSED)}
 _EXPERTS = {"num_experts_per_tok", "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
 

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_expert, expert_digest, expert_files
-from support.models import expert
+from support.models import GEMMA4_SMALL, expert
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +132,14 @@ def test_an_expert_s_name_depends_on_every_file() -> None:
     files = {"config.json": "0" * 64, "model.safetensors": "1" * 64}
     assert expert_digest(files) == expert_digest(dict(reversed(files.items())))
     assert expert_digest(files) != expert_digest({**files, "config.json": "2" * 64})
+
+
+def test_keys_and_values_of_layers_that_read_an_earlier_one_s_are_left_out(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "hub", 1, "gemma4_text", **GEMMA4_SMALL)
+    before, said = DenseFiles(folder).checkpoint.shapes, list[str]()
+    extra = {f"model.layers.3.self_attn.{name}.weight": torch.ones(16, 32) for name in ("k_proj", "v_proj")}
+    save_file({**load_file(folder / "model.safetensors"), **extra}, folder / "model.safetensors", {"format": "pt"})
+    check_expert(own := DenseFiles(folder), None, "expert", say=said.append)
+    assert own.checkpoint.shapes == before
+    [text] = said
+    assert "keys and values of layers that read an earlier one's (2 tensors, 1,024 parameters)" in text

@@ -17,7 +17,7 @@ from moerge.models.reader import Checkpoint
 from moerge_lab.mixtures import CLASSES
 from support.models import SMALL, expert, small_settings
 
-GEMMA4 = {"hidden_size_per_layer_input": 0}
+FULL = {"layer_types": ["full_attention"] * 3}
 
 
 def config(folder: Path, model_type: str, **settings: object) -> Path:
@@ -47,12 +47,14 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("ministral3", {"rope_parameters": DYNAMIC}, "rope_parameters.rope_type", "YaRN"),
         ("gemma2", {}, "model_type", "capped logits"),
         ("granite", {"mlp_bias": True}, "mlp_bias", "no biases"),
-        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input", "one layer at a time"),
-        ("gemma4_text", {**GEMMA4, "num_kv_shared_layers": 1}, "num_kv_shared_layers", "one layer at a time"),
-        ("gemma4_text", {**GEMMA4, "use_double_wide_mlp": True}, "use_double_wide_mlp", "one width"),
-        ("gemma4_text", {**GEMMA4, "enable_moe_block": True}, "enable_moe_block", "must be dense"),
-        ("gemma4_text", {**GEMMA4, "dtype": "float16"}, "dtype", "float16 can't hold"),
-        ("gemma3_text", {}, "model_type", "270M"),
+        ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block", "must be dense"),
+        ("gemma4_text", {"dtype": "float16"}, "dtype", "float16 can't hold"),
+        ("gemma3_text", {"layer_types": ["full_attention"] * 2 + ["sliding_attention"]}, "layer_types.-1", "no window"),
+        ("gemma3_text", {**FULL, "attention_bias": True}, "attention_bias", "biases of values"),
+        ("gemma3_text", {**FULL, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping", "doesn't cap"),
+        ("gemma3_text", {**FULL, "use_bidirectional_attention": True}, "use_bidirectional_attention", "later ones"),
+        ("gemma3_text", {**FULL, "dtype": "float16"}, "dtype", "float16 can't hold"),
+        ("nemotron_h", {}, "model_type", "one mixer"),
         ("gpt_neox", {}, "model_type", "no gate"),
         ("starcoder2", {}, "model_type", "no gate"),
         ("gpt2", {}, "model_type", "no stock MoE class in moerge"),

@@ -16,7 +16,7 @@ from moerge.models.weights import Weights
 from moerge.scoring.perplexity import BATCH_TOKENS, Window, load, score, total, windows
 from moerge.scoring.routers import RoutingCounter, forced
 from moerge.scoring.streamed import StreamedModel
-from support.models import adapter, allowed, expert, on_body
+from support.models import GEMMA4_SMALL, adapter, allowed, expert, on_body
 from support.progress import Silent
 from support.versions import published
 
@@ -70,6 +70,15 @@ def test_bfloat16_scores_are_those_of_the_whole_model(tmp_path: Path, family: st
     )
     result = streamed(published_weights(version), dtype=coarse).score(BLOCKS[0], Silent())
     assert result == score(load(version, coarse), BLOCKS[0], Silent())
+
+
+def test_layer_inputs_shared_keys_and_two_widths_give_the_scores_of_the_whole_model(tmp_path: Path) -> None:
+    experts = [expert(tmp_path / str(seed), seed, "gemma4_text", **GEMMA4_SMALL) for seed in (1, 2)]
+    version = published(experts, tmp_path, top_k=2)
+    result = streamed(published_weights(version), states=1).score(BLOCKS[0], Silent())
+    expected = score(load(version), BLOCKS[0], Silent())
+    assert result.tokens == expected.tokens
+    assert result.nll == pytest.approx(expected.nll, rel=1e-7)  # a layer's rows of the projection are computed alone
 
 
 def test_body_and_mlps_and_adapters_are_scored_too(tmp_path: Path) -> None:

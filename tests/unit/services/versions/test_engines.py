@@ -40,7 +40,8 @@ def limits(family: str, **settings: Any) -> list[tuple[str, str]]:
         ("llama", {"attention_bias": True}),
         ("smollm3", {}),
         ("granite", {}),
-        ("gemma4_text", {"hidden_size_per_layer_input": 0}),
+        ("gemma4_text", {}),
+        ("gemma3_text", {}),
     ],
 )
 def test_versions_that_vllm_runs_have_no_limits_there(family: str, settings: dict[str, Any]) -> None:
@@ -83,7 +84,8 @@ def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[st
         ("granite", {"attention_bias": True}, "vLLM", "biases"),
         ("gemma", {"head_dim": 8}, "vLLM", "hidden_act"),
         ("granite", {"head_dim": 16}, "llama.cpp", "only heads"),
-        ("gemma4_text", {"hidden_size_per_layer_input": 0}, "llama.cpp", "Gemma 4"),
+        ("gemma3_text", {}, "every engine", "projections of values"),
+        ("gemma4_text", {}, "llama.cpp", "Gemma 4"),
         ("qwen3_5_text", {}, "vLLM", "no float32 kernel"),
         ("qwen3_5_text", {}, "llama.cpp", "Qwen3.5-MoE"),
         ("lfm2", {}, "vLLM", "as it does for dense LFM2"),
