@@ -59,6 +59,7 @@ POOL = "aee96030ac5b2bd8fb7cb9b075b5bf616fc5b692cef0cb699e6c08a40c6116b9"
 Int64 = NDArray[np.int64]
 Kind = Literal["router", "body", "head"]
 """A contribution's purpose: the routers under one body, merged bodies, or heads."""
+Sums = Literal["grams", "means"]
 Split = Literal["statistics", "tuning"]
 """The documents' use: the solve, or the choice of lambda."""
 
@@ -101,11 +102,25 @@ class TextBefore(Message):
         return 2 * self.views
 
 
+class Privacy(Message):
+    """Noise in router sums: (`epsilon`, `delta`) differential privacy of each document, over one contribution.
+
+    Features are whitened with the texts `public`, and a document passes the model alone. `sums`: of the documents'
+    mean outer products and means (`grams`), or of means alone, beside the gram of the public text (`means`). See
+    `moerge.statistics.release`.
+    """
+
+    epsilon: float = Field(gt=0, le=100, allow_inf_nan=False)
+    delta: float = Field(default=1e-6, gt=0, le=0.01)
+    sums: Sums = "grams"
+    public: Digest = POOL
+
+
 class StatisticsSettings(Message):
     """Settings of the features: at most `tokens_per_document` tokens of each (None: all), in windows of `context`.
 
     `batch_tokens` bounds a micro-batch; `precision` is the model's number format (products are always float32).
-    `before`: public text before the own, for router contributions only; None: none.
+    `before`: public text before the own, for router contributions only; None: none. `privacy`: noise, likewise.
     All are part of the shard plan, because they change the integers.
     """
 
@@ -114,6 +129,18 @@ class StatisticsSettings(Message):
     batch_tokens: int = Field(default=2048, ge=1, le=2**16)
     precision: Literal["float32", "bfloat16"] = "float32"
     before: TextBefore | None = None
+    privacy: Privacy | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @model_validator(mode="after")
+    def _of_one_row(self) -> Self:
+        if self.privacy is not None and self != self.private(self.privacy):
+            raise ValueError("privacy: expected `tokens_per_document` of at most `context`, and no text before them")
+        return self
+
+    def private(self, privacy: Privacy) -> Self:
+        """The same with noise: a document is one row, without text before it."""
+        tokens = min(self.tokens_per_document or self.context, self.context)
+        return self.model_copy(update={"tokens_per_document": tokens, "before": None, "privacy": privacy})
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -216,8 +243,8 @@ class _ExpertManifest(_Manifest):
     @field_validator("settings")
     @classmethod
     def _own_text_alone(cls, settings: StatisticsSettings) -> StatisticsSettings:
-        if settings.before is not None:
-            raise ValueError("only router contributions have text before the own: leave `before` out")
+        if settings.before is not None or settings.privacy is not None:
+            raise ValueError("only router contributions have text before the own, or noise: leave both out")
         return settings
 
 

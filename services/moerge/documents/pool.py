@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from moerge.documents.conversations import encode, plain
 from moerge.errors import ContributionError
 from moerge.models.tokens import Tokens
-from moerge_proto.statistics_file import POOL, TextBefore
+from moerge_proto.digests import Digest
+from moerge_proto.statistics_file import POOL, Privacy, TextBefore
 
 _FILE = Path(__file__).with_name("pool.txt")
 _BETWEEN = "\n%\n"
@@ -36,9 +37,20 @@ def require_pool(before: TextBefore | None) -> None:
     Raises:
         ContributionError: it names another one.
     """
-    if before is not None and before.pool != POOL:
-        problem = f"expected the pool of this moerge, {POOL}, found {before.pool}"
-        raise ContributionError(problem, where="settings.before.pool", todo="leave it out, and use the same release")
+    if before is not None:
+        _require_own(before.pool, "settings.before.pool")
+
+
+def require_public(privacy: Privacy | None) -> None:
+    """Requires the library's pool as the public text; ContributionError if the settings name another one."""
+    if privacy is not None:
+        _require_own(privacy.public, "settings.privacy.public")
+
+
+def _require_own(pool: Digest, where: str) -> None:
+    if pool != POOL:
+        problem = f"expected the pool of this moerge, {POOL}, found {pool}"
+        raise ContributionError(problem, where=where, todo="leave it out, and use the same release")
 
 
 @dataclass(frozen=True)

@@ -56,15 +56,17 @@ def plan(
     """Cuts documents into shards, in the order given, with at most one further shard in memory.
 
     With a `pool` documents are cut into its settings' pieces, each behind a text of the pool, or two. The rest at the
-    end is a separate shard only if it is large enough, or the only one.
+    end is a separate shard only if it is large enough, or the only one. With noise all documents are taken as equally
+    long, so that the number of shards depends on that of documents alone.
     """
+    alike = None if settings.privacy is None else settings.tokens_per_document
     done, current, size = list[list[Tokens]](), list[list[Tokens]](), 0
     for document in documents:
         rows = cut(encode(document), settings, settings.context if pool is None else pool.settings.piece)
         if not rows:
             continue
         current.append(rows)
-        size += sum(row.count for row in rows)
+        size += sum(row.count for row in rows) if alike is None else alike
         if size >= enough(hidden_size):
             if done:
                 yield _shard(done, key, pool)
@@ -74,9 +76,13 @@ def plan(
 
 
 def cut(tokens: Tokens, settings: StatisticsSettings, size: int | None = None) -> list[Tokens]:
-    """A document's rows: at most `tokens_per_document` tokens that count, in pieces of at most `size` or `context`."""
+    """A document's rows: at most `tokens_per_document` tokens that count, in pieces of at most `size` or `context`.
+
+    With noise a document is its first row.
+    """
     pieces = tokens.first(settings.tokens_per_document).pieces(settings.context if size is None else size)
-    return [row for row in pieces if row.count]
+    rows = [row for row in pieces if row.count]
+    return rows if settings.privacy is None else rows[:1]
 
 
 def _shard(documents: list[list[Tokens]], key: bytes, pool: Pool | None) -> Shard:

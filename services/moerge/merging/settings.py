@@ -11,7 +11,7 @@ from moerge.statistics.contribution import Computing
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.bodies import BodyOptions
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
-from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.statistics_file import Privacy, StatisticsSettings
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class VersionSettings:
     """The choices that determine a version, and the machine's resources.
 
     `body` has the options of the body's method, without its `base`; that is also the seed of a seed's body. Token
-    counts below `rare_below` are withheld from body contributions, as in workers.
+    counts below `rare_below` are withheld from body contributions, as in workers. `privacy`: noise in router
+    contributions, for which `computing` needs a key.
     """
 
     recipe: VersionRecipe = RECOMMENDED
@@ -44,6 +45,7 @@ class VersionSettings:
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     rare_below: int = RARE_BELOW
     computing: Computing = field(default_factory=Computing)
+    privacy: Privacy | None = None
 
     @property
     def body_base(self) -> DenseExpert | None:
@@ -52,8 +54,10 @@ class VersionSettings:
 
     @property
     def router_statistics(self) -> StatisticsSettings:
-        """The settings of router contributions, with the recipe's text before them."""
+        """The settings of router contributions, with the recipe's text before them, or with noise."""
         before, context = self.recipe.before, self.statistics.context
+        if self.privacy is not None:
+            return self.statistics.private(self.privacy)
         return self.statistics.model_copy(update={"before": None if before is None else before.within(context)})
 
 

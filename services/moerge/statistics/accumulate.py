@@ -67,12 +67,12 @@ class Sum:
         Frees the sums.
         """
         size, done = len(self._cross), 0
-        inverse = None if gains is None else _inverse(gains)
+        factors = None if gains is None else inverse(gains)
         packed = np.empty(gram_length(size), dtype=np.int64)
         for start in range(0, size, SUM_ROWS):
             block = self._gram.pop(0).cpu()
-            if inverse is not None:
-                block.mul_(inverse[start : start + len(block), None]).mul_(inverse[start:])
+            if factors is not None:
+                block.mul_(factors[start : start + len(block), None]).mul_(factors[start:])
             rows = pack(block.numpy())
             packed[done : done + len(rows)] = to_integers(rows, exponent)
             done += len(rows)
@@ -81,7 +81,7 @@ class Sum:
     def cross(self, exponent: int, gains: Tensor | None) -> Int64:
         """The sum of x / gains, rounded in the same way."""
         whole = self._cross.cpu()
-        return to_integers((whole if gains is None else whole * _inverse(gains)).numpy(), exponent)
+        return to_integers((whole if gains is None else whole * inverse(gains)).numpy(), exponent)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
@@ -91,6 +91,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return left.float() @ right.float()
 
 
-def _inverse(gains: Tensor) -> Tensor:
+def inverse(gains: Tensor) -> Tensor:
+    """1 / gains in float64; 0 where a gain is 0."""
     wide = gains.double()
     return torch.where(wide == 0, 0.0, 1 / torch.where(wide == 0, 1.0, wide))

@@ -1,15 +1,15 @@
 """Contributions of one domain: sums over its documents, one statistics file per kind."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from moerge.documents.pool import Pool, require_pool
+from moerge.documents.pool import Pool, require_pool, require_public
 from moerge.documents.shards import Shard, plan
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
@@ -22,6 +22,8 @@ from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.journal import Journal, clear
 from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass, need_of
+from moerge.statistics.release import release, write_whitenings
+from moerge.statistics.whitening import Whitenings
 from moerge.statistics.windows import Layered, WindowSize, computed, windows
 from moerge_proto.statistics_file import (
     BodyManifest,
@@ -78,6 +80,7 @@ def router_manifest(
 ) -> RouterManifest:
     """The manifest of a router contribution under a body, without sums; `expert` is a digest."""
     require_pool(settings.before)
+    require_public(settings.privacy)
     return RouterManifest.model_validate(
         {
             "owner": owner,
@@ -115,7 +118,7 @@ def _expert_facts(owner: str, expert: Dense, digest: str, settings: StatisticsSe
         "owner": owner,
         "expert": digest,
         "domain": domain,
-        "settings": settings.model_copy(update={"before": None}),
+        "settings": settings.model_copy(update={"before": None, "privacy": None}),
         "hidden_size": expert.config.hidden_size,
         "layers": expert.config.num_hidden_layers,
         **_NO_COUNTS,
@@ -132,17 +135,29 @@ def router_contribution(
 ) -> Path:
     """Writes gram and cross of every layer's features (DUME eq. 5), from a body with the expert's MLPs.
 
-    With `settings.before` documents stand behind texts of the pool, for the expert's tokenizer.
+    With `settings.before` documents stand behind texts of the pool, for the expert's tokenizer. With `settings.privacy`
+    the file has noise, drawn once: a file at `path` stays, but another call for another path costs the budget again.
     An interrupted run continues from its journal beside `path`. `documents` are read several times.
 
     Raises:
-        MoergeError: no document has a token, or a later reading gives other documents.
+        MoergeError: no document has a token, a later reading gives other documents, or noise comes without a key.
         ContributionError: a sum is not finite.
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
     blank = router_manifest(expert.owner, expert.digest, expert.domain, body, settings)
     work = RouterPass(expert, body, blank.exponents, settings.precision, computing.device, settings.before)
-    return summed(blank, work, documents, path, computing)
+    if settings.privacy is None:
+        return summed(blank, work, documents, path, computing)
+    if not computing.key:
+        raise MoergeError("names of shards without a key tell their text", where=blank.domain, todo="give a key")
+    file = path.with_name(f"{path.stem}.whitening")
+    whitenings = Whitenings(write_whitenings(work, settings, file), settings.privacy, blank.layers)
+    journal = _summed(blank, replace(work, whitenings=whitenings), documents, path, computing)
+    if journal is not None:
+        release(journal, path, body, whitenings)
+        journal.unlink()
+    file.unlink()
+    return path
 
 
 def body_contribution(
@@ -224,17 +239,18 @@ def _summed(
     sizes = {shard.name: shard.tokens for shard in shards()}
     if not sizes:
         raise MoergeError("no document has a token that counts", where=blank.domain, todo="give more text")
-    if _holds(path, blank.model_copy(update=facts), sizes):
+    if holds(path, blank.model_copy(update=facts), sizes):
         return None
     whole = path.with_name(f"{path.stem}.journal")
-    if _holds(whole, blank, sizes):
+    if holds(whole, blank, sizes):
         clear(whole)  # of a run that was killed when it had joined its journal
     else:
         _fill(whole, blank, work, shards, sizes, computing)
     return whole
 
 
-def _holds(path: Path, expected: Manifest, sizes: Mapping[str, int]) -> bool:
+def holds(path: Path, expected: Manifest, sizes: Collection[str]) -> bool:
+    """Tell whether a file has the sums of these shards, of the expected manifest but for its counts."""
     if not path.is_file():
         return False
     try:

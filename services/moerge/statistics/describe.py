@@ -16,6 +16,11 @@ from moerge.statistics.kinds import CONTRIBUTIONS
 from moerge.statistics.membership import FEW_DOCUMENTS, expected_auc
 from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError
 
+UNCOVERED = (
+    "covers router sums alone: fitted MLPs, head contributions, evaluations and the expert's own weights are functions "
+    "of the text without noise"
+)
+"""On what noise doesn't protect."""
 MOST_RANKED = 8  # grams whose rank is measured
 
 
@@ -23,8 +28,13 @@ def summary(manifest: Manifest) -> str:
     what = CONTRIBUTIONS[manifest.kind].sums(manifest)
     return (
         f"{manifest.kind} contribution, {what}, sums over {manifest.tokens:,} tokens of "
-        f"{manifest.documents:,} documents in {len(manifest.shards)} shards"
+        f"{manifest.documents:,} documents in {len(manifest.shards)} shards{_noise(manifest)}"
     )
+
+
+def _noise(manifest: Manifest) -> str:
+    privacy = manifest.settings.privacy
+    return "" if privacy is None else f", with noise: epsilon {privacy.epsilon:.3g}, delta {privacy.delta:g}"
 
 
 def describe(path: Path) -> Iterator[RenderableType]:
@@ -103,7 +113,15 @@ def _grams(manifest: Manifest) -> dict[str, tuple[int, int]]:
 
 
 def _reveals(file: StatisticsFile) -> Iterator[str]:
-    manifest = file.manifest
+    manifest, privacy = file.manifest, file.manifest.settings.privacy
+    if privacy is not None:
+        yield f"the number of documents, {manifest.documents:,}"
+        yield (
+            f"of each document at most what epsilon {privacy.epsilon:.3g} and delta {privacy.delta:g} allow "
+            "(differential privacy); sums of the same document in other files add to it"
+        )
+        yield f"this {UNCOVERED}"
+        return
     yield f"the amount of text: {manifest.tokens:,} tokens, {manifest.documents:,} documents"
     yield "second moments of the model's inputs; the effective rank is the number of directions in them"
     if manifest.tokens < manifest.hidden_size:

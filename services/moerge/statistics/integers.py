@@ -1,6 +1,7 @@
 """Sums as integers: rounded once, added exactly, converted back for the solve."""
 
 import math
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from moerge.errors import ContributionError
 from moerge_proto.statistics_file import Int64
 
 Float64 = NDArray[np.float64]
+Number = TypeVar("Number", np.float64, np.int64)
 LIMIT = 2**62
 _ROWS, _BLOCK = 512, 2**20
 
@@ -54,7 +56,7 @@ def add(left: Int64, right: Int64) -> Int64:
     return total
 
 
-def pack(square: Float64) -> Float64:
+def pack(square: NDArray[Number]) -> NDArray[Number]:
     """[H, H] -> [H(H+1)/2], the upper triangle row by row."""
     return np.concatenate([square[row, row:] for row in range(len(square))])
 

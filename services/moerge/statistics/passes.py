@@ -1,7 +1,8 @@
 """The passes over an owner's documents, as data for their processes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,6 +13,8 @@ from moerge.memory.shapes import Shape
 from moerge.models.bounds import factors, feature_gains, input_grams
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
+from moerge.statistics.accumulate import Sum
+from moerge.statistics.whitening import Whitenings
 from moerge_proto.statistics_file import Kind, StatisticsSettings, TextBefore
 
 
@@ -26,6 +29,7 @@ class Input:
         gains: [size], the divisors of the input; None without a norm before the module.
         cross: name of the sum of the inputs in the file, if it is needed.
         context_weight: of the context gram, in micro-batches with tokens behind two texts.
+        sum: makes a shard's empty sums.
     """
 
     module: str | None
@@ -34,13 +38,14 @@ class Input:
     gains: Tensor | None
     cross: str | None = None
     context_weight: float = 0.0
+    sum: Callable[[], Sum] = Sum
 
 
 @dataclass(frozen=True)
 class RouterPass:
     """Features' grams and sums under a body, with the domain's own MLPs; `precision` is the model's dtype.
 
-    `exponents` have room for the context gram of `before`.
+    `exponents` have room for the context gram of `before`. `whitenings`: of sums with noise.
     """
 
     kind: ClassVar[Kind] = "router"
@@ -50,6 +55,7 @@ class RouterPass:
     precision: str = "float32"
     device: str = "cpu"
     before: TextBefore | None = None
+    whitenings: Whitenings | None = None
 
     def weights(self) -> DenseWeights:
         return domain_weights(self.expert, self.body)
@@ -60,8 +66,9 @@ class RouterPass:
         weight = 0.0 if self.before is None else self.before.context_weight
 
         def read(layer: int, bits: int) -> Input:
-            at = f"layers.{layer}"
-            return Input(module.format(layer=layer), f"{at}.gram", bits, gains[layer], f"{at}.cross", weight)
+            at, bounded = f"layers.{layer}", self.whitenings
+            sums = Sum if bounded is None else partial(bounded.sum, layer, gains[layer])
+            return Input(module.format(layer=layer), f"{at}.gram", bits, gains[layer], f"{at}.cross", weight, sums)
 
         return [[read(layer, bits)] for layer, bits in enumerate(self.exponents)]
 
@@ -71,6 +78,7 @@ class _OwnPass:
     """A pass of the dense expert itself."""
 
     before: ClassVar[None] = None
+    whitenings: ClassVar[None] = None
     expert: DenseFiles
     exponents: Sequence[int]
     precision: str = "float32"

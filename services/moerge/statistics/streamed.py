@@ -38,7 +38,8 @@ class Streamed:
 
     def __init__(self, work: Pass, batch_tokens: int, threads: int = 1) -> None:
         self._device, dtype = torch.device(work.device), getattr(torch, work.precision)
-        self._weights, self._inputs, self._batch_tokens = work.weights(), work.inputs(), batch_tokens
+        self._weights, self._inputs = work.weights(), work.inputs()
+        self._batch_tokens = batch_tokens if work.whitenings is None else 1  # no document's features depend on others
         self._chunk = work.expert.family.chunk(work.expert.config)
         self._counts = isinstance(work, BodyPass)
         self._files = LayerFiles(self._weights, dtype, self._device)
@@ -67,7 +68,7 @@ class Streamed:
 
         @torch.inference_mode()
         def summed(decoder: Decoder) -> list[Sum]:
-            sums = [Sum() for _ in self._inputs[0]]
+            sums = [item.sum() for item in self._inputs[0]]
             for batch, before in zip(items, states, strict=True):
                 decoder.through(0, batch, before, self._inputs[0], sums)
             self._synchronise()
@@ -125,7 +126,7 @@ class Streamed:
     def _shard(self, decoder: Decoder, number: int, name: str, is_wanted: bool) -> ShardSums | None:
         states, items = self._states[name], self._batches[name]
         inputs = self._inputs[number] if is_wanted else []
-        sums = [Sum() for _ in inputs]
+        sums = [item.sum() for item in inputs]
         for place, batch in enumerate(items):
             states[place] = decoder.through(number, batch, states[place], inputs, sums)
         self._synchronise()

@@ -1,5 +1,6 @@
 """MoErged models: a body with every expert's MLPs and routers, assembled by `moerge.merging.assemble`."""
 
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,12 +42,14 @@ from moerge_lab.recipes.models import Loaded, Oracle, Routed
 from moerge_lab.recipes.tuning import choose_scale
 from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.options import PAPER, RARE_BELOW, SolveOptions, VersionRecipe
-from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.statistics_file import Privacy, StatisticsSettings
 
 RIDGE: Options = {"k": 1, "lambda": 0.01, "tokens": 0}
 """Experts per token, the ridge regulariser, and counted tokens per document; 0: all (DUME section 3.1)."""
 COUNTS: Options = {"rare_below": RARE_BELOW}
 """Smaller token counts are withheld, as in workers; 0: none."""
+NOISE: Options = {"epsilon": 0, "sums": "grams"}
+"""Noise in router contributions; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,14 @@ class Documents:
 
 def settings_of(fleet: Fleet, recipe: VersionRecipe, options: Options) -> VersionSettings:
     base = fleet.seed_model if recipe.anchor else base_of(recipe.body, fleet)
+    privacy = checked(Privacy, {name: options[name] for name in NOISE}) if options.get("epsilon") else None
     return VersionSettings(
         recipe=recipe,
         body=body_options(recipe.body, fleet, options),
         base=None if base is None else DenseExpert("base", base),
         rare_below=whole(options, "rare_below", 0) if "rare_below" in options else RARE_BELOW,
-        computing=Computing(fleet.device),
+        computing=Computing(fleet.device, key=b"" if privacy is None else secrets.token_bytes(32)),
+        privacy=privacy,
     )
 
 

@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 from moerge.routers.registry import ROUTERS
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import ANCHOR, Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
-from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
+from moerge_lab.recipes.published import COUNTS, NOISE, oracle, published_recipe
 from moerge_proto.options import RECOMMENDED, SolveOptions, VersionRecipe
-from moerge_proto.statistics_file import TextBefore
+from moerge_proto.statistics_file import Sums, TextBefore
 
 _BODY: Options = {
     "tokens": 0,
@@ -29,11 +30,12 @@ _SOLVE: Options = {
     "before": int(_BEFORE is not None),
     "context": 0 if _BEFORE is None else _BEFORE.context_weight,
     ANCHOR: int(RECOMMENDED.anchor),
+    **NOISE,
 }
 OPTIONS: Options = {**_SOLVE, **_BODY}
 """lambda is in the recommended scale; `routers=ridge`: the paper's; `before=1`: router statistics behind
 public text; `context`: the weight of the context gram, for which they are behind two texts; `anchor=1`: the seed is
-one more expert, with statistics of public text."""
+one more expert, with statistics of public text; `epsilon`: router statistics have noise, with delta 1e-6, 0: none."""
 
 
 def _recipe(options: Options) -> VersionRecipe:
@@ -54,7 +56,7 @@ PARTS = Parts(_recipe, fits_newcomers=True)
 RECIPES = (
     replace(
         published_recipe("recommended", "regmean body and head, discriminants as routers", PARTS, OPTIONS),
-        words={**_WORDS, "routers": tuple(ROUTERS)},
+        words={**_WORDS, "routers": tuple(ROUTERS), "sums": get_args(Sums)},
     ),
     Recipe(
         "recommended-oracle",

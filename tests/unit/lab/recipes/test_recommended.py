@@ -1,6 +1,7 @@
 """The recommended recipe: discriminants of every expert's features behind a regmean body; on request more."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
 from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.models import Loaded
-from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings, TextBefore
+from moerge_proto.statistics_file import Privacy, StatisticsFile, StatisticsSettings, Sums, TextBefore
 from support.models import on_body
 from support.recipes import fleet, logits, only
 
@@ -96,6 +97,20 @@ def test_options_say_what_stands_before_the_text_of_router_statistics_alone(
                 assert file.manifest.tokens == sum(map(len, on.domains[int(file.manifest.domain[1:])].statistics))
     without = [router.get_parameter("weight") for router in routers(published("recommended", on))]
     assert all(torch.equal(*pair) == (spec == "recommended") for pair in zip(found, without, strict=True))
+
+
+@pytest.mark.parametrize("sums", get_args(Sums))
+def test_router_statistics_alone_have_noise(tmp_path: Path, sums: Sums) -> None:
+    on = fleet(tmp_path)
+    published(f"recommended:body=seed,head=seed,epsilon=2,sums={sums}", on)
+    for path in on.work.glob("router-*"):
+        with StatisticsFile(path) as file:
+            assert file.manifest.settings.privacy == Privacy(epsilon=2.0, sums=sums)
+    assert not list(on.work.glob("head-*"))
+    published("recommended:epsilon=2", on)
+    for path in on.work.glob("head-*"):
+        with StatisticsFile(path) as file:
+            assert file.manifest.settings.privacy is None
 
 
 @pytest.mark.parametrize("body", ["seed", "regmean"])

@@ -14,7 +14,7 @@ from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import head_contribution
 from moerge.statistics.describe import describe, median_rank, summary
 from moerge.statistics.passes import BodyPass
-from moerge_proto.statistics_file import BodyManifest, StatisticsFile, StatisticsSettings
+from moerge_proto.statistics_file import BodyManifest, Privacy, StatisticsFile, StatisticsSettings
 from support.models import expert
 from support.passes import sums_of
 from support.statistics import honest_sums, manifest_of, written
@@ -42,6 +42,14 @@ def test_description_shows_router_counts_tensors_and_ranks(tmp_path: Path) -> No
     assert "fewer tokens" not in text
     ranks = [float(line.split("│")[5]) for line in text.splitlines() if "layers.0.gram" in line]
     assert 1 < ranks[0] <= 2  # two directions, however many dimensions
+
+
+def test_sums_with_noise_tell_the_bound_and_what_it_does_not_cover(tmp_path: Path) -> None:
+    sums, noise = honest_sums(8, 500, 1, 2, 0), StatisticsSettings().private(Privacy(epsilon=2.0))
+    text = shown(written(tmp_path / "file", manifest_of(sums, 1).model_copy(update={"settings": noise}), sums))
+    assert "of each document at most what epsilon 2 and delta 1e-06 allow" in text
+    assert "covers router sums alone: fitted MLPs, head contributions" in text
+    assert "AUC" not in text
 
 
 def test_fewer_tokens_than_dimensions_are_warned_of(tmp_path: Path) -> None:

@@ -1,0 +1,162 @@
+"""A layer's features whitened with public text, and bounded sums of them: what one document can change is known."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from moerge.errors import ContributionError
+from moerge.statistics.accountant import rho_of
+from moerge.statistics.accumulate import Sum, inverse
+from moerge.statistics.integers import pack
+from moerge.statistics.noise import SIGMA
+from moerge_proto.statistics_file import Int64, Privacy
+
+_LEAST_VARIANCE = 0.02  # in units of the mean one
+_TOKENS, _DOCUMENTS = 0.95, 0.9  # quantiles of public norms
+_TENSORS = "mean", "factor", "clips"
+_MARGIN = 1 - 2.0**-20  # for the rounding of norms
+
+
+class Limits(NamedTuple):
+    """The most by which one document changes a layer's integers, as Euclidean norms of triangle and sum."""
+
+    gram: float
+    cross: float
+
+    @classmethod
+    def of(cls, privacy: Privacy, layers: int) -> Self:
+        """All layers have equal shares of the budget, in each the gram half of it, or nothing."""
+        each = SIGMA * math.sqrt(2 * rho_of(privacy.epsilon, privacy.delta) / layers)
+        return cls(0.0, each) if privacy.sums == "means" else cls(each / math.sqrt(2), each / math.sqrt(2))
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """Mean, whitening and clips of a layer, from public text.
+
+    Attributes:
+        mean: [H] float32, of features divided by their gains.
+        factor: [H, H] float32, lower triangular; factor factor^T is their covariance, with a ridge.
+        radius: the largest norm of a whitened feature; larger ones are scaled down, as the next two.
+        gram: of a document's mean outer product (Frobenius).
+        cross: of a document's mean.
+    """
+
+    mean: Tensor
+    factor: Tensor
+    radius: float
+    gram: float
+    cross: float
+
+    @classmethod
+    def of(cls, documents: Sequence[Tensor]) -> Self:
+        """From features [tokens, H] float32 of public documents; ContributionError if they aren't finite."""
+        joined = torch.cat(list(documents)).double()
+        mean = joined.mean(dim=0)
+        covariance = (joined - mean).T @ (joined - mean) / len(joined)
+        covariance.diagonal().add_(_LEAST_VARIANCE * covariance.diagonal().mean() + 1e-12)
+        factor, failed = torch.linalg.cholesky_ex(covariance)
+        if int(failed) or not bool(factor.isfinite().all()):
+            raise ContributionError("the features of the public text aren't finite", todo="check the body")
+        result = cls(mean.float(), factor.float(), math.inf, math.inf, math.inf)
+        norms = torch.cat([result.whitened(item).norm(dim=1) for item in documents])
+        result = cls(result.mean, result.factor, float(norms.quantile(_TOKENS)), math.inf, math.inf)
+        moments = [result.moments(item) for item in documents]
+        grams, crosses = (torch.stack([item.norm() for item in items]) for items in zip(*moments, strict=True))
+        limits = float(grams.quantile(_DOCUMENTS)), float(crosses.quantile(_DOCUMENTS))
+        return cls(result.mean, result.factor, result.radius, *limits)
+
+    @property
+    def clips(self) -> Tensor:
+        return torch.tensor([self.radius, self.gram, self.cross])
+
+    def whitened(self, features: Tensor) -> Tensor:
+        """[n, H] -> [n, H], within the radius."""
+        centred = (features - self.mean.to(features.device)).T
+        result: Tensor = torch.linalg.solve_triangular(self.factor.to(features.device), centred, upper=False).T
+        result *= (self.radius / result.norm(dim=1, keepdim=True)).clamp_max(1)
+        return result
+
+    def moments(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean outer product [H, H] and the mean [H], float64, of a document's whitened features [n, H]."""
+        whitened = self.whitened(features)
+        return (whitened.T @ whitened).double() / len(whitened), whitened.double().mean(dim=0)
+
+
+@dataclass(frozen=True)
+class Whitenings:
+    """The file of all layers' whitenings, for sums with noise."""
+
+    path: Path
+    privacy: Privacy
+    layers: int
+
+    @property
+    def limits(self) -> Limits:
+        return Limits.of(self.privacy, self.layers)
+
+    def layer(self, layer: int) -> Whitening:
+        with safe_open(self.path, framework="pt") as file:
+            mean, factor, clips = (file.get_tensor(name_of(layer, name)).clone() for name in _TENSORS)
+        return Whitening(mean, factor, *clips.tolist())
+
+    def sum(self, layer: int, gains: Tensor | None) -> "BoundedSum":
+        return BoundedSum(self.layer(layer), self.limits, gains)
+
+
+def name_of(layer: int, attribute: str) -> str:
+    """The name of a whitening's tensor in the file."""
+    return f"{layer}.{attribute}"
+
+
+class BoundedSum(Sum):
+    """Sums of documents' moments, rounded towards 0 and added as integers.
+
+    Off-diagonal entries are times the root of 2, so that the norm of the triangle is the Frobenius norm. A document
+    whose features aren't finite counts as nothing. So any document, under any body, keeps within the limits.
+    """
+
+    def __init__(self, whitening: Whitening, limits: Limits, gains: Tensor | None) -> None:
+        super().__init__()
+        self._whitening, self._limits, self._gains = whitening, limits, gains
+        size = len(whitening.mean)
+        self._square = torch.zeros(size, size if limits.gram else 0, dtype=torch.int64)
+        self._total = torch.zeros(size, dtype=torch.int64)
+
+    def add(self, x: Tensor) -> None:
+        """Adds the features x [n, H] of one document."""
+        features = x.float() if self._gains is None else x.float() * inverse(self._gains).to(x.device, torch.float32)
+        gram, cross = self._whitening.moments(features)
+        sizes = float(gram.norm()), float(cross.norm())
+        if not all(map(math.isfinite, sizes)):
+            return
+        self._total += _truncated(cross, self._limits.cross / max(sizes[1], self._whitening.cross))
+        if self._limits.gram:
+            scale = self._limits.gram / max(sizes[0], self._whitening.gram)
+            square = _truncated(gram, scale * math.sqrt(2))
+            square.diagonal().copy_(_truncated(gram.diagonal(), scale))
+            self._square += square
+
+    def add_twice(self, x: Tensor, weight: float) -> None:
+        raise NotImplementedError("a document passes alone, and once")
+
+    def gram(self, exponent: int, gains: Tensor | None) -> Int64:
+        """The upper triangle, on the grid of the noise; the arguments don't matter."""
+        size = len(self._total)
+        square = self._square if self._limits.gram else torch.zeros(size, size, dtype=torch.int64)
+        packed: Int64 = pack(square.numpy())
+        return packed
+
+    def cross(self, exponent: int, gains: Tensor | None) -> Int64:
+        result: Int64 = self._total.numpy()
+        return result
+
+
+def _truncated(values: Tensor, scale: float) -> Tensor:
+    return (values * (scale * _MARGIN)).trunc().to(torch.int64).cpu()
