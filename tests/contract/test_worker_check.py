@@ -123,6 +123,14 @@ def test_a_seed_s_body_is_compared_with_the_own_copy(federation: Federation, tmp
     assert not (tmp_path / "worker").exists()
 
 
+def test_the_privacy_line_names_budget_better_sums_and_what_is_not_covered(federation: Federation) -> None:
+    lines = lines_of(federation, privacy={"epsilon": 0.001})
+    assert "epsilon 0.001, delta 1e-06 for each document; 0 of 0 documents with noise have spent it" in lines["privacy"]
+    assert "sums = means routes better" in lines["privacy"]
+    assert "covers router sums alone: fitted MLPs" in lines["privacy"]
+    assert "sums = grams" in lines_of(federation, privacy={"epsilon": 100.0})["privacy"]
+
+
 def test_a_withdrawn_expert_is_a_problem(federation: Federation, tmp_path: Path) -> None:
     late = federation.add("late")
     late.client.withdraw_expert(registered(late).digest, serve=True)

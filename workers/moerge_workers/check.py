@@ -6,7 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -27,9 +27,12 @@ from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.progress import NoProgress
 from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
+from moerge.statistics.describe import UNCOVERED
 from moerge.statistics.estimate import estimate
 from moerge.statistics.membership import expected_auc
 from moerge.statistics.passes import BodyPass, RouterPass
+from moerge.statistics.release import suited, write_whitenings
+from moerge.statistics.whitening import Whitenings
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert
 from moerge_workers.computing.actors import Slots
@@ -42,6 +45,7 @@ from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
 from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History
+from moerge_workers.leaving.ledger import spending, spent_file
 from moerge_workers.leaving.owner_key import own_identity, require_approved
 from moerge_workers.policy import body_kind
 from moerge_workers.settings import Settings
@@ -78,6 +82,8 @@ def checks(settings: Settings) -> Iterator[Line]:
         if settings.seed is not None or settings.policy.bodies == ["seed"]:
             yield _line("seed", machine.seed)
         yield _line("disk", machine.disk)
+        if settings.privacy is not None and machine.documents:
+            yield _line("privacy", machine.privacy)
         yield (memory := _line("memory", machine.memory))
         if memory.problem is None:
             yield (ray := _line("Ray", machine.ray))
@@ -138,6 +144,7 @@ class _Machine:
     own: DenseExpert
     remarks: list[str] = field(default_factory=list)
     tokens: int = 0
+    documents: int = 0
     _room: Room = field(init=False)
     rate: float = 0.0
 
@@ -158,9 +165,27 @@ class _Machine:
         key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # only a run makes the home
         data = Data(self.settings, self.own, self.remarks.append, key)
         first = read_first(self.settings, data, self.own.config.hidden_size)
-        self.tokens = first.tokens
+        self.tokens, self.documents = first.tokens, first.documents
         auc = expected_auc(first.documents)
         return f"{first.summary}; in a trial, sums over as many showed with {auc} whether a known one is among them"
+
+    def privacy(self) -> str:
+        """The budget, the documents that have spent it, and the better sums."""
+        settings = self.settings
+        if (budget := settings.privacy) is None:
+            return "no budget"
+        every, spent = spending(spent_file(settings.home), budget.cost, budget.most)
+        with tempfile.TemporaryDirectory(dir=_existing(settings.home)) as folder:
+            file = Path(folder) / "whitening"
+            whitenings = Whitenings(file, budget.each, self.own.config.num_hidden_layers)
+            write_whitenings(replace(self._work, before=None, device="cpu"), settings.router_statistics, file)
+            better = suited(self.documents, whitenings)
+        parts = (
+            f"{budget}; {spent:,} of {every:,} documents with noise have spent it",
+            f"for about {self.documents:,} documents sums = {better} routes better, by public text alone",
+            f"it {UNCOVERED}. Set fit and head_contributions to false, ask for the seed's head, and train with noise",
+        )
+        return "; ".join(parts)
 
     def seed(self) -> str:
         """The own copy of the seed fits the expert."""

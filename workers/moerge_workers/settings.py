@@ -13,6 +13,7 @@ from moerge_proto.digests import Name
 from moerge_proto.options import FEDERATED, RARE_BELOW
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.policy import Policy
+from moerge_workers.privacy import PrivacyBudget
 
 FILE = "worker.toml"
 
@@ -23,6 +24,7 @@ class Settings(BaseModel):
     Attributes:
         token: the owner's bearer token; never printed, and not read from worker.toml.
         token_file: a file with the token.
+        privacy: the budget of router contributions with noise; None: they have none.
         home: folder of the worker's key, journals, history and downloads.
         host_memory: bytes of hidden states in all slots, such as "16GB"; None: half of the free memory.
         journal_seconds: shortest time between two savings of a window's hidden states.
@@ -34,6 +36,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     policy: Policy = Policy()
+    privacy: PrivacyBudget | None = None
     coordinator: str
     token: str = Field(repr=False)
     token_file: Path | None = None
@@ -82,6 +85,11 @@ class Settings(BaseModel):
         policy: Policy = info.data.get("policy", Policy())
         bounds = [item for item in (value.tokens_per_document, policy.tokens_per_document) if item is not None]
         return value.model_copy(update={"tokens_per_document": min(bounds, default=None)})
+
+    @property
+    def router_statistics(self) -> StatisticsSettings:
+        """The settings of router contributions, with noise if there is a budget."""
+        return self.statistics if self.privacy is None else self.statistics.private(self.privacy.each)
 
     @model_validator(mode="after")
     def _leaves_statistics(self) -> Self:

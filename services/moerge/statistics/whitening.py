@@ -126,7 +126,7 @@ class BoundedSum(Sum):
         super().__init__()
         self._whitening, self._limits, self._gains = whitening, limits, gains
         size = len(whitening.mean)
-        self._square = torch.zeros(size, size if limits.gram else 0, dtype=torch.int64)
+        self._square = torch.zeros(size, size, dtype=torch.int64)
         self._total = torch.zeros(size, dtype=torch.int64)
 
     def add(self, x: Tensor) -> None:
@@ -148,9 +148,7 @@ class BoundedSum(Sum):
 
     def gram(self, exponent: int, gains: Tensor | None) -> Int64:
         """The upper triangle, on the grid of the noise; the arguments don't matter."""
-        size = len(self._total)
-        square = self._square if self._limits.gram else torch.zeros(size, size, dtype=torch.int64)
-        packed: Int64 = pack(square.numpy())
+        packed: Int64 = pack(self._square.numpy())
         return packed
 
     def cross(self, exponent: int, gains: Tensor | None) -> Int64:

@@ -1,18 +1,20 @@
 """Unsent statistics: sums over the documents that are not in the ledger."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from moerge.documents.shards import Shard
 from moerge.files import file_sha256, unfinished
+from moerge.statistics.contribution import holds
 from moerge.statistics.journal import Journal, clear
-from moerge.statistics.passes import Pass
+from moerge.statistics.passes import Pass, RouterPass
+from moerge.statistics.release import release, write_whitenings
 from moerge.statistics.windows import ComputeWindows, Layered, WindowSize, windows
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
-from moerge_proto.statistics_file import Manifest
+from moerge_proto.statistics_file import Manifest, StatisticsFile
 from moerge_workers.computing.memory import free_memory, room_of
 from moerge_workers.computing.plan import Plan, Planner, total
 from moerge_workers.data.documents import Data
@@ -71,11 +73,29 @@ class PendingStatistics:
                 return None
             name = f"{digest_of(self.blank.model_dump(mode='json'))}-{self.ledger.next()}.safetensors"
             path = self.ledger.path(name)
-            if (manifest := self._summed(plan, path)) is not None:
+            if (manifest := self._made(plan, path)) is not None:
                 break
             self.events.say("documents were removed during the work; planning again")
         sent = Sent(path.name, file_sha256(path), manifest.documents, manifest.tokens, manifest.expert)
-        return Whole(sent, lambda: self.ledger.send(sent, self._planner.how, replace=plan.replaces))
+        budget = self.settings.privacy if self.work.whitenings else None
+        cost = 0.0 if budget is None else budget.cost
+        return Whole(sent, lambda: self.ledger.send(sent, self._planner.how, replace=plan.replaces, cost=cost))
+
+    def _made(self, plan: Plan, path: Path) -> Manifest | None:
+        """As `_summed`; with a budget the file has noise, and exact sums are removed."""
+        if not isinstance(self.work, RouterPass) or (whitenings := self.work.whitenings) is None:
+            return self._summed(plan, path)
+        if holds(path, self.blank, plan.sizes):  # of an earlier run, which asked the owner
+            with StatisticsFile(path) as file:
+                return file.manifest
+        write_whitenings(replace(self.work, whitenings=None, device="cpu"), self.blank.settings, whitenings.path)
+        exact = path.with_suffix(".exact")
+        if self._summed(plan, exact) is None:
+            return None
+        manifest = release(exact, path, self.work.body, whitenings)
+        exact.unlink()
+        whitenings.path.unlink()
+        return manifest
 
     def _summed(self, plan: Plan, path: Path) -> Manifest | None:
         """The manifest of the file with the plan's sums; None: the data no longer matches the plan."""

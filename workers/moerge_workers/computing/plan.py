@@ -151,7 +151,21 @@ class Planner:
             )
         if not plan.sizes and plan.replaces:
             self.ledger.forget()
-        return bool(plan.sizes) and self._is_large_enough(plan)
+        if not plan.sizes or not self._is_large_enough(plan):
+            return False
+        self._require_budget(plan)
+        return True
+
+    def _require_budget(self, plan: Plan) -> None:
+        budget = self.settings.privacy
+        if budget is None or self.blank.settings.privacy is None:
+            return
+        if spent := self.ledger.overspent(budget.cost, budget.most, everything=plan.replaces):
+            raise MoergeError(
+                f"{spent:,} documents have spent their privacy budget, {budget}",
+                where="[privacy]",
+                todo="give new documents only, or accept a larger epsilon: sums that left can't be taken back",
+            )
 
     def _is_large_enough(self, plan: Plan) -> bool:
         policy, least, split = self.settings.policy, enough(self.blank.hidden_size), self.blank.split

@@ -13,6 +13,7 @@ from moerge import __version__
 from moerge.client.client import Client
 from moerge.documents.fitting_sample import fitting_sample
 from moerge.documents.splits import text_digest
+from moerge.errors import MoergeError
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.statistics.passes import Pass
@@ -26,7 +27,7 @@ from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
 from moerge_workers.leaving.history import Item
-from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.leaving.ledger import Ledger, spending, spent_file
 from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.leaving.owner_key import signature
 from moerge_workers.settings import Settings
@@ -112,6 +113,20 @@ class Context:
         """The path of the documents of the last router contribution under any body."""
         fields = blank.model_dump(include={"kind", "owner", "domain", "split"})
         return self.settings.home / "contributions" / f"{digest_of(fields)}.last.sqlite"
+
+    def spent(self) -> Path | None:
+        """The path of what noise has cost each document; None: there is no budget.
+
+        Raises:
+            MoergeError: the home's contributions have had noise, and now the settings have none.
+        """
+        path = spent_file(self.settings.home)
+        if self.settings.privacy is not None:
+            return path
+        if spending(path)[0]:
+            problem = "this home's documents have a privacy budget, which sums without noise would exceed"
+            raise MoergeError(problem, where="[privacy]", todo="set it again, or use other documents and another home")
+        return None
 
     def pending(self, blank: Manifest, work: Pass, ledger: Ledger) -> PendingStatistics:
         """The statistics of documents that are not in the ledger."""

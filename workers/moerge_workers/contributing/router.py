@@ -1,12 +1,14 @@
 """The stage of the router contributions: sums of the statistics and tuning splits under a body."""
 
 from contextlib import closing
+from dataclasses import replace
 
 from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
+from moerge.statistics.whitening import Whitenings
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest
@@ -27,7 +29,7 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
         MoergeError: there is too little to send.
     """
     settings = context.settings
-    statistics, sent = settings.statistics, list[Contribution]()
+    statistics, sent, spent = settings.router_statistics, list[Contribution](), context.spent()
     exponents = statistics.exponents(body.exponents)
     share = settings.policy.merged_share if body_kind(body.method) == "merged" else 1.0
     counts = context.data.counts(body.digest, share)
@@ -35,8 +37,14 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
     for split in ("statistics", "tuning"):
         blank = router_manifest(expert.owner, expert.digest, expert.domain, body, statistics, split)
         path = context.ledger(blank)
+        if statistics.privacy is not None:
+            file = path.with_suffix(".whitening")
+            work = replace(work, whitenings=Whitenings(file, statistics.privacy, blank.layers))
         if split == "statistics" or settings.tuning_share or path.exists():
-            with closing(Ledger(path, context.last_documents(blank), counts)) as ledger:
+            with closing(Ledger(path, context.last_documents(blank), counts, spent)) as ledger:
+                if spent is not None and ledger.exact():
+                    problem = "sums of these documents were sent without noise, so a budget can't bound what is known"
+                    raise MoergeError(problem, where="[privacy]", todo="use other documents and another home")
                 sent += _contribute(context, blank, work, ledger)
     return sent
 

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,14 @@ PRAGMA temp.journal_mode = OFF;
 CREATE TEMP TABLE seen (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TEMP TABLE again (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS last.documents (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS privacy.documents (mac BLOB PRIMARY KEY, rho REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS privacy.files (digest TEXT PRIMARY KEY) WITHOUT ROWID;
 """
+_SUMMED = "SELECT mac FROM seen WHERE counts(mac) AND (? OR mac NOT IN (SELECT mac FROM sent))"
+_SPEND = f"""
+INSERT INTO privacy.documents SELECT mac, ? FROM ({_SUMMED}) WHERE TRUE
+ON CONFLICT (mac) DO UPDATE SET rho = rho + excluded.rho
+"""  # noqa: S608  # no value of a user
 _MAC_BYTES = 16
 _SEEN = "(SELECT * FROM seen WHERE counts(mac))"
 _LAST = "(SELECT * FROM last.documents WHERE counts(mac))"
@@ -48,6 +56,8 @@ class Ledger:
 
     `last` is a file for the documents of the last contribution under any body: the ledgers of one split share it.
     `counts` tells by its MAC, of 16 bytes, whether a document counts under this body. The others are never wanted.
+    `spent` is the file of what noise has cost each document, in all ledgers of a home; None: there is no noise. With
+    it, copies of a document count once.
 
     One transaction records a file and its documents before the file is sent. So after any failure the same file is
     sent, and no later file has its documents.
@@ -56,14 +66,21 @@ class Ledger:
         MoergeError: the file is not a ledger.
     """
 
-    def __init__(self, path: Path, last: Path | None = None, counts: Callable[[bytes], bool] = lambda _: True) -> None:
-        self._within, self._counts = False, counts
+    def __init__(
+        self,
+        path: Path,
+        last: Path | None = None,
+        counts: Callable[[bytes], bool] = lambda _: True,
+        spent: Path | None = None,
+    ) -> None:
+        self._within, self._counts, self._once = False, counts, spent is not None
         self._folder = path.parent
         self._folder.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.create_function("counts", 1, counts, deterministic=True)
         try:
-            self._db.execute("ATTACH ? AS last", (":memory:" if last is None else str(last),))
+            for name, file in (("last", last), ("privacy", spent)):
+                self._db.execute(f"ATTACH ? AS {name}", (":memory:" if file is None else str(file),))
             self._db.executescript(_TABLES)
             self._db.execute("SELECT expert FROM files LIMIT 1")
         except sqlite3.DatabaseError as error:
@@ -105,6 +122,8 @@ class Ledger:
         [copies] = self._db.execute(self._count, (mac,)).fetchone()
         if self._table == "again" and copies > self._copies("seen", mac):
             return False
+        if self._once and (copies > 1 or not (self._all or self._copies("sent", mac) == 0)):
+            return False
         return self._counts(mac) and (self._all or copies > self._copies("sent", mac))
 
     def _copies(self, table: str, mac: bytes) -> int:
@@ -140,6 +159,17 @@ class Ledger:
         query = "SELECT TOTAL(copies) FROM seen WHERE NOT counts(mac)"
         return int(self._db.execute(query).fetchone()[0])
 
+    def overspent(self, cost: float, most: float, *, everything: bool) -> int:
+        """The number of documents to sum that have no room for `cost` within `most`; `everything`: sent ones too."""
+        query = f"SELECT COUNT(*) FROM privacy.documents WHERE rho + ? > ? AND mac IN ({_SUMMED})"  # noqa: S608
+        return int(self._db.execute(query, (cost, most, everything)).fetchone()[0])
+
+    def exact(self) -> bool:
+        """Tell whether sums without noise were sent, of any document of this ledger, or before the first with noise."""
+        known = "SELECT 1 FROM files WHERE digest NOT IN (SELECT digest FROM privacy.files) LIMIT 1"
+        first = "SELECT 1 FROM last.documents WHERE NOT EXISTS (SELECT 1 FROM privacy.files) LIMIT 1"
+        return any(self._db.execute(query).fetchall() for query in (known, first))
+
     def files(self, *, replaced: bool = False) -> list[Sent]:
         """The active files, or the replaced ones, in the order of sending."""
         query = "SELECT name, digest, documents, tokens, expert FROM files WHERE replaced = ? ORDER BY number"
@@ -152,10 +182,10 @@ class Ledger:
         """Tell whether all active files were made with the settings `how`."""
         return not self._db.execute("SELECT 1 FROM files WHERE NOT replaced AND how != ?", (how,)).fetchall()
 
-    def send(self, file: Sent, how: str, *, replace: bool) -> None:
+    def send(self, file: Sent, how: str, *, replace: bool, cost: float = 0.0) -> None:
         """Record a file to send: it and earlier ones have the documents of the last reading without `again`.
 
-        With `replace` it replaces all earlier files.
+        With `replace` it replaces all earlier files. `cost`: of its noise, to each of its documents.
         """
         self._end()
         with self._db:
@@ -164,6 +194,9 @@ class Ledger:
                 self._db.execute("UPDATE files SET replaced = 1")
             row = (self.next(), file.name, file.digest, file.documents, file.tokens, file.expert, how, 0)
             self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            if cost:
+                self._db.execute(_SPEND, (cost, replace))
+                self._db.execute("INSERT INTO privacy.files VALUES (?)", (file.digest,))
             self._db.execute("DELETE FROM sent")
             self._db.execute("INSERT INTO sent SELECT * FROM seen WHERE counts(mac)")
             self._db.execute("DELETE FROM last.documents")
@@ -176,3 +209,26 @@ class Ledger:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("UPDATE files SET replaced = 1")
             self._db.execute("DELETE FROM sent")
+
+
+def spent_file(home: Path) -> Path:
+    """The file of what noise has cost each document of a home."""
+    return home / "contributions" / "privacy.sqlite"
+
+
+def spending(path: Path, cost: float = 0.0, most: float = 0.0) -> tuple[int, int]:
+    """The number of documents in the file of a home's noise, and of those without room for `cost` within `most`.
+
+    Raises:
+        MoergeError: the file can't be read now, or isn't a ledger's.
+    """
+    if not path.is_file():
+        return 0, 0
+    with closing(sqlite3.connect(path)) as db:
+        try:
+            query = "SELECT COUNT(*), TOTAL(rho + ? > ?) FROM documents"
+            every, spent = db.execute(query, (cost, most)).fetchone()
+        except sqlite3.DatabaseError as error:
+            todo = "if a worker runs on this home, wait until it ends; else restore the file from a backup"
+            raise MoergeError(f"can't be read: {error}", where=str(path), todo=todo) from error
+        return int(every), int(spent)

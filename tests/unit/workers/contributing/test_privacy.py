@@ -1,0 +1,119 @@
+"""A worker with a privacy budget: what leaves has noise, and no document's budget is exceeded."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from moerge.errors import MoergeError
+from moerge.statistics.accountant import rho_of
+from moerge_proto.bodies import Body
+from moerge_proto.contributions import Contribution
+from moerge_proto.statistics_file import RouterManifest, StatisticsFile
+from moerge_workers.leaving.ledger import Ledger, Sent, spending, spent_file
+from moerge_workers.privacy import PrivacyBudget
+from support.models import texts
+from support.stages import MemoryClient, body, context_of, contribute
+
+BUDGET = {"epsilon": 2.0, "delta": 1e-6, "unit": "document", "per": "life"}
+TWICE = {**BUDGET, "contributions": 2}
+MODES = {"min_documents": 5, "min_tokens": 1}
+
+
+def ran(
+    folder: Path, home: Path, client: MemoryClient, under: Body | None = None, **settings: Any
+) -> list[Contribution]:
+    client.current = under or body()
+    with context_of(folder, home, client, **settings) as context:
+        return contribute(context, client.current)
+
+
+def manifest_of(path: Path) -> RouterManifest:
+    with StatisticsFile(path) as file:
+        assert isinstance(file.manifest, RouterManifest)
+        return file.manifest
+
+
+def spent(home: Path, budget: dict[str, Any]) -> tuple[int, int]:
+    whole = PrivacyBudget.model_validate(budget)
+    return spending(spent_file(home), whole.cost, whole.most)
+
+
+def test_new_documents_alone_pay_and_leave(folder: Path, home: Path, client: MemoryClient) -> None:
+    assert spent(home, BUDGET) == (0, 0)
+    [first] = ran(folder, home, client, privacy=BUDGET)
+    manifest = manifest_of(client.uploaded[-1])
+    assert manifest.settings.privacy == PrivacyBudget.model_validate(BUDGET).each
+    assert manifest.tokens == manifest.documents * (manifest.settings.tokens_per_document or 0)
+    assert spent(home, BUDGET) == (manifest.documents, manifest.documents)
+    assert {path.suffix for path in (home / "contributions").iterdir()} == {".sqlite", ".safetensors"}
+    assert ran(folder, home, client, privacy=BUDGET) == [first]
+    texts(home / "texts.jsonl", 1, 60)
+    _, second = ran(folder, home, client, privacy=BUDGET)
+    assert second.documents == 60 - first.documents
+    assert spent(home, BUDGET) == (60, 60)
+
+
+def test_a_spent_budget_is_refused_before_a_pass(folder: Path, home: Path, client: MemoryClient) -> None:
+    ran(folder, home, client, privacy=TWICE)
+    assert spent(home, TWICE) == (40, 0)
+    ran(folder, home, client, body("8" * 64), privacy=TWICE)
+    assert spent(home, TWICE) == (40, 40)
+    sent = len(client.uploaded)
+    with pytest.raises(MoergeError, match="40 documents have spent their privacy budget, epsilon 2") as caught:
+        ran(folder, home, client, body("9" * 64), privacy=TWICE)
+    assert caught.value.where == "[privacy]"
+    assert len(client.uploaded) == sent
+    assert not list((home / "contributions").glob("*.part"))
+
+
+def test_the_contributions_of_a_budget_cost_no_more_than_it() -> None:
+    for contributions in (1, 3, 10):
+        budget = PrivacyBudget.model_validate({**BUDGET, "contributions": contributions})
+        assert contributions * budget.cost <= budget.most
+        assert contributions * budget.cost == pytest.approx(rho_of(2.0, 1e-6))
+
+
+def test_sums_without_noise_exclude_a_budget(folder: Path, home: Path, client: MemoryClient) -> None:
+    ran(folder, home, client)
+    with pytest.raises(MoergeError, match="were sent without noise"):
+        ran(folder, home, client, body("8" * 64), privacy=BUDGET)
+
+
+def test_a_budget_excludes_sums_without_noise(folder: Path, home: Path, client: MemoryClient) -> None:
+    ran(folder, home, client, privacy=BUDGET, dry_run=True)
+    ran(folder, home, client, dry_run=True)  # nothing was spent
+    ran(folder, home, client, privacy=BUDGET)
+    with pytest.raises(MoergeError, match="without noise would exceed"):
+        ran(folder, home, client)
+
+
+def test_noise_is_drawn_once_for_a_file_that_waits_for_the_owner(
+    folder: Path, home: Path, client: MemoryClient
+) -> None:
+    asked = set()
+    for _ in range(2):
+        assert ran(folder, home, client, privacy=BUDGET, policy={**MODES, "mode": "ask"}) == []
+        [file] = (home / "contributions").glob("*.safetensors")
+        asked.add(file.read_bytes())
+    assert len(asked) == 1
+    assert spent(home, BUDGET) == (0, 0)
+
+
+def test_copies_of_a_document_count_once(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path / "a.sqlite", spent=tmp_path / "spent.sqlite")) as ledger:
+        for documents in ([b"a", b"a", b"b"], [b"a", b"b", b"b"]):
+            ledger.begin()
+            wanted = [mac for mac in documents if ledger.see(mac)]
+            assert wanted == ([] if ledger.files() else [b"a", b"b"])
+            if wanted:
+                ledger.send(Sent("1", "0" * 64, 2, 2, "0" * 64), "how", replace=False, cost=0.5)
+    assert spending(tmp_path / "spent.sqlite", 0.5, 0.9) == (2, 2)
+
+
+@pytest.mark.parametrize("changed", [{"unit": "token"}, {"per": "month"}, {"epsilon": 0}, {"budget": 1}])
+def test_other_promises_are_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        PrivacyBudget.model_validate({**BUDGET, **changed})
