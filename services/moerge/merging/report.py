@@ -148,7 +148,7 @@ class Report:
         least, most = (f"{condition:.0e}" for condition in self.conditions)
         yield "Columns: tokens of the statistics; perplexity of the expert and of the version; share of scored tokens."
         if known := self._known:
-            yield f"Scored on a part of the given text: {', '.join(known)}; {KNOWN}. Name others with --held-out."
+            yield f"Scored on a part of the given text: {', '.join(known)}; {KNOWN}. `held_out` names others."
         yield f"Routers: condition of A + lambda I from {least} to {most}."
         for line in self.warnings:
             yield f"warning: {line}"
