@@ -31,6 +31,7 @@ from support.models import expert
 from support.passes import sums_of
 
 ROWS = [[(11 * row + 3 * place) % 256 for place in range(4 + 9 * row)] for row in range(6)]
+PRECISIONS = ("float32", "bfloat16")
 
 
 def with_head(folder: Path, into: Path, seed: int, scale: float) -> Path:
@@ -56,20 +57,29 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return expert(tmp_path_factory.mktemp("model") / "expert", 1, request.param)
 
 
+@pytest.fixture(scope="module")
+def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[MergedBody, ShardSums]]:
+    """The body and the sums under the model's own head: precision -> both."""
+    folder = tmp_path_factory.mktemp("own")
+    return {precision: under_its_body(model, folder / precision, precision) for precision in PRECISIONS}
+
+
 @settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 2**30),
     scale=st.sampled_from([0.0, 1e-3, 1.0, 1e3]),
-    precision=st.sampled_from(["float32", "bfloat16"]),
+    precision=st.sampled_from(PRECISIONS),
 )
 def test_bodies_and_integers_of_router_contributions_are_equal_under_any_head(
-    tmp_path_factory: pytest.TempPathFactory, model: Path, seed: int, scale: float, precision: str
+    tmp_path_factory: pytest.TempPathFactory,
+    model: Path,
+    expected: dict[str, tuple[MergedBody, ShardSums]],
+    seed: int,
+    scale: float,
+    precision: str,
 ) -> None:
-    folder = tmp_path_factory.mktemp("heads")
-    other = with_head(model, folder / "other", seed, scale)
-    (body, sums), (same, alike) = (
-        under_its_body(item, folder / name, precision) for name, item in (("one", model), ("two", other))
-    )
+    folder, (body, sums) = tmp_path_factory.mktemp("heads"), expected[precision]
+    same, alike = under_its_body(with_head(model, folder / "other", seed, scale), folder / "body", precision)
     assert (body.digest, body.exponents, body.bounds) == (same.digest, same.exponents, same.bounds)
     for name, array in sums.arrays.items():
         np.testing.assert_array_equal(alike.arrays[name], array, err_msg=name)
