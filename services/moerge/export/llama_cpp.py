@@ -40,10 +40,10 @@ class Form:
 def refusals(config: Mapping[str, Any]) -> list[str]:
     """What keeps llama.cpp from running a version with this config.json: predicates of sentences."""
     host, scaled = HOSTS[config["model_type"]], _rope(config).get("rope_type")
-    refused = [host.llama_cpp.refused] if host.llama_cpp.refused else []
+    refused = [host.llama_cpp.refused] if host.llama_cpp.refused and host.llama_cpp.when(config) else []
     if config.get("hidden_act", "silu") != "silu":
         refused.append(f"computes experts with silu only, not with {config['hidden_act']}")
-    if host.llama_cpp.refused:
+    if host.llama_cpp.refused in refused:
         return refused
     wide = _head_dim(config) * config["num_attention_heads"] != config["hidden_size"]
     if _extended(host) is None and config.get("attention_bias") and not host.llama_cpp.biased:

@@ -95,6 +95,7 @@ class LlamaCpp:
 
     Attributes:
         refused: why it can't run there, a predicate; empty if it can.
+        when: a condition of config.json for `refused`; by default all versions.
         equivalent: the host with the same logits whose class is right there; None: its own class is.
         extended: whether GraniteMoeSWA there has the same layers with windows and any frequencies.
         biased: whether its own class there has biases of the attention's output.
@@ -102,6 +103,7 @@ class LlamaCpp:
     """
 
     refused: str = ""
+    when: Callable[[Mapping[str, Any]], bool] = lambda config: True
     equivalent: "Host | None" = None
     extended: bool = False
     biased: bool = False
@@ -319,7 +321,7 @@ class Family:
     attention: Attention
     copied: tuple[str, ...]
     mixers: Mapping[str, Attention] = field(default_factory=dict)
-    types: Callable[[PretrainedConfig], Sequence[str]] = lambda config: config.layer_types  # type: ignore[no-any-return]
+    types: Callable[[PretrainedConfig], Sequence[str]] = lambda config: config.layer_types
     zero_centred: tuple[str, ...] = ()
     epsilon: str = "rms_norm_eps"
     final_norm: str = FINAL_NORM

@@ -161,7 +161,8 @@ def _scaled(factor: float) -> Callable[[Tensor, PretrainedConfig], Tensor]:
 
 def _query_gain(weight: Tensor, config: PretrainedConfig) -> Tensor:
     """Gemma 4 doesn't divide the scores of attention."""
-    return ((1 + weight.double()) * config.query_pre_attn_scalar**-0.5).to(weight.dtype)
+    factors = (1 + weight.double()) / math.sqrt(config.query_pre_attn_scalar)
+    return factors.to(weight.dtype)
 
 
 def _after_mlp(weight: Tensor, config: PretrainedConfig) -> Tensor:

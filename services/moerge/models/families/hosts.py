@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from moerge.models.families.common import LAYER, PROJECTIONS
 from moerge.models.families.family import Constant, Ends, Host, Limited, LlamaCpp, Matrix
+from moerge.models.families.mellum import LINEAR
 
 _NAMES = {matrix: LAYER + f"mlp.experts.{{expert}}.{name}.weight" for name, matrix in PROJECTIONS.items()}
 _BLOCK, _FEED = LAYER + "block_sparse_moe.", LAYER + "feed_forward."
@@ -90,7 +91,13 @@ MELLUM = replace(
     model_type="mellum",
     class_name="MellumForCausalLM",
     title="Mellum",
-    llama_cpp=LlamaCpp(refused="doesn't load Mellum with biases or a tied head, and computes its ropes otherwise"),
+    llama_cpp=LlamaCpp(
+        refused="doesn't load Mellum with biases or a tied head, and computes its ropes otherwise",
+        when=lambda config: (
+            any(config.get(name) for name in ("attention_bias", "tie_word_embeddings", LINEAR))
+            or any(rope.get("rope_type") != "default" for rope in config["rope_parameters"].values())
+        ),
+    ),
 )
 _GRANITE_INPUT = _BLOCK + "input_linear.weight"
 GRANITE_MOE = Host(

@@ -101,7 +101,10 @@ def test_a_setting_that_an_engine_ignores_is_a_limit(
 
 
 def test_windows_of_qwen3_are_mellum_s_and_its_norms_are_its_own() -> None:
-    assert [name for name, _ in limits("qwen3", **WINDOWS, max_window_layers=1)] == ["llama.cpp"]
+    settings: dict[str, Any] = {**WINDOWS, "max_window_layers": 1}
+    assert limits("qwen3", **settings) == []
+    for further in ({"attention_bias": True}, {"rope_parameters": YARN}):
+        assert [name for name, _ in limits("qwen3", **settings, **further)] == ["llama.cpp"]
 
 
 def test_a_context_that_is_not_cut_has_no_limit() -> None:
