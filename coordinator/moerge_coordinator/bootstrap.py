@@ -50,6 +50,7 @@ from moerge_coordinator.rest.routes import (
     rounds,
     tokens,
     uploads,
+    version_keys,
     versions,
     workflows,
 )
@@ -199,7 +200,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, bodies, contributions, rounds, versions, evaluations, benchmarks,
-        aliases, workflows, progress, demands, audit, anchor, public_log,
+        aliases, workflows, progress, demands, audit, anchor, public_log, version_keys,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

@@ -15,7 +15,7 @@ from moerge.terminal import AsJson, echo, output, show_json
 from moerge_proto.anchors import MAX_ANCHOR_BYTES
 from moerge_proto.messages import UNKNOWN
 from moerge_proto.signatures import in_groups
-from moerge_proto.version_signatures import fingerprint, public_pem
+from moerge_proto.version_signatures import fingerprint
 
 if TYPE_CHECKING:
     from moerge_coordinator.operation.findings import Finding
@@ -37,17 +37,23 @@ def init(
     home: Home,
     model: Annotated[str | None, typer.Option("--seed", help=f"{SEED} Registered.")] = None,
     license: License = UNKNOWN,
+    version_key: Annotated[
+        Path | None,
+        typer.Option(help="Public key of versions, in PEM, if they are signed elsewhere. Default: a new key in HOME."),
+    ] = None,
 ) -> None:
     """Create a coordinator's home folder and print the first operator token.
 
     Example: moerge coordinator init /srv/moerge --seed HuggingFaceTB/SmolLM2-135M
     """
     from moerge_coordinator.operation.home import initialise
-    from moerge_coordinator.storage.version_key import version_key
+    from moerge_coordinator.storage.version_key import public_key
 
-    token = initialise(home)
+    token = initialise(home, version_key)
     echo(token.secret)
-    echo(f"Key of versions: {in_groups(fingerprint(public_pem(version_key(home))))}", err=True)
+    echo(f"Key of versions: {in_groups(fingerprint(public_key(home) or ''))}", err=True)
+    if version_key is not None:
+        echo("Versions are unsigned until you run: moerge version sign N --key FILE", err=True)
     if model is not None:
         seed(home, model, license)
     echo(f"This operator token is shown only once. Next: moerge coordinator serve {home}", err=True)
@@ -114,16 +120,20 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
     """Start the coordinator: serve the dashboard and REST API, and run workflows.
 
     After SIGTERM, running calls finish. The next start resumes interrupted workflows. SIGHUP reads the TLS files and
-    the log level again.
+    the log level again. Refuses a home whose version key isn't that of the database.
 
     Example: moerge coordinator serve /srv/moerge --port 8080
     """
+    from contextlib import closing
+
     from moerge.blobs.s3 import require_store
     from moerge_coordinator import log, server
     from moerge_coordinator.bootstrap import make_app, only_one
+    from moerge_coordinator.domain import version_keys
     from moerge_coordinator.operation.preflight import transport, webhook
     from moerge_coordinator.rest.state import Traffic
     from moerge_coordinator.settings import read_settings
+    from moerge_coordinator.storage.database import open_database
     from moerge_coordinator.storage.workflow_rows import require_json
 
     def read() -> "Settings":
@@ -139,6 +149,8 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
         if settings.s3 is not None:
             require_store(settings.s3)
         require_json(settings.workflow_database)
+        with closing(open_database(settings.database)) as database, database.transaction("agree on key") as session:
+            version_keys.agree(session, home)
         server.serve(make_app(settings, traffic), traffic, settings, read)
 
 
@@ -191,7 +203,8 @@ def restore(
     from moerge_coordinator.operation import backups
 
     made = backups.restore(source, home, progress())
-    echo(f"{home}: restored to {made.made:%Y-%m-%d %H:%M} UTC. Next: moerge coordinator serve {home}")
+    echo(f"{home}: restored to {made.made:%Y-%m-%d %H:%M} UTC. Put version-key.pem back: backups don't have it.")
+    echo(f"Next: moerge coordinator serve {home}")
 
 
 @app.command()

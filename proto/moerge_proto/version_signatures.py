@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import (
     ECDSA,
@@ -218,7 +218,7 @@ def loaded_key(public_key: str) -> EllipticCurvePublicKey:
     """The public key of a PEM; ValueError: it is none on P-256, or not in the form that fingerprints are made of."""
     try:
         key = load_pem_public_key(public_key.encode())
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ValueError("not a public key in PEM") from error
     if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP256R1):
         raise ValueError("not a public key on the curve P-256")

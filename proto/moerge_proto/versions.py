@@ -122,7 +122,8 @@ class Version(Message):
     """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it or in its body.
 
     `withheld`: since when its files are not served because of such an expert; `retired`: since when it has no files.
-    `key`: the fingerprint of the key that signed it.
+    `key`: the fingerprint of the key that signed it, None if nobody has; `key_revoked`: since when that key is revoked.
+    `release`: of moerge, which published it.
     """
 
     number: int
@@ -138,16 +139,18 @@ class Version(Message):
     withheld: datetime | None
     retired: datetime | None
     key: Digest | None = None
+    key_revoked: datetime | None = None
+    release: str = ""
 
 
 class SignedCard(Message):
-    """A version's model card as of now, and the content of `model.sig`, which covers it and all other files.
+    """A version's model card, and the content of `model.sig`, which covers it and all other files; None if unsigned.
 
     `provenance`: the content of `provenance.sigstore.json`, by the same key; None if there is none.
     """
 
     card: str
-    signature: str
+    signature: str | None
     provenance: str | None = None
 
 

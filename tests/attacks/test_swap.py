@@ -6,7 +6,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,24 +15,37 @@ from safetensors.torch import load, save
 
 from moerge.client.pull import pull
 from moerge.client.signatures import verify_folder
-from moerge.errors import MoergeError
+from moerge.client.version_key import read_version_key, unsigned
+from moerge.errors import CoordinatorError, MoergeError
 from moerge_coordinator.bootstrap import stores
 from moerge_coordinator.operation.verify import verify
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
-from moerge_coordinator.storage.version_key import version_key
+from moerge_coordinator.storage.version_key import KEY_FILE
 from moerge_proto.digests import sha256_hex
 from moerge_proto.options import SolveOptions
-from moerge_proto.version_signatures import PROVENANCE_FILE, fingerprint, public_pem, sign_version, signed_bundle
+from moerge_proto.owners import NewToken, Role
+from moerge_proto.signatures import in_groups
+from moerge_proto.version_keys import KeyRotation, NewSignature
+from moerge_proto.version_signatures import (
+    PROVENANCE_FILE,
+    SignedVersion,
+    fingerprint,
+    public_pem,
+    sign_version,
+    signed_bundle,
+)
 from moerge_proto.versions import Version
+from support.dashboard import signed_in
 from support.federation import SILENT, Federation, federation_of
+from support.processes import run_command
 
 EXPERT, ROUTER, CODE = "model-expert-00001.safetensors", "model-router.safetensors", "modeling_evil.py"
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation_of(tmp_path_factory.mktemp("swap"), "law", "art") as made:
+    with federation_of(tmp_path_factory.mktemp("swap"), "law", "art", settings="promotion_signed = true") as made:
         made.contribute(made.merge())
         made.solve()
         yield made
@@ -87,6 +100,10 @@ def sign_again(federation: Federation, number: int, key: EllipticCurvePrivateKey
     with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
         values = (*rows, fingerprint(public_pem(key)), number)
         database.execute("UPDATE versions SET signature = ?, provenance = ?, key = ? WHERE number = ?", values)
+
+
+def own_key(federation: Federation) -> EllipticCurvePrivateKey:
+    return read_version_key(federation.server.home / KEY_FILE)
 
 
 def scaled(federation: Federation, number: int, name: str, by: float) -> str:
@@ -157,7 +174,7 @@ def test_the_operator_finds_files_that_the_stolen_key_has_signed(
 ) -> None:
     before = pulled(federation, version.number, tmp_path / "before")
     name = craft(federation, version.number)
-    sign_again(federation, version.number, version_key(federation.server.home))
+    sign_again(federation, version.number, own_key(federation))
     assert verified(federation, version)[name] in ("replaced", "unchecked")
     with pytest.raises(MoergeError, match=f"files that no version has|at the earlier pull into this folder: {name}"):
         pulled(federation, version.number, before)
@@ -168,13 +185,13 @@ def test_routers_that_the_stolen_key_has_signed_are_found_by_solving_again(
 ) -> None:
     assert verified(federation, version, solve=True) == {}
     negated_routers(federation, version.number)
-    sign_again(federation, version.number, version_key(federation.server.home))
+    sign_again(federation, version.number, own_key(federation))
     assert verified(federation, version) == {}
     assert verified(federation, version, solve=True) == {ROUTER: "replaced"}
 
 
 def test_a_version_signed_by_another_key_is_found(federation: Federation, version: Version, tmp_path: Path) -> None:
-    folder, own = tmp_path / "model", fingerprint(public_pem(version_key(federation.server.home)))
+    folder, own = tmp_path / "model", fingerprint(public_pem(own_key(federation)))
     assert verify_folder(pulled(federation, version.number, folder), own, SILENT).number == version.number
     negated_mlps(federation, version.number)
     sign_again(federation, version.number, key := generate_private_key(SECP256R1()))
@@ -216,3 +233,105 @@ def test_a_locally_changed_file_is_told_from_another_served_one(
         verify_folder(folder, None, SILENT)
     pulled(federation, version.number, folder)
     assert (folder / "config.json").read_bytes() == config
+
+
+@contextmanager
+def key_elsewhere(federation: Federation, path: Path) -> Iterator[EllipticCurvePrivateKey]:
+    """A context in which the home has only the public key; the private one is in a file elsewhere."""
+    home = federation.server.home / KEY_FILE
+    shutil.move(home, path)
+    try:
+        yield read_version_key(path)
+    finally:
+        shutil.move(path, home)
+
+
+def refused(federation: Federation, number: int, signature: NewSignature, token: str | None = None) -> str:
+    """The refusal of an uploaded signature."""
+    with federation.server.client(token) as client, pytest.raises(CoordinatorError) as caught:
+        client.sign_version(number, signature)
+    return str(caught.value)
+
+
+def test_only_the_key_elsewhere_signs_a_version(federation: Federation, version: Version, tmp_path: Path) -> None:
+    operator, key_file, folder = federation.operator, tmp_path / "key.pem", tmp_path / "model"
+    with key_elsewhere(federation, key_file) as key:
+        number = federation.solve(options=SolveOptions(ridge_lambda=1000)).number
+        rebuilt = shutil.copytree(federation.version(number), tmp_path / "rebuilt")
+        row = operator.version(number)
+        assert (row.key, verified(federation, row)) == (None, {"model.sig": "unchecked"})
+        with pytest.raises(MoergeError, match="is not signed"):
+            pulled(federation, number, folder)
+        with pytest.raises(CoordinatorError, match=f"version {number} is not signed"):
+            operator.promote("champion", number)
+
+        facts = unsigned(operator, row)
+        good, evil = facts.sign(key), facts.sign(generate_private_key(SECP256R1()))
+        assert "not by the active key" in refused(federation, number, evil)
+        assert "provenance" in refused(federation, number, good.model_copy(update={"provenance": evil.provenance}))
+        reader = operator.add_token(NewToken(role=Role.READER)).secret
+        assert "needs the role operator" in refused(federation, number, good, reader)
+        replayed = unsigned(operator, version).sign(key)
+        assert f"of version {version.number} by release" in refused(federation, number, replayed)
+        provenance = good.model_copy(update={"provenance": replayed.provenance})
+        assert f"it is not that of version {number}" in refused(federation, number, provenance)
+        files = SignedVersion.of(replayed.signature).files
+        other_lineage = good.model_copy(update={"signature": sign_version(key, number, row.release, files)})
+        assert "are others: README.md, model-router" in refused(federation, number, other_lineage)
+        assert operator.version(number).key is None
+
+        sign = ("version", "sign", number, "--key", key_file, "--from", rebuilt, "--yes")
+        federation.moerge(*sign)
+        assert "published on" in (pulled(federation, number, folder) / "README.md").read_text()
+        assert verify_folder(folder, fingerprint(public_pem(key)), SILENT).number == number
+        assert (folder / PROVENANCE_FILE).is_file()
+        assert verified(federation, row) == {}
+        operator.promote("champion", number)
+        negated_routers(federation, number)
+        done = run_command(*sign, **federation.server.environment())
+        assert (done.returncode, "not those signed before: model-router" in " ".join(done.stderr.split())) == (1, True)
+
+
+def test_consumers_follow_signed_rotations_only(federation: Federation, version: Version, tmp_path: Path) -> None:
+    server, number, old = federation.server, version.number, own_key(federation)
+    pinned, other = (pulled(federation, number, tmp_path / name) for name in ("pinned", "other"))
+    evil, name = generate_private_key(SECP256R1()), fingerprint(public_pem(old))
+    forged = KeyRotation.make(evil, evil).model_copy(update={"old_key": public_pem(old)}).model_dump_json()
+    facts = (public_pem(evil), fingerprint(public_pem(evil)), forged, "2030-01-01 00:00:00.000000")
+    sign_again(federation, number, evil)
+    with closing(sqlite3.connect(server.home / "coordinator.sqlite")) as database:
+        database.execute("INSERT INTO version_keys VALUES (99, ?, ?, ?, ?, NULL)", facts)
+        database.commit()
+        with pytest.raises(
+            MoergeError, match=f"{in_groups(facts[1])}, not by the one .*{in_groups(name)}, and no signed"
+        ):
+            pulled(federation, number, pinned)
+        database.execute("DELETE FROM version_keys WHERE fingerprint = ?", (facts[1],))
+        database.commit()
+    sign_again(federation, number, old)
+
+    assert in_groups(name) in federation.moerge("version", "rotate-key", "--key", server.home / KEY_FILE)
+    new = fingerprint(public_pem(own_key(federation)))
+    later = federation.solve(options=SolveOptions(ridge_lambda=2000)).number
+    assert f"signed by key {in_groups(new)}" in " ".join(federation.moerge("pull", later, pinned).split())
+    pulled(federation, later, tmp_path / "given", name)
+    with pytest.raises(MoergeError, match=f"{in_groups(name)}, not by the given one, {in_groups(new)}"):
+        pulled(federation, number, tmp_path / "back", new)
+    assert verified(federation, version) == {}
+
+    federation.moerge("version", "revoke-key", name[:8], "--yes")
+    with pytest.raises(MoergeError, match=f"signed by key {in_groups(name)}, which the operator revoked on"):
+        pulled(federation, number, tmp_path / "revoked")
+    with pytest.raises(MoergeError, match=f"not by the one .*, {in_groups(name)}, which the operator revoked on"):
+        pulled(federation, later, other)
+    (tmp_path / "keys.json").write_text(federation.moerge("version", "keys", "--json"))
+    done = run_command("verify", other, "--keys", tmp_path / "keys.json")
+    assert (done.returncode, "which the operator revoked on" in " ".join(done.stderr.split())) == (1, True)
+    with signed_in(server, server.operator_token) as browser:
+        assert "key revoked" in browser.get(f"/versions/{number}").text
+    with pytest.raises(CoordinatorError, match="is not signed by a key that counts"):
+        federation.operator.promote("champion", number)
+
+    federation.moerge("version", "sign", number, "--key", server.home / KEY_FILE, "--yes")
+    pulled(federation, number, tmp_path / "again", new)
+    assert verified(federation, version) == {}

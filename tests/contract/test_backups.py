@@ -20,6 +20,7 @@ from moerge_coordinator.operation.findings import Finding
 from moerge_coordinator.operation.verify import verify
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
+from moerge_coordinator.storage.version_key import PUBLIC_FILE
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
 from support.federation import SILENT, Federation, federation_of
@@ -77,6 +78,7 @@ def test_a_restored_home_serves_the_same(served: Coordinator, federation: Federa
         moerge("coordinator", "restore", target, home)
         assert content(home) == content(served.home)
         assert home.stat().st_mode & 0o777 == 0o700
+        assert (home / PUBLIC_FILE).read_bytes() == (served.home / PUBLIC_FILE).read_bytes()
         assert "0 damaged, 0 litter" in moerge("coordinator", "verify", home)
     assert rows(homes["backup"]) == rows(homes["backup.tar"])
     again = Coordinator(homes["backup.tar"], served.operator_token)
@@ -89,6 +91,7 @@ def test_a_restored_home_serves_the_same(served: Coordinator, federation: Federa
             new = NewVersion(options=SolveOptions(top_k=2))
             one, other = (wait(client, client.solve_version(new)) for client in (restored, operator))
             assert restored.version(int(one)).lineage == operator.version(int(other)).lineage
+            assert restored.version(int(one)).key is None  # backups don't have the private key
     finally:
         again.stop()
     assert list(tmp_path.glob(".*")) == []

@@ -53,6 +53,22 @@ def test_law_3_another_operator_makes_the_same_bytes(federation: Federation, ver
 
 
 @SEED
+def test_an_unsigned_version_is_made_again_and_not_compared(
+    federation: Federation, version: Version, tmp_path: Path
+) -> None:
+    inputs = exported(federation, tmp_path / "inputs")
+    record = inputs / "versions" / "1.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"signature": None}))
+    said = json.loads(moerge("version", "rebuild", 1, "--from", inputs, "--out", tmp_path / "made", "--json"))
+    assert {name: file["sha256"] for name, file in said["files"].items()} == {
+        file.name: file.sha256 for file in version.files
+    }
+    assert (said["key"], {file["equal"] for file in said["files"].values()}) == (None, {None})
+    assert not (tmp_path / "made" / "model.sig").exists()
+    assert "is not signed" in run_command("version", "rebuild", 1, "--from", inputs, "--key", "0" * 64).stderr
+
+
+@SEED
 def test_a_changed_byte_of_an_input_is_named(federation: Federation, version: Version, tmp_path: Path) -> None:
     inputs = exported(federation, tmp_path / "inputs")
     name = f"contributions/{version.lineage.contributions[1]}"

@@ -265,6 +265,19 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         (operator.folder / "results.json").write_bytes(results_json([result()]))
         assert "1 benchmark result reported" in operator.types(part.next("moerge version benchmark 3"))
 
+    with Part("docs/operating.md", "The version key") as part:
+        part.names = {"/srv/moerge": str(server.home)}
+        old = " ".join(operator.types(part.next("moerge version keys")).split()[:2])
+        assert f"was: {old}" in operator.types(part.next("moerge version rotate-key"))
+        assert "version 3 is signed by key" in operator.types(part.next("moerge version sign 3"))
+        assert "revoked" in operator.types(part.next("moerge version revoke-key", {"3f2a91c0": old.replace(" ", "")}))
+
+    with Part("docs/operating.md", "A key on another machine") as part:
+        part.names = {"/srv/moerge": str(tmp_path / "another-home")}
+        operator.types(part.next("openssl genpkey"))
+        operator.types(part.next("openssl pkey"))
+        assert "unsigned until" in operator.types(part.next("moerge coordinator init"))
+
     with Part("docs/operating.md", "Merged bodies") as part:
         operator.types("moerge expert withdraw nursing")
         contribute_body(made, "law", "art")

@@ -193,6 +193,7 @@ class OfReplicas(World):
             text = settings(f"{self._database}&application_name={name}", self._place)
             token = self._replicas[0].operator_token if self._replicas else None
             self._replicas.append(Coordinator(folder / name, token, text))
+        shutil.copy(folder / "one" / "version-key.pem", folder / "two")
         self.home, self.operator_token = folder / "one", self._replicas[0].operator_token
         register_seed(self.home, seed)
         self._turns = cycle(self._replicas)

@@ -50,8 +50,7 @@ def replicas_of(folder: Path, count: int, postgres: Postgres, s3_server: str) ->
             token = servers[0].operator_token if servers else None
             server = Coordinator(folder / f"replica-{number}", token, text)
             if servers:
-                for name in ("version-key.pem", "version-key.pub"):
-                    shutil.copy(servers[0].home / name, server.home / name)
+                shutil.copy(servers[0].home / "version-key.pem", server.home)
             server.start()
             stack.callback(server.stop)
             servers.append(server)

@@ -144,6 +144,7 @@ def add_version(session: Session, **new: Any) -> VersionRow:
         signature=FileEntry(name="model.sig", sha256=sha256_hex(name.encode()), size=1),
         provenance=FileEntry(name="provenance.sigstore.json", sha256=sha256_hex(b"provenance"), size=1),
         key="0" * 64,
+        release="0",
         influence=VersionInfluence(layers=[0], domains=[], warnings=[]),
     )
     session.add(row)

@@ -34,6 +34,7 @@ NOT_TYPED = {
     "aws s3 sync *": "likewise, with another client of S3",
     "moerge coordinator inputs *": "needs the consent of every owner; tests/contract/test_rebuild.py runs it",
     "moerge version rebuild *": "likewise",
+    "moerge version sign * --from made": "likewise; tests/attacks/test_swap.py runs it",
     "moerge demo *": "tests/e2e/test_demo.py runs it",
     "moerge table *--preset *": "trains experts, for minutes to hours; docs/quality.md has the figures",
     "vllm serve *": "`make test-engines` runs it, where vLLM is installed",

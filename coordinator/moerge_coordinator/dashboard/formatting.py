@@ -6,6 +6,8 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 from rich.filesize import decimal
 
+from moerge_proto.signatures import in_groups
+
 STEPS = 10  # of a colour map
 _SPANS = ((60.0, "min"), (3600.0, "h"), (86400.0, "d"))
 _markdown = MarkdownIt("js-default")  # shows HTML, and links of unsafe schemes, as text
@@ -75,6 +77,7 @@ FILTERS = {
     "ago": ago,
     "bytes": size,
     "digest": digest,
+    "groups": in_groups,
     "duration": duration,
     "lines": lines,
     "markdown": markdown,

@@ -31,26 +31,34 @@ def _named(session: Session, name: str) -> AliasRow | None:
 
 
 @dataclass(frozen=True)
-class Falls:
-    """The largest falls when `champion` moves: of a domain's score in points, of a benchmark in standard errors."""
+class Limits:
+    """The largest falls when `champion` moves: of a domain's score in points, of a benchmark in standard errors.
+
+    `signed`: whether it must be signed.
+    """
 
     points: float
     errors: float
+    signed: bool = False
 
     @classmethod
-    def of(cls, settings: Settings) -> "Falls":
-        return cls(settings.promotion_max_fall, settings.promotion_max_errors)
+    def of(cls, settings: Settings) -> "Limits":
+        return cls(settings.promotion_max_fall, settings.promotion_max_errors, settings.promotion_signed)
 
 
-def promote(session: Session, name: Name, move: Move, who: str, most: Falls) -> Alias:
+def promote(session: Session, name: Name, move: Move, who: str, most: Limits) -> Alias:
     """Points an alias to a served version. Idempotent.
 
-    `champion` needs an override if an evaluated domain, or a benchmark, falls by more than `most`.
+    `champion` needs an override if an evaluated domain, or a benchmark, falls by more than `most`, and may have to be
+    signed.
     """
     version, row = versions.find_served(session, move.version, "version"), _named(session, name)
     if row is not None and row.version == version.number:
         return message(Alias, row)
     before = None if row is None else versions.find(session, row.version)
+    if name == CHAMPION and most.signed and not _signed(session, version):
+        todo = f"run: moerge version sign {version.number}"
+        raise RefusedError(ProblemType.NOT_PROMOTABLE, _unsigned(version), where="version", todo=todo)
     falls, warnings = _compared(session, version, before, most) if name == CHAMPION else ([], [])
     view = version_view(session)
     if before is not None and (lost := lost_domains(view(before), view(version))):
@@ -64,18 +72,29 @@ def promote(session: Session, name: Name, move: Move, who: str, most: Falls) -> 
     return alias.model_copy(update={"warnings": warnings})
 
 
-def check(session: Session, number: int, most: Falls) -> PromotionCheck:
+def check(session: Session, number: int, most: Limits) -> PromotionCheck:
     """What `promote` would compare if it pointed `champion` to a served version; nothing if it does already."""
     version, row = versions.find_served(session, number), _named(session, CHAMPION)
     if row is not None and row.version == version.number:
         return PromotionCheck(falls=[], warnings=[])
     before = None if row is None else versions.find(session, row.version)
     falls, warnings = _compared(session, version, before, most)
+    if most.signed and not _signed(session, version):
+        warnings.insert(0, _unsigned(version))
     return PromotionCheck(falls=falls, warnings=warnings)
 
 
+def _unsigned(version: VersionRow) -> str:
+    return f"version {version.number} is not signed by a key that counts, which promotion_signed requires"
+
+
+def _signed(session: Session, version: VersionRow) -> bool:
+    view = version_view(session)(version)
+    return view.key is not None and view.key_revoked is None
+
+
 def _compared(
-    session: Session, version: VersionRow, champion: VersionRow | None, most: Falls
+    session: Session, version: VersionRow, champion: VersionRow | None, most: Limits
 ) -> tuple[list[str], list[str]]:
     """Losses of more than `most` against the champion, and warnings of missing evaluations and benchmarks."""
     found = [_scores(session, version, champion, most.points)]
@@ -137,8 +156,11 @@ def _point(session: Session, row: AliasRow | None, name: str, version: int, **mo
     return message(Alias, row)
 
 
-def roll_back(session: Session, name: Name, back: Rollback, who: str) -> Alias:
-    """Reverts the last promotion, if `back.version` is the alias' present version. Idempotent."""
+def roll_back(session: Session, name: Name, back: Rollback, who: str, *, signed: bool = False) -> Alias:
+    """Reverts the last promotion, if `back.version` is the alias' present version. Idempotent.
+
+    `signed`: whether `champion` must be signed.
+    """
     row = find(session, name)
     moves = list(session.scalars(select(AliasMoveRow).where(AliasMoveRow.alias == name).order_by(AliasMoveRow.number)))
     if row.version != back.version:
@@ -148,9 +170,10 @@ def roll_back(session: Session, name: Name, back: Rollback, who: str) -> Alias:
         raise RefusedError(ProblemType.CONFLICT, problem, where="version", todo="check the alias, then try again")
     for number in reversed(_promoted(moves)[:-1]):
         version = versions.find(session, number)
-        if version.retired is None and version.withheld is None:
+        counts = name != CHAMPION or not signed or _signed(session, version)
+        if version.retired is None and version.withheld is None and counts:
             return _point(session, row, name, number, kind="rollback", who=who, note=back.note)
-    problem = f"the alias {name!r} has no earlier version that is still served"
+    problem = f"the alias {name!r} has no earlier version that is still served{' and signed' if signed else ''}"
     raise RefusedError(ProblemType.CONFLICT, problem, where="name", todo="promote another version")
 
 

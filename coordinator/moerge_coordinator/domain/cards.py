@@ -4,14 +4,18 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.blobs.store import Blobs
 from moerge.versions.card_scores import ScoreRow, benchmarks_text, published_card, scores_text
 from moerge_coordinator.domain import benchmarks
 from moerge_coordinator.domain.evaluations import visible_table
+from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.tables import ExpertRow, VersionRow
 from moerge_proto.digests import sha256_hex
+from moerge_proto.problems import ProblemType
 from moerge_proto.version_files import CARD_FILE
 from moerge_proto.version_signatures import SignedVersion, public_pem, sign_version
+from moerge_proto.versions import SignedCard
 
 
 def version_card(session: Session, row: VersionRow, card: str, owner: str | None) -> str:
@@ -22,6 +26,32 @@ def version_card(session: Session, row: VersionRow, card: str, owner: str | None
     reported = benchmarks_text(benchmarks.active(session, row.number, owner))
     scores = "\n".join(filter(None, [scores_text(text, rows, table.average, table.missing), reported]))
     return published_card(card, row.number, row.created, withdrawal_note(session, row), scores)
+
+
+def signed_card(
+    session: Session, blobs: Blobs, row: VersionRow, owner: str | None, key: EllipticCurvePrivateKey | None
+) -> SignedCard:
+    """A version's card with its signature, for an owner, or for None, who sees all.
+
+    Both are made anew with the `key` if it has signed the version at its publication.
+    """
+
+    def text(digest: str) -> str:
+        return blobs.local(digest).read_text(encoding="utf-8")
+
+    provenance = None if row.provenance is None else text(row.provenance.sha256)
+    published = text(next(file.sha256 for file in row.files if file.name == CARD_FILE))
+    card = version_card(session, row, published, owner)
+    if row.signature is None:
+        return SignedCard(card=card, signature=None)
+    signature = text(row.signature.sha256)
+    if key is not None and (signed := signed_again(key, signature, published, card)) is not None:
+        return SignedCard(card=card, signature=signed, provenance=provenance)
+    if row.card is not None and owner is not None and card != version_card(session, row, published, None):
+        problem, todo = "the signed card has scores of other owners", "ask the operator for a reader's token"
+        raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)
+    card = published if row.card is None else text(row.card.sha256)
+    return SignedCard(card=card, signature=signature, provenance=provenance)
 
 
 def signed_again(key: EllipticCurvePrivateKey, signature: str, published: str, card: str) -> str | None:

@@ -1,22 +1,25 @@
 """The provenance of a version: its inputs with their owners' signatures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from pydantic import JsonValue
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.build import build
+from moerge.blobs.store import Blobs
 from moerge_coordinator.domain import bodies, owner_keys
+from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import contains
-from moerge_coordinator.storage.tables import ExpertRow, KeyRow
+from moerge_coordinator.storage.tables import ExpertRow, KeyRow, VersionRow
 from moerge_proto.digests import Digest
+from moerge_proto.problems import ProblemType
 from moerge_proto.provenance import Input, Kind, Origin, Provenance
-from moerge_proto.versions import Lineage
+from moerge_proto.version_signatures import SignedVersion, signed_statement
 
 
-def provenance_of(session: Session, lineage: Lineage, files: Mapping[str, Digest]) -> Provenance:
-    """The provenance of a version with these files, name -> SHA-256, made by this build."""
+def provenance_of(session: Session, row: VersionRow) -> Provenance:
+    """The provenance of a version."""
+    lineage, files = row.lineage, {file.name: file.sha256 for file in row.files}
     body = bodies.find(session, lineage.body)
     merged = [digest for digest in contains(body) if digest not in lineage.experts]
     inputs = [Input.of(body.digest, Origin(kind="body"))]
@@ -37,8 +40,19 @@ def provenance_of(session: Session, lineage: Lineage, files: Mapping[str, Digest
         "options": lineage.options.model_dump(mode="json"),
         "tied": lineage.tied,
     }
-    made = build()
-    return Provenance.make(files, parameters, lineage.solver, inputs, made.version, made.commit)
+    return Provenance.make(files, parameters, lineage.solver, inputs, row.release, row.commit)
+
+
+def statement_of(session: Session, blobs: Blobs, row: VersionRow) -> bytes:
+    """The provenance that a version was signed with, or, of an unsigned one, as of now."""
+    if row.signature is None or row.provenance is None:
+        return provenance_of(session, row).statement()
+    try:
+        signed = SignedVersion.of(blobs.local(row.signature.sha256).read_bytes())
+        return signed_statement(blobs.local(row.provenance.sha256).read_bytes(), signed.public_key)
+    except ValueError as error:
+        todo = "run: moerge coordinator verify"
+        raise RefusedError(ProblemType.CONFLICT, f"stored signatures: {error}", where="number", todo=todo) from error
 
 
 def _experts(session: Session, kind: Kind, digests: Sequence[Digest]) -> Iterator[Input]:

@@ -23,14 +23,12 @@ from moerge_coordinator.storage.tables import (
     now,
     tell,
 )
-from moerge_proto.digests import Digest, digest_of
+from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
-from moerge_proto.influence import VersionInfluence
-from moerge_proto.messages import FileEntry
 from moerge_proto.options import ANCHOR, SolveOptions
 from moerge_proto.problems import ProblemType
 from moerge_proto.rounds import Round
-from moerge_proto.versions import Lineage, NewVersion, VersionChange, VersionFile
+from moerge_proto.versions import Lineage, NewVersion, VersionChange
 
 
 def find(session: Session, number: int, where: str = "number") -> VersionRow:
@@ -164,42 +162,19 @@ def _name(lineage: Lineage) -> str:
     return digest_of(lineage.model_dump(mode="json"))
 
 
-def publish(
-    session: Session,
-    blobs: Blobs,
-    number: int,
-    lineage: Lineage,
-    files: list[VersionFile],
-    signature: FileEntry,
-    provenance: FileEntry,
-    key: Digest,
-    influence: VersionInfluence,
-) -> bool:
-    """Publishes a version; False if it must be made again because a file was removed meanwhile.
-
-    `signature`, `provenance`: the files `model.sig` and `provenance.sigstore.json`, by the key of fingerprint `key`.
-    """
-    require_inputs(session, lineage)
-    require_listed(session, lineage)
-    if not all(blobs.has(file.sha256) for file in (*files, signature, provenance)):
+def publish(session: Session, blobs: Blobs, new: VersionRow) -> bool:
+    """Publishes a version; False if it must be made again because a file was removed meanwhile."""
+    require_inputs(session, new.lineage)
+    require_listed(session, new.lineage)
+    if not all(blobs.has(file.sha256) for file in (*new.files, *new.attestations)):
         return False
-    session.add(
-        VersionRow(
-            number=number,
-            lineage_digest=_name(lineage),
-            lineage=lineage,
-            files=files,
-            bytes_total=sum(file.size for file in files),
-            bytes_written=sum(file.size for file in files if file.new),
-            signature=signature,
-            provenance=provenance,
-            key=key,
-            influence=influence,
-        )
-    )
-    public_log.record_version(session, number, files)
-    tell(session, f"version {number} is solved: {', '.join(lineage.domains)}")
-    notify(session, "version.solved", version=number)
+    new.lineage_digest = _name(new.lineage)
+    new.bytes_total = sum(file.size for file in new.files)
+    new.bytes_written = sum(file.size for file in new.files if file.new)
+    session.add(new)
+    public_log.record_version(session, new.number, new.files)
+    tell(session, f"version {new.number} is solved{'' if new.key else ', unsigned'}: {', '.join(new.lineage.domains)}")
+    notify(session, "version.solved", version=new.number)
     return True
 
 

@@ -26,9 +26,11 @@ from moerge.blobs.local import LocalBlobs
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, private_folder, sync_folder
 from moerge.progress import Progress, Tracker
+from moerge_coordinator.domain import version_keys
 from moerge_coordinator.operation.verify import blob_file, folders, required_blobs, verify
 from moerge_coordinator.settings import FILE, Settings, read_settings
 from moerge_coordinator.storage.database import open_database, utc_now
+from moerge_coordinator.storage.version_key import keep_public_key
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Message
 
@@ -225,6 +227,8 @@ def _fill(source: Path, made: Backup, home: Path, progress: Progress) -> None:
         raise MoergeError("missing", where=str(error.filename), todo="use another backup") from error
     blobs = LocalBlobs(home / "blobs")
     with closing(open_database(read_settings(home).database)) as database, database.reading() as session:
+        if (key := version_keys.active(session)) is not None:
+            keep_public_key(home, key.public_key)
         for place, (_, files) in folders(session).items():
             for name, digest in files.items():
                 blobs.link(digest, home / place / name)

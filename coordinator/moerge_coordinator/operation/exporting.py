@@ -21,6 +21,8 @@ from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, VersionRow
+from moerge_proto.version_files import CARD_FILE
+from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 
 
 def export_inputs(
@@ -39,7 +41,7 @@ def export_inputs(
         if row is None or row.retired is not None:
             what = "no such version" if row is None else "it is retired, so its inputs may be gone"
             raise MoergeError(what, where=f"version {number}", todo="run: moerge version list")
-        lineage, attestations = row.lineage, row.attestations
+        lineage, release, signed = row.lineage, row.release, {file.name: file.sha256 for file in row.attestations}
         body = bodies.find(session, lineage.body)
         sums = [*lineage.contributions, *lineage.head.contributions]
         named = ContributionRow.digest.in_(sums)
@@ -50,6 +52,7 @@ def export_inputs(
         names = ", ".join(f"{item.digest[:12]} of {item.domain}" for item in purged)
         todo = "none: nobody can make this version again"
         raise MoergeError(f"the files of experts were purged: {names}", where=f"version {number}", todo=todo)
+
     folder, files, missing = InputsFolder(out), dict[str, str](), list[str]()
     private_folder(out)
 
@@ -83,7 +86,7 @@ def export_inputs(
             else:
                 copy(folder.contribution(digest), digest)
             tracker.advance(1)
-    signature, *others = (blobs.local(file.sha256).read_text(encoding="utf-8") for file in attestations)
+    texts = {name: blobs.local(digest).read_text(encoding="utf-8") for name, digest in signed.items()}
     exported = ExportedVersion(
         number=number,
         lineage=lineage,
@@ -94,8 +97,10 @@ def export_inputs(
         seed=None if inputs.seed is None else SeedRecord(inputs.seed.name, inputs.seed.license),
         files=files,
         missing=missing,
-        signature=signature,
-        provenance=next(iter(others), None),
+        release=release,
+        signature=texts.get(SIGNATURE_FILE),
+        provenance=texts.get(PROVENANCE_FILE),
+        card=texts.get(CARD_FILE),
     )
     with atomic_file(folder.record(number)) as file:
         file.write(f"{exported.model_dump_json(indent=1)}\n".encode())

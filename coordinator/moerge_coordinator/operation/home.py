@@ -5,13 +5,15 @@ from pathlib import Path
 
 from sqlalchemy import select
 
+from moerge.client.version_key import read_public_key
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, private_folder
+from moerge_coordinator.domain import version_keys
 from moerge_coordinator.domain.tokens import make_token
 from moerge_coordinator.settings import FILE, Settings, read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.tables import TokenRow
-from moerge_coordinator.storage.version_key import version_key
+from moerge_coordinator.storage.version_key import KEY_FILE, keep_public_key, private_key
 from moerge_proto.owners import NewToken, Role, Token
 
 _TEMPLATE = """\
@@ -29,6 +31,7 @@ port = 8080
 # sources = ["https://models.example.org/public"]  # allowed address prefixes for fetching experts
 # vocabulary = "pad"  # accept experts with tokens added to a common vocabulary
 # promotion_max_fall = 2.0  # maximum fall of a domain's score, in points, without an operator's override
+# promotion_signed = true  # champion is a signed version
 
 # [webhook]  # signed notices of events
 # url = "https://hooks.example.org/moerge"
@@ -42,16 +45,26 @@ port = 8080
 """
 
 
-def initialise(home: Path) -> Token:
-    """Makes a coordinator's home folder, its first operator token, and its key. Existing settings stay."""
+def initialise(home: Path, public_key: Path | None = None) -> Token:
+    """Makes a coordinator's home folder, its first operator token, and its key. Existing settings stay.
+
+    Args:
+        public_key: file with the public key of a version key that is elsewhere; None makes a key.
+    """
+    given = None if public_key is None else read_public_key(public_key)
     private_folder(home)
     settings = read_settings(home) if (home / FILE).exists() else Settings(home=home)
     with closing(open_database(settings.database)) as database, database.transaction("make first token") as session:
         if session.scalar(select(TokenRow).limit(1)) is not None:
             todo = f"run: moerge coordinator serve {home}"
             raise MoergeError("is already a coordinator's home", where=str(home), todo=todo)
+        if given is not None:
+            if private_key(home) is not None:
+                todo = "leave `version_key` out, or move the file to the machine that signs"
+                raise MoergeError("the home has a private key", where=str(home / KEY_FILE), todo=todo)
+            keep_public_key(home, given)
+        version_keys.agree(session, home)
         token = make_token(session, NewToken(role=Role.OPERATOR))
-    version_key(home)
     if not (home / FILE).exists():
         with atomic_file(home / FILE) as file:
             file.write(_TEMPLATE.encode())

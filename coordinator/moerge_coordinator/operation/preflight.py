@@ -11,9 +11,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from moerge.blobs.s3 import require_store
 from moerge.errors import MoergeError
+from moerge_coordinator.domain import version_keys
 from moerge_coordinator.settings import Settings, is_loopback, load
 from moerge_coordinator.storage.database import reading_engine, unknown_revision, unreachable
 from moerge_coordinator.storage.workflow_rows import require_json
@@ -75,6 +77,9 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
     try:
         with engine.connect() as connection:
             revision = unknown_revision(connection)
+            if revision is None:
+                with Session(connection) as session:
+                    disagreement = version_keys.disagreement(session, settings.home)
     except OperationalError as error:
         yield unreachable(error)
         return
@@ -87,6 +92,8 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
     if revision is not None:
         todo = "install the version of moerge that last ran here, or a newer one; or restore an earlier backup"
         yield MoergeError(f"its schema {revision} is newer than this build", where=where, todo=todo)
+    elif disagreement is not None:
+        yield disagreement
     try:
         require_json(settings.workflow_database)
     except MoergeError as error:

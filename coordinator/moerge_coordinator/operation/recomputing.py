@@ -14,21 +14,23 @@ from moerge.progress import Progress
 from moerge.trunk.head_kinds import HEADS
 from moerge.versions.file_plans import FilePlan
 from moerge.versions.plan import VersionPlan, plan_version
+from moerge_coordinator.domain import version_keys
 from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.operation.findings import Finding
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import ArtifactRow, ExpertRow, VersionRow
-from moerge_coordinator.storage.version_key import KEY_FILE, version_key
+from moerge_coordinator.storage.version_key import public_key
 from moerge_proto.messages import FileEntry
 from moerge_proto.version_files import CARD_FILE, HEAD_FILE
-from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE, SignedVersion, public_pem
+from moerge_proto.version_keys import successor
+from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE, SignedVersion, fingerprint
 from moerge_proto.versions import Lineage
 
 _TODOS = {
     "replaced": "the version was published with another file: restore a backup, and tell everybody who pulled it",
-    "unchecked": "none, if another release of moerge or an earlier key of this home published the version",
+    "unchecked": "none, if another release of moerge published the version; otherwise: moerge version sign",
 }
 
 
@@ -41,14 +43,16 @@ def replaced_files(
     made again from the lineage and compared, except the card, which has facts that change, such as a source. A solved
     file is compared with the row of its key, and made again only with `solve`: equal bits need the device kind and the
     build that solved it.
-    "unchecked" are different texts of another release, and a version that another key than the home's has signed.
+    "unchecked" are different texts of another release, and a version that nobody has signed, or another key than the
+    home's and those from which signed rotations lead to it.
     """
     with database.reading() as session:
         rows = list(session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)))
         kept = {row.key: row.sha256 for row in session.scalars(select(ArtifactRow))}
         purged = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.purged.is_not(None))))
-    home_key = settings.home / KEY_FILE
-    key = public_pem(version_key(settings.home)) if home_key.exists() else None  # a restored home has none yet
+        keys = version_keys.messages(session)
+    key = public_key(settings.home)
+    trusted = None if key is None else fingerprint(key)
     digests = dict[str, str]()  # key -> digest, of files that several versions have
     with (
         tempfile.TemporaryDirectory(prefix=".verify-", dir=settings.home) as home,  # existing views may be altered
@@ -57,17 +61,23 @@ def replaced_files(
         folders = Folders(database, blobs, Path(home))
         for row in rows:
             tracker.advance(1)
-            if (signed := _signed(blobs, row)) is None:
-                yield _finding(row, SIGNATURE_FILE, row.signature.sha256)
-                continue
-            if key is not None and signed.public_key != key:
-                yield _finding(row, SIGNATURE_FILE, row.signature.sha256, "unchecked")
-            if row.provenance is not None and not _is_genuine(blobs, row.provenance, signed):
-                yield _finding(row, PROVENANCE_FILE, row.provenance.sha256)
-            published = {file.name: file.sha256 for file in row.files}
-            replaced = differing(signed.files, published)
-            for name in replaced:
-                yield _finding(row, name, signed.files.get(name, ""))
+            published, replaced = {file.name: file.sha256 for file in row.files}, list[str]()
+            release = row.release
+            if row.signature is None:
+                yield _finding(row, SIGNATURE_FILE, "", "unchecked")
+            else:
+                if (signed := _signed(blobs, row.signature.sha256, row)) is None:
+                    yield _finding(row, SIGNATURE_FILE, row.signature.sha256)
+                    continue
+                if trusted is not None and successor(keys, signed.fingerprint) != trusted:
+                    yield _finding(row, SIGNATURE_FILE, row.signature.sha256, "unchecked")
+                if row.provenance is not None and not _is_genuine(blobs, row.provenance, signed):
+                    yield _finding(row, PROVENANCE_FILE, row.provenance.sha256)
+                card = {} if row.card is None else {CARD_FILE: row.card.sha256}
+                replaced = differing(signed.files, published | card)
+                release = signed.release
+                for name in replaced:
+                    yield _finding(row, name, signed.files.get(name, ""))
             if not purged.isdisjoint(row.lineage.experts):
                 continue  # files of an input were removed, so the version can't be made again
             plan = plan_version(row.lineage, version_inputs(database, blobs, folders, row.lineage))
@@ -78,7 +88,7 @@ def replaced_files(
                 if expected is None:
                     expected = digests[file.key] = digests.get(file.key) or file.digest()
                 if published.get(file.name) != expected:
-                    other = file in plan.texts and signed.release != build().version
+                    other = file in plan.texts and release != build().version
                     yield _finding(row, file.name, expected, "unchecked" if other else "replaced")
             for name in published.keys() - {file.name for file in plan.files} - set(replaced):
                 yield _finding(row, name, "")
@@ -88,10 +98,10 @@ def _is_solved(file: FilePlan, plan: VersionPlan, lineage: Lineage) -> bool:
     return file in plan.solved or (file.name == HEAD_FILE and HEADS[lineage.head.method].solved)
 
 
-def _signed(blobs: Blobs, row: VersionRow) -> SignedVersion | None:
+def _signed(blobs: Blobs, digest: str, row: VersionRow) -> SignedVersion | None:
     """The verified signature of a version; None if it is another's, or not by the key that the row names."""
     try:
-        signed = SignedVersion.of(blobs.local(row.signature.sha256).read_bytes())
+        signed = SignedVersion.of(blobs.local(digest).read_bytes())
     except ValueError:
         return None
     return signed if (signed.number, signed.fingerprint) == (row.number, row.key) else None

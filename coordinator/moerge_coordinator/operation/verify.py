@@ -93,7 +93,7 @@ def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
 
 
 def _files(row: ExpertRow | BodyRow | VersionRow) -> list[FileEntry]:
-    """The files of a row, with a version's signature and provenance."""
+    """The files of a row, with a version's signature, its provenance and the signed card."""
     return [*row.files, *(row.attestations if isinstance(row, VersionRow) else [])]
 
 

@@ -1,5 +1,6 @@
 """Experts and versions as folders of links to blobs."""
 
+import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,6 +99,17 @@ class Folders:
         target = self._version(number)
         shutil.rmtree(target, ignore_errors=True)  # from a run interrupted before it wrote the row
         show(self.blobs, files, target)
+
+    def replace_in_version(self, number: int, files: Sequence[FileEntry]) -> None:
+        """Replaces or adds these files in the version's folder, one by one."""
+        if not self.blobs.lasting:
+            return
+        for file in files:
+            target = self._version(number) / file.name
+            temporary = target.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
+            self.blobs.link(file.sha256, temporary)
+            temporary.replace(target)
+            temporary.unlink(missing_ok=True)  # if the target was the same link
 
     def drop(self, experts: Sequence[str] = (), versions: Sequence[int] = ()) -> None:
         """Removes the folders; the files stay."""

@@ -23,6 +23,7 @@ from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.public_log import Published
 from moerge_proto.statistics_file import Kind, Split
 from moerge_proto.uploads import NewUpload
+from moerge_proto.version_keys import KeyRotation
 from moerge_proto.versions import Lineage, VersionFile
 
 T = TypeVar("T")
@@ -94,6 +95,7 @@ _KINDS: tuple[Any, ...] = (
     Problem,
     BodyOptions,
     VersionInfluence,
+    KeyRotation,
 )
 _COLUMNS: dict[Any, Any] = {
     datetime: _Utc,
@@ -331,9 +333,12 @@ class VersionRow(_Numbered):
     files: Mapped[list[VersionFile]]
     bytes_total: Mapped[int] = mapped_column(BigInteger)
     bytes_written: Mapped[int] = mapped_column(BigInteger)
-    signature: Mapped[FileEntry]  # model.sig, as signed at publication
-    key: Mapped[str] = mapped_column(String(64))  # fingerprint of the key that signed it
+    release: Mapped[str] = mapped_column(String(64))  # of moerge, which published it
+    commit: Mapped[str | None] = mapped_column(String(64))  # likewise
+    signature: Mapped[FileEntry | None]  # model.sig
+    key: Mapped[str | None] = mapped_column(String(64))  # fingerprint of the key that signed it
     provenance: Mapped[FileEntry | None]  # provenance.sigstore.json, by the same key
+    card: Mapped[FileEntry | None]  # that the signature covers, if it was made after the publication
     influence: Mapped[VersionInfluence] = mapped_column(deferred=True)  # D^2 figures, not needed in lists
     note: Mapped[str] = mapped_column(String(2000), default="")
     tags: Mapped[list[str]] = mapped_column(default=list)
@@ -343,8 +348,19 @@ class VersionRow(_Numbered):
 
     @property
     def attestations(self) -> list[FileEntry]:
-        """The signed statements about its files."""
-        return [self.signature, *([] if self.provenance is None else [self.provenance])]
+        """The signed statements about its files, and the card that they cover, if that isn't the published one."""
+        return [file for file in (self.signature, self.provenance, self.card) if file is not None]
+
+
+class VersionKeyRow(_Numbered):
+    """A key that signs or signed versions. `rotation`: how it replaced the one before, if that key signed it."""
+
+    __tablename__ = "version_keys"
+    public_key: Mapped[str] = mapped_column(String(1000), unique=True)
+    fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
+    rotation: Mapped[KeyRotation | None]
+    created: Mapped[datetime]
+    revoked: Mapped[datetime | None]
 
 
 class EvaluationRow(_Numbered):

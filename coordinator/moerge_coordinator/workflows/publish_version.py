@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from dbos import DBOS
 
 from moerge.build import build
@@ -18,14 +19,14 @@ from moerge.versions.plan import (
     plan_version,
     solve_lineage,
 )
-from moerge_coordinator.domain import versions
+from moerge_coordinator.domain import version_keys, versions
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.provenance import provenance_of
 from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.log import progress
 from moerge_coordinator.metrics import Metrics
-from moerge_coordinator.storage.tables import ArtifactRow, notify
+from moerge_coordinator.storage.tables import ArtifactRow, VersionRow, notify
 from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_problems
 from moerge_proto.digests import digest_of
 from moerge_proto.influence import VersionInfluence
@@ -133,23 +134,27 @@ class PublishVersion(Work):
         with self._publishing:
             with ports.database.reading() as session:
                 number, published = versions.number_of(session, made)
+                key = version_keys.signing_key(session, ports.settings.home)
             if published:
                 return str(number)
             files = [self._artifact(file, made) for file in self._publication(lineage).plan.files]
-            key = ports.version_key
-            digests = {file.name: file.sha256 for file in files}
-            signature = self._stored(SIGNATURE_FILE, sign_version(key, number, build().version, digests))
-            with ports.database.reading() as session:
-                statement = provenance_of(session, made, digests).statement()
-            provenance = self._stored(PROVENANCE_FILE, signed_bundle(key, statement))
-            name = fingerprint(public_pem(key))
-            ports.folders.show_version(number, [*files, signature, provenance])
-            measured = VersionInfluence.model_validate(influence)
+            new, made_by = VersionRow(number=number, lineage=made, files=files), build()
+            new.release, new.commit = made_by.version, made_by.commit
+            new.influence = VersionInfluence.model_validate(influence)
+            if key is not None:
+                self._sign(new, key)
+            ports.folders.show_version(number, [*files, *new.attestations])
             with ports.database.transaction("publish version") as session:
-                done = versions.publish(
-                    session, ports.blobs, number, made, files, signature, provenance, name, measured
-                )
+                done = versions.publish(session, ports.blobs, new)
             return str(number) if done else None
+
+    def _sign(self, new: VersionRow, key: EllipticCurvePrivateKey) -> None:
+        digests = {file.name: file.sha256 for file in new.files}
+        new.signature = self._stored(SIGNATURE_FILE, sign_version(key, new.number, new.release, digests))
+        with self.ports.database.reading() as session:
+            statement = provenance_of(session, new).statement()
+        new.provenance = self._stored(PROVENANCE_FILE, signed_bundle(key, statement))
+        new.key = fingerprint(public_pem(key))
 
     def _stored(self, name: str, bundle: str) -> FileEntry:
         return self.ports.blobs.put(name, lambda out: written(bundle.encode(), out))

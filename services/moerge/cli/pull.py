@@ -11,7 +11,7 @@ from moerge.cli.verify import Key
 from moerge.cli.versions import Which, resolve
 from moerge.client.client import Client
 from moerge.client.pull import pull as pull_version
-from moerge.client.signatures import read_signature
+from moerge.client.signatures import expected_fingerprint, read_signature
 from moerge.progress import progress
 from moerge.terminal import echo
 from moerge.versions.hub_results import REGISTERED, write_hub_results
@@ -31,12 +31,17 @@ def pull(
     """Download a version into FOLDER, in the format of transformers. Existing files are reused.
 
     Checks every file, the model card too, against the version's signature, before FOLDER appears. The first pull
-    into FOLDER pins the key; --key names it before. Refuses other files for a number that was pulled before. An
-    interrupted pull leaves FOLDER unchanged; the next one resumes. --hub-results writes the operators' results of
-    the hub's benchmarks, over all questions; a later pull without it removes them.
+    into FOLDER pins the key; --key names it before. Follows rotations that the pinned key has signed. Refuses unsigned
+    versions, revoked keys, and other files for a number that was pulled before. An interrupted pull leaves FOLDER
+    unchanged; the next one resumes. --hub-results writes the operators' results of the hub's benchmarks, over all
+    questions; a later pull without it removes them.
 
     Example: moerge pull champion my-model
     """
+    earlier = read_signature(folder)
+    pinned = None if earlier is None else earlier.fingerprint
+    if key is not None:
+        pinned = expected_fingerprint(key)
     with Client(coordinator, secret) as client:
         number = resolve(client, version)
         fetched = pull_version(client, client.version(number), folder, progress(), key)
@@ -44,6 +49,8 @@ def pull(
     signed = read_signature(folder)
     by = "" if signed is None else f", signed by key {in_groups(signed.fingerprint)}"
     echo(f"{folder}: version {number}, {decimal(fetched)} fetched{by}")
+    if signed is not None and pinned is not None and pinned != signed.fingerprint:
+        echo(f"The key was rotated from {in_groups(pinned)}, which has signed the rotation.", err=True)
     if hub_results:
         none = f"none; the hub's benchmarks are {', '.join(REGISTERED)}"
         echo(f"results for the hub: {', '.join(tasks) or none}")

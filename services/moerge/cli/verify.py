@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from moerge.cli.common import show
 from moerge.client.signatures import folder_provenance, verify_folder
+from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.provenance import Input, Provenance
 from moerge_proto.signatures import fingerprint, in_groups
+from moerge_proto.version_keys import VersionKey
 from moerge_proto.version_signatures import PROVENANCE_FILE
 
 Key = Annotated[
@@ -21,16 +24,21 @@ Key = Annotated[
 def verify(
     folder: Annotated[Path, typer.Argument(help="A pulled version, or a copy of one.")],
     key: Key = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="File with the JSON of `moerge version keys`: follows rotations, refuses revoked keys."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify a version's files against its signature, model.sig, without a coordinator.
 
     Refuses altered, missing and additional files. Without --key, compare the printed fingerprint with the operator's.
-    Also verifies provenance.sigstore.json, and prints which owner signed which inputs of the version.
+    Also verifies provenance.sigstore.json, and prints which owner signed which inputs of the version. Without --keys it
+    can't know of revocations.
 
     Example: moerge verify my-model --key version-key.pub
     """
-    signed = verify_folder(folder, key, progress())
+    signed = verify_folder(folder, key, progress(), [] if keys is None else _read(keys))
     provenance = folder_provenance(folder, signed)
     if as_json:
         facts = {"version": signed.number, "release": signed.release, "key": signed.fingerprint}
@@ -67,3 +75,11 @@ def _rows(provenance: Provenance) -> list[list[str]]:
 
 def _keys(items: list[Input]) -> list[str]:
     return [key for item in items if item.is_signed and (key := item.annotations.public_key) is not None]
+
+
+def _read(path: Path) -> list[VersionKey]:
+    try:
+        return TypeAdapter(list[VersionKey]).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        todo = "write it with: moerge version keys --json"
+        raise MoergeError("expected a list of version keys as JSON", where=str(path), todo=todo) from error

@@ -28,13 +28,19 @@ def show_files(row: Version) -> None:
         f"{len(lineage.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"
     )
     if row.key is not None:
-        output().print(f"Signed by key {in_groups(row.key)}", highlight=False)
+        since = "" if row.key_revoked is None else f", revoked {row.key_revoked:%Y-%m-%d %H:%M} UTC"
+        output().print(f"Signed by key {in_groups(row.key)}{since}", highlight=False)
     size = f"{decimal(row.bytes_total)}, {decimal(row.bytes_written)} of it new"
     files = [
         [f.name, str(f.tensors or ""), decimal(f.size), "new" if f.new else "shared", f.sha256[:12]] for f in row.files
     ]
     columns = ["file", "tensors", "size", "", "sha256"]
     show(f"{sum(f.tensors for f in row.files)} tensors; {size}", columns, files)
+
+
+def unsigned_state(row: Version) -> str:
+    """Why a version's signature doesn't count; empty if it does."""
+    return "unsigned" if row.key is None else "key revoked" if row.key_revoked else ""
 
 
 def show_signatures(rows: Sequence[ContributionSignature]) -> None:
@@ -58,6 +64,8 @@ def _notices(row: Version) -> list[str]:
         domains = dict(zip(row.lineage.experts, row.lineage.domains, strict=True))
         withdrawn = [domains.get(item, f"{item[:12]}, in its body") for item in row.contains_withdrawn]
         lines.append(f"Contains withdrawn experts: {'; '.join(withdrawn)}")
+    if row.key is None:
+        lines.append(f"Unsigned; to sign it: moerge version sign {row.number} --key FILE")
     if row.retired or row.withheld:
         lines.append(f"{'Retired' if row.retired else 'Withheld'} {row.retired or row.withheld:%Y-%m-%d %H:%M} UTC")
     return lines

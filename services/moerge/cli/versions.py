@@ -10,6 +10,7 @@ from rich.filesize import decimal
 from moerge.cli.common import Coordinator, Secret, Yes, confirm, points, show, show_list, wait
 from moerge.cli.rounds import wait_for_contributions
 from moerge.cli.version_benchmarks import show_benchmark_changes, show_benchmarks
+from moerge.cli.version_keys import list_keys, revoke_key, rotate_key, sign
 from moerge.cli.version_page import (
     show_comparison,
     show_engines,
@@ -18,6 +19,7 @@ from moerge.cli.version_page import (
     show_routers,
     show_signatures,
     show_warnings,
+    unsigned_state,
 )
 from moerge.cli.version_rebuild import rebuild
 from moerge.client.client import Client
@@ -164,7 +166,7 @@ def _line(row: Version) -> list[str]:
         decimal(row.bytes_written),
         f"{row.created:%Y-%m-%d %H:%M}",
         ", ".join([*row.aliases, *row.tags]),
-        "retired" if row.retired else "withheld" if row.withheld else "",
+        "retired" if row.retired else "withheld" if row.withheld else unsigned_state(row),
     ]
 
 
@@ -378,3 +380,7 @@ def retire(version: Which, coordinator: Coordinator, secret: Secret, yes: Yes = 
 
 
 app.command("rebuild")(rebuild)
+app.command("sign")(sign)
+app.command("keys")(list_keys)
+app.command("rotate-key")(rotate_key)
+app.command("revoke-key")(revoke_key)

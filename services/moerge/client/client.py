@@ -37,6 +37,7 @@ from moerge_proto.rounds import NewRound, Round, RoundChange
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.statistics_file import Kind
 from moerge_proto.uploads import Stored
+from moerge_proto.version_keys import KeyRotation, NewSignature, VersionKey
 from moerge_proto.versions import (
     Alias,
     AliasMove,
@@ -291,6 +292,23 @@ class Client(Http):
 
     def signed_card(self, number: int) -> SignedCard:
         return self.get(SignedCard, f"/v1/versions/{number}/signed-card")
+
+    def provenance(self, number: int) -> bytes:
+        """A version's provenance, without its signature."""
+        return self.send("GET", f"/v1/versions/{number}/provenance").content
+
+    def sign_version(self, number: int, signature: NewSignature) -> Version:
+        """Stores a signature by the active version key, with the present card."""
+        return self.message(Version, "PUT", f"/v1/versions/{number}/signature", signature)
+
+    def version_keys(self) -> Pages[VersionKey]:
+        return Pages(self, VersionKey, "/v1/version-keys")
+
+    def rotate_version_key(self, rotation: KeyRotation) -> VersionKey:
+        return self.post(VersionKey, "/v1/version-keys/rotate", rotation)
+
+    def revoke_version_key(self, fingerprint: str) -> VersionKey:
+        return self.post(VersionKey, f"/v1/version-keys/{fingerprint}/revoke")
 
     def version_table(self, number: int) -> VersionTable:
         return self.get(VersionTable, f"/v1/versions/{number}/table")

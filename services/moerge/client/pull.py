@@ -17,6 +17,7 @@ from moerge.client.signatures import (
     read_signature,
     require_key,
     require_served,
+    require_valid,
 )
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, sync_folder
@@ -37,11 +38,12 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress, key
 
     Files of an earlier pull are linked into the new folder, which then replaces the old one. Every file is checked
     against the version's signature before the folder appears. The key is the one of `key`, a fingerprint or a file;
-    by default that of the folder's earlier pull, if there was one.
+    by default that of the folder's earlier pull, if there was one. Signed rotations of that key are followed.
 
     Raises:
         MoergeError: the folder has other content, another pull uses it, the version is not served, has files with
-            names that no version has, isn't signed by that key, or has other files than at the earlier pull.
+            names that no version has, isn't signed by that key or by a revoked one, or has other files than at the
+            earlier pull.
     """
     if foreign := foreign_names(file.name for file in version.files):
         what = f"the coordinator lists files that no version has: {', '.join(map(repr, foreign))}"
@@ -61,13 +63,13 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress, key
         with lock:
             files: list[FileEntry] = [file for file in version.files if file.name != CARD_FILE]
             signed_card = client.signed_card(version.number)
-            _require_signed(version, signed_card, key, earlier)
+            signature = _require_signed(client, version, signed_card, key, earlier)
             _take_over(folder, partial, files, progress)
             title = f"fetching version {version.number}"
             fetched = client.download(f"/v1/versions/{version.number}/files", files, partial, progress, title=title)
             with atomic_file(partial / CARD_FILE) as out:
                 out.write(signed_card.card.encode())
-            bundles = {SIGNATURE_FILE: signed_card.signature}
+            bundles = {SIGNATURE_FILE: signature}
             if signed_card.provenance is not None:
                 bundles[PROVENANCE_FILE] = signed_card.provenance
             for name, text in bundles.items():
@@ -84,17 +86,21 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress, key
     return fetched
 
 
-def _require_signed(version: Version, card: SignedCard, key: str | None, earlier: SignedVersion | None) -> None:
-    """Requires that the expected key has signed the card and the listed files."""
+def _require_signed(
+    client: Client, version: Version, card: SignedCard, key: str | None, earlier: SignedVersion | None
+) -> str:
+    """The signature; requires that the expected key has made it, of the card and the listed files."""
     signed = parsed(card.signature, f"version {version.number}")
+    require_valid(signed, keys := list(client.version_keys()))
     if key is not None:
-        require_key(signed, expected_fingerprint(key), "given one")
+        require_key(signed, expected_fingerprint(key), "given one", keys)
     elif earlier is not None:
-        require_key(signed, earlier.fingerprint, "one of the earlier pull into this folder")
+        require_key(signed, earlier.fingerprint, "one of the earlier pull into this folder", keys)
     served = {file.name: file.sha256 for file in version.files} | {CARD_FILE: sha256_hex(card.card.encode())}
-    require_served(signed, version.number, served, earlier)
+    require_served(signed, version.number, served, earlier, keys)
     if card.provenance is not None:
         read_provenance(card.provenance, signed, f"version {version.number}")
+    return str(card.signature)
 
 
 def _take_over(folder: Path, partial: Path, files: Sequence[FileEntry], progress: Progress) -> None:

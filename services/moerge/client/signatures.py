@@ -1,6 +1,6 @@
 """The check of a version's signature, and of a folder against it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moerge.errors import MoergeError
@@ -10,6 +10,7 @@ from moerge_proto.digests import Digest
 from moerge_proto.provenance import Provenance
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_files import CARD_FILE
+from moerge_proto.version_keys import VersionKey, successor
 from moerge_proto.version_signatures import (
     PROVENANCE_FILE,
     SIGNATURE_FILE,
@@ -54,26 +55,55 @@ def read_signature(folder: Path) -> SignedVersion | None:
         return None
 
 
-def parsed(signature: str, where: str) -> SignedVersion:
-    """As `SignedVersion.of`, with its errors as MoergeErrors."""
+def parsed(signature: str | None, where: str) -> SignedVersion:
+    """As `SignedVersion.of`, with its errors as MoergeErrors; None is the signature of an unsigned version."""
+    if signature is None:
+        raise MoergeError("is not signed", where=where, todo="ask the operator to run: moerge version sign")
     try:
         return SignedVersion.of(signature)
     except ValueError as error:
         raise MoergeError(str(error), where=where, todo=f"don't use the version; {_ASK}") from error
 
 
-def require_key(signed: SignedVersion, expected: Digest, known: str) -> None:
-    """Requires that the key with this fingerprint, which is `known` from somewhere, has signed a version."""
-    if signed.fingerprint != expected:
+def require_key(signed: SignedVersion, expected: Digest, known: str, keys: Sequence[VersionKey] = ()) -> None:
+    """Requires that the key with this fingerprint, which is `known` from somewhere, has signed a version.
+
+    Or a later one to which signed rotations lead from it; `keys` are the operator's.
+    """
+    if signed.fingerprint != successor(keys, expected):
         what = f"signed by key {in_groups(signed.fingerprint)}, not by the {known}, {in_groups(expected)}"
+        since = _revoked(keys, expected)
+        if since is not None:
+            what += f", which the operator revoked on {since}"
+        elif keys:
+            what += ", and no signed rotation leads from that one to it"
         todo = f"don't use it; {_ASK}, and give it as `key` if the operator has changed the key"
         raise MoergeError(what, where=f"version {signed.number}", todo=todo)
 
 
+def require_valid(signed: SignedVersion, keys: Sequence[VersionKey]) -> None:
+    """Requires that the operator has not revoked the key that signed a version."""
+    if (since := _revoked(keys, signed.fingerprint)) is not None:
+        what = f"signed by key {in_groups(signed.fingerprint)}, which the operator revoked on {since}"
+        todo = f"don't use it; ask the operator to run: moerge version sign {signed.number}"
+        raise MoergeError(what, where=f"version {signed.number}", todo=todo)
+
+
+def _revoked(keys: Sequence[VersionKey], name: Digest) -> str | None:
+    times = [key.revoked for key in keys if key.fingerprint == name and key.revoked is not None]
+    return f"{times[0]:%Y-%m-%d %H:%M} UTC" if times else None
+
+
 def require_served(
-    signed: SignedVersion, number: int, served: Mapping[str, Digest], earlier: SignedVersion | None
+    signed: SignedVersion,
+    number: int,
+    served: Mapping[str, Digest],
+    earlier: SignedVersion | None,
+    keys: Sequence[VersionKey] = (),
 ) -> None:
     """Requires that the served files are the signed ones, and those of an earlier pull of the same version.
+
+    An earlier pull counts if its key has signed the version, or a later one to which signed rotations lead.
 
     Raises:
         MoergeError: names the files.
@@ -83,11 +113,11 @@ def require_served(
         what = f"the coordinator sent the signature of version {signed.number}"
         raise MoergeError(what, where=f"version {number}", todo=todo)
     if changed := differing(signed.files, served):
-        raise MoergeError(f"its files are not the signed ones: {_named(changed)}", where=f"version {number}", todo=todo)
-    if earlier is None or (earlier.number, earlier.public_key) != (number, signed.public_key):
+        raise MoergeError(f"its files are not the signed ones: {named(changed)}", where=f"version {number}", todo=todo)
+    if earlier is None or earlier.number != number or successor(keys, earlier.fingerprint) != signed.fingerprint:
         return
     if changed := differing({**earlier.files, CARD_FILE: served[CARD_FILE]}, served):
-        what = f"the coordinator serves other files than at the earlier pull into this folder: {_named(changed)}"
+        what = f"the coordinator serves other files than at the earlier pull into this folder: {named(changed)}"
         raise MoergeError(what, where=f"version {number}", todo=f"keep the folder; {_ASK}, and why a version changed")
 
 
@@ -98,16 +128,29 @@ def read_provenance(bundle: str, signed: SignedVersion, where: str) -> Provenanc
         MoergeError: another key than the version's has signed it, it is of other files, or an owner's signature in it
             is not genuine.
     """
+    try:
+        statement = signed_statement(bundle, signed.public_key)
+    except ValueError as error:
+        todo = f"don't use the version; {_ASK}"
+        raise MoergeError(f"{PROVENANCE_FILE}: {error}", where=where, todo=todo) from error
+    return parsed_provenance(statement, signed.files, where)
+
+
+def parsed_provenance(statement: bytes, files: Mapping[str, Digest], where: str) -> Provenance:
+    """The provenance in a statement about these files, name -> SHA-256.
+
+    Raises:
+        MoergeError: it is of other files, or an owner's signature in it is not genuine.
+    """
     todo = f"don't use the version; {_ASK}"
     try:
-        made = Provenance.of(signed_statement(bundle, signed.public_key))
+        made = Provenance.of(statement)
     except ValueError as error:
         raise MoergeError(f"{PROVENANCE_FILE}: {error}", where=where, todo=todo) from error
-    files = {name: digest for name, digest in signed.files.items() if name != CARD_FILE}
-    if changed := differing(files, made.files):
-        raise MoergeError(f"{PROVENANCE_FILE} is of other files: {_named(changed)}", where=where, todo=todo)
+    if changed := differing({name: digest for name, digest in files.items() if name != CARD_FILE}, made.files):
+        raise MoergeError(f"{PROVENANCE_FILE} is of other files: {named(changed)}", where=where, todo=todo)
     if forged := [item.name for item in made.inputs if item.is_signed and not item.is_genuine]:
-        what = f"{PROVENANCE_FILE} has signatures that are not by the owners' keys: {_named(forged)}"
+        what = f"{PROVENANCE_FILE} has signatures that are not by the owners' keys: {named(forged)}"
         raise MoergeError(what, where=where, todo=todo)
     return made
 
@@ -121,21 +164,32 @@ def folder_provenance(folder: Path, signed: SignedVersion) -> Provenance | None:
     return read_provenance(bundle, signed, str(folder))
 
 
-def verify_folder(folder: Path, key: str | None, progress: Progress) -> SignedVersion:
+def verify_folder(folder: Path, key: str | None, progress: Progress, keys: Sequence[VersionKey] = ()) -> SignedVersion:
     """Verifies a version's folder against its signature, without a coordinator, and returns the signed facts.
 
     Args:
         key: a fingerprint or the file of a public key; None accepts any key.
+        keys: the operator's, with rotations and revocations.
 
     Raises:
-        MoergeError: there is no signature, another key made it, or a file is altered, missing or not signed.
+        MoergeError: there is no signature, another key or a revoked one made it, or a file is altered, missing or not
+            signed.
     """
     signed = read_signature(folder)
     if signed is None:
         todo = "name the folder of a pulled version, or a copy of one"
         raise MoergeError(f"has no {SIGNATURE_FILE}", where=str(folder), todo=todo)
+    require_valid(signed, keys)
     if key is not None:
-        require_key(signed, expected_fingerprint(key), "given one")
+        require_key(signed, expected_fingerprint(key), "given one", keys)
+    if changed := differing(signed.files, folder_digests(folder, progress)):
+        todo = "pull it again; if that fails too, don't use it"
+        raise MoergeError(f"files are not the signed ones: {named(changed)}", where=str(folder), todo=todo)
+    return signed
+
+
+def folder_digests(folder: Path, progress: Progress) -> dict[str, Digest]:
+    """Name -> SHA-256 of the files of a version's folder that its signature covers."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink()]
     paths = [path for path in paths if path.relative_to(folder).parts[0] not in UNSIGNED]
     found = dict[str, Digest]()
@@ -143,10 +197,7 @@ def verify_folder(folder: Path, key: str | None, progress: Progress) -> SignedVe
         for path in paths:
             found[path.relative_to(folder).as_posix()] = file_sha256(path)
             tracker.advance(path.stat().st_size)
-    if changed := differing(signed.files, found):
-        todo = "pull it again; if that fails too, don't use it"
-        raise MoergeError(f"files are not the signed ones: {_named(changed)}", where=str(folder), todo=todo)
-    return signed
+    return found
 
 
 def differing(expected: Mapping[str, Digest], found: Mapping[str, Digest]) -> list[str]:
@@ -154,6 +205,7 @@ def differing(expected: Mapping[str, Digest], found: Mapping[str, Digest]) -> li
     return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
 
 
-def _named(names: list[str]) -> str:
+def named(names: list[str]) -> str:
+    """The first of these names, for a message."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -26,8 +26,9 @@ class ExportedVersion(Message):
     """The facts of a version's inputs: the file versions/N.json.
 
     `files`: path in the folder -> SHA-256. `missing`: the inputs that are not in the folder, each with its reason.
-    `signature`: the version's `model.sig`, which has the digests of its files; `provenance`: its
-    `provenance.sigstore.json`, if it has one. The others are as in `VersionInputs`.
+    `signature`: the version's `model.sig`, which has the digests of its files, None if unsigned; `provenance`: its
+    `provenance.sigstore.json`, if it has one; `card`: the signed card, if that has facts added after the publication.
+    The others are as in `VersionInputs`.
     """
 
     number: int
@@ -39,8 +40,10 @@ class ExportedVersion(Message):
     seed: SeedRecord | None
     files: dict[str, Digest]
     missing: list[str]
-    signature: str
+    release: str
+    signature: str | None
     provenance: str | None = None
+    card: str | None = None
 
 
 def expert_inputs(expert: DenseFiles) -> list[FilePlan]:

@@ -20,7 +20,8 @@ def rebuilt_files(
     """Name -> SHA-256 of a version's files, made again as the coordinator made them.
 
     Args:
-        out: a new folder for the files and the version's signature and provenance; None keeps nothing.
+        out: a new folder for the files, and for signature and provenance, if they cover the published card; None keeps
+            nothing.
 
     Raises:
         MoergeError: inputs are altered or absent, which it names; or the folder exists.
@@ -37,6 +38,7 @@ def rebuilt_files(
                 tracker.advance(1)
             return result
         signed = {SIGNATURE_FILE: exported.signature, PROVENANCE_FILE: exported.provenance}
-        bundles = [FilePlan(name, "", partial(written, text.encode()), {}) for name, text in signed.items() if text]
+        kept = signed if exported.card is None else {}
+        bundles = [FilePlan(name, "", partial(written, text.encode()), {}) for name, text in kept.items() if text]
         write_folder([*files, *bundles], out, lambda file: tracker.advance(file not in bundles))
     return {file.name: file_sha256(out / file.name) for file in files}

@@ -25,17 +25,19 @@ def promote(request: Request, state: Coordinator, caller: Operator, name: AliasN
 
     For `champion`, refused if the score of a domain, evaluated on both versions, falls by more points than the setting
     `promotion_max_fall`, or a benchmark, measured alike on both, is worse by more than `promotion_max_errors` standard
-    errors of the difference. `override` promotes nevertheless; the history stores the reason.
+    errors of the difference. `override` promotes nevertheless; the history stores the reason. With the setting
+    `promotion_signed`, refused unless the version is signed by a key that isn't revoked.
     """
     with state.database.transaction("promote version") as session:
-        return aliases.promote(session, name, move, who(request, caller), aliases.Falls.of(state.settings))
+        return aliases.promote(session, name, move, who(request, caller), aliases.Limits.of(state.settings))
 
 
 @router.post("/{name}/rollback")
 def roll_back(request: Request, state: Coordinator, caller: Operator, name: AliasName, back: Rollback) -> Alias:
     """Reverts the last promotion. `version` is the alias' present version, which makes a repeated call harmless."""
+    signed = state.settings.promotion_signed
     with state.database.transaction("roll alias back") as session:
-        return aliases.roll_back(session, name, back, who(request, caller))
+        return aliases.roll_back(session, name, back, who(request, caller), signed=signed)
 
 
 @router.delete("/{name}", status_code=204)

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from sqlalchemy import select
 
-from moerge_coordinator.domain import public_log
+from moerge_coordinator.domain import public_log, version_keys
 from moerge_coordinator.rest.auth import Anyone, Route
 from moerge_coordinator.rest.lists import After, page
 from moerge_coordinator.rest.state import Coordinator
@@ -27,6 +27,7 @@ def list_log(state: Coordinator, caller: Anyone, after: After = 0) -> Page[LogEn
 
 @router.get("/head")
 def show_log_head(state: Coordinator, caller: Anyone) -> LogHead:
-    """The number of the log's entries and the digest of the last one, signed by the key of versions."""
+    """The number of the log's entries and the digest of the last one, signed if the coordinator has the version key."""
     with state.database.reading() as session:
-        return public_log.head(session).signed(state.version_key)
+        head, key = public_log.head(session), version_keys.signing_key(session, state.settings.home)
+    return head if key is None else head.signed(key)

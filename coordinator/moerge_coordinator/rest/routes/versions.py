@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from moerge.versions.compare import compare
 from moerge.versions.engines import engine_limits
-from moerge_coordinator.domain import aliases, bodies, cards, owner_keys, versions
+from moerge_coordinator.domain import aliases, bodies, cards, owner_keys, provenance, version_keys, versions
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route
 from moerge_coordinator.rest.content import content
@@ -22,6 +22,7 @@ from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 from moerge_proto.version_files import CARD_FILE, CONFIG_FILE, REPORT_FILE
+from moerge_proto.version_keys import NewSignature
 from moerge_proto.versions import (
     Comparison,
     EngineLimit,
@@ -112,7 +113,7 @@ def show_influence(state: Coordinator, caller: Operator, number: Number) -> Vers
 def check_promotion(state: Coordinator, caller: Operator, number: Number) -> PromotionCheck:
     """The verdict of the promotion rules on `champion` pointing to the version: see `PUT /v1/aliases/{name}`."""
     with state.database.reading() as session:
-        return aliases.check(session, number, aliases.Falls.of(state.settings))
+        return aliases.check(session, number, aliases.Limits.of(state.settings))
 
 
 @router.get("/{number}/card", response_class=Markdown)
@@ -129,16 +130,36 @@ def show_signed_card(state: Coordinator, caller: Anyone, number: Number) -> Sign
     """The version's model card, with present notices, the signature of all of its files, and its provenance.
 
     The signature was made at the publication. The coordinator signs the card anew, with the same digests of all other
-    files, if it has the key; otherwise the card is the published one.
+    files, if it has the key; otherwise the card is the signed one. Refused to an owner who may not see all its scores.
     """
     with state.database.reading() as session:
         row = versions.find_served(session, number)
-        published = state.blobs.local(versions.file_digest(row, CARD_FILE)).read_text(encoding="utf-8")
-        signature, *others = (state.blobs.local(file.sha256).read_text("utf-8") for file in row.attestations)
-        card = cards.version_card(session, row, published, caller.owner)
-    if (signed := cards.signed_again(state.version_key, signature, published, card)) is None:
-        card, signed = published, signature
-    return SignedCard(card=card, signature=signed, provenance=next(iter(others), None))
+        return cards.signed_card(
+            session, state.blobs, row, caller.owner, version_keys.signing_key(session, state.settings.home)
+        )
+
+
+@router.get("/{number}/provenance")
+def show_provenance(state: Coordinator, caller: Operator, number: Number) -> Response:
+    """The version's provenance, an in-toto statement, without its signature: what `moerge version sign` signs."""
+    with state.database.reading() as session:
+        statement = provenance.statement_of(session, state.blobs, versions.find_served(session, number))
+    return Response(statement, media_type="application/json")
+
+
+@router.put("/{number}/signature")
+def sign_version(state: Coordinator, caller: Operator, number: Number, new: NewSignature) -> Version:
+    """Stores a signature that was made elsewhere, by the active version key, with the present model card. Idempotent.
+
+    Refused unless its files are the published ones.
+    """
+    with state.database.transaction("sign version") as session:
+        row = versions.find_served(session, number)
+        version_keys.sign(session, state.blobs, row, new)
+        session.flush()
+        files, view = row.attestations, messages.versions(session)(row)
+    state.folders.replace_in_version(number, files)
+    return view
 
 
 @router.get("/{number}/engines")

@@ -4,16 +4,17 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge_coordinator.domain import aliases, benchmarks, evaluations
+from moerge_coordinator.domain import aliases, benchmarks, evaluations, version_keys
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.tables import AliasMoveRow, ExpertRow, VersionRow, now
+from moerge_coordinator.storage.tables import AliasMoveRow, ExpertRow, VersionKeyRow, VersionRow, now
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.versions import CHAMPION, Move, Rollback
 from support.benchmarks import result, results_of
 from support.rows import add_body, add_contribution, add_expert, add_version
 
-MOST = aliases.Falls(points=2.0, errors=3.0)
+FINGERPRINT = "f" * 64
+MOST = aliases.Limits(points=2.0, errors=3.0)
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def versions(session: Session) -> list[VersionRow]:
 
 def promote(session: Session, version: int, most_fall: float = 2.0, name: str = CHAMPION, **how: str) -> int:
     move = Move.model_validate({"version": version, **how})
-    return aliases.promote(session, name, move, "operator, token 1", aliases.Falls(most_fall, 3.0)).version
+    return aliases.promote(session, name, move, "operator, token 1", aliases.Limits(most_fall, 3.0)).version
 
 
 def back(session: Session, version: int) -> int:
@@ -55,6 +56,26 @@ def test_a_rollback_passes_over_versions_that_are_not_served(session: Session, v
         promote(session, number)
     versions[1].withheld = now(session)
     assert back(session, 3) == 1
+
+
+def test_champion_can_be_required_to_be_signed(session: Session, versions: list[VersionRow]) -> None:
+    def move(number: int, name: str = CHAMPION) -> int:
+        limits = aliases.Limits(points=2.0, errors=3.0, signed=True)
+        return aliases.promote(session, name, Move(version=number, override="now"), "operator", limits).version
+
+    session.add(VersionKeyRow(public_key="PEM", fingerprint=FINGERPRINT))
+    versions[1].key, versions[2].key = None, FINGERPRINT
+    with pytest.raises(RefusedError, match="version 2 is not signed") as caught:
+        move(2)
+    limits = aliases.Limits(points=2.0, errors=3.0, signed=True)
+    assert "version 2 is not signed" in aliases.check(session, 2, limits).warnings[0]
+    assert "moerge version sign 2" in caught.value.todo
+    assert [move(2, "candidate"), move(1), promote(session, 2), move(3)] == [2, 1, 2, 3]
+    signed = aliases.roll_back(session, CHAMPION, Rollback(version=3), "operator", signed=True)
+    assert signed.version == 1
+    version_keys.revoke(session, FINGERPRINT)
+    with pytest.raises(RefusedError, match="version 3 is not signed"):
+        move(3)
 
 
 def test_an_alias_points_to_no_version_that_is_not_served(session: Session, versions: list[VersionRow]) -> None:

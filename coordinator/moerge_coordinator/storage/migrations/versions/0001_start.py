@@ -94,8 +94,8 @@ def upgrade() -> None:
         "versions",
         _key(),
         *_columns(DIGEST, "lineage_digest", unique=True),
-        *_columns(DIGEST, "key"),
-        *_columns(sa.JSON, "lineage", "files", "signature", "provenance?", "influence", "tags"),
+        *_columns(DIGEST, "release", "commit?", "key?"),
+        *_columns(sa.JSON, "lineage", "files", "signature?", "provenance?", "card?", "influence", "tags"),
         *_columns(sa.BigInteger, "bytes_total", "bytes_written"),
         *_columns(TEXT, "note"),
         *_columns(TIME, "created", "withheld?", "retired?"),
@@ -122,6 +122,14 @@ def upgrade() -> None:
         *_columns(DIGEST, "public_key", "fingerprint", unique=True),
         *_columns(TIME, "created", "revoked?"),
         _unique_where("one_key_of_an_owner", "owner", where="revoked IS NULL"),
+    )
+    op.create_table(
+        "version_keys",
+        _key(),
+        *_columns(sa.String(1000), "public_key", unique=True),
+        *_columns(DIGEST, "fingerprint", unique=True),
+        *_columns(sa.JSON, "rotation?"),
+        *_columns(TIME, "created", "revoked?"),
     )
     op.create_table(
         "rounds",
