@@ -60,7 +60,7 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     assert set(Progress.model_fields) == {
         "domain", "stage", "shards_done", "shards_total", "tokens_per_second", "seconds_left", "obstacle",
     }  # fmt: skip
-    words = ["body-refused", "version-altered", "asks-owner", "owner-refused"]
+    words = ["body-refused", "version-altered", "log-differs", "asks-owner", "owner-refused"]
     assert set(Obstacle) == {*words}
     assert set(StatisticsSettings.model_fields) == {
         "tokens_per_document",
@@ -68,6 +68,7 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
         "batch_tokens",
         "precision",
         "before",
+        "privacy",
     }
 
 
