@@ -24,6 +24,7 @@ EXAMPLES = {
     "upload": "1",
     "sha256": "0" * 64,
     "digest": "0" * 64,
+    "fingerprint": "0" * 64,
     "number": "1",
     "other": "1",
     "name": "x",
