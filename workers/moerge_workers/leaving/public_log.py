@@ -126,9 +126,7 @@ class PublicLog:
         """All that was served since the copy began, oldest first."""
         query = "SELECT kind, name, digest, at FROM served WHERE log = ? ORDER BY rowid"
         return [
-            Served(
-                kind, name, digest, datetime.fromisoformat(at), (kind == "version" and self.finding(int(name))) or ""
-            )
+            Served(kind, name, digest, datetime.fromisoformat(at), self.finding(name) if kind == "version" else None)
             for kind, name, digest, at in self.history.rows(query, self._copy)
         ]
 
@@ -148,7 +146,7 @@ class PublicLog:
         """The versions that were published since the copy began and have no finding."""
         [(begun,)] = self.history.rows("SELECT MAX(begun) FROM logs WHERE number = ?", self._copy)
         new = [entry.name for entry in self.entries() if entry.kind == "version" and entry.number > (begun or 0)]
-        return [int(name) for name in new if self.finding(name) is None]
+        return [int(name) for name in new if name.isdecimal() and self.finding(name) is None]
 
     def finding(self, version: int | str) -> str | None:
         """The result of a version's last comparison; None: there was none."""
