@@ -16,7 +16,7 @@ from moerge_proto.problems import Problem, ProblemType
 from moerge_workers.contributing import expert, parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError
-from moerge_workers.leaving.owner_key import expert_signature, join_request, key_file
+from moerge_workers.leaving.owner_key import expert_signature, join_request
 from support.models import adapter
 from support.stages import NOW, MemoryClient, body, context_of
 
@@ -35,7 +35,7 @@ def test_a_known_expert_is_signed_once_its_owner_has_a_key(folder: Path, home: P
         with context_of(folder, home, client) as context:
             expert.run(context)
         signed.append(client.known[context.expert.digest].signature)
-        join_request(key_file(home, context.expert.owner), context.expert.owner, ["law"])
+        join_request(home / f"{context.expert.owner}.pem", context.expert.owner, ["law"])
     assert signed == [None, expert_signature(home, context.expert.owner, context.expert.digest)]
 
 
