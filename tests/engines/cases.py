@@ -6,6 +6,7 @@ from itertools import combinations, product
 from typing import Any
 
 from moerge.models.families.registry import FAMILIES
+from support.models import VOCAB
 
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -99,11 +100,24 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "biases": {**_MULTIPLIERS, "attention_bias": True},
         "wide heads": {**_MULTIPLIERS, "head_dim": 64},
     },
-    "qwen3_5_text": {"plain": {"head_dim": 64}},
-    "granitemoehybrid": {"plain": {"shared_intermediate_size": 192, "mamba_n_heads": 8}},
+    "qwen3_5_text": {"plain": {"head_dim": 64, "linear_key_head_dim": 128, "linear_value_head_dim": 128}},
+    "granitemoehybrid": {"plain": {"shared_intermediate_size": 192, "mamba_n_heads": 8, "mamba_d_state": 32}},
     "lfm2": {"plain": {"block_multiple_of": 32}},
     "gemma": {"plain": {"head_dim": 32}, "wide heads": {"head_dim": 64}},
-    "gemma4_text": {"plain": _GEMMA4, "capped": {**_GEMMA4, "final_logit_softcapping": 2.0}},
+    "gemma3_text": {"plain": {"head_dim": 32, "sliding_window": WINDOW}},
+    "gemma4_text": {
+        "plain": _GEMMA4,
+        "capped": {**_GEMMA4, "final_logit_softcapping": 2.0},
+        "layer inputs": {
+            **_GEMMA4,
+            "attention_k_eq_v": False,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB,
+            "num_kv_shared_layers": 1,
+            "use_double_wide_mlp": True,
+            "layer_types": ["full_attention", "full_attention"],
+        },
+    },
     "gemma4_unified_text": {"plain": _GEMMA4},
 }
 """Family -> name -> settings of its dense config."""

@@ -22,7 +22,7 @@ class Result:
         case: the version.
         limits: of this engine, by the version's config.json.
         error: if the engine can't run it.
-        exact: the difference from transformers, both in float32.
+        exact: the difference from transformers, both in float32; None if the engine has no float32 for the class.
         rounded: the median difference in bfloat16, for a version in bfloat16.
         rounded_dense: its first dense expert's.
         remedied: the difference in float32 after the limits' remedy, if an option is one.
@@ -39,7 +39,7 @@ class Result:
     @property
     def right(self) -> bool:
         """Whether it answers as transformers does."""
-        return self.exact is not None and self.exact.exact and self.as_dense
+        return not self.error and (self.exact is None or self.exact.exact) and self.as_dense
 
     @property
     def as_dense(self) -> bool:
@@ -61,9 +61,9 @@ class Result:
 
     @property
     def _found(self) -> str:
-        if self.exact is None:
+        if self.error:
             return self.error
-        if not self.exact.exact:
+        if self.exact is not None and not self.exact.exact:
             return f"off by {self.exact.most:.1e}"
         return f"in bfloat16 off by {self.rounded:.1e}, its dense expert by {self.rounded_dense:.1e}"
 
@@ -81,7 +81,9 @@ def results(
         options = next(
             (o for text, o in engine.remedies.items() if any(text in limit.remedy for limit in limits)), None
         )
-        models = {"exact": Model(folder, "float32")}
+        in_float32 = [limit for limit in engine_limits({**config, "dtype": "float32"}) if limit.engine == engine.name]
+        is_only_rounded = case.dtype != "float32" and len(in_float32) > len(limits)
+        models = {} if is_only_rounded else {"exact": Model(folder, "float32")}
         if case.dtype != "float32":
             models |= {"rounded": Model(folder, case.dtype), "rounded_dense": Model(dense, case.dtype)}
         if options is not None:
@@ -107,8 +109,8 @@ def _result(
     return Result(
         case,
         limits,
-        found[models["exact"]].error,
-        apart["exact"],
+        found[models.get("exact") or models["rounded"]].error,
+        apart.get("exact"),
         None if rounded is None else rounded.typical,
         None if rounded_dense is None else rounded_dense.typical,
         apart.get("remedied"),

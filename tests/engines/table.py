@@ -42,9 +42,9 @@ def _row(family: str, setting: str, group: Sequence[Result]) -> str:
 
 def _verdict(group: Sequence[Result]) -> str:
     if all(item.right for item in group):
-        return "exact"
+        return "exact" if any(item.exact for item in group) else "in bfloat16 as its dense expert"
     wrong = next(item for item in group if not item.right)
-    said = "does not load" if wrong.exact is None else "**wrong**"
+    said = "does not load" if wrong.error else "**wrong**"
     remedied = [item.remedied.most for item in group if item.remedied is not None]
     return said + (f"; {_figure(max(remedied))} with the workaround" if remedied else "")
 

@@ -63,6 +63,8 @@ def test_what_is_not_a_number_is_no_answer() -> None:
         (Result(cases()[0], [LIMIT], exact=WRONG, remedied=WRONG), "the remedy"),
         (Result(cases()[0], [], exact=RIGHT, rounded=0.01, rounded_dense=0.006), ""),
         (Result(cases()[0], [], exact=RIGHT, rounded=0.02, rounded_dense=0.006), "no warning"),
+        (Result(cases()[0], [], rounded=0.01, rounded_dense=0.006), ""),
+        (Result(cases()[0], [], rounded=0.02, rounded_dense=0.006), "no warning"),
     ],
 )
 def test_engine_warns_if_and_only_if_its_answer_is_wrong(result: Result, fault: str) -> None:

@@ -1,6 +1,8 @@
 """vLLM: its CPU build, in float32 and bfloat16."""
 
-from engines.engine import Engine
+import os
+
+from engines.engine import HOME, SCRIPTS, Engine
 
 ENGINE = Engine(
     name="vLLM",
@@ -9,6 +11,7 @@ ENGINE = Engine(
     script="vllm_answers.py",
     speed="vllm_speed.py",
     variables={
+        "PYTHONPATH": f"{SCRIPTS / 'torchvision'}{os.pathsep}{HOME / 'torchvision'}",
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # many models in one process
