@@ -34,7 +34,8 @@ def require_family(model_type: str, fields: Collection[str] = ()) -> Family:
             todo = "name the dense model of this domain; instead of a version, name the experts that it was merged from"
             problem = f"model_type {model_type!r} is a mixture of experts, and an expert must be dense"
             raise IncompatibleExpertError(problem, where="config.json: model_type", todo=todo)
-        problem = f"model_type {model_type!r} has no stock MoE class" + (f": {why}" if why else " in moerge")
+        reason = f"is not supported: {why}" if why else "has no stock MoE class in moerge"
+        problem = f"model_type {model_type!r} {reason}"
         todo = f"use one of the supported families: {', '.join(sorted(FAMILIES))}"
         if why is None:
             todo += "; or open an issue with the model's hub id, its config.json, and its tensors' names and shapes"
