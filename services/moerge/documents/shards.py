@@ -3,7 +3,7 @@
 import hmac
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from moerge.documents.pool import Pool
 from moerge.models.tokens import Tokens
@@ -14,11 +14,14 @@ TOKENS_PER_HIDDEN = 64
 """A shard holds at least 64 H tokens, so that its sums are smaller than its features."""
 
 
-def shard_name(key: bytes, rows: Sequence[Tokens]) -> str:
-    """HMAC-SHA-256, in hex, of the shard's tokens; equal documents in equal batches have equal names."""
+def shard_name(key: bytes, rows: Sequence[Tokens], whole: Sequence[bytes] = ()) -> str:
+    """HMAC-SHA-256, in hex, of the shard's tokens; equal documents in equal batches have equal names.
+
+    `whole`: MACs of the documents, if a name must tell apart documents with equal rows.
+    """
     mac = hmac.new(key, digestmod="sha256")
-    for row in rows:
-        mac.update(row.packed)
+    for part in (*(row.packed for row in rows), *whole):
+        mac.update(part)
     return mac.hexdigest()
 
 
@@ -27,17 +30,24 @@ class Shard:
     """The owner's unit of work, named by the HMAC of its tokens, without text before them.
 
     A row has at most `context` tokens, of which one counts at least; a longer document has several rows. Rows `again`
-    have the same tokens that count, in the same order, behind other text; none without a context weight.
+    have the same tokens that count, in the same order, behind other text; none without a context weight. With noise
+    documents are taken as equally long, of `alike` tokens, because all counts that leave would tell of lengths.
     """
 
     name: str
     rows: list[Tokens]
     documents: int
     again: list[Tokens] = field(default_factory=list)
+    alike: int | None = None
 
     @property
     def tokens(self) -> int:
-        return sum(row.count for row in self.rows)
+        return sum(row.count for row in self.rows) if self.alike is None else self.documents * self.alike
+
+
+class _Document(NamedTuple):
+    rows: list[Tokens]
+    whole: bytes
 
 
 def enough(hidden_size: int) -> int:
@@ -56,23 +66,29 @@ def plan(
     """Cuts documents into shards, in the order given, with at most one further shard in memory.
 
     With a `pool` documents are cut into its settings' pieces, each behind a text of the pool, or two. The rest at the
-    end is a separate shard only if it is large enough, or the only one. With noise all documents are taken as equally
-    long, so that the number of shards depends on that of documents alone.
+    end is a separate shard only if it is large enough, or the only one. With noise the numbers of shards and of their
+    documents depend on that of documents alone: shards of equal first rows have different names.
     """
-    alike = None if settings.privacy is None else settings.tokens_per_document
-    done, current, size = list[list[Tokens]](), list[list[Tokens]](), 0
+    alike = alike_of(settings)
+    done, current, size = list[_Document](), list[_Document](), 0
     for document in documents:
-        rows = cut(encode(document), settings, settings.context if pool is None else pool.settings.piece)
+        tokens = encode(document)
+        rows = cut(tokens, settings, settings.context if pool is None else pool.settings.piece)
         if not rows:
             continue
-        current.append(rows)
+        current.append(_Document(rows, b"" if alike is None else hmac.digest(key, tokens.packed, "sha256")))
         size += sum(row.count for row in rows) if alike is None else alike
         if size >= enough(hidden_size):
             if done:
-                yield _shard(done, key, pool)
+                yield _shard(done, key, pool, alike)
             done, current, size = current, [], 0
     if done or current:
-        yield _shard(done + current, key, pool)
+        yield _shard(done + current, key, pool, alike)
+
+
+def alike_of(settings: StatisticsSettings) -> int | None:
+    """The tokens of each document with noise, see `Shard`; None: its own count."""
+    return None if settings.privacy is None else settings.tokens_per_document
 
 
 def cut(tokens: Tokens, settings: StatisticsSettings, size: int | None = None) -> list[Tokens]:
@@ -85,10 +101,10 @@ def cut(tokens: Tokens, settings: StatisticsSettings, size: int | None = None) -
     return rows if settings.privacy is None else rows[:1]
 
 
-def _shard(documents: list[list[Tokens]], key: bytes, pool: Pool | None) -> Shard:
-    rows = [row for document in documents for row in document]
-    name = shard_name(key, rows)
+def _shard(documents: list[_Document], key: bytes, pool: Pool | None, alike: int | None) -> Shard:
+    rows = [row for document in documents for row in document.rows]
+    name = shard_name(key, rows, [document.whole for document in documents])
     if pool is None:
-        return Shard(name, rows, len(documents))
+        return Shard(name, rows, len(documents), alike=alike)
     views = list(zip(*map(pool.behind, rows), strict=True))
     return Shard(name, list(views[0]), len(documents), *map(list, views[1:]))

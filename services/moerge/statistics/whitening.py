@@ -21,6 +21,7 @@ _LEAST_VARIANCE = 0.02  # in units of the mean one
 _TOKENS, _DOCUMENTS = 0.95, 0.9  # quantiles of public norms
 _TENSORS = "mean", "factor", "clips"
 _MARGIN = 1 - 2.0**-20  # for the rounding of norms
+_TODO = "check the body"
 
 
 class Limits(NamedTuple):
@@ -56,21 +57,28 @@ class Whitening:
 
     @classmethod
     def of(cls, documents: Sequence[Tensor]) -> Self:
-        """From features [tokens, H] float32 of public documents; ContributionError if they aren't finite."""
+        """From features [tokens, H] float32 of public documents.
+
+        Raises:
+            ContributionError: they aren't finite, or are all alike. A clip of 0 would stop at some owners' documents alone.
+        """
         joined = torch.cat(list(documents)).double()
         mean = joined.mean(dim=0)
         covariance = (joined - mean).T @ (joined - mean) / len(joined)
         covariance.diagonal().add_(_LEAST_VARIANCE * covariance.diagonal().mean() + 1e-12)
         factor, failed = torch.linalg.cholesky_ex(covariance)
         if int(failed) or not bool(factor.isfinite().all()):
-            raise ContributionError("the features of the public text aren't finite", todo="check the body")
+            raise ContributionError("the features of the public text aren't finite", todo=_TODO)
         result = cls(mean.float(), factor.float(), math.inf, math.inf, math.inf)
         norms = torch.cat([result.whitened(item).norm(dim=1) for item in documents])
         result = cls(result.mean, result.factor, float(norms.quantile(_TOKENS)), math.inf, math.inf)
         moments = [result.moments(item) for item in documents]
         grams, crosses = (torch.stack([item.norm() for item in items]) for items in zip(*moments, strict=True))
         limits = float(grams.quantile(_DOCUMENTS)), float(crosses.quantile(_DOCUMENTS))
-        return cls(result.mean, result.factor, result.radius, *limits)
+        result = cls(result.mean, result.factor, result.radius, *limits)
+        if not bool(((result.clips > 0) & result.clips.isfinite()).all()):
+            raise ContributionError("the features of the public text are all alike, or too large", todo=_TODO)
+        return result
 
     @property
     def clips(self) -> Tensor:
@@ -118,8 +126,8 @@ def name_of(layer: int, attribute: str) -> str:
 class BoundedSum(Sum):
     """Sums of documents' moments, rounded towards 0 and added as integers.
 
-    Off-diagonal entries are times the root of 2, so that the norm of the triangle is the Frobenius norm. A document
-    whose features aren't finite counts as nothing. So any document, under any body, keeps within the limits.
+    Entries above the diagonal are times the root of 2, so that the norm of the triangle is the Frobenius norm. A
+    document whose features aren't finite counts as nothing. So any document, under any body, keeps within the limits.
     """
 
     def __init__(self, whitening: Whitening, limits: Limits, gains: Tensor | None) -> None:
@@ -133,15 +141,14 @@ class BoundedSum(Sum):
         """Adds the features x [n, H] of one document."""
         features = x.float() if self._gains is None else x.float() * inverse(self._gains).to(x.device, torch.float32)
         gram, cross = self._whitening.moments(features)
-        sizes = float(gram.norm()), float(cross.norm())
+        square = (gram * math.sqrt(2)).triu()  # a computed product may be asymmetric, and only the triangle leaves
+        square.diagonal().copy_(gram.diagonal())
+        sizes = float(square.norm()), float(cross.norm())
         if not all(map(math.isfinite, sizes)):
             return
         self._total += _truncated(cross, self._limits.cross / max(sizes[1], self._whitening.cross))
         if self._limits.gram:
-            scale = self._limits.gram / max(sizes[0], self._whitening.gram)
-            square = _truncated(gram, scale * math.sqrt(2))
-            square.diagonal().copy_(_truncated(gram.diagonal(), scale))
-            self._square += square
+            self._square += _truncated(square, self._limits.gram / max(sizes[0], self._whitening.gram))
 
     def add_twice(self, x: Tensor, weight: float) -> None:
         raise NotImplementedError("a document passes alone, and once")

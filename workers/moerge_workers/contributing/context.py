@@ -27,7 +27,7 @@ from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
 from moerge_workers.leaving.history import Item
-from moerge_workers.leaving.ledger import Ledger, spending, spent_file
+from moerge_workers.leaving.ledger import Ledger, left_exact, spending, spent_file
 from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.leaving.owner_key import signature
 from moerge_workers.settings import Settings
@@ -118,10 +118,16 @@ class Context:
         """The path of what noise has cost each document; None: there is no budget.
 
         Raises:
-            MoergeError: the home's contributions have had noise, and now the settings have none.
+            MoergeError: the home's contributions have had noise, and now the settings have none; or the reverse.
         """
         path = spent_file(self.settings.home)
         if self.settings.privacy is not None:
+            if left_exact(self.settings.home):
+                raise MoergeError(
+                    "sums of this home's documents were sent without noise, so a budget can't bound what is known",
+                    where="[privacy]",
+                    todo="use other documents and another home",
+                )
             return path
         if spending(path)[0]:
             problem = "this home's documents have a privacy budget, which sums without noise would exceed"

@@ -43,8 +43,8 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
         if split == "statistics" or settings.tuning_share or path.exists():
             with closing(Ledger(path, context.last_documents(blank), counts, spent)) as ledger:
                 if spent is not None and ledger.exact():
-                    problem = "sums of these documents were sent without noise, so a budget can't bound what is known"
-                    raise MoergeError(problem, where="[privacy]", todo="use other documents and another home")
+                    problem = "it lacks the cost of a contribution that was sent, so a budget can't bound what is known"
+                    raise MoergeError(problem, where=str(spent), todo="restore its newest copy, or use another home")
                 sent += _contribute(context, blank, work, ledger)
     return sent
 

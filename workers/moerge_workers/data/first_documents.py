@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from moerge.documents.shards import cut, enough
+from moerge.documents.shards import alike_of, cut, enough
 from moerge.errors import MoergeError
 from moerge_workers.data.documents import Data
 from moerge_workers.settings import Settings
@@ -36,12 +36,13 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
         MoergeError: documents are unreadable, or too few for the contributions that the settings ask for.
     """
     splits, tokens, done, size, every = Counter[str](), Counter[str](), _Bytes(), 0, True
+    limits, alike = settings.router_statistics, alike_of(settings.router_statistics)
     for _, split, document in data.documents(done):
         if not (every := splits.total() < _MOST_DOCUMENTS and size < _MOST_BYTES):
             break
-        rows = cut(data.encode(document), settings.statistics)
+        rows = cut(data.encode(document), limits)
         splits[split] += bool(rows)
-        tokens[split] += sum(row.count for row in rows)
+        tokens[split] += sum(row.count for row in rows) if alike is None else alike * bool(rows)
         size += len(document.text.encode())
     least = enough(hidden_size)
     policy = settings.policy

@@ -165,10 +165,9 @@ class Ledger:
         return int(self._db.execute(query, (cost, most, everything)).fetchone()[0])
 
     def exact(self) -> bool:
-        """Tell whether sums without noise were sent, of any document of this ledger, or before the first with noise."""
-        known = "SELECT 1 FROM files WHERE digest NOT IN (SELECT digest FROM privacy.files) LIMIT 1"
-        first = "SELECT 1 FROM last.documents WHERE NOT EXISTS (SELECT 1 FROM privacy.files) LIMIT 1"
-        return any(self._db.execute(query).fetchall() for query in (known, first))
+        """Tell whether a file of this ledger has no known cost: it has no noise, or `spent` is an older copy."""
+        query = "SELECT 1 FROM files WHERE digest NOT IN (SELECT digest FROM privacy.files) LIMIT 1"
+        return bool(self._db.execute(query).fetchall())
 
     def files(self, *, replaced: bool = False) -> list[Sent]:
         """The active files, or the replaced ones, in the order of sending."""
@@ -222,13 +221,26 @@ def spending(path: Path, cost: float = 0.0, most: float = 0.0) -> tuple[int, int
     Raises:
         MoergeError: the file can't be read now, or isn't a ledger's.
     """
-    if not path.is_file():
-        return 0, 0
+    query = "SELECT COUNT(*), TOTAL(rho + ? > ?) FROM documents"
+    every, spent = _row(path, query, cost, most) if path.is_file() else (0, 0)
+    return int(every), int(spent)
+
+
+def left_exact(home: Path) -> bool:
+    """Tell whether router sums left a home before the first with noise, for any domain. Afterwards none can.
+
+    Raises:
+        MoergeError: as `spending`.
+    """
+    lasts, query = spent_file(home).parent.glob("*.last.sqlite"), "SELECT COUNT(*) FROM documents"
+    return not spending(spent_file(home))[0] and any(_row(path, query)[0] for path in lasts)
+
+
+def _row(path: Path, query: str, *values: float) -> tuple[float, ...]:
     with closing(sqlite3.connect(path)) as db:
         try:
-            query = "SELECT COUNT(*), TOTAL(rho + ? > ?) FROM documents"
-            every, spent = db.execute(query, (cost, most)).fetchone()
+            row: tuple[float, ...] = db.execute(query, values).fetchone()
         except sqlite3.DatabaseError as error:
             todo = "if a worker runs on this home, wait until it ends; else restore the file from a backup"
             raise MoergeError(f"can't be read: {error}", where=str(path), todo=todo) from error
-        return int(every), int(spent)
+        return row

@@ -78,6 +78,13 @@ def test_a_long_document_reaches_the_limits() -> None:
     assert square(sums.cross(0, None)) > 0.999 * limits.cross**2
 
 
+@pytest.mark.parametrize("public", [torch.zeros(5, SIZE), torch.full((5, SIZE), torch.inf)])
+def test_public_text_that_gives_no_clips_is_refused_for_any_documents(public: torch.Tensor) -> None:
+    """With clips of 0 a run would end at some documents, and at others not."""
+    with pytest.raises(ContributionError, match="the features of the public text are"):
+        Whitening.of([public] * 3)
+
+
 def layers_of(documents: Sequence[Tokens], own: DenseExpert, body: LocalBody, file: Path) -> list[dict[str, Int64]]:
     whitenings = Whitenings(file, PRIVACY, body.layers)
     work = RouterPass(own, body, body.exponents, whitenings=whitenings)
@@ -160,6 +167,14 @@ def test_the_number_of_shards_does_not_tell_of_lengths() -> None:
         documents = [Tokens([row] * length) for row in range(4 * 32)]
         sizes = [shard.documents for shard in plan(documents, lambda tokens: tokens, SETTINGS, 32, b"key")]
         assert sizes == [32] * 4
+
+
+def test_counts_do_not_tell_of_lengths_nor_of_equal_beginnings() -> None:
+    """Sizes of shards go to the policy, and with progress to the coordinator."""
+    begin = list(range(64))
+    for documents in ([Tokens([*begin, row]) for row in range(64)], [Tokens([row]) for row in range(64)]):
+        sizes = {shard.name: shard.tokens for shard in plan(documents, lambda tokens: tokens, SETTINGS, 32, b"key")}
+        assert list(sizes.values()) == [32 * 64] * 2
 
 
 def test_a_document_is_its_first_row() -> None:

@@ -80,6 +80,29 @@ def test_sums_without_noise_exclude_a_budget(folder: Path, home: Path, client: M
     ran(folder, home, client)
     with pytest.raises(MoergeError, match="were sent without noise"):
         ran(folder, home, client, body("8" * 64), privacy=BUDGET)
+    with pytest.raises(MoergeError, match="were sent without noise"):
+        ran(folder, home, client, privacy=BUDGET, domain="art")
+
+
+def test_an_older_copy_of_what_was_spent_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:
+    ran(folder, home, client, privacy=TWICE)
+    older = spent_file(home).read_bytes()
+    ran(folder, home, client, body("8" * 64), privacy=TWICE)
+    spent_file(home).write_bytes(older)
+    with pytest.raises(MoergeError, match="lacks the cost of a contribution"):
+        ran(folder, home, client, body("8" * 64), privacy=TWICE)
+
+
+def test_policy_and_progress_take_documents_as_equally_long(folder: Path, home: Path, client: MemoryClient) -> None:
+    """The tokens of the documents would tell of their lengths, by a refusal or by the seconds that are left."""
+    given: dict[str, Any] = {"privacy": BUDGET, "statistics": {"context": 64}}
+    with context_of(folder, home, client, policy={**MODES, "min_tokens": 40 * 64}, **given) as context:
+        context.look_at_data()
+        [sent] = contribute(context, body())
+        assert context.events.status.state.tokens == sent.tokens == 40 * 64
+    with context_of(folder, home, client, policy={**MODES, "min_tokens": 40 * 64 + 1}, **given) as context:
+        with pytest.raises(MoergeError, match="too little data"):
+            context.look_at_data()
 
 
 def test_a_budget_excludes_sums_without_noise(folder: Path, home: Path, client: MemoryClient) -> None:
