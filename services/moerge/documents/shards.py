@@ -106,5 +106,5 @@ def _shard(documents: list[_Document], key: bytes, pool: Pool | None, alike: int
     name = shard_name(key, rows, [document.whole for document in documents])
     if pool is None:
         return Shard(name, rows, len(documents), alike=alike)
-    views = list(zip(*map(pool.behind, rows), strict=True))
-    return Shard(name, list(views[0]), len(documents), *map(list, views[1:]))
+    first, *again = zip(*map(pool.behind, rows), strict=True)
+    return Shard(name, list(first), len(documents), [row for view in again for row in view])

@@ -17,8 +17,8 @@ from moerge.statistics.membership import FEW_DOCUMENTS, expected_auc
 from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError
 
 UNCOVERED = (
-    "covers router sums alone: fitted MLPs, head contributions, evaluations and the expert's own weights are functions "
-    "of the text without noise"
+    "covers router sums alone: fitted MLPs, head contributions, body contributions, comparisons with merged bodies, "
+    "evaluations and the expert's own weights are functions of the text without noise"
 )
 """On what noise doesn't protect."""
 MOST_RANKED = 8  # grams whose rank is measured

@@ -16,7 +16,7 @@ from moerge_proto.statistics_file import Int64
 BITS = 26
 SIGMA: int = 1 << BITS
 """The deviation of the noise; sums are on a grid on which it is enough."""
-_TAIL = 40  # deviations; what lies beyond has a probability below 2**-1000, under any delta
+_TAIL = 40  # deviations; what lies beyond, a document moved included, has a probability below 2**-500
 _BLOCK = 2**18
 
 Words = NDArray[np.uint64]

@@ -60,7 +60,7 @@ class Whitening:
         """From features [tokens, H] float32 of public documents.
 
         Raises:
-            ContributionError: they aren't finite, or are all alike. A clip of 0 would stop at some owners' documents alone.
+            ContributionError: they aren't finite, or are all alike: a clip of 0 would fail only for some documents.
         """
         joined = torch.cat(list(documents)).double()
         mean = joined.mean(dim=0)

@@ -85,17 +85,16 @@ class PendingStatistics:
         """As `_summed`; with a budget the file has noise, and exact sums are removed."""
         if not isinstance(self.work, RouterPass) or (whitenings := self.work.whitenings) is None:
             return self._summed(plan, path)
-        if holds(path, self.blank, plan.sizes):  # of an earlier run, which asked the owner
-            with StatisticsFile(path) as file:
-                return file.manifest
-        write_whitenings(replace(self.work, whitenings=None, device="cpu"), self.blank.settings, whitenings.path)
         exact = path.with_suffix(".exact")
-        if self._summed(plan, exact) is None:
-            return None
-        manifest = release(exact, path, self.work.body, whitenings)
-        exact.unlink()
-        whitenings.path.unlink()
-        return manifest
+        if not holds(path, self.blank, plan.sizes):  # else of an earlier run, which asked the owner or was killed
+            write_whitenings(replace(self.work, whitenings=None, device="cpu"), self.blank.settings, whitenings.path)
+            if self._summed(plan, exact) is None:
+                return None
+            release(exact, path, self.work.body, whitenings)
+        for left in (exact, whitenings.path):
+            left.unlink(missing_ok=True)
+        with StatisticsFile(path) as file:
+            return file.manifest
 
     def _summed(self, plan: Plan, path: Path) -> Manifest | None:
         """The manifest of the file with the plan's sums; None: the data no longer matches the plan."""
