@@ -90,17 +90,17 @@ class NewSignature(Message):
     provenance: str = Field(max_length=_LONGEST_SIGNATURE)
 
 
-def successor(keys: Sequence[VersionKey], pinned: Digest) -> Digest:
-    """The fingerprint that signed rotations lead to from `pinned`, a fingerprint; `pinned` itself without one.
+def successors(keys: Sequence[VersionKey], pinned: Digest) -> list[Digest]:
+    """The fingerprints to which signed rotations lead from `pinned`, a fingerprint, which is the first of them.
 
     A revoked key's rotation is not followed: whoever stole the key could have made it. Only the revocations are the
     coordinator's word.
     """
-    revoked = {key.fingerprint for key in keys if key.revoked is not None}
+    revoked, found = {key.fingerprint for key in keys if key.revoked is not None}, [pinned]
     for key in keys:
         rotation = key.rotation
-        if rotation is None or fingerprint(rotation.old_key) != pinned or pinned in revoked:
+        if rotation is None or fingerprint(rotation.old_key) != found[-1] or found[-1] in revoked:
             continue
         if rotation.forged() is None:
-            pinned = fingerprint(rotation.new_key)
-    return pinned
+            found.append(fingerprint(rotation.new_key))
+    return found

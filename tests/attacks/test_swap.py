@@ -313,6 +313,7 @@ def test_consumers_follow_signed_rotations_only(federation: Federation, version:
     assert in_groups(name) in federation.moerge("version", "rotate-key", "--key", server.home / KEY_FILE)
     new = fingerprint(public_pem(own_key(federation)))
     later = federation.solve(options=SolveOptions(ridge_lambda=2000)).number
+    pulled(federation, number, other)  # signed by the old key, which is pinned there, and not revoked
     assert f"signed by key {in_groups(new)}" in " ".join(federation.moerge("pull", later, pinned).split())
     pulled(federation, later, tmp_path / "given", name)
     with pytest.raises(MoergeError, match=f"{in_groups(name)}, not by the given one, {in_groups(new)}"):

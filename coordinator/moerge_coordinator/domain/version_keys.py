@@ -27,7 +27,7 @@ from moerge_proto.digests import Digest, sha256_hex
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_files import CARD_FILE
-from moerge_proto.version_keys import KeyRotation, NewSignature, VersionKey, successor
+from moerge_proto.version_keys import KeyRotation, NewSignature, VersionKey, successors
 from moerge_proto.version_signatures import (
     PROVENANCE_FILE,
     SIGNATURE_FILE,
@@ -75,7 +75,7 @@ def disagreement(session: Session, home: Path) -> MoergeError | None:
 
 def _followed(session: Session, home: Path, found: str) -> Digest | None:
     """The key to which signed rotations lead from a home's public key; None if the home has the private one."""
-    return None if private_key(home) else successor(messages(session), fingerprint(found))
+    return None if private_key(home) else successors(messages(session), fingerprint(found))[-1]
 
 
 def agree(session: Session, home: Path) -> None:

@@ -24,7 +24,7 @@ from moerge_coordinator.storage.tables import ArtifactRow, ExpertRow, VersionRow
 from moerge_coordinator.storage.version_key import public_key
 from moerge_proto.messages import FileEntry
 from moerge_proto.version_files import CARD_FILE, HEAD_FILE
-from moerge_proto.version_keys import successor
+from moerge_proto.version_keys import successors
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE, SignedVersion, fingerprint
 from moerge_proto.versions import Lineage
 
@@ -69,7 +69,7 @@ def replaced_files(
                 if (signed := _signed(blobs, row.signature.sha256, row)) is None:
                     yield _finding(row, SIGNATURE_FILE, row.signature.sha256)
                     continue
-                if trusted is not None and successor(keys, signed.fingerprint) != trusted:
+                if trusted is not None and trusted not in successors(keys, signed.fingerprint):
                     yield _finding(row, SIGNATURE_FILE, row.signature.sha256, "unchecked")
                 if row.provenance is not None and not _is_genuine(blobs, row.provenance, signed):
                     yield _finding(row, PROVENANCE_FILE, row.provenance.sha256)

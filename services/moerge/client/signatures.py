@@ -10,7 +10,7 @@ from moerge_proto.digests import Digest
 from moerge_proto.provenance import Provenance
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_files import CARD_FILE
-from moerge_proto.version_keys import VersionKey, successor
+from moerge_proto.version_keys import VersionKey, successors
 from moerge_proto.version_signatures import (
     PROVENANCE_FILE,
     SIGNATURE_FILE,
@@ -70,7 +70,7 @@ def require_key(signed: SignedVersion, expected: Digest, known: str, keys: Seque
 
     Or a later one to which signed rotations lead from it; `keys` are the operator's.
     """
-    if signed.fingerprint != successor(keys, expected):
+    if signed.fingerprint not in successors(keys, expected):
         what = f"signed by key {in_groups(signed.fingerprint)}, not by the {known}, {in_groups(expected)}"
         since = _revoked(keys, expected)
         if since is not None:
@@ -114,7 +114,7 @@ def require_served(
         raise MoergeError(what, where=f"version {number}", todo=todo)
     if changed := differing(signed.files, served):
         raise MoergeError(f"its files are not the signed ones: {named(changed)}", where=f"version {number}", todo=todo)
-    if earlier is None or earlier.number != number or successor(keys, earlier.fingerprint) != signed.fingerprint:
+    if earlier is None or earlier.number != number or signed.fingerprint not in successors(keys, earlier.fingerprint):
         return
     if changed := differing({**earlier.files, CARD_FILE: served[CARD_FILE]}, served):
         what = f"the coordinator serves other files than at the earlier pull into this folder: {named(changed)}"

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 )
 from pydantic import ValidationError
 
-from moerge_proto.version_keys import KeyRotation, VersionKey, successor
+from moerge_proto.version_keys import KeyRotation, VersionKey, successors
 from moerge_proto.version_signatures import fingerprint, public_pem
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -59,16 +59,18 @@ def test_a_key_of_another_kind_is_refused() -> None:
 
 def test_signed_rotations_lead_forward_only() -> None:
     keys = listed(ONE, TWO, THREE)
-    assert [successor(keys, name(key)) for key in (ONE, TWO, THREE)] == [name(THREE)] * 3
-    assert successor(keys, name(EVIL)) == name(EVIL)
-    assert successor([], name(ONE)) == name(ONE)
+    names = [name(key) for key in (ONE, TWO, THREE)]
+    assert [successors(keys, key) for key in names] == [names, names[1:], names[2:]]
+    assert successors(keys, name(EVIL)) == [name(EVIL)]
+    assert successors([], name(ONE)) == [name(ONE)]
 
 
 def test_forged_rotations_and_those_of_revoked_keys_are_not_followed() -> None:
     one, two = listed(ONE, TWO)
     own = KeyRotation.make(EVIL, TWO).model_copy(update={"old_key": public_pem(ONE)})
-    assert successor([one, two.model_copy(update={"rotation": own})], name(ONE)) == name(ONE)
-    assert successor([one, two.model_copy(update={"rotation": None})], name(ONE)) == name(ONE)
+    assert successors([one, two.model_copy(update={"rotation": own})], name(ONE)) == [name(ONE)]
+    assert successors([one, two.model_copy(update={"rotation": None})], name(ONE)) == [name(ONE)]
     keys = listed(ONE, TWO, THREE, revoked=TWO)
-    assert [successor(keys, name(key)) for key in (ONE, TWO, THREE)] == [name(TWO), name(TWO), name(THREE)]
-    assert successor(listed(ONE, TWO, revoked=ONE), name(ONE)) == name(ONE)
+    assert successors(keys, name(ONE)) == [name(ONE), name(TWO)]
+    assert [successors(keys, name(key)) for key in (TWO, THREE)] == [[name(TWO)], [name(THREE)]]
+    assert successors(listed(ONE, TWO, revoked=ONE), name(ONE)) == [name(ONE)]
