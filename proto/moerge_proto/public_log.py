@@ -103,6 +103,18 @@ def extended(head: LogHead, entries: Iterable[LogEntry]) -> LogHead:
     return LogHead(size=size, hash=last)
 
 
+def require_once(entries: Iterable[LogEntry]) -> None:
+    """Requires one entry per publication; ValueError: a later entry has its kind and name.
+
+    Otherwise a coordinator could serve one owner the first entry's content, and all others the last one's.
+    """
+    known = set[tuple[Published, str]]()
+    for entry in entries:
+        if (entry.kind, entry.name) in known:
+            raise ValueError(f"entry {entry.number} publishes {entry.title} again")
+        known.add((entry.kind, entry.name))
+
+
 class BodyContent(Protocol):
     """The facts of a body that never change."""
 

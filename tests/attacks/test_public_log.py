@@ -181,6 +181,23 @@ def restored(log: list[LogEntry]) -> list[LogEntry]:
     return [*log[:-2], log[-1].model_copy(update={"digest": "1" * 64}), log[-2]]
 
 
+def test_a_second_entry_for_a_version_stops_the_worker(
+    federation: Federation, worker: Worker, rows: sqlite3.Connection, home: Path
+) -> None:
+    """Otherwise one log could have a victim's version, and then everybody else's of the same number."""
+    table = rows.execute("SELECT sql FROM sqlite_master WHERE name = 'public_log'").fetchone()[0]
+    log = list(federation.operator.log())
+    rows.execute("ALTER TABLE public_log RENAME TO unique_log")
+    rows.execute(table.replace("UNIQUE (kind, name)", "CHECK (kind != name)"))
+    rewrite(rows, [*log, log[-1].model_copy(update={"digest": "0" * 64})])
+    said, verified = worker.run(fit=False, home=str(home)), found(federation)
+    rows.execute("DROP TABLE public_log")
+    rows.execute("ALTER TABLE unique_log RENAME TO public_log")
+    again = f"entry {len(log) + 1} publishes version {log[-1].name} again"
+    assert again in said
+    assert again in verified
+
+
 @pytest.mark.parametrize("alter", [rewritten, truncated, restored])
 def test_a_log_that_does_not_extend_the_known_one_stops_the_worker(
     federation: Federation,

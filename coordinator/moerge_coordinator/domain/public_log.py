@@ -9,7 +9,15 @@ from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import BodyRow, LogRow, VersionRow, now
 from moerge_proto.digests import Digest
 from moerge_proto.messages import FileEntry
-from moerge_proto.public_log import LogEntry, LogHead, Published, body_content, extended, version_content
+from moerge_proto.public_log import (
+    LogEntry,
+    LogHead,
+    Published,
+    body_content,
+    extended,
+    require_once,
+    version_content,
+)
 from moerge_proto.version_files import HEAD_FILE
 
 
@@ -20,6 +28,7 @@ def head(session: Session) -> LogHead:
 
 
 def record(session: Session, kind: Published, name: str, digest: Digest) -> None:
+    """Adds an entry. Writing transactions run one at a time, so two replicas can't both add the next number."""
     last = head(session)
     entry = LogRow(number=last.size + 1, kind=kind, name=name, digest=digest, created=now(session), previous=last.hash)
     session.add(entry)
@@ -44,6 +53,7 @@ def deviations(session: Session) -> Iterator[tuple[str, Digest]]:
     entries = [message(LogEntry, row) for row in session.scalars(select(LogRow).order_by(LogRow.number))]
     try:
         extended(LogHead(), entries)
+        require_once(entries)
     except ValueError as error:
         yield str(error), entries[-1].hash
     expected: dict[tuple[str, str], Digest] = {}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
-from moerge_proto.public_log import LogEntry, LogHead, extended
+from moerge_proto.public_log import LogEntry, LogHead, extended, require_once
 from moerge_proto.version_signatures import public_pem
 
 
@@ -43,6 +43,16 @@ def test_a_changed_entry_is_not_followed_by_the_next() -> None:
     first, *others = log("a", "b")
     with pytest.raises(ValueError, match=r"entry 2 \(version 2\) doesn't follow entry 1"):
         extended(LogHead(), [first.model_copy(update={"name": "7"}), *others])
+
+
+def test_a_publication_has_one_entry() -> None:
+    entries = log("a", "b", "c")
+    require_once(entries)
+    again = entries[2].model_copy(update={"name": "1"})
+    extended(LogHead(), [*entries[:2], again])
+    require_once([*entries[:2], again.model_copy(update={"kind": "head"})])
+    with pytest.raises(ValueError, match="entry 3 publishes version 1 again"):
+        require_once([*entries[:2], again])
 
 
 @pytest.mark.parametrize("line", ["", "3", f"3:{'a' * 63}", f"-1:{'a' * 64}", f"3:{'A' * 64}"])

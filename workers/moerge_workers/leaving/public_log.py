@@ -8,7 +8,7 @@ from itertools import islice
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.digests import Digest
-from moerge_proto.public_log import LogEntry, LogHead, Published, extended, title
+from moerge_proto.public_log import LogEntry, LogHead, Published, extended, require_once, title
 from moerge_workers.leaving.history import History
 
 _MOST = 2**20  # new entries at once
@@ -68,6 +68,8 @@ class PublicLog:
             new = list(islice(client.log(kept.size), head.size - kept.size))
             if extended(kept, new).line != head.line:
                 raise ValueError(f"its head is {head.line}; the entries lead to {extended(kept, new).line}")
+            if new:
+                require_once([*self._entries(copy), *new])
         except ValueError as error:
             problem = f"the coordinator's public log doesn't extend the one seen before, {kept.line}: {error}"
             raise LogError(problem, where="public log", todo=_TODO) from error
@@ -98,8 +100,11 @@ class PublicLog:
         return LogHead()
 
     def entries(self) -> list[LogEntry]:
+        return self._entries(self._copy)
+
+    def _entries(self, copy: int | None) -> list[LogEntry]:
         query = "SELECT entry FROM entries WHERE log = ? ORDER BY number"
-        return [LogEntry.model_validate_json(entry) for (entry,) in self.history.rows(query, self._copy)]
+        return [LogEntry.model_validate_json(entry) for (entry,) in self.history.rows(query, copy)]
 
     def lacks(self, line: str) -> list[str]:
         """Why the log doesn't begin with another owner's, given its head; MoergeError: that is no head."""
