@@ -239,8 +239,10 @@ class Alias(Message):
 class PromotionCheck(Message):
     """The verdict of the promotion rules on `champion` pointing to a version.
 
-    `falls`: losses that need an override. `warnings`: domains that are not evaluated, benchmarks that are not compared.
+    `refusal`: why no override allows it, None if one may. `falls`: losses that need an override. `warnings`: domains
+    that are not evaluated, benchmarks that are not compared.
     """
 
+    refusal: str | None
     falls: list[str]
     warnings: list[str]

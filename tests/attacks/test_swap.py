@@ -264,6 +264,9 @@ def test_only_the_key_elsewhere_signs_a_version(federation: Federation, version:
             pulled(federation, number, folder)
         with pytest.raises(CoordinatorError, match=f"version {number} is not signed"):
             operator.promote("champion", number)
+        with signed_in(federation.server, federation.server.operator_token) as browser:
+            form = browser.get(f"/versions/{number}/promote").text
+        assert f"The rules of promotion refuse it as champion: version {number} is not signed" in form
 
         facts = unsigned(operator, row)
         good, evil = facts.sign(key), facts.sign(generate_private_key(SECP256R1()))

@@ -56,9 +56,9 @@ def promote(session: Session, name: Name, move: Move, who: str, most: Limits) ->
     if row is not None and row.version == version.number:
         return message(Alias, row)
     before = None if row is None else versions.find(session, row.version)
-    if name == CHAMPION and most.signed and not _signed(session, version):
+    if name == CHAMPION and (refusal := _refusal(session, version, most)) is not None:
         todo = f"run: moerge version sign {version.number}"
-        raise RefusedError(ProblemType.NOT_PROMOTABLE, _unsigned(version), where="version", todo=todo)
+        raise RefusedError(ProblemType.NOT_PROMOTABLE, refusal, where="version", todo=todo)
     falls, warnings = _compared(session, version, before, most) if name == CHAMPION else ([], [])
     view = version_view(session)
     if before is not None and (lost := lost_domains(view(before), view(version))):
@@ -76,15 +76,16 @@ def check(session: Session, number: int, most: Limits) -> PromotionCheck:
     """What `promote` would compare if it pointed `champion` to a served version; nothing if it does already."""
     version, row = versions.find_served(session, number), _named(session, CHAMPION)
     if row is not None and row.version == version.number:
-        return PromotionCheck(falls=[], warnings=[])
+        return PromotionCheck(refusal=None, falls=[], warnings=[])
     before = None if row is None else versions.find(session, row.version)
     falls, warnings = _compared(session, version, before, most)
-    if most.signed and not _signed(session, version):
-        warnings.insert(0, _unsigned(version))
-    return PromotionCheck(falls=falls, warnings=warnings)
+    return PromotionCheck(refusal=_refusal(session, version, most), falls=falls, warnings=warnings)
 
 
-def _unsigned(version: VersionRow) -> str:
+def _refusal(session: Session, version: VersionRow, most: Limits) -> str | None:
+    """Why no override makes it the champion; None if one may."""
+    if not most.signed or _signed(session, version):
+        return None
     return f"version {version.number} is not signed by a key that counts, which promotion_signed requires"
 
 
@@ -161,7 +162,7 @@ def roll_back(session: Session, name: Name, back: Rollback, who: str, *, signed:
 
     `signed`: whether `champion` must be signed.
     """
-    row = find(session, name)
+    row, signed = find(session, name), signed and name == CHAMPION
     moves = list(session.scalars(select(AliasMoveRow).where(AliasMoveRow.alias == name).order_by(AliasMoveRow.number)))
     if row.version != back.version:
         if moves[-1].kind == "rollback" and moves[-1].previous == back.version:
@@ -170,7 +171,7 @@ def roll_back(session: Session, name: Name, back: Rollback, who: str, *, signed:
         raise RefusedError(ProblemType.CONFLICT, problem, where="version", todo="check the alias, then try again")
     for number in reversed(_promoted(moves)[:-1]):
         version = versions.find(session, number)
-        counts = name != CHAMPION or not signed or _signed(session, version)
+        counts = not signed or _signed(session, version)
         if version.retired is None and version.withheld is None and counts:
             return _point(session, row, name, number, kind="rollback", who=who, note=back.note)
     problem = f"the alias {name!r} has no earlier version that is still served{' and signed' if signed else ''}"

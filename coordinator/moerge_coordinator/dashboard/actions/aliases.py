@@ -1,11 +1,9 @@
 """Actions on aliases: promote, roll back, remove."""
 
-from collections.abc import Sequence
-
 from moerge.versions.compare import lost_domains
 from moerge_coordinator.dashboard.forms import NOTE, Action, Field, Form, Given, number_of, said
 from moerge_coordinator.dashboard.site import HOME, Visit
-from moerge_proto.versions import CHAMPION
+from moerge_proto.versions import CHAMPION, PromotionCheck
 
 _USUAL = (CHAMPION, "candidate")
 
@@ -24,7 +22,7 @@ def _ask_promote(visit: Visit) -> Form:
     if visit.operates:
         checked = visit.rest.promotion_check(number)
         falls = checked.falls
-        facts += _verdict(falls, checked.warnings)
+        facts += _verdict(checked)
     alias = Field("alias", "Alias", value=CHAMPION, hint=f"such as {' or '.join(names)}", required=True)
     hint = f"only for {CHAMPION}; it stays in the history"
     override = Field("override", "Reason to promote it nevertheless", hint=hint, on_refusal=not falls)
@@ -32,11 +30,14 @@ def _ask_promote(visit: Visit) -> Form:
     return Form(f"Promote version {number}", "Promote", f"{HOME}/versions/{number}", tuple(facts), fields)
 
 
-def _verdict(falls: Sequence[str], warnings: Sequence[str]) -> list[str]:
+def _verdict(checked: PromotionCheck) -> list[str]:
     """Sentences on the promotion rules."""
-    refused = [f"The rules of promotion refuse it as {CHAMPION}, unless you give a reason: {fall}." for fall in falls]
+    refuse = f"The rules of promotion refuse it as {CHAMPION}"
+    refused = [f"{refuse}, unless you give a reason: {fall}." for fall in checked.falls]
+    if checked.refusal is not None:
+        refused.insert(0, f"{refuse}: {checked.refusal}.")
     allowed = f"The rules of promotion allow it as {CHAMPION}."
-    return [*(refused or [allowed]), *(f"A fall would not be noticed: {warning}." for warning in warnings)]
+    return [*(refused or [allowed]), *(f"A fall would not be noticed: {warning}." for warning in checked.warnings)]
 
 
 def _promote(visit: Visit, given: Given) -> str:

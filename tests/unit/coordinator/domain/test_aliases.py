@@ -68,11 +68,14 @@ def test_champion_can_be_required_to_be_signed(session: Session, versions: list[
     with pytest.raises(RefusedError, match="version 2 is not signed") as caught:
         move(2)
     limits = aliases.Limits(points=2.0, errors=3.0, signed=True)
-    assert "version 2 is not signed" in aliases.check(session, 2, limits).warnings[0]
+    assert aliases.check(session, 2, limits).refusal == caught.value.what
+    assert aliases.check(session, 3, limits).refusal is None
     assert "moerge version sign 2" in caught.value.todo
     assert [move(2, "candidate"), move(1), promote(session, 2), move(3)] == [2, 1, 2, 3]
     signed = aliases.roll_back(session, CHAMPION, Rollback(version=3), "operator", signed=True)
     assert signed.version == 1
+    with pytest.raises(RefusedError, match=r"still served\n"):
+        aliases.roll_back(session, "candidate", Rollback(version=2), "operator", signed=True)
     version_keys.revoke(session, FINGERPRINT)
     with pytest.raises(RefusedError, match="version 3 is not signed"):
         move(3)
