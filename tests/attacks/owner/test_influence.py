@@ -111,7 +111,7 @@ def test_bad_reports_of_one_owner_can_be_overridden(federation: Federation) -> N
         operator.promote("champion", version)
     assert caught.value.where == "override"
     with signed_in(federation.server) as browser:
-        assert "Reason to promote" not in browser.get(f"/versions/{version}/promote").text
+        assert "eve (owner eve-owner) from 100.00 to" in browser.get(f"/versions/{version}/promote").text
         refused = act(browser, f"/versions/{version}/promote", alias="champion")
         assert (refused.status_code, "Reason to promote" in refused.text) == (409, True)
         act(browser, f"/versions/{version}/promote", alias="champion", override="eve's figures can't be")

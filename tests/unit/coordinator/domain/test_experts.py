@@ -14,7 +14,7 @@ from moerge.blobs.local import LocalBlobs
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.experts.parts import write_parts
 from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import expert_digest, expert_files
+from moerge.models.expert_folder import counts, expert_digest
 from moerge.progress import NoProgress
 from moerge.trunk.merge import MergedBody
 from moerge_coordinator.domain import experts, owners
@@ -70,8 +70,8 @@ class Joining:
     def uploaded(self, owner: str, folder: Path) -> dict[str, str]:
         """Name -> digest of an expert's files, which the owner holds."""
         files = {}
-        for name, path in expert_files(DenseFiles(folder)).items():
-            data = path.read_bytes()
+        for path in sorted(path for path in folder.iterdir() if counts(path.name)):
+            name, data = path.name, path.read_bytes()
             files[name] = sha256_hex(data)
             self.ports.blobs.put(name, lambda out, data=data: (out.write(data), sha256_hex(data))[1])  # type: ignore[misc]
             with self.ports.database.transaction("test") as session:
