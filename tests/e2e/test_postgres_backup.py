@@ -1,5 +1,6 @@
 """A backup of PostgreSQL and S3 with their own tools, while the coordinator serves; loss of both, and restoration."""
 
+import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -54,7 +55,8 @@ def test_the_database_first_and_the_bucket_second(tmp_path: Path, postgres: Post
         (home / "coordinator.toml").write_text(settings(restored, copied))
         done = run_command("coordinator", "verify", home)
         assert (done.returncode, said in done.stdout) == (status, True), done.stdout + done.stderr
-    with coordinator(tmp_path / "home-2", token, settings(restored, late)) as server, server.client() as operator:
+    shutil.copy(made.server.home / "version-key.pem", tmp_path / "right")  # no part of a backup
+    with coordinator(tmp_path / "right", token) as server, server.client() as operator:
         assert [version.number for version in operator.versions()] == [1, 2]
         pull(operator, operator.version(1), tmp_path / "after", SILENT)
     names = [file.name for file in first.files if file.name != "README.md"]
