@@ -24,9 +24,10 @@ Sums = dict[int, Tensor]
 
 def pieces(file: Path, tokenizer: Any, context: int) -> Iterator[Tensor]:
     """Documents as token ids [1, T], in pieces of at most `context` tokens."""
-    for line in file.read_text().splitlines():
-        ids = torch.tensor(tokenizer(json.loads(line)["text"])["input_ids"])
-        yield from ids[None].split(context, dim=1)
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            ids = torch.tensor(tokenizer(json.loads(line)["text"])["input_ids"])
+            yield from ids[None].split(context, dim=1)
 
 
 def average(experts: dict[str, LlamaForCausalLM]) -> dict[str, Tensor]:
