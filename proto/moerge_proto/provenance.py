@@ -72,12 +72,12 @@ class Input(_Part):
 
     @property
     def is_signed(self) -> bool:
-        """Whether it has an owner's signature, genuine or not."""
+        """Tell whether it has an owner's signature, genuine or not."""
         return self.annotations.signature is not None
 
     @property
     def is_genuine(self) -> bool:
-        """Whether its signature is by its public key, over this owner and digest."""
+        """Tell whether its signature is by its public key, over this owner and digest."""
         origin = self.annotations
         if origin.owner is None or origin.public_key is None or origin.signature is None:
             return False

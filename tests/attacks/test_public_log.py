@@ -108,7 +108,7 @@ def head_in(said: str) -> str:
 
 
 def found(federation: Federation) -> set[str]:
-    """What the operator's `verify` says about the public log."""
+    """The findings of the operator's `verify` about the public log."""
     settings = read_settings(federation.server.home)
     with closing(open_database(settings.database)) as database:
         result = verify(settings, database, stores(settings)[0], SILENT)

@@ -85,7 +85,7 @@ def push(folder: Path, *options: str, name: str = NAME) -> Result:
 
 
 def downloaded(hub: Hub, folder: Path) -> Path:
-    """What a consumer of the repository gets."""
+    """The files that a consumer of the repository gets."""
     for name, data in hub.repositories[NAME].files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)

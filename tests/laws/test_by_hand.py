@@ -41,5 +41,5 @@ def test_the_method_by_hand_is_the_recipe_dume(tmp_path: Path, monkeypatch: pyte
 
 
 def held_out(rule: SplitRule, line: str) -> bool:
-    """Whether moerge keeps a document out of its statistics, for the table."""
+    """Tell whether moerge keeps a document out of its statistics, for the table."""
     return rule.split(rule.named(json.loads(line)["text"])[1]) == "held-out"

@@ -73,7 +73,7 @@ def promote(session: Session, name: Name, move: Move, who: str, most: Limits) ->
 
 
 def check(session: Session, number: int, most: Limits) -> PromotionCheck:
-    """What `promote` would compare if it pointed `champion` to a served version; nothing if it does already."""
+    """The comparison that `promote` would make to point `champion` to a served version; empty if it does already."""
     version, row = versions.find_served(session, number), _named(session, CHAMPION)
     if row is not None and row.version == version.number:
         return PromotionCheck(refusal=None, falls=[], warnings=[])

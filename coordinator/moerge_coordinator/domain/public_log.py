@@ -49,7 +49,7 @@ def _head_of(files: Sequence[FileEntry]) -> Digest:
 
 
 def deviations(session: Session) -> Iterator[tuple[str, Digest]]:
-    """What differs between the log and the rows of bodies and versions, with the digest that the log has or lacks."""
+    """Differences between the log and the rows of bodies and versions, with the digest that the log has or lacks."""
     entries = [message(LogEntry, row) for row in session.scalars(select(LogRow).order_by(LogRow.number))]
     try:
         extended(LogHead(), entries)

@@ -87,7 +87,7 @@ def write_public_key(path: Path, public_key: str) -> None:
 
 @dataclass(frozen=True)
 class Unsigned:
-    """What the signature of a version covers.
+    """The facts that the signature of a version covers.
 
     Attributes:
         files: name -> SHA-256 of every file; of the card, that of `card`.
@@ -120,7 +120,7 @@ class Unsigned:
 
 
 def unsigned(client: Client, version: Version) -> Unsigned:
-    """What is to be signed of a version, with its present card.
+    """The files and provenance of a version to sign, with its present card.
 
     Raises:
         MoergeError: it has files that no version has, or other files than were signed before; or its provenance is of

@@ -82,7 +82,7 @@ class Versions:
         self._seen = demands
 
     def _found(self, version: Version) -> str:
-        """What was compared, as `require_listed`, or why the version is refused."""
+        """The comparison, as `require_listed`, or the reason why the version is refused."""
         context = self.context
         body = logged_body(context, version.lineage.body)
         try:

@@ -136,7 +136,7 @@ class PublicLog:
         ]
 
     def problems(self, which: Callable[[Served], bool] = lambda item: True) -> Iterator[str]:
-        """What was served and has no equal entry."""
+        """The served objects without an equal entry."""
         entries = self.entries()
         logged = {(entry.kind, entry.name): entry.digest for entry in entries}
         heads = {entry.digest for entry in entries if entry.kind == "head"}
