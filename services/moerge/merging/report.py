@@ -90,10 +90,13 @@ class Report:
         return "\n".join(filter(None, (text, generated)))
 
     @property
+    def _scored(self) -> list[str]:
+        return [domain for domain, score in zip(self.domains, self.scores, strict=True) if score is not None]
+
+    @property
     def _known(self) -> list[str]:
         """Domains that are scored on a part of the given text."""
-        pairs = zip(self.domains, self.scores, strict=True)
-        return [domain for domain, score in pairs if score is not None and domain not in self.held_out]
+        return [domain for domain in self._scored if domain not in self.held_out]
 
     @property
     def warnings(self) -> list[str]:
@@ -104,8 +107,7 @@ class Report:
         ]
         if self.conditions[1] > FLOAT32_LIMIT:
             result.append(f"a router's condition is {self.conditions[1]:.0e}; raise lambda, or give more text")
-        scored = [domain for domain, score in zip(self.domains, self.scores, strict=True) if score is not None]
-        if unscored := [domain for domain in self.generated if domain not in scored]:
+        if unscored := [domain for domain in self.generated if domain not in self._scored]:
             names = ", ".join(unscored)
             result.append(f"not scored, because their experts wrote their text: {names}; {OWN_WORDS}")
         if self.unfitted:
