@@ -243,6 +243,6 @@ class PromotionCheck(Message):
     that are not evaluated, benchmarks that are not compared.
     """
 
-    refusal: str | None
+    refusal: str | None = None
     falls: list[str]
     warnings: list[str]
