@@ -70,7 +70,7 @@ def score(out: Path, model: Model, name: str, settings: Settings, known: Asked) 
         limit=settings.limit,
         seed=settings.seed,
         data=known.digest,
-        harness=_harness(),
+        harness=_measured_by(settings),
     )
     return Score(result, values)
 
@@ -80,6 +80,12 @@ def _variant(defined: str, task: Task, settings: Settings) -> str:
     chat = "+chat" if settings.chat and task.is_chat else ""
     tokens = f"+{settings.answer_tokens} tokens" if settings.answer_tokens and task.is_written else ""
     return defined + chat + tokens
+
+
+def _measured_by(settings: Settings) -> str:
+    """The harness, with the backend and precision that aren't the defaults: scores of others aren't compared."""
+    backend = settings.backend if settings.backend != "hf" else None
+    return " ".join(filter(None, [_harness(), backend, settings.precision]))
 
 
 def _harness() -> str:

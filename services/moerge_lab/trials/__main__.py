@@ -5,6 +5,7 @@ import typer
 from moerge_lab.trials.influence import influence
 from moerge_lab.trials.leaks import leaks
 from moerge_lab.trials.membership import membership
+from moerge_lab.trials.noise import noise
 from moerge_lab.trials.recommended import constants, prompts
 from moerge_lab.trials.sentences import sentences
 from moerge_lab.trials.strays import strays
@@ -15,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     help="Repeat the measurements on which defaults, bounds and warnings rest. Missing experts are trained first.",
 )
-for trial in (constants, prompts, sentences, strays, leaks, membership, influence):
+for trial in (constants, prompts, sentences, strays, leaks, membership, influence, noise):
     app.command()(trial)
 
 if __name__ == "__main__":

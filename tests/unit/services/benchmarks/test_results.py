@@ -51,6 +51,18 @@ def test_settings_of_written_answers_are_in_the_task_s_version(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (SETTINGS, ""),
+        (replace(SETTINGS, precision="bfloat16"), " bfloat16"),
+        (replace(SETTINGS, backend="vllm", precision="bfloat16"), " vllm bfloat16"),
+    ],
+)
+def test_backend_and_precision_are_in_the_harness(tmp_path: Path, model: Model, settings: Settings, named: str) -> None:
+    assert score(tmp_path, model, "piqa", settings, KNOWN["piqa"]).result.harness == f"lm_eval 0.4.13{named}"
+
+
+@pytest.mark.parametrize(
     ("settings", "known", "problem"),
     [
         (replace(SETTINGS, limit=5), KNOWN, "limit 4 instead of 5"),
