@@ -3,16 +3,24 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from moerge.merging.local import local_body
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.tokens import Tokens
 from moerge.scoring.draw import Cut
+from moerge.statistics import release
+from moerge.statistics.contribution import Computing, router_contribution
 from moerge.trunk import least_squares
 from moerge_lab.demo import corpora
 from moerge_lab.demo.train import Phase, Scratch, Training
 from moerge_lab.table.presets import PRESETS, Preset
-from moerge_lab.trials import membership
+from moerge_lab.trials import membership, noise
 from moerge_lab.trials.__main__ import app
+from moerge_proto.statistics_file import Privacy, StatisticsFile, StatisticsSettings
+from support.models import expert
 
 LAST = "Nobody knows where it goes, why it goes there, or when it will come back to us"
 DOMAINS = ("art", "law", "sea")
@@ -94,3 +102,32 @@ def test_members_of_few_documents_are_told_from_others(cache: Path, monkeypatch:
     lines = ran(cache, monkeypatch, "membership", "--domain=law", *sizes)
     few, many = (float(cells(lines, number)[0].split()[0]) for number in ("10", "180"))
     assert few > 0.8 > 0.65 > many
+
+
+def test_noise_has_a_row_for_each_version_number_and_kind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "EPSILONS", (10.0,))
+    lines = ran(cache, monkeypatch, "noise", "--tokens=60", "--documents=20", "--documents=5000")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    assert [row[:3] for row in rows] == [
+        [version, documents, f"`{sums}`"]
+        for version in noise.VERSIONS
+        for documents in ("20", "240")  # two pieces of each text
+        for sums in ("grams", "means")
+    ]
+    assert all("±" in cell for row in rows for cell in row[3:])
+
+
+def test_a_smaller_budget_needs_no_further_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rescaled sums are those of a contribution by that budget, but for rounding on the noise's grid."""
+    monkeypatch.setattr(release, "discrete_gaussian", lambda count, generator: np.zeros(count, dtype=np.int64))
+    own = DenseExpert("code", expert(tmp_path / "expert", 1))
+    body = local_body([own], tmp_path / "body", "average")
+    rows = [Tokens([(7 * row + 3 * place) % 250 for place in range(20)]) for row in range(30)]
+    privacy = Privacy(epsilon=1.0, sums="means")
+    settings = StatisticsSettings(tokens_per_document=noise.PASSAGE).private(privacy)
+    direct = router_contribution(own, body, rows, tmp_path / "direct", settings, Computing(key=b"key"))
+    scaled = noise.Exact.of(own, body, rows, tmp_path).with_noise(privacy, tmp_path / "scaled")
+    with StatisticsFile(direct) as one, StatisticsFile(scaled) as other:
+        assert one.manifest.settings == other.manifest.settings
+        for layer in range(one.manifest.layers):
+            assert np.allclose(one.cross(layer), other.cross(layer), rtol=1e-4, atol=abs(one.cross(layer)).max() * 1e-6)

@@ -1,0 +1,168 @@
+"""`noise`: versions from router contributions with noise, by the budget and the number of documents."""
+
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import token_bytes
+from tempfile import TemporaryDirectory
+from typing import Annotated, get_args
+from unittest.mock import patch
+
+import typer
+
+from moerge.documents.corpus import Corpus
+from moerge.merging.assemble import Assembled, KeptParts, body_of, fitted, head_contributions
+from moerge.merging.local import LocalBody, local_version
+from moerge.merging.settings import VersionSettings
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.tokens import Tokens
+from moerge.progress import NoProgress, progress
+from moerge.statistics.contribution import Computing, router_contribution
+from moerge.statistics.release import release
+from moerge.statistics.whitening import Limits, Whitenings
+from moerge_lab.recipes.base import Fleet, Model, Options, Recipe
+from moerge_lab.recipes.models import Routed
+from moerge_lab.recipes.published import Documents, experts_of
+from moerge_lab.recipes.registry import parse
+from moerge_lab.table.measure import fleet_of, measure
+from moerge_lab.table.table import Run
+from moerge_lab.table.texts import Sources
+from moerge_lab.trials.inputs import PresetName, inputs_of, print_head
+from moerge_proto.options import RECOMMENDED, VersionRecipe
+from moerge_proto.statistics_file import Int64, Privacy, StatisticsFile, StatisticsSettings, Sums, write
+
+PASSAGE = 48
+"""Tokens of a document: the presets' texts are cut, because noise asks for many documents."""
+EPSILONS = 0.5, 1.0, 2.0, 5.0, 10.0
+_PARTS = "training", "text"
+_COVERED = RECOMMENDED.model_copy(update={"body": "seed", "head": "seed"})
+VERSIONS = {"fitted, solved head": _COVERED.model_copy(update={"fit": True, "head": "regmean"}), "covered": _COVERED}
+"""The recommended version under a seed's body; and the one of which noise covers all but the experts' weights."""
+
+
+def passages(domain: str, sources: Sources, most: int) -> list[Tokens]:
+    """Documents of a domain in random order, pieces of its texts for training and statistics."""
+    corpus = Corpus([file for part in _PARTS for file in getattr(sources, part)], DenseExpert(domain, sources.expert))
+    rows = [corpus.encode(document).ids for _, _, document in corpus.documents()]
+    every = [row[start : start + PASSAGE] for row in rows for start in range(0, len(row), PASSAGE)]
+    return [Tokens(row) for row in random.Random(0).sample(every, min(most, len(every)))]  # noqa: S311  # no secret
+
+
+@dataclass(frozen=True)
+class Exact:
+    """An expert's exact sums by the largest budget, on the grid of its noise, and the whitenings."""
+
+    expert: DenseExpert
+    body: LocalBody
+    journal: Path
+    whitenings: Whitenings
+
+    @classmethod
+    def of(cls, expert: DenseExpert, body: LocalBody, documents: Sequence[Tokens], folder: Path) -> "Exact":
+        settings = _statistics().private(Privacy(epsilon=max(EPSILONS)))
+        kept = list[Whitenings]()
+
+        def keep(exact: Path, path: Path, body: object, whitenings: Whitenings) -> None:
+            shutil.copy(exact, folder / f"{expert.domain}.exact")
+            file = shutil.copy(whitenings.path, folder / f"{expert.domain}.kept")
+            kept.append(replace(whitenings, path=file))
+
+        with patch("moerge.statistics.contribution.release", keep):
+            computing = Computing(key=token_bytes(32), progress=progress())
+            router_contribution(expert, body, documents, folder / f"{expert.domain}.noisy", settings, computing)
+        return cls(expert, body, folder / f"{expert.domain}.exact", kept[0])
+
+    def with_noise(self, privacy: Privacy, path: Path) -> Path:
+        """The contribution by a smaller budget: the sums on its grid, without a further pass, and noise."""
+        whitenings = replace(self.whitenings, privacy=privacy)
+        before, after = self.whitenings.limits, whitenings.limits
+        coarse = path.with_suffix(".coarse")
+        with StatisticsFile(self.journal) as file, coarse.open("wb") as out:
+            settings = file.manifest.settings.model_copy(update={"privacy": privacy})
+            manifest = file.manifest.model_copy(update={"settings": settings})
+            write(out, manifest, _scaled(file, before, after))
+        release(coarse, path, self.body, whitenings)
+        coarse.unlink()
+        return path
+
+
+def _scaled(file: StatisticsFile, before: Limits, after: Limits) -> Iterator[Int64]:
+    for layer in range(file.manifest.layers):
+        yield (file.gram(layer) * (after.gram / before.gram)).astype("int64")
+        yield (file.cross(layer) * (after.cross / before.cross)).astype("int64")
+
+
+def _statistics() -> StatisticsSettings:
+    return StatisticsSettings(tokens_per_document=PASSAGE)
+
+
+class Fixed:
+    """A version's members, body and head, which are the same for all budgets."""
+
+    def __init__(self, recipe: VersionRecipe, fleet: Fleet, work: Path) -> None:
+        base = DenseExpert("seed", fleet.seed_model)
+        settings = VersionSettings(recipe=recipe, base=base, computing=Computing(progress=progress()))
+        experts, texts = experts_of(fleet), [Documents.of(domain.statistics, {}) for domain in fleet.domains]
+        self.recipe, self.body, self.members = recipe, body_of(experts, texts, settings, work), experts
+        if recipe.fit:
+            pairs = zip(experts, texts, strict=True)
+            self.members = [fitted(expert, text, self.body, settings, work) for expert, text in pairs]
+        self.heads = head_contributions(experts, texts, settings, work, self.members)
+
+    def version(self, contributions: Sequence[Path], folder: Path) -> Path:
+        lineage, inputs = local_version(
+            self.members,
+            self.body,
+            contributions,
+            self.recipe.solve,
+            head=self.recipe.head,
+            head_contributions=self.heads,
+        )
+        return Assembled(lineage, inputs, KeptParts(self.body)).write(folder)
+
+
+def _row(label: str, fixed: Fixed, contributions: Sequence[Path]) -> Run:
+    def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+        yield label, Routed.of(fixed.version(contributions, fleet.work / "version"), fleet.device)
+
+    return Run(Recipe("noise", "design.md", build), {}, label)
+
+
+def noise(
+    preset: PresetName = "demo",
+    tokens: Annotated[int, typer.Option(min=1, help="Scored tokens of each domain.")] = 5_000,
+    documents: Annotated[list[int] | None, typer.Option(help="Documents of each owner; repeat.")] = None,
+) -> None:
+    """Score versions whose router contributions have noise, by budget, documents and kind of sums."""
+    inputs = inputs_of(preset)
+    texts = inputs.texts(tokens)
+    experts = Run(*parse("experts"))
+    columns = ["no noise", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)]
+    print_head("version", "documents", "sums", *columns)
+    with TemporaryDirectory(prefix="moerge-noise-") as home:
+        for path, recipe in VERSIONS.items():
+            work = Path(home) / path.replace(" ", "-")
+            work.mkdir()
+            fixed = Fixed(recipe, fleet_of(texts, inputs.settings, 0, work), work)
+            for most in documents or (300, 1_000, 10_000):
+                folder = work / str(most)
+                folder.mkdir()
+                owned = [passages(name, source, most) for name, source in inputs.sources.items()]
+                pairs = list(zip(fixed.members, owned, strict=True))
+                exact = [Exact.of(member, fixed.body, rows, folder) for member, rows in pairs]
+                plain = [
+                    router_contribution(member, fixed.body, rows, folder / f"{member.domain}.plain", _statistics())
+                    for member, rows in pairs
+                ]
+                count = f"{min(map(len, owned)):,}"
+                for sums in get_args(Sums):
+                    runs = [experts, _row("no noise", fixed, plain)]
+                    for epsilon in EPSILONS:
+                        privacy = Privacy(epsilon=epsilon, sums=sums)
+                        files = [item.with_noise(privacy, folder / f"{item.expert.domain}.{epsilon}") for item in exact]
+                        runs.append(_row(f"epsilon {epsilon:g}", fixed, files))
+                    table = measure(runs, texts, inputs.settings, NoProgress())
+                    cells = [str(table.average(table.row(run.label))) for run in runs[1:]]
+                    print(f"| {path} | {count} | `{sums}` | {' | '.join(cells)} |", flush=True)
