@@ -101,7 +101,7 @@ def _fields_of(form: str) -> Callable[[Any], Question]:
 
 
 def _choice(record: Any) -> Question:
-    """A question with choices, in one of three forms: `choices`, `option_a` to `option_e`, or all in `instruction`."""
+    """A question with choices: `choices`, `option_a` to `option_e`, HellaSwag's `endings`, or all in `instruction`."""
     if "choices" in record:
         result = {
             "question": str(record["question"]),
@@ -116,10 +116,16 @@ def _choice(record: Any) -> Question:
             "choices": [item for item in options if item],
             "gold": gold,
         }
+    elif "endings" in record:
+        result = {
+            "question": f"{record['activity_label']}: {record['ctx']}",
+            "choices": [*map(str, record["endings"])],
+            "gold": record["label"],
+        }
     else:
         result = _instruction(record["instruction"], record["answer"])
     if type(result["gold"]) is not int or not 0 <= result["gold"] < len(result["choices"]):
-        raise ValueError(f"no choice is the answer, {record['answer']!r}")
+        raise ValueError(f"no choice is the answer, {record.get('answer', record.get('label'))!r}")
     if len(result["choices"]) < 2:
         raise ValueError("fewer than two choices")
     return result

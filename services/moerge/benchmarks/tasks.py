@@ -12,7 +12,7 @@ TASK_FILES = Path(__file__).parent / "task_files"
 VERSION = "moerge-1"
 """The version of every task's definition; also in `task_files/common.yaml`."""
 _ADAPTERS = "https://github.com/AGI-Edgerunners/LLM-Adapters, dataset/{}/test.json"
-_OKAPI = "https://huggingface.co/datasets/alexandrainst/m_arc (CC BY-NC 4.0), test split, as JSON Lines"
+_OKAPI = "https://github.com/laiviet/lm-evaluation-harness, datasets/m_arc/{de,es,fr,ru}_test.json (CC BY-NC 4.0)"
 _CHOICES = "a JSON list, or JSON Lines, of questions with choices"
 FORMS = {
     "choices": _CHOICES,
@@ -67,9 +67,13 @@ _ALL = (
     ),
     Task(
         "arc-multilingual", tuple(f"arc-multilingual.{code}.jsonl" for code in ("de", "es", "fr", "ru")), "choices",
-        "acc_norm", _OKAPI, None,
+        "acc_norm", _OKAPI, "84c15e2567e76e3a07015a30c43ca4adf9d592920b8717ae1bd3516de88a9032",
     ),
-    Task("hellaswag", ("hellaswag.test.json",), "endings", "acc_norm", _ADAPTERS.format("hellaswag"), None),
+    Task(
+        "hellaswag", ("hellaswag.test.json",), "endings", "acc_norm",
+        f"https://github.com/rowanz/hellaswag, data/hellaswag_val.jsonl (MIT); or {_ADAPTERS.format('hellaswag')}",
+        None,
+    ),
     Task(
         "openbookqa", ("openbookqa.test.json",), "choices", "acc_norm", _ADAPTERS.format("openbookqa"),
         "8479930f7b8a26052c78250280b5465a4016ca7fc806af440d0f37e243f3099e",

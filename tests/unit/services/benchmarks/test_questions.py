@@ -25,6 +25,13 @@ def written(folder: Path, name: str, *records: object) -> Path:
     return folder
 
 
+def test_hellaswag_is_read_as_its_authors_publish_it(tmp_path: Path) -> None:
+    record = {"activity_label": "Pet", "ctx": "A [title] cat sits", "endings": ["still. [step] It", "up"], "label": 1}
+    written(tmp_path, "hellaswag.test.json", record)
+    [found] = questions(TASKS["hellaswag"], tmp_path)
+    assert found == {"question": "Pet: A. cat sits", "choices": ["still. It", "up"], "gold": 1}
+
+
 def test_choices_come_in_three_forms(tmp_path: Path) -> None:
     written(
         tmp_path,
@@ -77,6 +84,7 @@ def test_languages_take_turns_and_have_one_digest(tmp_path: Path) -> None:
         ("arc-easy", {"question": "a", "choices": ["b", "c"], "answer": True}),
         ("arc-easy", {"question": "a", "choices": ["b"], "answer": 0}),
         ("arc-easy", 7),
+        ("hellaswag", {"activity_label": "Pet", "ctx": "A cat", "endings": ["sits", "is"], "label": ""}),
         ("winogrande", {"question": "no blank", "choices": ["b", "c"], "answer": 0}),
         ("gsm8k", {"question": "1 + 1"}),
     ],
