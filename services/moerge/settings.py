@@ -102,7 +102,8 @@ def built(
 ) -> tuple[M | None, list[MoergeError]]:
     """The settings, or all of their errors; the model must refuse unknown keys.
 
-    `places` maps keys to their value's place; `elsewhere` is that of others. Keys in `apart` can't be set by name.
+    `places` maps keys to the place of their value and of all in it; `elsewhere` is that of others. Keys in `apart`
+    can't be set by name.
     """
     try:
         return model.model_validate(values), []
@@ -112,7 +113,7 @@ def built(
     result = []
     for item in errors:
         loc = tuple(map(str, item["loc"]))
-        where = places.get(loc) or places.get(loc[:1]) or elsewhere
+        where = next((places[loc[:end]] for end in range(len(loc), 0, -1) if loc[:end] in places), elsewhere)
         if item["type"] == "extra_forbidden":
             result.append(unknown(model, loc, where, apart))
         elif item["type"] == "missing":
@@ -126,7 +127,7 @@ def built(
 
 def unknown(model: type[BaseModel], loc: Keys, where: str, apart: Sequence[str] = ()) -> MoergeError:
     """The error of an unknown key, with the nearest known one."""
-    for key in loc[:-1]:
+    for key in (key for key in loc[:-1] if not key.isdecimal()):  # not the places in lists
         kinds = [model.model_fields[key].annotation, *get_args(model.model_fields[key].annotation)]
         model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
     known = [key for key in model.model_fields if key not in apart]

@@ -7,7 +7,7 @@ import pytest
 
 from support.models import expert, texts
 from support.terminal import Shell
-from support.transcripts import Part
+from support.transcripts import Part, block
 
 pytestmark = pytest.mark.slow
 LOAD = """python -c "from transformers import pipeline; print(pipeline('text-generation', '{}')('The capital of'))\""""
@@ -34,6 +34,12 @@ def test_merges_and_tables_on_one_machine(tmp_path: Path) -> None:
             assert "fitted to the body: art" in (tmp_path / "merged-2" / "README.md").read_text()
             said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
             assert "not scored, because their experts wrote their text: code, law" in said
+        (tmp_path / "merge.yaml").write_text(block("docs/one-machine.md", "yaml").replace("org/name@rev", "./law"))
+        shutil.rmtree(tmp_path / "merged")
+        with Part("docs/one-machine.md", "A recipe file") as part:
+            person.types(part.next("moerge merge"))
+            person.types(part.next("moerge merge"))
+            assert (tmp_path / "again" / "README.md").read_text() == (tmp_path / "merged" / "README.md").read_text()
         with Part("docs/training.md", "Tune a version") as part:
             assert "trained 192 parameters on 10,240 tokens" in person.types(part.next("moerge tune", {"1M": "10k"}))
         with Part("README.md", "One machine") as part:

@@ -84,6 +84,14 @@ def commands(page: str) -> list[Command]:
     return result
 
 
+def block(page: str, language: str) -> str:
+    """The only block of a language on a page."""
+    [text] = re.findall(
+        rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    return str(text)
+
+
 class Part:
     """The commands of a section; a context that ends well only when all were typed.
 

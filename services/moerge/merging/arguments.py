@@ -11,7 +11,7 @@ from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.merging.kept import KeptVersion, kept
 from moerge.merging.prompts import Prompts
-from moerge.merging.settings import Source
+from moerge.merging.settings import MergeSettings, Source
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.sources import checkpoint_folder, hub_id
@@ -150,6 +150,18 @@ def _prompts(value: str) -> list[str]:
     if not (result := [line for line in lines if line.strip()]):
         raise MoergeError("the file has no prompt", where=f"`prompt` {value}", todo="write a prompt per line")
     return result
+
+
+def determined(settings: MergeSettings) -> dict[str, object]:
+    """The values of options that determine a version, by field, as a merge with these settings has them."""
+    recipe, statistics = settings.recipe, settings.statistics
+    return {
+        **{name: getattr(recipe, name) for name in ("body", "head", "fit", "anchor")},
+        **{name: getattr(recipe.solve, name) for name in sorted(_APART)},
+        **{name: getattr(statistics, name) for name in ("context", "precision")},
+        "before": recipe.before is not None,
+        "context_weight": None if recipe.before is None else recipe.before.context_weight,
+    }
 
 
 def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], chosen: Choices) -> KeptVersion | None:

@@ -6,27 +6,50 @@ from typing import Annotated, Literal
 
 import typer
 
+from moerge.merging.recipe_command import RecipeCommand, keys_of
+from moerge.merging.recipe_file import (
+    CHECKPOINT,
+    CHECKPOINTS,
+    FILE,
+    FILES,
+    FOLDER,
+    NAMED_FILES,
+    NUMBERS,
+    PROMPTS,
+    WORDS,
+    recipe_text,
+)
 from moerge.merging.report import SCORED_TOKENS
 from moerge.settings import byte_count, named_numbers
-from moerge.terminal import AsJson, Screen, output, show_json
+from moerge.terminal import AsJson, Screen, echo, output, show_json
 from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.options import RECOMMENDED, RecipeName
 from moerge_proto.statistics_file import MAX_CONTEXT_WEIGHT, StatisticsSettings
 
-app = typer.Typer(subcommand_metavar="")
+app = typer.Typer(subcommand_metavar="", cls=RecipeCommand)
 _DEFAULTS = StatisticsSettings()
 PROMPT_TOKENS = 10_000
 
 
 @app.callback(invoke_without_command=True)
 def merge(
+    run: typer.Context,
     out: Annotated[Path, typer.Option(help="New folder for the merged model.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file with these options as keys, or a configuration of mergekit-moe. Options override it."
+        ),
+    ] = None,
     expert: Annotated[
         list[str] | None,
         typer.Option(help="NAME=DIR or NAME=HUB/ID@REVISION: a domain's dense expert or PEFT adapter; repeat."),
+        CHECKPOINTS,
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option(help="NAME=FILES: a domain's documents, a file, folder or pattern; repeat.")
+        list[str] | None,
+        typer.Option(help="NAME=FILES: a domain's documents, a file, folder or pattern; repeat."),
+        NAMED_FILES,
     ] = None,
     prompt: Annotated[
         list[str] | None,
@@ -34,12 +57,14 @@ def merge(
             help="NAME=PROMPT, or NAME=@FILE with a prompt per line, in place of --text: the expert writes texts. "
             "With a chat template, a prompt is the user's turn. Repeat."
         ),
+        PROMPTS,
     ] = None,
     held_out: Annotated[
         list[str] | None,
         typer.Option(
             help="NAME=FILES: documents to score that the expert wasn't trained on. Default: a tenth of --text; repeat."
         ),
+        NAMED_FILES,
     ] = None,
     prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of text that an expert writes by its prompts.")
@@ -47,12 +72,14 @@ def merge(
     add: Annotated[
         list[str] | None,
         typer.Option(help="NAME=DIR or NAME=HUB/ID: an expert to add to --from, whose recipe it follows; repeat."),
+        CHECKPOINTS,
     ] = None,
     from_: Annotated[
         Path | None,
         typer.Option(
             "--from", help="Output of a merge with --keep-statistics, for --add; its files are linked, not copied."
         ),
+        FOLDER,
     ] = None,
     recipe: Annotated[RecipeName | None, typer.Option(help="recommended: the default. dume: the paper's.")] = None,
     body: Annotated[
@@ -75,10 +102,12 @@ def merge(
             help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare, and --anchor. Under seed, --add "
             "needs it too."
         ),
+        CHECKPOINT,
     ] = None,
     weights: Annotated[
         list[str] | None,
         typer.Option("--weight", help="NAME=NUMBER: an expert's weight, for the body weighted."),
+        NUMBERS,
     ] = None,
     ridge_lambda: Annotated[
         float | None, typer.Option("--lambda", help="Ridge regulariser, in the recipe's scale. Default: the recipe's.")
@@ -119,6 +148,7 @@ def merge(
     anchor_text: Annotated[
         list[str] | None,
         typer.Option(help="FILES of text for --anchor, in place of moerge's: a file, folder or pattern; repeat."),
+        FILES,
     ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     chat: Annotated[
@@ -141,6 +171,7 @@ def merge(
     license: Annotated[
         list[str] | None,
         typer.Option(help="NAME=SPDX: an expert's licence, for the model card; base=SPDX: --base's. Repeat."),
+        WORDS,
     ] = None,
     scored_tokens: Annotated[
         int, typer.Option(min=0, help="Scored tokens per domain for the final table; 0: no table.")
@@ -149,7 +180,7 @@ def merge(
         bool, typer.Option("--keep-statistics", help="Keep OUT.work, so that experts can be added.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the costs in memory and time, write nothing.")
+        bool, typer.Option("--dry-run", help="Check everything, print the recipe and the costs, write nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -161,7 +192,11 @@ def merge(
     --add needs neither the other experts nor their texts. The body stays, new experts' MLPs are fitted to it, and the
     head is made again from all experts'.
 
-    --dry-run reads experts and texts, and measures a layer of each pass. Experts don't write texts by prompts.
+    --dry-run prints the recipe, reads experts and texts, and measures a layer of each pass. Experts don't write texts
+    by prompts.
+
+    OUT/merge.yaml has all options of the merge: --config OUT/merge.yaml repeats it. In such a file options are keys,
+    with _ for -, and relative paths start from its folder. NAME=VALUE options override the file's entry of this name.
 
     Exit status: 0 merged or checked; 1 an input, an option or the machine is unsuitable; 2 wrong usage; 130
     interrupted.
@@ -173,7 +208,7 @@ def merge(
 
     from moerge.merging import arguments
     from moerge.merging import dry_run as dry
-    from moerge.merging.merge import MergeSettings
+    from moerge.merging.merge import MergeSettings, settings_of
     from moerge.merging.merge import merge as run_merge
     from moerge.merging.report import Report
     from moerge.progress import progress
@@ -214,12 +249,17 @@ def merge(
     report: Report | dry.Costs
     field, named = ("expert", expert) if version is None else ("add", add)
     sources = arguments.sources(field, named or (), texts, licenses)
+    settings = settings_of(sources, out, settings, version)
+    determined = {"recipe": recipe or (None if version else "recommended"), **arguments.determined(settings)}
+    written = recipe_text(keys_of(run.command), {**run.params, **determined}, out)
     if dry_run:
         report = dry.merge(sources, out, settings, say, version)
     else:
-        report = run_merge(sources, out, settings, say, version)
+        report = run_merge(sources, out, settings, say, version, written)
     if as_json:
-        show_json(report.to_json())
+        show_json({**report.to_json(), **({"recipe": written} if dry_run else {})})
         return
+    if dry_run:
+        echo(f"{out / FILE}:\n\n{written}")
     for part in report.render():
         output().print(part, highlight=False, markup=False)

@@ -11,12 +11,14 @@ from moerge.merging.anchor import new_anchor
 from moerge.merging.assemble import Assembled, are_fittable, assemble
 from moerge.merging.checks import check
 from moerge.merging.kept import CHOICES, KeptExpert, KeptVersion, Record, keep, share
+from moerge.merging.recipe_file import FILE
 from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.scores import scores
 from moerge.merging.settings import MergeSettings, Source
 from moerge.merging.texts import read_anchor_text, read_text
 from moerge.trunk.methods.registry import METHODS
-from moerge.versions.card_scores import scored_card
+from moerge.versions.card_scores import recipe_card, scored_card
+from moerge_proto.digests import sha256_hex
 from moerge_proto.options import ANCHOR
 from moerge_proto.records import RECORD_FILE, read_record
 from moerge_proto.version_files import CARD_FILE, REPORT_FILE
@@ -31,6 +33,7 @@ def merge(
     settings: MergeSettings | None = None,
     say: Callable[[str], None] = lambda text: None,
     version: KeptVersion | None = None,
+    recipe: str | None = None,
 ) -> Report:
     """Merges experts into a version in the folder `out`, or adds them to one; an interrupted run continues.
 
@@ -42,6 +45,7 @@ def merge(
         say: gets other messages.
         version: that the experts are added to. Its own experts and texts aren't needed; its files are linked, not
             copied. None: a new merge.
+        recipe: the content of the output's recipe file; None: it has none.
 
     Raises:
         MoergeError: names the unsuitable expert, text, option or resource, and the remedy.
@@ -71,6 +75,10 @@ def merge(
         named = [source.expert.domain for source in sources if source.held_out is not None]
         report = _report(out, settings, assembled, members, scored, version, named)
         card = scored_card((out / CARD_FILE).read_text(encoding="utf-8"), report.card_scores)
+        if recipe is not None:
+            with atomic_file(out / FILE) as file:
+                file.write(recipe.encode())
+            card = recipe_card(card, FILE, sha256_hex(recipe.encode()))
         with atomic_file(out / CARD_FILE) as file:
             file.write(card.encode())
         _keep_or_clear(work, settings, assembled, members, version)

@@ -1,7 +1,9 @@
 """The source of a checkpoint: a folder, or the hub."""
 
 import json
+import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,6 +57,44 @@ def hub_snapshot(source: str) -> Path:
             where=source,
             todo="check the spelling and the network, or download it elsewhere and name the folder",
         ) from error
+
+
+def source_from(folder: Path, source: str) -> str:
+    """A source whose relative paths start from `folder`, as one that `checkpoint_folder` reads.
+
+    Raises:
+        CheckpointError: the working directory has a folder of this name, and `folder` doesn't.
+    """
+    path = beside(folder, source)
+    if Path(path).is_dir():
+        return path
+    if "+" in source:
+        return "+".join(source_from(folder, part) for part in source.split("+", 1))
+    if source.startswith(".") or not _HUB_ID.fullmatch(source):
+        return path
+    if Path(source).is_dir():
+        todo = f"write its path from {folder}"
+        raise CheckpointError("a folder of the working directory, not of the file's folder", where=source, todo=todo)
+    return source
+
+
+def source_for(shown: Callable[[str], str], source: str) -> str:
+    """A source with its folders as `shown` gives them, and its hub ids with their commits."""
+    if Path(source).is_dir():
+        return shown(source)
+    if "+" in source:
+        return "+".join(source_for(shown, part) for part in _base_and_adapter(source))
+    if (match := _HUB_ID.fullmatch(source)) is None:
+        return shown(source)
+    with suppress(LocalEntryNotFoundError, HFValidationError):
+        snapshot = snapshot_download(match["name"], revision=match["revision"], local_files_only=True)
+        return f"{match['name']}@{Path(snapshot).name}"
+    return source
+
+
+def beside(folder: Path, path: str) -> str:
+    """A path that starts from `folder`, if it is relative."""
+    return os.path.abspath(folder / os.path.expanduser(path))
 
 
 def is_hub_snapshot(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Later additions to a model card: scores, number and date."""
+"""Later additions to a model card: scores, number, date, and the recipe of a merge."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -33,6 +33,12 @@ def scored_card(card: str, scores: str) -> str:
         return card
     section = f"\n## Scores\n\n{scores}"
     return re.sub(r"\n## Scores\n.*?(?=\n## )", lambda old: section, card, count=1, flags=re.S)
+
+
+def recipe_card(card: str, name: str, sha256: str) -> str:
+    """A card that names the recipe's file and its digest behind the lineage."""
+    text = rf"\1 The options of the merge are in `{name}`, SHA-256 `{sha256}`."
+    return re.sub(r"^(The complete lineage is in `moerge\.json`\.).*$", text, card, count=1, flags=re.M)
 
 
 def scores_text(text: str, rows: Sequence[ScoreRow], average: float | None, missing: Sequence[str] = ()) -> str:
