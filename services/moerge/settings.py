@@ -1,4 +1,4 @@
-"""Settings from a TOML file and its overrides, with all of their errors and places."""
+"""Settings from a file and its overrides, with all of their errors and places."""
 
 import re
 import tomllib

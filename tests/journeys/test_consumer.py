@@ -35,7 +35,8 @@ def test_merges_and_tables_on_one_machine(tmp_path: Path) -> None:
             said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
             assert "not scored, because their experts wrote their text: code, law" in said
         (tmp_path / "merge.yaml").write_text(block("docs/one-machine.md", "yaml").replace("org/name@rev", "./law"))
-        shutil.rmtree(tmp_path / "merged")
+        for name in ("merged", "merged.work"):
+            shutil.rmtree(tmp_path / name)
         with Part("docs/one-machine.md", "A recipe file") as part:
             person.types(part.next("moerge merge"))
             person.types(part.next("moerge merge"))

@@ -66,8 +66,8 @@ def translated(
         raise MoergeError(f"shared_experts: {_NONE}", where=where, todo="make it one of experts, or remove it")
     recipe: dict[str, Any] = {"expert": {}, "prompt": {}, "body": "seed", "base": config.base_model}
     recipe["top_k"] = config.experts_per_token
-    own = {("base",): ("base_model",), ("body",): ("base_model",), ("top_k",): ("experts_per_token",)}
-    own |= {("expert",): ("experts",), ("prompt",): ("experts",)}
+    own: dict[Keys, Keys] = {("base",): ("base_model",), ("body",): ("base_model",)}
+    own |= {("top_k",): ("experts_per_token",), ("expert",): ("experts",), ("prompt",): ("experts",)}
     for number, expert in enumerate(config.experts):
         keys, name = ("experts", str(number)), _name(expert.source_model, recipe["expert"])
         _require_equal(expert, keys, places, path)
@@ -79,7 +79,7 @@ def translated(
         if (value := getattr(config, name)) is not None
     ]
     if "experts_per_token" not in values:
-        notes.append(f"{path}: experts_per_token is missing: 2, as in mergekit-moe; the default of `top_k` is 1")
+        notes.append(f"{path}: experts_per_token is missing, and 2 as in mergekit-moe; a merge without it has 1")
     return recipe, {keys: places.get(old) or path for keys, old in own.items()}, notes
 
 

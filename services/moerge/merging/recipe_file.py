@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from moerge.errors import MoergeError
 from moerge.merging import mergekit
-from moerge.settings import Keys, built, named_values
+from moerge.settings import Keys, built, named_numbers, named_values
 
 FILE = "merge.yaml"
 """The recipe file in the output of a merge."""
@@ -166,7 +166,8 @@ def read_recipe(path: Path, keys: Iterable[Key]) -> RecipeFile:
     values, lines = _parsed(path)
     places, notes = {keys: f"{path}, line {line}" for keys, line in lines.items()}, list[str]()
     for name in (name for name in _OF_RUN if name in values):
-        raise MoergeError(f"{name} is not a key", where=places[name,], todo="remove it, and give it as an option")
+        where = places.get((name,), str(path))
+        raise MoergeError(f"{name} is not a key", where=where, todo="remove it, and give it as an option")
     if mergekit.is_config(values):
         values, places, notes = mergekit.translated(values, places, str(path))
     fields: dict[str, Any] = {key.name: (key.form.type | None, None) for key in keys}
@@ -224,7 +225,7 @@ def recipe_text(keys: Iterable[Key], values: Mapping[str, Any], out: Path) -> st
         if value in (None, [], ()) or key.name in _OF_MACHINE:
             continue
         if form == NUMBERS:
-            content[key.name] = {name: float(item) for name, [item] in named_values(key.name, value).items()}
+            content[key.name] = named_numbers(key.name, value)
         elif form.named:
             entries = named_values(key.name, value).items()
             content[key.name] = {name: _one([form.shown(out, item) for item in items]) for name, items in entries}
@@ -238,9 +239,14 @@ def recipe_text(keys: Iterable[Key], values: Mapping[str, Any], out: Path) -> st
 
 def _shown(out: Path, path: str) -> str:
     """A path from the output's folder; only its last part if this would name folders apart from the output's."""
-    last = f"{_CUT}{path.rstrip('/').rpartition('/')[2]}"
     if "://" in path:
-        return last if re.search(r"^(file|local):|::|[@?]", path) else path
+        private = re.search(r"^(file|local):|::|[@?]", path)
+        return f"{_CUT}{_last(path.partition('?')[0]).rpartition('@')[2]}" if private else path
     there, here = os.path.abspath(os.path.expanduser(path)), os.path.abspath(out)
     common, home = Path(os.path.commonpath([there, here])), Path(os.path.expanduser("~"))
-    return last if common == Path(common.anchor) or common in home.parents else os.path.relpath(there, here)
+    apart = common == Path(common.anchor) or common in home.parents
+    return f"{_CUT}{_last(there)}" if apart else os.path.relpath(there, here)
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

@@ -1,15 +1,20 @@
 """Configurations of mergekit-moe become recipes, or errors that name what has no equal."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.main import get_group
 
 from moerge.errors import MoergeError
 from moerge.merging import commands
 from moerge.merging.recipe_command import keys_of
 from moerge.merging.recipe_file import RecipeFile, read_recipe
+from support.merging import SMALL
+from support.models import expert
+from support.processes import run_command
 
 KEYS = keys_of(get_group(commands.app))
 CONFIG = """\
@@ -60,6 +65,24 @@ def test_what_is_ignored_without_loss_is_told(tmp_path: Path) -> None:
 def test_models_of_one_name_are_numbered(tmp_path: Path) -> None:
     same = CONFIG.replace("./art", "other/law-7b")
     assert list(read(tmp_path, same).values["expert"]) == ["law-7b", "law-7b-2"]
+
+
+def test_a_configuration_gives_a_version_under_the_body_of_its_base_model(tmp_path: Path) -> None:
+    for seed, name in enumerate(("base", "Law-7B", "art")):
+        expert(tmp_path / "lab" / name, seed, **SMALL)
+    text = CONFIG.replace("lab/Law-7B@v1", "lab/Law-7B").replace("./art", "lab/art")
+    (tmp_path / "moe.yml").write_text(text)
+    given = ["--config", tmp_path / "moe.yml", "--out", tmp_path / "out", "--prompt-tokens=300", "--top-k=1"]
+    done = run_command("merge", *given)
+    assert done.returncode == 0, done.stderr
+    assert "moe.yml, line 3: dtype bfloat16 is ignored" in done.stderr
+    made = json.loads((tmp_path / "out" / "moerge.json").read_text())
+    assert made["domains"] == ["law-7b", "art"]
+    assert made["seed"] is not None
+    recipe = yaml.safe_load((tmp_path / "out" / "merge.yaml").read_text())
+    assert recipe["base"] == "../lab/base"
+    assert recipe["prompt"] == {"law-7b": ["As a judge,", "The court"], "art": "A painting"}
+    assert (recipe["body"], recipe["fit"], recipe["top_k"]) == ("seed", True, 1)
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,8 @@ def test_a_file_names_no_folder_that_the_output_does_not_share(tmp_path: Path, m
     for path in (home / "law", home / "base", tmp_path / "srv" / "law"):
         path.mkdir(parents=True)
     text = [f"law={home}/law/*.jsonl", "art=/elsewhere/art.txt", "code=s3://bucket/code", "tax=s3://me:key@bucket/tax"]
-    text += [f"zip=file://{home}/zip.txt", "web=https://example.org/web.jsonl?token=secret"]
+    text += [f"zip=file://{home}/zip.txt", "web=https://example.org/web.jsonl?token=a/secret"]
+    text += ["key=s3://me:secret@bucket"]
     made = shown(
         out,
         expert=[f"law={home / 'law'}", f"art={tmp_path / 'srv' / 'law'}", f"code={home / 'base'}+{home / 'law'}"],
@@ -257,10 +258,12 @@ def test_a_file_names_no_folder_that_the_output_does_not_share(tmp_path: Path, m
         "code": "s3://bucket/code",
         "tax": ".../tax",
         "zip": ".../zip.txt",
-        "web": ".../web.jsonl?token=secret",
+        "web": ".../web.jsonl",
+        "key": ".../bucket",
     }
     assert (made["prompt"], made["from"]) == ({"law": "@.../law.txt"}, ".../merged")
     assert "alice" not in str(made)
+    assert "secret" not in str(made)
     at_home = shown(home / "models" / "out", text=[f"law={home}/law/*.jsonl"])
     assert at_home["text"] == {"law": "../../law/*.jsonl"}
 
