@@ -22,6 +22,7 @@ _WORDS = {
     "less_than_equal": "expected at most {le}",
     "enum": "expected {expected}",
     "literal_error": "expected {expected}",
+    "dict_type": "expected names with values",
 }
 """Type of a pydantic error -> plain words, with the error's context."""
 

@@ -10,14 +10,12 @@ from typer.core import TyperGroup
 from typer.models import OptionInfo
 
 from moerge.errors import MoergeError
-from moerge.merging.recipe_file import Form, Key, RecipeFile, read_recipe
+from moerge.merging.recipe_file import OF_RUN, Form, Key, RecipeFile, read_recipe
 from moerge.settings import Keys
 from moerge.terminal import echo
 
-_OF_RUN = {"out", "config", "dry_run", "as_json"}
-"""Parameters that a file can't have."""
 _INSTEAD = {"text": "prompt", "prompt": "text"}
-"""Keys with an entry of a name in place of another key's."""
+"""Key -> the other key of a domain's text, whose entry its option replaces, too."""
 _OPTION = re.compile(r"(--[a-z-]+)(?: ([a-z0-9][a-z0-9_-]*))?")
 
 
@@ -62,17 +60,18 @@ def keys_of(command: Any) -> list[Key]:
     """The keys of a command's files, by its options. A `Form` in an annotation is for files alone."""
     annotated, keys = inspect.signature(command.callback).parameters, list[Key]()
     for option in command.params:
-        if (parameter := option.name) in _OF_RUN:
+        if (name := _key(option.opts[0])) in OF_RUN:
             continue
-        type_, *more = get_args(annotated[parameter].annotation)
+        type_, *more = get_args(annotated[option.name].annotation)
         [bounds] = [item for item in more if isinstance(item, OptionInfo)]
         plain = Form(Annotated[type_, Field(ge=bounds.min, le=bounds.max)])
         form = next((item for item in more if isinstance(item, Form)), plain)
-        keys.append(Key(_key(option.opts[0]), parameter, form))
+        keys.append(Key(name, option.name, form))
     return keys
 
 
 def _key(option: str) -> str:
+    """The key of an option such as --top-k."""
     return option.removeprefix("--").replace("-", "_")
 
 

@@ -18,7 +18,8 @@ from moerge.settings import Keys, built, named_numbers, named_values
 FILE = "merge.yaml"
 """The recipe file in the output of a merge."""
 _CUT = ".../"
-_OF_RUN = ("out", "config", "dry_run", "json")
+OF_RUN = ("out", "config", "dry_run", "json")
+"""Names of options that are no keys."""
 _OF_MACHINE = ("slots", "host_memory", "keep_statistics")
 """Keys that change nothing in a version."""
 _FLOAT = "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
@@ -165,7 +166,7 @@ def read_recipe(path: Path, keys: Iterable[Key]) -> RecipeFile:
     """
     values, lines = _parsed(path)
     places, notes = {keys: f"{path}, line {line}" for keys, line in lines.items()}, list[str]()
-    for name in (name for name in _OF_RUN if name in values):
+    for name in (name for name in OF_RUN if name in values):
         where = places.get((name,), str(path))
         raise MoergeError(f"{name} is not a key", where=where, todo="remove it, and give it as an option")
     if mergekit.is_config(values):

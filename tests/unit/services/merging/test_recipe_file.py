@@ -165,7 +165,7 @@ def test_every_value_that_is_written_is_read(tmp_path: Path) -> None:
         ("anchor: 1", 1, "anchor: expected a valid boolean", "correct the value"),
         ("recipe: best", 1, "recipe: expected 'recommended' or 'dume'", "correct the value"),
         ("body: mean", 1, "body: expected 'seed', ", "correct the value"),
-        ("expert: law", 1, "expert: expected a valid dictionary", "correct the value"),
+        ("expert: law", 1, "expert: expected names with values", "correct the value"),
         ("text:\n  law:\n    - a.txt\n    - 5", 4, "text.law.1: expected a valid string", "correct the value"),
         ("text:\n  law: []", 2, "text.law: expected at least 1, found 0", "correct the value"),
         ("weight:\n  law: much", 2, "weight.law: expected a valid number", "correct the value"),
@@ -212,6 +212,15 @@ def test_an_error_about_an_option_doesnt_name_the_file(folder: Path, tmp_path: P
     assert error_of(*given, "--lambda=-1").startswith("--lambda: expected more than 0")
     assert error_of(*given, "--text=law=lax.jsonl").startswith("--text law lax.jsonl: no file matches")
     assert error_of(*given, "--text=code=x").startswith("--text: no expert of code")
+
+
+def test_an_option_gives_a_path_that_the_file_doesnt_say(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "law", tmp_path / "law")
+    path = written(tmp_path, "expert:\n  law: ./law\n  art: .../art\ntext:\n  law: .../law.jsonl\n")
+    given = ["--config", path, "--out", tmp_path / "out"]
+    assert error_of(*given).startswith(f"{path}, line 3: expert art: the file doesn't say where .../art is")
+    given += [f"--expert=art={folder / 'art'}", f"--text=law={folder / 'law.jsonl'}"]
+    assert error_of(*given).startswith("--text: no text of art")
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:

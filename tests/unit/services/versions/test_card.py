@@ -20,7 +20,7 @@ from moerge.versions.card import (
     SeedRecord,
     card_file,
 )
-from moerge.versions.card_scores import ScoreRow, published_card, scored_card, scores_text
+from moerge.versions.card_scores import ScoreRow, published_card, recipe_card, scored_card, scores_text
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions
 from moerge_proto.versions import EngineLimit, HeadLineage, Lineage
 from support.models import expert
@@ -147,6 +147,9 @@ def test_scores_come_later_and_number_and_date_with_them() -> None:
     assert "Scores are measured later" not in scored
     assert scored_card(scored, table) == scored
     assert scored_card(made, scores_text("on nothing", [], None, ["law"])) == made
+    named = recipe_card(recipe_card(scored, "old.yaml", "b" * 64), "merge.yaml", "a" * 64)
+    sentence = f" The options of the merge are in `merge.yaml`, SHA-256 `{'a' * 64}`.\n"
+    assert named == scored.removesuffix("\n") + sentence
     whole = published_card(made, 3, datetime(2026, 11, 23, tzinfo=UTC), "> Art was withdrawn.\n\n", table)
     top = "# Mixture of 2 experts: law, art\n\n> Art was withdrawn.\n\nVersion 3, published on 2026-11-23. "
     assert f"{top}Fetch it with `moerge pull 3 my-model`.\n\n" in whole
