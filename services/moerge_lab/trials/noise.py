@@ -62,17 +62,18 @@ class Exact:
     @classmethod
     def of(cls, expert: DenseExpert, body: LocalBody, documents: Sequence[Tokens], folder: Path) -> "Exact":
         settings = _statistics().private(Privacy(epsilon=max(EPSILONS)))
+        journal, public = (folder / f"{expert.domain}.{name}" for name in ("exact", "public"))
         kept = list[Whitenings]()
 
         def keep(exact: Path, path: Path, body: object, whitenings: Whitenings) -> None:
-            shutil.copy(exact, folder / f"{expert.domain}.exact")
-            file = shutil.copy(whitenings.path, folder / f"{expert.domain}.kept")
-            kept.append(replace(whitenings, path=file))
+            shutil.copy(exact, journal)
+            shutil.copy(whitenings.path, public)
+            kept.append(replace(whitenings, path=public))
 
         with patch("moerge.statistics.contribution.release", keep):
             computing = Computing(key=token_bytes(32), progress=progress())
             router_contribution(expert, body, documents, folder / f"{expert.domain}.noisy", settings, computing)
-        return cls(expert, body, folder / f"{expert.domain}.exact", kept[0])
+        return cls(expert, body, journal, kept[0])
 
     def with_noise(self, privacy: Privacy, path: Path) -> Path:
         """The contribution by a smaller budget: the sums on its grid, without a further pass, and noise."""
