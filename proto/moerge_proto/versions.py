@@ -40,7 +40,7 @@ class NewVersion(Message):
     expert of the body is missing, unless `partial` is set. `round`: instead of experts. The solve starts when all have
     contributed, or at the deadline if enough have, and takes these experts. `head`: None means `regmean` if every
     expert has an active head contribution, otherwise `average`. `options`: the recommended ones are the defaults.
-    `tied` leaves the head out if it equals the embedding.
+    `tied` leaves the head out if it equals the embedding. `chat_template`: see `Lineage`.
     """
 
     body: Digest | None = None
@@ -50,6 +50,7 @@ class NewVersion(Message):
     head: HeadMethod | None = None
     options: Completed = Field(default_factory=lambda: _completed({}, SolveOptions.model_validate))
     tied: bool = False
+    chat_template: Name | None = None
 
 
 class VersionFile(FileEntry):
@@ -74,7 +75,9 @@ class Lineage(Message):
     """All inputs of a version (law 3). `contributions`: of routers, sorted. `withdrawn`: experts in the body.
 
     `seed`: under a seed's body, the digest of the seed's files: body, head, parts, config, tokenizer. The JSON omits
-    None. `left_out`: domains of the round, or of a partial version's body, that had not contributed.
+    None. `left_out`: domains of the round, or of a partial version's body, that had not contributed. `chat_template`:
+    the domain whose chat template, tokenizer and generation config the version has, or `base`; None: the seed's, or
+    those of the first expert with the largest vocabulary. The JSON omits None.
     """
 
     body: Digest
@@ -87,6 +90,7 @@ class Lineage(Message):
     tied: bool = False
     withdrawn: list[Digest] = Field(default_factory=list)
     left_out: list[Name] = Field(default_factory=list)
+    chat_template: Name | None = Field(default=None, exclude_if=lambda value: value is None)
     solver: str
 
 

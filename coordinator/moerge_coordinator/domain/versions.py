@@ -60,6 +60,9 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
     _require_contributed(experts, contributed, domains, body)
     names = [domains[digest] for digest in experts]
     _require_options(new.options, names, body.family)
+    if new.chat_template is not None and new.chat_template not in names:
+        what = f"no expert of {new.chat_template}; the version's domains are {', '.join(names)}"
+        raise RefusedError(ProblemType.INVALID_REQUEST, what, where="chat_template", todo="name one of them")
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     return Lineage(
         body=body.digest,
@@ -72,6 +75,7 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
         tied=new.tied,
         withdrawn=withdrawn_in(session, body),
         left_out=left_out,
+        chat_template=new.chat_template,
         solver=SOLVER,
     )
 

@@ -85,6 +85,13 @@ def solve_version(
         float | None, _option("temperature", "Divides the routers' scores; only matters for top-k > 1.")
     ] = None,
     tied: Annotated[bool, typer.Option("--tied", help="Omit the head if it is the embedding.")] = False,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            help="Domain whose chat template, tokenizer and generation settings the version gets. Default: the seed's, "
+            "or those of the first expert with the largest vocabulary."
+        ),
+    ] = None,
     round: Annotated[str | None, typer.Option(help="Solve from this round's contributions.")] = None,
     wait_: Annotated[bool, typer.Option("--wait", help="Wait for missing experts, or for the round's end.")] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Solve without the body's missing experts.")] = False,
@@ -104,7 +111,8 @@ def solve_version(
         "top_k": top_k,
         "temperature": temperature,
     }
-    new = new_version(recipe, options, head=head, tied=tied, round=round, partial=partial)
+    more = {"tied": tied, "round": round, "partial": partial, "chat_template": chat_template}
+    new = new_version(recipe, options, head=head, **more)
     with Client(coordinator, secret) as client:
         if wait_:
             wait_for_contributions(client, round)

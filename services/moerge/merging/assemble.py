@@ -155,6 +155,7 @@ def assemble(
         head=settings.recipe.head,
         head_contributions=every,
         kept=kept.slots,
+        chat_template=settings.chat_template,
     )
     return Assembled(lineage, inputs, KeptParts(body, inputs.slots, parts, every), routers)
 

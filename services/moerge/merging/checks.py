@@ -17,8 +17,10 @@ from moerge.merging.prompts import Prompts
 from moerge.merging.settings import MergeSettings, Source
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
+from moerge.models.side_files import chat_model
 from moerge.progress import Progress
 from moerge.trunk.methods.registry import METHODS
+from moerge.versions.plan import BASE
 from moerge_proto.options import ANCHOR
 from moerge_proto.records import RECORD_FILE
 
@@ -50,6 +52,8 @@ def check(
             require_fittable(expert)
     every = experts if settings.base is None else [*experts, settings.base]
     _check_experts(every, settings.computing.progress, None if version is None else version.slots[0].side_files, say)
+    if settings.chat_template is not None:
+        chat_model(settings.chat_template, _models(experts, settings, version))
     rewritten = 0 if version is None else version.fused_bytes
     return _check_disk(sources, out, settings, new_anchor(settings, first=version is None), rewritten)
 
@@ -112,6 +116,18 @@ def _check_experts(
                 require_finite(expert.checkpoint, tracker)
             except MoergeError as error:
                 raise MoergeError(error.what, where=f"{expert.folder}: {error.where}", todo=error.todo) from error
+
+
+def _models(
+    experts: Sequence[DenseExpert], settings: MergeSettings, version: KeptVersion | None
+) -> dict[str, DenseFiles]:
+    """Name -> model with a chat template that can be chosen."""
+    base = settings.body_base if version is None else version.body.base
+    models: dict[str, DenseFiles] = {} if base is None else {BASE: base}
+    if version is not None:
+        models |= {slot.record.domain: slot.side_files for slot in version.slots}
+    anchor = new_anchor(settings, first=version is None)
+    return models | {expert.domain: expert for expert in (*experts, *anchor)}
 
 
 def _check_disk(

@@ -150,6 +150,13 @@ def merge(
         typer.Option(help="FILES of text for --anchor, in place of moerge's: a file, folder or pattern; repeat."),
         FILES,
     ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, a domain, or base (--base): whose chat template, tokenizer and generation settings the model "
+            "gets. auto: the base's under the body seed, else the first expert's. Default: auto, or as --from has it."
+        ),
+    ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     chat: Annotated[
         str | None, typer.Option(help="Field or column with messages, read through the expert's chat template.")
@@ -245,6 +252,7 @@ def merge(
             progress=progress(),
         ),
         keep_statistics=keep_statistics,
+        chat_template=chat_template,
     )
     report: Report | dry.Costs
     field, named = ("expert", expert) if version is None else ("add", add)

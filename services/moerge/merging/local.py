@@ -13,12 +13,13 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseBody, DenseFiles
-from moerge.models.expert_folder import DenseExpert
+from moerge.models.expert_folder import DenseExpert, small_files
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.merge import (
+    CONFIG_FILE,
     DENSE_BODY_FILE,
     SEED_HEAD_FILE,
     SEED_PARTS_FILE,
@@ -86,6 +87,11 @@ class LocalBody(DenseBody):
     def layers(self) -> int:
         return int(self.config.num_hidden_layers)
 
+    @property
+    def base(self) -> DenseFiles | None:
+        """The base model's tokenizer and generation config; None if the body was merged without one."""
+        return DenseFiles(self.path.parent) if METHODS[self.method].takes_base and self.seed is None else None
+
 
 def local_body(
     experts: Sequence[DenseExpert],
@@ -130,10 +136,14 @@ def local_body(
         revision=METHODS[method].revision,
     )
     if merged is None or merged.lineage != lineage:
-        record.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # it may have another base's tokenizer
         files, domains = {item.digest: item for item in inputs}, {item.digest: item.domain for item in inputs}
         made = merge_body(lineage, BodyInputs(files, domains, statistics), FolderFiles(folder), progress)
         merged = BodyRecord(**dict(made))
+        for name, data in {} if base is None else small_files(base).items():
+            if name != CONFIG_FILE:
+                with atomic_file(folder / name) as out:
+                    out.write(data)
         _write(record, merged)
     contains = experts if base is None or base.digest in lineage.experts else inputs
     return kept_body(merged, folder, [record_of(item) for item in contains])
@@ -186,6 +196,7 @@ def local_version(
     head_contributions: Sequence[Path] = (),
     kept: Sequence[Slot] = (),
     tied: bool = False,
+    chat_template: str | None = None,
 ) -> tuple[Lineage, VersionInputs]:
     """The arguments of `plan_version`.
 
@@ -195,6 +206,7 @@ def local_version(
         head: the method of the head.
         head_contributions: one per slot, in order, for a solved head.
         tied: leave the head out if it equals the embedding.
+        chat_template: see `Lineage`.
 
     Raises:
         MoergeError: fewer experts than `options.top_k`, or more than the class allows, or a head without its inputs.
@@ -224,6 +236,7 @@ def local_version(
         contributions=list(parts),
         options=options,
         tied=tied,
+        chat_template=chat_template,
         solver=SOLVER,
     )
     return lineage, VersionInputs(
@@ -236,6 +249,7 @@ def local_version(
         statistics=lambda: list(parts.values()),
         head_statistics=lambda: heads,
         seed=body.seed,
+        base=body.base,
     )
 
 

@@ -14,10 +14,11 @@ from moerge.merging.kept import CHOICES, KeptExpert, KeptVersion, Record, keep, 
 from moerge.merging.recipe_file import FILE
 from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.scores import scores
-from moerge.merging.settings import MergeSettings, Source
+from moerge.merging.settings import AUTO, MergeSettings, Source
 from moerge.merging.texts import read_anchor_text, read_text
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card_scores import recipe_card, scored_card
+from moerge.versions.plan import BASE, small_files_of
 from moerge_proto.digests import sha256_hex
 from moerge_proto.options import ANCHOR
 from moerge_proto.records import RECORD_FILE, read_record
@@ -99,7 +100,18 @@ def settings_of(
             (version is not None or METHODS[recipe.body].is_seed)
             and are_fittable([source.expert for source in sources])
         )
-    return replace(settings, recipe=recipe.model_copy(update={"fit": fit}))
+    chat = _chat_template(settings, version)
+    return replace(settings, recipe=recipe.model_copy(update={"fit": fit}), chat_template=chat)
+
+
+def _chat_template(settings: MergeSettings, version: KeptVersion | None) -> str | None:
+    """The lineage's name of the chosen chat template; that of a version by default."""
+    name, method = settings.chat_template, METHODS[settings.recipe.body]
+    if name is None:
+        return None if version is None else version.lineage.chat_template
+    if name == AUTO or (name == BASE and method.is_seed):
+        return None
+    return ANCHOR if name == BASE and settings.recipe.anchor and not method.takes_base else name
 
 
 def _is_written(out: Path, lineage: Lineage) -> bool:
@@ -150,4 +162,5 @@ def _report(
         held_out=held_out,
         anchor=ANCHOR if settings.recipe.anchor else None,
         unfitted=[member.domain for member in late if merged and not member.fitted],
+        chat=small_files_of(new.lineage, new.inputs)[1].warning,
     )

@@ -58,6 +58,7 @@ class Report:
         held_out: domains that are scored on other documents than a part of the text.
         unfitted: domains whose expert isn't in the merged body, with MLPs as trained.
         anchor: the domain of the anchor, which has no score.
+        chat: a sentence on experts with another chat template than the version; empty if there are none.
     """
 
     folder: str
@@ -69,6 +70,7 @@ class Report:
     held_out: Sequence[str] = ()
     unfitted: Sequence[str] = ()
     anchor: str | None = None
+    chat: str = ""
 
     @property
     def average(self) -> float | None:
@@ -112,7 +114,7 @@ class Report:
             result.append(f"not scored, because their experts wrote their text: {names}; {OWN_WORDS}")
         if self.unfitted:
             result.append(f"not in the body, and not fitted to it: {', '.join(self.unfitted)}; {UNFITTED}")
-        return result
+        return [*result, self.chat] if self.chat else result
 
     def _routed(self, score: DomainScore) -> str:
         largest = sorted(zip(score.shares, self.domains, strict=True), reverse=True)[:_SHOWN]

@@ -13,6 +13,9 @@ from moerge_proto.bodies import BodyOptions
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import Privacy, StatisticsSettings
 
+AUTO = "auto"
+"""In place of a name of a chat template: the default."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -36,7 +39,7 @@ class VersionSettings:
 
     `body` has the options of the body's method, without its `base`; that is also the seed of a seed's body. Token
     counts below `rare_below` are withheld from body contributions, as in workers. `privacy`: noise in router
-    contributions, for which `computing` needs a key.
+    contributions, for which `computing` needs a key. `chat_template`: see `Lineage`.
     """
 
     recipe: VersionRecipe = RECOMMENDED
@@ -46,6 +49,7 @@ class VersionSettings:
     rare_below: int = RARE_BELOW
     computing: Computing = field(default_factory=Computing)
     privacy: Privacy | None = None
+    chat_template: str | None = None
 
     @property
     def body_base(self) -> DenseExpert | None:
@@ -70,6 +74,7 @@ class MergeSettings(VersionSettings):
             so, under a seed's body, and to a body that stays as experts are added.
         anchor_text: of the anchor, for its own tokenizer; None: the pool.
         scored_tokens: those per domain, of held-out documents; 0: no scores.
+        chat_template: a domain, `base` or `auto`; None: that of the version that experts are added to, or `auto`.
     """
 
     fit: bool | None = None

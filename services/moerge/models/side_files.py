@@ -1,10 +1,10 @@
 """An expert's small JSON files, and their published parts: no reference to code, no odd decoding."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from moerge.errors import CheckpointError
+from moerge.errors import CheckpointError, MoergeError
 from moerge.files import json_object
 from moerge.models.dense_files import DenseFiles
 from moerge_proto.version_files import GENERATION, SPECIAL_TOKENS, TEMPLATE, TOKENIZER
@@ -73,6 +73,25 @@ def chat_template(model: DenseFiles) -> str:
     path = model.side_file(TOKENIZER)
     result = json_object(path, _MAX_BYTES).get("chat_template") if path.is_file() else None
     return result if isinstance(result, str) else json.dumps(result, sort_keys=True) if result else ""
+
+
+def chat_model(name: str, models: Mapping[str, DenseFiles]) -> DenseFiles:
+    """The model of that name, for its chat template.
+
+    Raises:
+        MoergeError: it has none, and which models have one; or it lacks tokens of another model.
+    """
+    known = [each for each, model in models.items() if chat_template(model)]
+    if name not in known:
+        problem = f"{name!r} has no chat template" if name in models else f"no model is named {name!r}"
+        todo = f"name one with a chat template: {', '.join(known)}" if known else "omit it: no model has one"
+        raise MoergeError(problem, where="`chat_template`", todo=todo)
+    sizes = {each: int(model.config.vocab_size) for each, model in models.items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    if sizes[name] < sizes[largest]:
+        problem = f"the tokenizer of {name!r} has {sizes[name]:,} tokens, that of {largest!r} {sizes[largest]:,}"
+        raise MoergeError(problem, where="`chat_template`", todo=f"name {largest}")
+    return models[name]
 
 
 def _text(path: Path, kept: Callable[[str, object], bool]) -> str:

@@ -83,12 +83,32 @@ class Contributed(NamedTuple):
 class ChatTemplates(NamedTuple):
     """The chat templates of a version: the published one, and its experts' by domain; a text is empty without one.
 
-    `taken`: the domain of the expert with the published one; None: the seed has it.
+    `taken`: the domain of the expert with the published one, or `base`; None: the seed has it.
     """
 
     taken: str | None
     published: str
     texts: Mapping[str, str]
+
+    @property
+    def owner(self) -> str:
+        if self.taken is None:
+            return "the seed"
+        return f"the expert of {self.taken}" if self.taken in self.texts else "the base model"
+
+    @property
+    def differ(self) -> list[str]:
+        """The domains of experts with another one, or none."""
+        return [domain for domain, text in self.texts.items() if text != self.published]
+
+    @property
+    def warning(self) -> str:
+        """A sentence on experts with another one, or none; empty if there are none."""
+        if not (names := ", ".join(self.differ)):
+            return ""
+        own = f"the chat template is that of {self.owner}; experts with another one, or none: {names}"
+        none = f"no chat template, because {self.owner} has none; experts with one: {names}"
+        return f"{own if self.published else none}. `chat_template` chooses"
 
 
 class Model(NamedTuple):
@@ -234,8 +254,7 @@ def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
 
 
 def _chat(chat: ChatTemplates) -> str:
-    template, owner = chat.published, "the seed" if chat.taken is None else f"the expert of {chat.taken}"
-    differ = [domain for domain, text in chat.texts.items() if text != template]
+    template, owner, differ = chat.published, chat.owner, chat.differ
     text = f"Tokenizer and generation settings come from {owner}."
     if template:
         digest = sha256_hex(template.encode(errors="surrogatepass"))

@@ -119,7 +119,9 @@ def compare(before: Version, after: Version) -> Comparison:
     old, new = before.lineage, after.lineage
     changes, there = domain_changes(old, new), {file.sha256 for file in before.files}
     options, earlier = (
-        item.options.model_dump(mode="json") | {"head": item.head.method, "tied": item.tied} for item in (new, old)
+        item.options.model_dump(mode="json")
+        | {"head": item.head.method, "tied": item.tied, "chat_template": item.chat_template}
+        for item in (new, old)
     )
     return Comparison(
         before=before.number,

@@ -11,7 +11,7 @@ from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.families.family import EMBEDDING
 from moerge.models.reader import Checkpoint
-from moerge.models.side_files import chat_template
+from moerge.models.side_files import chat_model, chat_template
 from moerge.routers import influence
 from moerge.routers.solve import solve_layers
 from moerge.trunk.heads import HeadInputs, is_tied
@@ -35,6 +35,8 @@ from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import Lineage, SolveReport
 
+BASE = "base"
+"""The name of the base model in `chat_template`."""
 _OF_ROUTERS = {"body", "experts", "domains", "contributions", "options", "solver"}
 """The fields of a lineage that its routers depend on."""
 Solution = tuple[Sequence[Tensor], SolveReport]
@@ -87,6 +89,7 @@ class VersionInputs:
         statistics: gives their files in that order.
         head_statistics: gives the files of the lineage's head contributions, in order.
         seed: of a seed's body.
+        base: the base model's config and tokenizer, of a body that was merged with it.
     """
 
     slots: Sequence[Slot]
@@ -98,6 +101,7 @@ class VersionInputs:
     statistics: Callable[[], Sequence[Source]]
     head_statistics: Callable[[], Sequence[Source]] = tuple
     seed: Seed | None = None
+    base: DenseFiles | None = None
 
     @property
     def head(self) -> HeadInputs:
@@ -164,7 +168,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
 
     Raises:
         IncompatibleExpertError: the head can't be made of these experts, or is not the embedding, but `tied`.
-        MoergeError: a checkpoint can't be read.
+        MoergeError: a checkpoint can't be read, or the model of the lineage's `chat_template` has none.
     """
     body, config, family = inputs.body, inputs.body.config, inputs.body.family
     layers, count = config.num_hidden_layers, len(inputs.slots)
@@ -180,7 +184,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
 
     dtype = body.checkpoint.specs[EMBEDDING].dtype
     routers = router_file(lambda: solution()[0], feature_gains(body), count, family.host, dtype, solved)
-    side_files, chat = _side_files(inputs)
+    side_files, chat = small_files_of(lineage, inputs)
     records = [slot.record for slot in inputs.slots]
     total = sum(file.parameters for file in (*shared, routers))
     idle = (count - lineage.options.top_k) * sum(file.parameters for file in mlps) // count
@@ -198,11 +202,19 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     return VersionPlan(shared, [routers, report_file(lambda: solution()[1], solved)], texts)
 
 
-def _side_files(inputs: VersionInputs) -> tuple[DenseFiles, ChatTemplates]:
-    """The model whose tokenizer and generation config are published: the seed, or an expert; and all chat templates."""
-    chats = {slot.record.domain: chat_template(slot.side_files) for slot in inputs.slots}
-    if inputs.seed is not None:
-        return inputs.seed.side_files, ChatTemplates(None, chat_template(inputs.seed.side_files), chats)
-    taken = max(inputs.slots, key=lambda slot: int(slot.side_files.config.vocab_size))
-    domain = taken.record.domain
-    return taken.side_files, ChatTemplates(domain, chats[domain], chats)
+def small_files_of(lineage: Lineage, inputs: VersionInputs) -> tuple[DenseFiles, ChatTemplates]:
+    """The model whose tokenizer and generation config are published, and all chat templates.
+
+    Raises:
+        MoergeError: the model of the lineage's `chat_template` has none.
+    """
+    experts = {slot.record.domain: slot.side_files for slot in inputs.slots}
+    chats = {domain: chat_template(files) for domain, files in experts.items()}
+    if (name := lineage.chat_template) is not None:
+        taken = chat_model(name, experts if inputs.base is None else {BASE: inputs.base, **experts})
+    elif inputs.seed is not None:
+        taken = inputs.seed.side_files
+    else:
+        name = max(experts, key=lambda domain: int(experts[domain].config.vocab_size))
+        taken = experts[name]
+    return taken, ChatTemplates(name, chat_template(taken), chats)

@@ -72,3 +72,9 @@ def test_card_names_source_of_chat_template_and_who_differs(federation: Federati
     digest = sha256(TEMPLATE.encode()).hexdigest()
     assert f"The chat template is that of the expert of hostile, SHA-256 `{digest}`. " in card
     assert "Experts with another one, or none: law." in card
+
+
+def test_operator_chooses_another_expert_s_chat_template(federation: Federation) -> None:
+    chosen = federation.solve(chat_template="law").number
+    assert json.loads((federation.version(chosen) / TOKENIZER).read_text())["chat_template"] == HONEST
+    assert "Experts with another one, or none: hostile." in (federation.version(chosen) / "README.md").read_text()

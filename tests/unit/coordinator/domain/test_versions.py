@@ -180,6 +180,7 @@ def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: 
             "art; the version's domains are law",
             "options.domain_weights",
         ),
+        (partial | {"chat_template": "art"}, "no expert of art; the version's domains are law", "chat_template"),
         ({"body": "0" * 64}, "no body 000", "body"),
         ({"round": "first", "experts": [law.digest]}, "a round already sets the body", "round"),
         ({"round": "first", "partial": True}, "a round already sets the body", "round"),
