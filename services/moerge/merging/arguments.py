@@ -11,7 +11,8 @@ from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.merging.kept import KeptVersion, kept
 from moerge.merging.prompts import Prompts
-from moerge.merging.settings import MergeSettings, Source
+from moerge.merging.settings import AUTO, MergeSettings, Source
+from moerge.models.adapters import base_name, is_adapter, quantised_by
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.sources import checkpoint_folder, hub_id
@@ -159,6 +160,7 @@ def determined(settings: MergeSettings) -> dict[str, object]:
         **{name: getattr(recipe, name) for name in ("body", "head", "fit", "anchor")},
         **{name: getattr(recipe.solve, name) for name in sorted(_APART)},
         **{name: getattr(statistics, name) for name in ("context", "precision")},
+        "chat_template": settings.chat_template or AUTO,
         "before": recipe.before is not None,
         "context_weight": None if recipe.before is None else recipe.before.context_weight,
     }
@@ -191,8 +193,13 @@ def licenses(values: Sequence[str]) -> dict[str, str]:
     return _one_each("license", values)
 
 
-def sources(field: str, experts: Sequence[str], texts: Texts, spdx: Mapping[str, str]) -> list[Source]:
-    """The experts of a field with their texts or prompts; each domain is known, and has either. `spdx`: licences."""
+def sources(
+    field: str, experts: Sequence[str], texts: Texts, spdx: Mapping[str, str], base: DenseExpert | None = None
+) -> list[Source]:
+    """The experts of a field with their texts or prompts; each domain is known, and has either.
+
+    `spdx`: licences. `base`: takes the place of quantised bases of adapters.
+    """
     folders, files, prompts = _one_each(field, experts), texts.files, texts.prompts
     apart = named_values("held_out", texts.held_out)
     for other, values in (("`text`", files), ("`prompt`", prompts), ("`held_out`", apart), ("`license`", spdx)):
@@ -207,12 +214,21 @@ def sources(field: str, experts: Sequence[str], texts: Texts, spdx: Mapping[str,
         raise MoergeError(f"no text of {', '.join(missing)}", where="`text`", todo=todo)
     result = []
     for name, place in folders.items():
-        folder = checkpoint_folder(place)
+        folder = _on_base(name, checkpoint_folder(place), base, texts.say)
         expert = DenseExpert(name, folder, license=spdx.get(name, UNKNOWN), hub_id=hub_id(place))
         corpus = prompts[name] if name in prompts else texts.corpus(f"`text` {name}", files[name], expert)
         held_out = texts.corpus(f"`held_out` {name}", apart[name], expert) if name in apart else None
         result.append(Source(expert, corpus, held_out))
     return result
+
+
+def _on_base(domain: str, folder: Path, base: DenseExpert | None, say: Callable[[str], None]) -> Path:
+    """The expert's folder; of an adapter with a quantised base, one with the base model in its place."""
+    if base is None or not is_adapter(folder) or not (method := quantised_by(folder)):
+        return folder
+    quantised = base_name(folder)
+    say(f"{domain}: the adapter's base {quantised} is quantised by {method}; merged with {base.folder} instead")
+    return checkpoint_folder(f"{base.folder}+{folder}")
 
 
 def _one_each(field: str, values: Sequence[str]) -> dict[str, str]:

@@ -100,7 +100,7 @@ def merge(
         str | None,
         typer.Option(
             help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare, and --anchor. Under seed, --add "
-            "needs it too."
+            "needs it too. Adapters on a quantised base are merged with it."
         ),
         CHECKPOINT,
     ] = None,
@@ -256,9 +256,9 @@ def merge(
     )
     report: Report | dry.Costs
     field, named = ("expert", expert) if version is None else ("add", add)
-    sources = arguments.sources(field, named or (), texts, licenses)
-    settings = settings_of(sources, out, settings, version)
-    determined = {"recipe": recipe or (None if version else "recommended"), **arguments.determined(settings)}
+    sources = arguments.sources(field, named or (), texts, licenses, seed)
+    followed = arguments.determined(settings_of(sources, out, settings, version))
+    determined = {"recipe": recipe or (None if version else "recommended"), **followed}
     written = recipe_text(keys_of(run.command), {**run.params, **determined}, out)
     if dry_run:
         report = dry.merge(sources, out, settings, say, version)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from moerge.errors import CheckpointError
+from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.models.adapter_settings import AdapterSettings
 from moerge.models.families.family import EMBEDDING, HEAD
+from moerge.models.quantised import config_method, named_method, unquantised_name
 from moerge.models.sources import ADAPTER_CONFIG as CONFIG
-from moerge.models.sources import BASE, hub_snapshot, is_hub_snapshot
+from moerge.models.sources import BASE, WANTED, hub_snapshot, is_hub_snapshot
 from moerge.models.stored import INDEX, NOTHING_REMOTE, SINGLE, StoredTensors, TensorSpec
 from moerge.models.wrappers import Part, part_of, text_name
 from moerge.threads import one_thread
@@ -82,29 +83,68 @@ def base_of(folder: Path) -> Path:
     """The folder of an adapter's base; CheckpointError if it is unnamed, missing or an adapter itself.
 
     An adapter of the hub may not name a folder, because its base's weights are published.
+
+    Raises:
+        IncompatibleExpertError: the base is quantised. It isn't downloaded.
     """
-    settings, where = AdapterSettings.of(folder), f"{folder / CONFIG}: {BASE}"
-    name, todo = settings.get(BASE), "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
-    if not name or not isinstance(name, str):
-        raise CheckpointError("the adapter names no base model", where=where, todo=todo)
-    places = [] if is_hub_snapshot(folder) else [Path(name), folder / name]
-    result = next((place for place in places if os.path.isdir(place)), None)  # false for impossible names
-    if result is None:
-        revision = settings.get("revision")
-        try:
-            result = _from_hub(f"{name}@{revision}" if revision else name)
-        except CheckpointError as error:
-            raise CheckpointError(f"no base model {name!r}: {error.what}", where=where, todo=todo) from error
+    where, name = f"{folder / CONFIG}: {BASE}", base_name(folder)
+    if method := quantised_by(folder):
+        problem = f"the adapter's base {name!r} is quantised by {method}; expected a base in full precision"
+        todo = "name that before the adapter, as BASE+ADAPTER, both folders or hub ids"
+        if whole := unquantised_name(name):
+            todo = f"{todo}; the hub may have it as {whole}"
+        raise IncompatibleExpertError(problem, where=where, todo=todo)
+    todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
+    try:
+        result = _local_base(folder) or _from_hub(_hub_source(folder))
+    except CheckpointError as error:
+        raise CheckpointError(f"no base model {name!r}: {error.what}", where=where, todo=todo) from error
     if is_adapter(result):
         todo = "merge the base's adapter first, and name the merged model there"
         raise CheckpointError(f"the base {name!r} is an adapter itself", where=where, todo=todo)
     return result
 
 
+def quantised_by(folder: Path) -> str | None:
+    """The method that quantised an adapter's base, by its name on the hub or its config.json; None: none.
+
+    The weights of a base of the hub are not downloaded for that. It may be missing.
+    """
+    if (place := _local_base(folder)) is not None:
+        return config_method(place / "config.json")
+    if method := named_method(base_name(folder)):
+        return method
+    try:
+        return config_method(_from_hub(_hub_source(folder), ("config.json",)) / "config.json")
+    except CheckpointError:
+        return None
+
+
+def base_name(folder: Path) -> str:
+    """The name of an adapter's base in its settings; CheckpointError without one."""
+    name = AdapterSettings.of(folder).get(BASE)
+    if not name or not isinstance(name, str):
+        where = f"{folder / CONFIG}: {BASE}"
+        todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
+        raise CheckpointError("the adapter names no base model", where=where, todo=todo)
+    return name
+
+
+def _local_base(folder: Path) -> Path | None:
+    name = base_name(folder)
+    places = [] if is_hub_snapshot(folder) else [Path(name), folder / name]
+    return next((place for place in places if os.path.isdir(place)), None)  # false for impossible names
+
+
+def _hub_source(folder: Path) -> str:
+    revision = AdapterSettings.of(folder).get("revision")
+    return f"{base_name(folder)}@{revision}" if revision else base_name(folder)
+
+
 @cache
-def _from_hub(source: str) -> Path:
+def _from_hub(source: str, files: tuple[str, ...] = WANTED) -> Path:
     """The same snapshot during the whole run, even if the hub's changes."""
-    return hub_snapshot(source)
+    return hub_snapshot(source, files)
 
 
 class Adapter:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ BASE = "base_model_name_or_path"  # in these settings
 
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _HUB_ADDRESS = re.compile(r"https://huggingface\.co/(?P<name>[\w.-]+/[\w.-]+)(/(resolve|tree)/.*)?/?")
-_WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
+WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
 
 
 def checkpoint_folder(source: str) -> Path:
@@ -40,16 +40,16 @@ def checkpoint_folder(source: str) -> Path:
     return hub_snapshot(source)
 
 
-def hub_snapshot(source: str) -> Path:
+def hub_snapshot(source: str, files: Sequence[str] = WANTED) -> Path:
     """The folder of a model of the hub, `name/model` or `name/model@revision`, downloaded or cached.
 
-    Errors are those of `checkpoint_folder`.
+    `files`: patterns of the wanted ones. Errors are those of `checkpoint_folder`.
     """
     match = _HUB_ID.fullmatch(source)
     if match is None:
         raise CheckpointError("no such folder", where=source, todo="name a folder, or a hub id like name/model")
     try:
-        return Path(snapshot_download(match["name"], revision=match["revision"], allow_patterns=list(_WANTED)))
+        return Path(snapshot_download(match["name"], revision=match["revision"], allow_patterns=list(files)))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise CheckpointError(
@@ -120,9 +120,7 @@ def on_base(base: Path, adapter: Path, folder: Path) -> Path:
         todo = "name BASE+ADAPTER: the base model's folder or hub id, then the adapter's"
         raise CheckpointError(f"not an adapter: {error}", where=str(adapter / ADAPTER_CONFIG), todo=todo) from error
     folder.mkdir(parents=True, exist_ok=True)
-    files = {
-        file.name: file for file in adapter.resolve().iterdir() if file.is_file() and any(map(file.match, _WANTED))
-    }
+    files = {file.name: file for file in adapter.resolve().iterdir() if file.is_file() and any(map(file.match, WANTED))}
     for name, file in files.items():
         path = folder / name
         if file.suffix != ".safetensors" and name != ADAPTER_CONFIG:

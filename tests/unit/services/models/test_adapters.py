@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from moerge.documents.corpus import Corpus
-from moerge.errors import MoergeError
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.merging.arguments import Texts, sources
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseFiles
@@ -214,6 +215,68 @@ def test_a_base_may_be_a_hub_id_or_beside_the_adapter_or_given(
         require_merged(checkpoint_folder(f"{name}@{revision}+{folder}"))
     with pytest.raises(MoergeError, match="not an adapter"):
         checkpoint_folder(f"{folder}+{base}")
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "whole"),
+    [
+        ("unsloth/Llama-3.2-1B-bnb-4bit", "bitsandbytes", "unsloth/Llama-3.2-1B"),
+        ("unsloth/qwen3-4b-unsloth-bnb-4bit", "bitsandbytes", "unsloth/qwen3-4b"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "GPTQ", "Qwen/Qwen2.5-7B-Instruct"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "AWQ", "Qwen/Qwen2.5-7B-Instruct"),
+    ],
+)
+def test_a_quantised_base_of_the_hub_is_refused_by_its_name(
+    plain: Path, tmp_path: Path, name: str, method: str, whole: str
+) -> None:
+    folder = shutil.copytree(plain, tmp_path / "adapter")
+    changed(folder, CONFIG, base_model_name_or_path=name, revision="unsloth")
+    with pytest.raises(IncompatibleExpertError) as caught:
+        read_config(folder)
+    error = caught.value
+    assert error.what == f"the adapter's base {name!r} is quantised by {method}; expected a base in full precision"
+    assert error.where == f"{folder / CONFIG}: {BASE}"
+    assert error.todo == (
+        f"name that before the adapter, as BASE+ADAPTER, both folders or hub ids; the hub may have it as {whole}"
+    )
+
+
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_a_base_whose_config_is_quantised_is_refused_without_its_weights(
+    plain: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    revision, name = "c" * 40, "lab/four-bits"
+    cached = tmp_path / "hub" / "models--lab--four-bits" / "snapshots" / revision
+    quantised = cached if place == "hub" else tmp_path / "four-bits"
+    quantised.mkdir(parents=True)
+    shutil.copy(base / "config.json", quantised)
+    changed(quantised, "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    folder = shutil.copytree(plain, tmp_path / "adapter")
+    named = {"hub": (name, revision), "folder": (str(quantised), None)}[place]
+    changed(folder, CONFIG, base_model_name_or_path=named[0], revision=named[1])
+    with pytest.raises(
+        IncompatibleExpertError, match="is quantised by gptq; expected a base in full precision"
+    ) as caught:
+        read_config(folder)
+    assert caught.value.todo == "name that before the adapter, as BASE+ADAPTER, both folders or hub ids"
+
+
+def test_an_adapter_on_a_quantised_base_is_merged_with_the_given_one(
+    plain: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, said = shutil.copytree(plain, tmp_path / "adapter"), list[str]()
+    changed(folder, CONFIG, base_model_name_or_path="unsloth/base-bnb-4bit")
+    texts(tmp_path / "law.jsonl", 1, 3)
+    given = Texts([f"law={tmp_path / 'law.jsonl'}"], [], 1, "text", None, said.append)
+    expected = DenseFiles(plain).checkpoint
+    for place, whole in ((f"{base}+{folder}", None), (str(folder), DenseExpert("base", base))):
+        [source] = sources("expert", [f"law={place}"], given, {}, whole)
+        found = source.expert.checkpoint
+        assert all(found.tensor(name).equal(expected.tensor(name)) for name in expected.specs)
+    problem = "law: the adapter's base unsloth/base-bnb-4bit is quantised by bitsandbytes"
+    assert said == [f"{problem}; merged with {base} instead"]
 
 
 def changed(folder: Path, name: str, **fields: object) -> None:
