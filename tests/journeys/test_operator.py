@@ -1,9 +1,9 @@
-"""An operator's first hours: README's three parties, with two owners, then docs/operating.md in its order."""
+"""First hours of an operator and two owners, as README and pages have them, then docs/operating.md in its order."""
 
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +25,7 @@ from support.models import expert, seed_model, texts
 from support.processes import Coordinator
 from support.statistics import written
 from support.terminal import Shell
-from support.transcripts import Part
+from support.transcripts import ROOT, Part
 
 pytestmark = pytest.mark.slow
 ADDRESS = r"http://127\.0\.0\.1:\d+"
@@ -68,48 +68,60 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
     seed_model(tmp_path / "operator" / "seed", apart=0.001)
     home = str(tmp_path / "srv" / "moerge")
 
-    def each_owner(part: Part, begins: str) -> dict[str, str]:
+    def next_of(begins: str, *parts: Part, here: Mapping[str, str] | None = None) -> str:
+        """The next command of each page, which must be the same."""
+        [line] = {part.next(begins, here) for part in parts}
+        return line
+
+    def each_owner(line: str) -> dict[str, str]:
         """Domain -> the line as that owner types it."""
-        line = part.next(begins)
         return {domain: line.replace("medicine", domain).replace("hospital", OWNERS[domain]) for domain in OWNERS}
 
     with (
-        Part("docs/operating.md", "From the first command to a version") as looked,
+        Part("docs/operating.md", "The first hour") as looked,
+        Part("docs/worker.md", "The first hour") as owned,
         Part("README.md", "Three parties") as part,
     ):
-        part.names = {"/srv/moerge": home, "org/name@rev": "seed"}
-        secret = found(BEARER, serving.types(part.next("moerge coordinator init")))
-        assert "of seed is current" in serving.types(part.next("moerge coordinator seed"))
-        url = found(ADDRESS, serving.starts(part.next("moerge coordinator serve"), ADDRESS))
+        part.names = looked.names = owned.names = {"/srv/moerge": home, "org/name@rev": "seed"}
+        secret = found(BEARER, serving.types(next_of("moerge coordinator init", part, looked)))
+        assert "of seed is current" in serving.types(next_of("moerge coordinator seed", part, looked))
+        assert "no problems" in serving.types(looked.next("moerge coordinator check"))
+        url = found(ADDRESS, serving.starts(next_of("moerge coordinator serve", part, looked), ADDRESS))
         part.names |= {"http://127.0.0.1:8080": url, "https://moerge.example.org": url}
 
         requests = {}
-        for domain, line in each_owner(part, "moerge worker init").items():
+        for domain, line in each_owner(next_of("moerge worker init", part, owned)).items():
             said = owners[domain].types(line)
             assert "fingerprint" in said
             requests[domain] = found(JOIN, said)
 
-        operator.types(part.next("export", {"MOERGE_TOKEN=...": f"MOERGE_TOKEN={secret}"}))
-        approve, tokens = part.next("moerge owner approve"), {}
+        operator.types(next_of("export", part, looked, here={"MOERGE_TOKEN=...": f"MOERGE_TOKEN={secret}"}))
+        approve, tokens = next_of("moerge owner approve", part, looked), {}
         for domain, request in requests.items():
             said = operator.types(approve.replace(REQUEST, request))
             assert "Fingerprint:" in said
             tokens[domain] = found(BEARER, said)
 
-        export = part.next("export")
+        export = next_of("export", part, owned)
         for domain, token in tokens.items():
             owners[domain].types(export.replace("MOERGE_TOKEN=...", f"MOERGE_TOKEN={token}"))
-        for domain, line in each_owner(part, "moerge worker run").items():
-            owners[domain].starts(line, "waiting for the")
+        assert not re.search("(?m)^no ", owners["medicine"].types(owned.next("moerge worker check")))
+        ran = {}
+        for domain, line in each_owner(next_of("moerge worker run", part, owned)).items():
+            ran[domain] = owners[domain].starts(line, "waiting for the")
+        said_in_order(ran["medicine"], printed_by_run())
+        beside = at(Shell(tmp_path / "medicine"))
+        assert "waiting" in beside.types(owned.next("moerge worker status"))
+        assert "parts" in beside.types(owned.next("moerge worker history"))
 
         said = operator.repeats(looked.next("moerge expert list"), lambda said: said.count("ready") == 2)
         assert "Apache-2.0" in said
-        found(r"(?m)^1$", operator.types(part.next("moerge version solve")))
+        found(r"(?m)^1$", operator.types(next_of("moerge version solve", part, looked)))
         said = operator.types(looked.next("moerge version show 1"))
         assert "hospital" in said
         assert "court" in said
         assert "not evaluated" in operator.types(looked.next("moerge version table 1"))
-        assert "champion is version 1" in operator.types(part.next("moerge version promote 1"))
+        assert "champion is version 1" in operator.types(next_of("moerge version promote 1", part, looked))
         token = found(BEARER, operator.types(looked.next("moerge token add reader")))
 
         consumer.types(f"export MOERGE_COORDINATOR={url} MOERGE_TOKEN={token}")
@@ -132,6 +144,19 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
             assert all(row.is_genuine() for row in signed)
 
         assert "medicine is withdrawn" in operator.types(part.next("moerge expert withdraw medicine"))
+
+
+def printed_by_run() -> list[str]:
+    """The messages of `worker run` in the table of docs/worker.md."""
+    page = (ROOT / "docs" / "worker.md").read_text(encoding="utf-8")
+    rows = page.partition("| `run` prints |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [text for row in rows for text in re.findall("`([^`]+)`", row.split("|")[1])]
+
+
+def said_in_order(said: str, texts: Sequence[str]) -> None:
+    """Requires these texts in this order; `…` stands for others."""
+    pattern = ".*".join(".*".join(map(re.escape, text.split("…"))) for text in texts)
+    assert re.search(pattern, said, re.DOTALL), said
 
 
 def sent_sums_alone(coordinator: Path, owner: Path, domain: str) -> None:
