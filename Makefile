@@ -1,10 +1,10 @@
-# make demo | table | test | test-slow | test-lowest | test-newest | test-engines | test-images | bench | dist | lint | clean
+# make demo | table | examples | test | test-slow | test-lowest | test-newest | test-engines | test-images | bench | dist | lint | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo table test test-slow test-lowest test-newest test-engines test-images bench dist lint clean
+.PHONY: demo table examples test test-slow test-lowest test-newest test-engines test-images bench dist lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
@@ -14,9 +14,13 @@ PRESET ?= demo
 table: $(VENV)/.demo
 	$(BIN)/moerge table --preset $(PRESET) --json-file build/table.json --svg build/table.svg
 
+# Types the commands of examples/*/README.md, and compares what they print. One: make examples ONLY=two-experts
+examples: $(VENV)/.test
+	$(BIN)/pytest -m examples -k "$(ONLY)" tests/examples
+
 # Files are tested in the order of their names, so that those which take longest, contract and e2e, come first.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow and not images"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow and not images and not examples"
 
 # The demo trains on both cores, so it is tested alone.
 test-slow: $(VENV)/.test

@@ -1,13 +1,14 @@
 """The commands of README and docs, read from their pages to be typed in their order."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "SECURITY.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+EXAMPLES = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*/README.md")))
 NOT_TYPED = {
     "pip install *": "no index has a release yet, and torch is gigabytes",
     "make *": "installs, and runs the tests themselves, the benchmark or the demo, which tests/e2e/test_demo.py runs",
@@ -27,6 +28,8 @@ NOT_TYPED = {
     "export RAY_AUTH_MODE=token *": "likewise",
     "ray *": "fixed ports, on several machines; tests/kills starts two nodes with Ray's own functions",
     "moerge worker run * --ray-address *": "needs these nodes; tests/kills runs a worker on two",
+    "llama-server *": "needs llama.cpp",
+    "ollama *": "needs ollama",
     "python -m llama_cpp.server *": "needs llama.cpp; tests/engines runs it",
     "pg_dump *": "needs servers; tests/e2e/test_postgres_backup.py runs the same",
     "createdb *": "likewise",
@@ -71,17 +74,51 @@ class Command:
         return next((why for pattern, why in NOT_TYPED.items() if fnmatchcase(self.line, pattern)), None)
 
 
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        section: the heading above it.
+        above: prose between it and the block or heading before.
+        language: empty if it has none.
+        lines: a backslash continues a line.
+    """
+
+    section: str
+    above: str
+    language: str
+    lines: list[str]
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """Every fenced block of a page, in order."""
+    text = re.sub(r"\\\n\s*", "", (ROOT / page).read_text(encoding="utf-8"))
+    section, above, language, lines = "", list[str](), None, list[str]()
+    for line in text.splitlines():
+        if line.startswith("```") and language is None:
+            language, lines = line[3:].strip(), []
+        elif line.startswith("```"):
+            yield Block(section, " ".join(above), str(language), lines)
+            language, above = None, []
+        elif language is not None:
+            lines.append(line)
+        elif line.startswith("#"):
+            section, above = line.lstrip("# "), []
+        else:
+            above.append(line)
+
+
+def typed(block: Block) -> list[str]:
+    """The commands of a block, without comments; none if it is no shell."""
+    if block.language not in ("", "sh"):
+        return []
+    return [line for text in block.lines if not text.startswith("#") and (line := text.partition(" #")[0].strip())]
+
+
 def commands(page: str) -> list[Command]:
     """Every command in the blocks of a page that are shell or have no language."""
-    result, section, language = [], "", None
-    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
-        if line.startswith("```"):
-            language = line[3:].strip() if language is None else None
-        elif language is None:
-            section = line.lstrip("# ") if line.startswith("#") else section
-        elif language in ("", "sh") and not line.startswith("#") and (typed := line.partition(" #")[0].strip()):
-            result.append(Command(page, section, typed))
-    return result
+    return [Command(page, block.section, line) for block in blocks(page) for line in typed(block)]
 
 
 def block(page: str, language: str) -> str:

@@ -8,7 +8,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DESIGN = ROOT / "docs" / "design.md"
-PAGES = (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "examples" / "README.md",
+    *sorted((ROOT / "examples").glob("*/README.md")),
+)
 SOURCES = tuple(
     path
     for folder in ("proto", "services", "workers", "coordinator", "tests")
