@@ -78,17 +78,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> None:
 def person(tmp_path: Path) -> Iterator[Shell]:
     """A shell in a copy of the examples. What it started ends with it."""
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("demo", "out", "__pycache__"))
-    mark = str(tmp_path)
-    try:
-        with Shell(tmp_path, XDG_CACHE_HOME=str(cache_folder().parent), MOERGE_TEST_MARK=mark) as shell:
+    with Shell(tmp_path, XDG_CACHE_HOME=str(cache_folder().parent), MOERGE_TEST_MARK=str(tmp_path)) as shell:
+        shell.seconds = 900
+        try:
             yield shell
-    finally:
-        for process in marked(mark):
-            os.kill(process, signal.SIGKILL)
+        finally:
+            for process in marked(str(tmp_path)).keys() - {shell.process.pid}:
+                os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.examples
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("trained")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_an_example_print_what_its_page_expects(page: str, person: Shell) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 _PROMPT = re.compile(r"<<(\d+)>> $")
 _QUESTION = re.compile(r"\[y/n\][: ]*$", re.IGNORECASE)
-_SECONDS = 300
 
 
 def _take_terminal() -> None:
@@ -27,6 +26,9 @@ def _take_terminal() -> None:
 
 class Terminal:
     """A terminal, and a process that runs on it. All output is read at once, so the process never waits."""
+
+    seconds = 300
+    """Longest wait."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class Terminal:
     def until(self, holds: Callable[[str], bool]) -> None:
         """Waits until that holds of all that was shown."""
         with self._news:
-            self._news.wait_for(lambda: self._ended or holds(self.shown), _SECONDS)
+            self._news.wait_for(lambda: self._ended or holds(self.shown), self.seconds)
             assert holds(self.shown), self.shown
 
     def type(self, text: bytes) -> None:
@@ -86,7 +88,7 @@ class Terminal:
 
     def close(self) -> int:
         """Reads to the end; the process's exit status."""
-        self._reader.join(_SECONDS)
+        self._reader.join(self.seconds)
         os.close(self._keyboard)
         return self.process.wait(60)
 
@@ -169,7 +171,7 @@ class Shell(Terminal):
 
     def repeats(self, line: str, holds: Callable[[str], bool]) -> str:
         """Types a command again and again until that holds of its output, as the page says that one waits."""
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + self.seconds
         while not holds(output := self.types(line)):
             assert time.monotonic() < deadline, line
         return output
