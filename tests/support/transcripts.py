@@ -94,12 +94,13 @@ class Block:
 def blocks(page: str) -> Iterator[Block]:
     """Every fenced block of a page, in order."""
     text = re.sub(r"\\\n\s*", "", (ROOT / page).read_text(encoding="utf-8"))
-    section, above, language, lines = "", list[str](), None, list[str]()
+    section, above, lines = "", list[str](), list[str]()
+    language: str | None = None
     for line in text.splitlines():
         if line.startswith("```") and language is None:
             language, lines = line[3:].strip(), []
-        elif line.startswith("```"):
-            yield Block(section, " ".join(above), str(language), lines)
+        elif line.startswith("```") and language is not None:
+            yield Block(section, " ".join(above), language, lines)
             language, above = None, []
         elif language is not None:
             lines.append(line)
