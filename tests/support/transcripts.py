@@ -28,6 +28,7 @@ NOT_TYPED = {
     "export RAY_AUTH_MODE=token *": "likewise",
     "ray *": "fixed ports, on several machines; tests/kills starts two nodes with Ray's own functions",
     "moerge worker run * --ray-address *": "needs these nodes; tests/kills runs a worker on two",
+    "moerge merge --device cuda *": "needs a GPU",
     "llama-server *": "needs llama.cpp",
     "ollama *": "needs ollama",
     "python -m llama_cpp.server *": "needs llama.cpp; tests/engines runs it",
