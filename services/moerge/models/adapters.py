@@ -26,6 +26,7 @@ _PREFIX = "base_model.model."
 _WRAPPED = re.compile(r"\.(base_layer|modules_to_save)(?=\.)")
 _REPLACED = ".original_module."
 """In names of tensors that PEFT saves beside their replacements after resizing the embedding."""
+_NAME_IT = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
 _LORA = re.compile(r"(?P<module>.*)\.(?P<part>lora_(A|B|embedding_A|embedding_B|magnitude_vector))(\.weight)?")
 
 
@@ -94,11 +95,10 @@ def base_of(folder: Path) -> Path:
         if whole := unquantised_name(name):
             todo = f"{todo}; the hub may have it as {whole}"
         raise IncompatibleExpertError(problem, where=where, todo=todo)
-    todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
     try:
         result = _local_base(folder) or _from_hub(_hub_source(folder))
     except CheckpointError as error:
-        raise CheckpointError(f"no base model {name!r}: {error.what}", where=where, todo=todo) from error
+        raise CheckpointError(f"no base model {name!r}: {error.what}", where=where, todo=_NAME_IT) from error
     if is_adapter(result):
         todo = "merge the base's adapter first, and name the merged model there"
         raise CheckpointError(f"the base {name!r} is an adapter itself", where=where, todo=todo)
@@ -125,8 +125,7 @@ def base_name(folder: Path) -> str:
     name = AdapterSettings.of(folder).get(BASE)
     if not name or not isinstance(name, str):
         where = f"{folder / CONFIG}: {BASE}"
-        todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
-        raise CheckpointError("the adapter names no base model", where=where, todo=todo)
+        raise CheckpointError("the adapter names no base model", where=where, todo=_NAME_IT)
     return name
 
 
