@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -84,17 +84,19 @@ class Whitening:
     def clips(self) -> Tensor:
         return torch.tensor([self.radius, self.gram, self.cross])
 
+    def on(self, device: torch.device) -> "Whitening":
+        return replace(self, mean=self.mean.to(device), factor=self.factor.to(device))
+
     def whitened(self, features: Tensor) -> Tensor:
         """[n, H] -> [n, H], within the radius."""
-        centred = (features - self.mean.to(features.device)).T
-        result: Tensor = torch.linalg.solve_triangular(self.factor.to(features.device), centred, upper=False).T
+        result: Tensor = torch.linalg.solve_triangular(self.factor, (features - self.mean).T, upper=False).T
         result *= (self.radius / result.norm(dim=1, keepdim=True)).clamp_max(1)
         return result
 
     def moments(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean outer product [H, H] and the mean [H], float64, of a document's whitened features [n, H]."""
-        whitened = self.whitened(features)
-        return (whitened.T @ whitened).double() / len(whitened), whitened.double().mean(dim=0)
+        """Mean outer products [..., H, H] and means [..., H], float64, of documents' whitened features [..., n, H]."""
+        whitened = self.whitened(features.flatten(0, -2)).view(features.shape)
+        return (whitened.mT @ whitened).double() / features.shape[-2], whitened.double().mean(dim=-2)
 
 
 @dataclass(frozen=True)
@@ -138,30 +140,35 @@ class BoundedSum(Sum):
         self._total = torch.zeros(size, dtype=torch.int64)
 
     def add(self, x: Tensor) -> None:
-        """Adds the features x [n, H] of one document."""
+        """Adds the features x of one document [n, H], or of several of equal length [documents, n, H]."""
+        if x.device != self._square.device:
+            self._whitening = self._whitening.on(x.device)
+            self._square, self._total = self._square.to(x.device), self._total.to(x.device)
         features = x.float() if self._gains is None else x.float() * inverse(self._gains).to(x.device, torch.float32)
-        gram, cross = self._whitening.moments(features)
+        gram, cross = self._whitening.moments(features if x.dim() == 3 else features[None])
         square = (gram * math.sqrt(2)).triu()  # a computed product may be asymmetric, and only the triangle leaves
-        square.diagonal().copy_(gram.diagonal())
-        sizes = float(square.norm()), float(cross.norm())
-        if not all(map(math.isfinite, sizes)):
-            return
-        self._total += _truncated(cross, self._limits.cross / max(sizes[1], self._whitening.cross))
+        square.diagonal(dim1=1, dim2=2).copy_(gram.diagonal(dim1=1, dim2=2))
+        sizes = square.flatten(1).norm(dim=1), cross.norm(dim=1)
+        finite = sizes[0].isfinite() & sizes[1].isfinite()
+        scale = self._limits.cross / sizes[1][finite].clamp_min(self._whitening.cross)
+        self._total += _truncated(cross[finite] * scale[:, None])
         if self._limits.gram:
-            self._square += _truncated(square, self._limits.gram / max(sizes[0], self._whitening.gram))
+            scale = self._limits.gram / sizes[0][finite].clamp_min(self._whitening.gram)
+            self._square += _truncated(square[finite] * scale[:, None, None])
 
     def add_twice(self, x: Tensor, weight: float) -> None:
         raise NotImplementedError("a document passes alone, and once")
 
     def gram(self, exponent: int, gains: Tensor | None) -> Int64:
         """The upper triangle, on the grid of the noise; the arguments don't matter."""
-        packed: Int64 = pack(self._square.numpy())
+        packed: Int64 = pack(self._square.cpu().numpy())
         return packed
 
     def cross(self, exponent: int, gains: Tensor | None) -> Int64:
-        result: Int64 = self._total.numpy()
+        result: Int64 = self._total.cpu().numpy()
         return result
 
 
-def _truncated(values: Tensor, scale: float) -> Tensor:
-    return (values * (scale * _MARGIN)).trunc().to(torch.int64).cpu()
+def _truncated(documents: Tensor) -> Tensor:
+    """The sum of the documents' values, each rounded towards 0."""
+    return (documents * _MARGIN).trunc().to(torch.int64).sum(dim=0)

@@ -26,10 +26,11 @@ class Inputs(NamedTuple):
     preset: Preset
     sources: Mapping[str, Sources]
     base: Path
+    device: str
 
     @property
     def settings(self) -> Settings:
-        return Settings(self.base, 1, self.preset.statistics_tokens, self.preset.device)
+        return Settings(self.base, 1, self.preset.statistics_tokens, self.device)
 
     def texts(self, tokens: int | None = None, split: Split = "heldout") -> dict[str, Texts]:
         """The texts of each domain, with so many scored tokens; None: the preset's."""
@@ -37,12 +38,13 @@ class Inputs(NamedTuple):
         return {domain: read_texts(domain, source, cut, split) for domain, source in self.sources.items()}
 
 
-def inputs_of(name: str) -> Inputs:
-    """The inputs by a preset; missing experts are trained."""
+def inputs_of(name: str, device: str | None = None) -> Inputs:
+    """The inputs by a preset; missing experts are trained, on this device or the preset's."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     preset = PRESETS[name]
-    return Inputs(preset, *preset.sources(cache_folder(), progress()))
+    device = device or preset.device
+    return Inputs(preset, *preset.sources(cache_folder(), progress(), device), device)
 
 
 def first(rows: Sequence[Sequence[int]], tokens: int) -> list[Tokens]:

@@ -79,7 +79,7 @@ class Attacked:
     """An owner of the demo, its text, and the honest body."""
 
     def __init__(self, domain: str, documents: int, max_stray: float, home: Path) -> None:
-        _, sources, _ = inputs_of("demo")
+        _, sources, *_ = inputs_of("demo")
         experts = {name: DenseExpert(name, source.expert) for name, source in sources.items()}
         self.expert, self.home, self.max_stray = experts[domain], home, max_stray
         corpus = Corpus(sources[domain].text, self.expert)

@@ -148,7 +148,7 @@ def membership(
     likelihood ratio, and in brackets the share of documents that are found at 1 % false alarms. Documents are all of a
     domain's text; the expert was trained on some.
     """
-    _, sources, seed = inputs_of("demo")
+    _, sources, seed, _ = inputs_of("demo")
     domains, numbers = domain or list(sources), documents or [100, 300, 1000, 3000]
     results = dict[str, list[str]]()
     for name in domains:

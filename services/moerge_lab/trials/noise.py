@@ -11,6 +11,7 @@ from typing import Annotated, get_args
 from unittest.mock import patch
 
 import typer
+from torch import Tensor
 
 from moerge.documents.corpus import Corpus
 from moerge.merging.assemble import Assembled, KeptParts, body_of, fitted, head_contributions
@@ -20,13 +21,16 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, progress
 from moerge.statistics.contribution import Computing, router_contribution
+from moerge.statistics.passes import RouterPass
 from moerge.statistics.release import release
-from moerge.statistics.whitening import Limits, Whitenings
+from moerge.statistics.streamed import Streamed
+from moerge.statistics.whitening import BoundedSum, Limits, Whitenings
 from moerge_lab.recipes.base import Fleet, Model, Options, Recipe
 from moerge_lab.recipes.models import Routed
 from moerge_lab.recipes.published import Documents, experts_of
 from moerge_lab.recipes.registry import parse
 from moerge_lab.table.measure import fleet_of, measure
+from moerge_lab.table.options import Device
 from moerge_lab.table.table import Run
 from moerge_lab.table.texts import Sources
 from moerge_lab.trials.inputs import PresetName, inputs_of, print_head
@@ -34,7 +38,7 @@ from moerge_proto.options import RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import Int64, Privacy, StatisticsFile, StatisticsSettings, Sums, write
 
 PASSAGE = 48
-"""Tokens of a document: the presets' texts are cut, because noise asks for many documents."""
+"""Tokens of every document: the presets' texts are cut, because noise asks for many documents."""
 EPSILONS = 0.5, 1.0, 2.0, 5.0, 10.0
 _PARTS = "training", "text"
 _COVERED = RECOMMENDED.model_copy(update={"body": "seed", "head": "seed"})
@@ -46,8 +50,21 @@ def passages(domain: str, sources: Sources, most: int) -> list[Tokens]:
     """Documents of a domain in random order, pieces of its texts for training and statistics."""
     corpus = Corpus([file for part in _PARTS for file in getattr(sources, part)], DenseExpert(domain, sources.expert))
     rows = [corpus.encode(document).ids for _, _, document in corpus.documents()]
-    every = [row[start : start + PASSAGE] for row in rows for start in range(0, len(row), PASSAGE)]
+    every = [row[end - PASSAGE : end] for row in rows for end in range(PASSAGE, len(row) + 1, PASSAGE)]
     return [Tokens(row) for row in random.Random(0).sample(every, min(most, len(every)))]  # noqa: S311  # no secret
+
+
+class _Streamed(Streamed):
+    """Passes several passages at a time: without a release, a feature may depend on another document's by rounding."""
+
+    def __init__(self, work: RouterPass, batch_tokens: int, threads: int = 1) -> None:
+        super().__init__(work, batch_tokens, threads)
+        self._batch_tokens = batch_tokens
+
+
+class _Sum(BoundedSum):
+    def add(self, x: Tensor) -> None:
+        super().add(x.unflatten(0, (-1, PASSAGE)))
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,9 @@ class Exact:
     whitenings: Whitenings
 
     @classmethod
-    def of(cls, expert: DenseExpert, body: LocalBody, documents: Sequence[Tokens], folder: Path) -> "Exact":
+    def of(
+        cls, expert: DenseExpert, body: LocalBody, documents: Sequence[Tokens], folder: Path, computing: Computing
+    ) -> "Exact":
         settings = _statistics().private(Privacy(epsilon=max(EPSILONS)))
         journal, public = (folder / f"{expert.domain}.{name}" for name in ("exact", "public"))
         kept = list[Whitenings]()
@@ -70,8 +89,11 @@ class Exact:
             shutil.copy(whitenings.path, public)
             kept.append(replace(whitenings, path=public))
 
-        with patch("moerge.statistics.contribution.release", keep):
-            computing = Computing(key=token_bytes(32), progress=progress())
+        with (
+            patch("moerge.statistics.contribution.release", keep),
+            patch("moerge.statistics.windows.Streamed", _Streamed),
+            patch("moerge.statistics.whitening.BoundedSum", _Sum),
+        ):
             router_contribution(expert, body, documents, folder / f"{expert.domain}.noisy", settings, computing)
         return cls(expert, body, journal, kept[0])
 
@@ -104,7 +126,7 @@ class Fixed:
 
     def __init__(self, recipe: VersionRecipe, fleet: Fleet, work: Path) -> None:
         base = DenseExpert("seed", fleet.seed_model)
-        settings = VersionSettings(recipe=recipe, base=base, computing=Computing(progress=progress()))
+        settings = VersionSettings(recipe=recipe, base=base, computing=Computing(fleet.device, progress=progress()))
         experts, texts = experts_of(fleet), [Documents.of(domain.statistics, {}) for domain in fleet.domains]
         self.recipe, self.body, self.members = recipe, body_of(experts, texts, settings, work), experts
         if recipe.fit:
@@ -135,9 +157,10 @@ def noise(
     preset: PresetName = "demo",
     tokens: Annotated[int, typer.Option(min=1, help="Scored tokens of each domain.")] = 5_000,
     documents: Annotated[list[int] | None, typer.Option(help="Documents of each owner; repeat.")] = None,
+    device: Device = None,
 ) -> None:
     """Score versions whose router contributions have noise, by budget, documents and kind of sums."""
-    inputs = inputs_of(preset)
+    inputs = inputs_of(preset, device)
     texts = inputs.texts(tokens)
     experts = Run(*parse("experts"))
     columns = ["no noise", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)]
@@ -152,9 +175,12 @@ def noise(
                 folder.mkdir()
                 owned = [passages(name, source, most) for name, source in inputs.sources.items()]
                 pairs = list(zip(fixed.members, owned, strict=True))
-                exact = [Exact.of(member, fixed.body, rows, folder) for member, rows in pairs]
+                computing = Computing(inputs.settings.device, key=token_bytes(32), progress=progress())
+                exact = [Exact.of(member, fixed.body, rows, folder, computing) for member, rows in pairs]
                 plain = [
-                    router_contribution(member, fixed.body, rows, folder / f"{member.domain}.plain", _statistics())
+                    router_contribution(
+                        member, fixed.body, rows, folder / f"{member.domain}.plain", _statistics(), computing
+                    )
                     for member, rows in pairs
                 ]
                 count = f"{min(map(len, owned)):,}"

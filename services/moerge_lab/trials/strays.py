@@ -135,7 +135,7 @@ def strays(
     texts, folders = named_values("text", text or []), single_values("expert", expert or [])
     sources: Mapping[str, Sources] = {name: Sources(Path(folder), texts[name]) for name, folder in folders.items()}
     if not sources:
-        _, sources, seed = inputs_of("demo")
+        _, sources, seed, _ = inputs_of("demo")
     elif seed is None:
         raise MoergeError("the seed model is missing", where="`seed`", todo="name its folder")
     with TemporaryDirectory() as folder:

@@ -111,7 +111,7 @@ def test_noise_has_a_row_for_each_version_number_and_kind(cache: Path, monkeypat
     assert [row[:3] for row in rows] == [
         [version, documents, f"`{sums}`"]
         for version in noise.VERSIONS
-        for documents in ("20", "240")  # two pieces of each text
+        for documents in ("20", "120")  # a piece of each text
         for sums in ("grams", "means")
     ]
     assert all("±" in cell for row in rows for cell in row[3:])
@@ -122,11 +122,12 @@ def test_a_smaller_budget_needs_no_further_pass(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(release, "discrete_gaussian", lambda count, generator: np.zeros(count, dtype=np.int64))
     own = DenseExpert("code", expert(tmp_path / "expert", 1))
     body = local_body([own], tmp_path / "body", "average")
-    rows = [Tokens([(7 * row + 3 * place) % 250 for place in range(20)]) for row in range(30)]
+    rows = [Tokens([(7 * row + 3 * place) % 250 for place in range(noise.PASSAGE)]) for row in range(30)]
     privacy = Privacy(epsilon=1.0, sums="means")
     settings = StatisticsSettings(tokens_per_document=noise.PASSAGE).private(privacy)
     direct = router_contribution(own, body, rows, tmp_path / "direct", settings, Computing(key=b"key"))
-    scaled = noise.Exact.of(own, body, rows, tmp_path).with_noise(privacy, tmp_path / "scaled")
+    exact = noise.Exact.of(own, body, rows, tmp_path, Computing(key=b"key"))
+    scaled = exact.with_noise(privacy, tmp_path / "scaled")
     with StatisticsFile(direct) as one, StatisticsFile(scaled) as other:
         assert one.manifest.settings == other.manifest.settings
         for layer in range(one.manifest.layers):
