@@ -43,9 +43,8 @@ def _attend(
         q, k, v = (item[0].transpose(0, 1).contiguous() for item in (query, key, value))
         starts, longest = cu_seq_lens_q, max_length_q
         window = (sliding_window - 1 if sliding_window else -1, 0)
-        attended = varlen_attn(
-            q, k, v, starts, starts, longest, longest, scale=scaling, window_size=window, enable_gqa=True
-        )
+        k, v = (item.repeat_interleave(q.shape[1] // item.shape[1], dim=1) for item in (k, v))
+        attended = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling, window_size=window)
         return (attended if isinstance(attended, Tensor) else attended[0])[None], None
     documents = []
     for start, stop in pairwise(cu_seq_lens_q.tolist()):
