@@ -151,6 +151,18 @@ def test_windows_threads_and_saved_states_keep_the_integers(tmp_path: Path, plac
     require_same(replace(expected, arrays=arrays), expected)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["router", "body", "head"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_hidden_states_stay_in_their_place_in_host_memory(tmp_path: Path, place: int, device: str) -> None:
+    streamed = Streamed(every_pass(expert(tmp_path / "expert", 1), device=device)[place], 150)
+    layers = range(streamed.begin([Shard("one", ROWS, len(ROWS))]), streamed.layers)
+    states = streamed._states["one"]
+    places = [item.data_ptr() for item in states]
+    for _ in layers:
+        streamed.sums({"one"})
+    assert [item.data_ptr() for item in states] == places
+
+
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """While open, a longer file meets what a full disk gives."""
