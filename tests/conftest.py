@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # both are read when huggingface_hub is imported
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+importlib.import_module("support.uncollected")  # until all tests are collected
 
 
 def pytest_collection_finish() -> None:

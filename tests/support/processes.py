@@ -24,8 +24,11 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 MOERGE = [sys.executable, "-m", "moerge"]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["pytest", "support.worker", "moerge_coordinator.bootstrap", "moerge_coordinator.server", "support.frozen"]
-)  # imports of ten seconds
+    [
+        "support.uncollected", "pytest", "support.worker", "moerge_coordinator.bootstrap", "moerge_coordinator.server",
+        "support.frozen",
+    ]
+)  # fmt: skip  # imports of ten seconds
 
 
 def marked(mark: str) -> dict[int, str]:
