@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo table examples test test-slow test-lowest test-newest test-engines test-images bench dist lint clean
+.PHONY: demo table examples test fast test-slow test-lowest test-newest test-engines test-images bench dist lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
@@ -18,8 +18,12 @@ table: $(VENV)/.demo
 examples: $(VENV)/.test
 	$(BIN)/pytest -m examples -k "$(ONLY)" tests/examples
 
+# Checks of types and style have one core while the first tests run on the other.
+test: $(VENV)/.test
+	$(MAKE) --jobs 2 lint fast
+
 # Files are tested in the order of their names, so that those which take longest, contract and e2e, come first.
-test: lint
+fast: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow and not images and not examples"
 
 # The demo trains on both cores, so it is tested alone.
