@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +117,7 @@ def test_json_log_has_one_object_per_line_with_the_figures(owner: Owner) -> None
         merge(owner.server)
     before = list(owner.member.client.progress())
     command = owner.command("json", "", owner.data(300), "--log-format=json", "--once")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
+    done = run_command(*command[len(MOERGE) :])
     assert (done.returncode, done.stdout) == (0, "")
     lines = objects(done.stderr)
     assert all({"timestamp", "level", "event"} <= line.keys() for line in lines)
