@@ -21,7 +21,7 @@ from support.processes import Coordinator
 pytestmark = pytest.mark.slow
 
 LARGE: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 8000}
-KILLS = 4
+KILLS = 3
 MEDIUM: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
 HEADS: tuple[HeadMethod, ...] = ("regmean", "average", "seed")
 
