@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import reduce
+from multiprocessing.context import ForkServerProcess
 from operator import add
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from support.documents import texts_of
 from support.federation import Member, body_path, federation_of
 from support.models import on_body, texts
 from support.passes import sums_of
-from support.processes import Coordinator, marked
+from support.processes import Coordinator, ended, marked, start_worker
 from support.stages import BODIES
 from support.statistics import written
 
@@ -59,8 +58,8 @@ class Owner:
     data: Path
     _sums: list[ShardSums] = field(default_factory=list)
 
-    def start(self, home: Path, **settings: object) -> subprocess.Popen[bytes]:
-        """A worker in its own process group."""
+    def start(self, home: Path, **settings: object) -> ForkServerProcess:
+        """A worker in its own process group; its child processes have the home as their mark."""
         given = {
             "coordinator": self.server.url,
             "token": self.member.token,
@@ -74,14 +73,7 @@ class Owner:
             "policy": {"bodies": BODIES, "head_contributions": False, "min_documents": 100, "merged_share": 1},
             **settings,
         }
-        with log_of(home).open("ab") as log:
-            return subprocess.Popen(  # noqa: S603  # our own script
-                [sys.executable, "-c", WORKER, json.dumps(given, default=str)],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "MOERGE_TEST_MARK": str(home)},
-            )
+        return start_worker([json.dumps(given, default=str)], {"MOERGE_TEST_MARK": str(home)}, log_of(home), WORKER)
 
     def require_undisturbed(self, home: Path) -> int:
         """Requires that the worker of this home sent the same bytes as an undisturbed one; returns its shards.
@@ -157,17 +149,17 @@ def layers_done(home: Path) -> list[int]:
     return done
 
 
-def wait_for(condition: Callable[[], bool], worker: subprocess.Popen[bytes], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], worker: ForkServerProcess, seconds: float = 300) -> None:
     """Waits for the condition; the worker must still run."""
     end = time.monotonic() + seconds
     while not condition():
-        assert worker.poll() is None, "the worker ended too early"
+        assert worker.is_alive(), "the worker ended too early"
         assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.002)
+        time.sleep(0.01)
 
 
 def processes(home: Path, name: str) -> list[int]:
-    """Processes of this home's worker, by a part of their command."""
+    """Child processes of this home's worker, by a part of their command."""
     return [process for process, command in marked(str(home)).items() if name in command]
 
 
@@ -186,11 +178,19 @@ def _kill(process: int) -> None:
         return
 
 
-def end(worker: subprocess.Popen[bytes], home: Path) -> None:
+def kill_group(worker: ForkServerProcess) -> None:
+    """Kills the worker with its process group, if it has one already."""
+    assert worker.pid is not None
+    if worker.is_alive():
+        with suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        worker.kill()
+    ended(worker, 60)
+
+
+def end(worker: ForkServerProcess, home: Path) -> None:
     """Kills the worker and all its child processes."""
-    if worker.poll() is None:
-        os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
+    kill_group(worker)
     deadline = time.monotonic() + 60
     while kill(home, ""):
         assert time.monotonic() < deadline

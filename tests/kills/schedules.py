@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kills.owner import SHARD_BYTES, Owner, end, kill, log_of, processes, shards_done
+from support.processes import ended
 
 VICTIMS = {"worker": "", "actor": "ray::Slot", "raylet": "raylet/raylet"}
-_LONGEST_SECONDS = {"worker": 20.0, "actor": 8.0, "raylet": 8.0}  # to a kill, once there is something to kill
+_LONGEST_SECONDS = {"worker": 14.0, "actor": 8.0, "raylet": 8.0}  # to a kill, once there is something to kill
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ def play(place: Owner, home: Path, seed: int) -> Played:
     try:
         for victim in victims:
             delay = drawn.uniform(0, _LONGEST_SECONDS[victim])
-            deadline = time.monotonic() + 120
-            while worker.poll() is None and not processes(home, VICTIMS[victim]):
+            deadline = time.monotonic() + 300
+            while worker.is_alive() and not (victim == "worker" or processes(home, VICTIMS[victim])):
                 assert time.monotonic() < deadline, f"no {victim} starts"
                 time.sleep(0.05)
             moment = time.monotonic() + delay
-            while worker.poll() is None and time.monotonic() < moment:
+            while worker.is_alive() and time.monotonic() < moment:
                 time.sleep(0.01)
-            if worker.poll() is not None:
+            if not worker.is_alive():
                 break
             if victim == "worker":
                 end(worker, home)
@@ -54,11 +55,11 @@ def play(place: Owner, home: Path, seed: int) -> Played:
                 worker = place.start(home, **settings)
             elif kill(home, VICTIMS[victim]):
                 struck.append(victim)
-        status = worker.wait(300)
+        status = ended(worker, 400)
         if status and _ended_by_ray(home) and "raylet" in struck:
             struck[struck.index("raylet")] = "raylet, and with it the worker"
             worker = place.start(home, **settings)
-            status = worker.wait(300)
+            status = ended(worker, 400)
         assert status == 0, f"seed {seed}, {victims}: status {status}\n{log_of(home).read_text()[-8000:]}"
     finally:
         end(worker, home)

@@ -209,5 +209,6 @@ def worker_command(domain: str, expert: Path, data: Path, home: Path) -> list[st
     return ["worker", "run", "--once", "--domain", domain, *places]
 
 
-def start_worker(arguments: list[str], environment: dict[str, str], log: Path) -> ForkServerProcess:
-    return _start(arguments, environment, log)
+def start_worker(arguments: list[str], environment: dict[str, str], log: Path, script: str = "") -> ForkServerProcess:
+    """A worker in a process group of its own: the command, or a script with these arguments."""
+    return _start(arguments, environment, log, script=script)
