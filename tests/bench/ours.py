@@ -16,6 +16,7 @@ from moerge.files import atomic_file, sync_folder
 from moerge.models.bounds import feature_gains
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseBody, DenseFiles
+from moerge.models.families.family import mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.progress import NoProgress
@@ -145,7 +146,7 @@ def publish(
     """
     dense = DenseBody(body, DenseFiles(experts[0]).config)
     config, family, checkpoint = dense.config, dense.family, dense.checkpoint
-    layers, sha256 = config.num_hidden_layers, body.name
+    layers, sha256 = mlp_layers(config), body.name
     domains, lineage = [f"d{slot}" for slot in range(len(experts))], digest_of(version)
     options = SolveOptions(ridge_lambda=ridge_lambda)
     gains = feature_gains(dense)
@@ -164,7 +165,7 @@ def publish(
     digests = [digest_of(str(expert)) for expert in experts]
     weights += mlp_files(list(zip(slots, digests, strict=True)), family, layers)
     dtype = checkpoint.specs["model.embed_tokens.weight"].dtype
-    weights.append(router_file(lambda: solution()[0], gains, len(domains), family.host, dtype, lineage))
+    weights.append(router_file(lambda: solution()[0], gains, layers, len(domains), family.host, dtype, lineage))
     published = version_config(dense, len(experts), options.top_k, tied=False)
     texts = config_files(DenseFiles(experts[0]), published)
     texts.append(report_file(lambda: solution()[1], lineage))

@@ -86,6 +86,7 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     ("granitemoehybrid", {"position_embedding_type": None, "mamba_conv_bias": True}),
     ("granitemoehybrid", {"layer_types": ["full_attention"] * 3, "tie_word_embeddings": True}),
     ("lfm2", {}),
+    ("nemotron_h", {"use_bias": True}),
     ("lfm2", {"block_auto_adjust_ff_dim": False, "conv_bias": True, "tie_word_embeddings": True}),
 ]
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody
+from moerge.models.families.family import mlp_layers
 from moerge.models.families.hosts import HOSTS
 from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
@@ -72,10 +73,10 @@ def member(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     mixture, *models = (behind(own, body, folder) for own in (experts[0], *experts))
     version, weights = loaded(folder), Checkpoint(folder)
     host, gains = HOSTS[version.config.model_type], feature_gains(DenseBody(body, mixture.config))
-    for layer in range(version.config.num_hidden_layers):
+    for place, layer in enumerate(mlp_layers(version.config)):
         name = FAMILIES[family].mlp_module.format(layer=layer)
         router = weights.tensor(host.router.format(layer=layer))
-        router = router / host.router_of(torch.ones_like(router), gains[layer])
+        router = router / host.router_of(torch.ones_like(router), gains[place])
         mlps = [model.get_submodule(name) for model in models]
         mixture.set_submodule(name, Mixture(mlps, router, top_k))
     return Member(folder, version, mixture, models[0])

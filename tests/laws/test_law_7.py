@@ -74,9 +74,9 @@ def test_law_7_a_file_s_key_changes_with_what_it_is_made_of(tmp_path: Path, chan
     def keys(
         lineage: str = "0", body: str = "1", expert_digest: str = "2", slot: int = 0, head: HeadMethod = "average"
     ) -> list[str]:
-        routers = router_file(list, torch.ones(2, 6), 2, llama.host, torch.float32, lineage)
+        routers = router_file(list, torch.ones(2, 6), range(2), 2, llama.host, torch.float32, lineage)
         [whole] = body_files(own, body, body)
-        mlps = expert_file(own.checkpoint, llama, 3, slot, expert_digest)
+        mlps = expert_file(own.checkpoint, llama, range(3), slot, expert_digest)
         inputs = HeadInputs([own.checkpoint], tuple, None, own, as_embedding=True)
         return [
             plan.key for plan in (routers, whole, head_file(_lineage(body, expert_digest, head), inputs, own), mlps)

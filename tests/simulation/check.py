@@ -11,7 +11,7 @@ from moerge.files import file_sha256
 from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import expert_files
-from moerge.models.families.family import EMBEDDING
+from moerge.models.families.family import EMBEDDING, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.routers.solve import solve_layers
@@ -98,7 +98,7 @@ def _weights(key: Key) -> dict[str, str]:
     dense = [experts()[domain] for domain in key.body]
     path = body_file(dense, folder / f"body-{'-'.join(key.body)}") if key.body else seed_body_file()[0]
     body = DenseBody(path, DenseFiles(seed_folder()).config)
-    family, layers = body.family, body.config.num_hidden_layers
+    family, layers = body.family, mlp_layers(body.config)
     plans = body_files(body, "", file_sha256(path))
     slots = [Checkpoint(experts()[domain] if key.body else parts(domain)[0]) for domain in key.domains]
     plans += mlp_files([(weights, "") for weights in slots], family, layers)
@@ -109,7 +109,7 @@ def _weights(key: Key) -> dict[str, str]:
     files = [_statistics(item, folder) for item in sorted(key.sent)]
     routers, _ = solve_layers(files, key.domains, feature_gains(body), SolveOptions(ridge_lambda=key.ridge_lambda))
     dtype = body.checkpoint.specs[EMBEDDING].dtype
-    plans.append(router_file(lambda: routers, feature_gains(body), len(key.domains), family.host, dtype, ""))
+    plans.append(router_file(lambda: routers, feature_gains(body), layers, len(key.domains), family.host, dtype, ""))
     return {plan.name: _sha256(plan) for plan in plans}
 
 

@@ -101,7 +101,7 @@ def whole_fit(
         return [[next(left) for _ in text] for _, text in texts]
 
     family = family_of(behind.config)
-    mlps, last = family.dense_mlp_names(len(new)), family.mlp_output.rpartition(".")[2]
+    mlps, last = family.dense_mlp_names(behind.config), family.mlp_output.rpartition(".")[2]
     for number, after in enumerate(new):
         output = _mlp(after, behind).get_submodule(last)
         befores = [old[number] for old in olds]

@@ -69,6 +69,18 @@ SMALL_OF: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.35,
     },
     "lfm2": {"block_multiple_of": 8, "tie_word_embeddings": False},
+    "nemotron_h": {
+        "head_dim": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 32,
+        "layers_block_type": [
+            *("linear_attention", "mlp", "linear_attention", "full_attention", "mlp"),
+            *("full_attention", "linear_attention", "mlp", "linear_attention"),
+        ],
+    },
 }
 """Settings of families whose defaults are too large, or have no effect."""
 TYPES = {

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from moerge.documents.shards import Shard
 from moerge.models.batches import Batch, batches
 from moerge.models.dense import place
-from moerge.models.families.family import Family
+from moerge.models.families.family import Family, mlp_layers
 from moerge.models.families.registry import family_of
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums, Sum
@@ -45,7 +45,7 @@ def own_pass(folder: Path, layers: int) -> RouterPass:
 def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
     """Calls visit(layer, x), x [n, H], with the features of every layer, from one call of the decoder."""
     pattern = family_of(model.config).mlp_module
-    modules = {n: model.get_submodule(pattern.format(layer=n)) for n in range(model.config.num_hidden_layers)}
+    modules = {n: model.get_submodule(pattern.format(layer=at)) for n, at in enumerate(mlp_layers(model.config))}
     run(model, batch, _arguments(model, batch), modules, visit, modules[len(modules) - 1])
 
 

@@ -25,6 +25,7 @@ from moerge.memory.room import Room
 from moerge.memory.shapes import Shape
 from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert, check_expert
+from moerge.models.families.family import mlp_layers
 from moerge.progress import NoProgress
 from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
 from moerge.statistics.describe import UNCOVERED
@@ -151,7 +152,7 @@ class _Machine:
     @property
     def _work(self) -> RouterPass:
         """The run's pass, under the expert's own body."""
-        exponents = [0] * self.own.config.num_hidden_layers
+        exponents = [0] * len(mlp_layers(self.own.config))
         statistics = self.settings.statistics
         return RouterPass(self.own, self.own, exponents, statistics.precision, self.settings.device, statistics.before)
 
@@ -177,7 +178,7 @@ class _Machine:
         every, spent = spending(spent_file(settings.home), budget.cost, budget.most)
         with tempfile.TemporaryDirectory(dir=_existing(settings.home)) as folder:
             file = Path(folder) / "whitening"
-            whitenings = Whitenings(file, budget.each, self.own.config.num_hidden_layers)
+            whitenings = Whitenings(file, budget.each, len(mlp_layers(self.own.config)))
             write_whitenings(replace(self._work, before=None, device="cpu"), settings.router_statistics, file)
             better = suited(self.documents, whitenings)
         parts = (
@@ -332,7 +333,7 @@ class _Fleet:
         if body is None:
             return "no body yet; before `run` sends weights, it checks config and tokenizer"
         config, names = own.config, ("family", "hidden_size", "num_hidden_layers")
-        here = own.family.model_type, config.hidden_size, config.num_hidden_layers
+        here = own.family.model_type, config.hidden_size, len(mlp_layers(config))
         theirs = body.family, body.hidden_size, body.layers
         for name, value, expected in zip(names, here, theirs, strict=True):
             if value != expected:

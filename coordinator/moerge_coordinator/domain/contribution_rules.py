@@ -11,6 +11,7 @@ from moerge.documents.pool import require_pool
 from moerge.documents.shards import enough
 from moerge.errors import ContributionError
 from moerge.models.bounds import attention_sizes, head_bounds, head_exponents, input_bounds, input_exponents
+from moerge.models.families.family import mlp_layers
 from moerge.models.families.registry import FAMILIES
 from moerge.statistics.validate import validate, validate_body, validate_grams
 from moerge_coordinator.domain.ports import Ports
@@ -157,7 +158,7 @@ class BodyRule(_ExpertRule[BodyManifest]):
             raise ContributionError(what, where="manifest.expert", todo=todo)
         files = ports.folders.expert(expert.digest)
         config = files.config
-        sizes = {"hidden_size": config.hidden_size, "layers": config.num_hidden_layers, "vocab_size": config.vocab_size}
+        sizes = {"hidden_size": config.hidden_size, "layers": len(mlp_layers(config)), "vocab_size": config.vocab_size}
         _require_sizes(manifest, {**sizes, "attention_sizes": attention_sizes(files.family, config)})
         validate_body(file, input_exponents(files), input_bounds(files))
         return []
@@ -176,7 +177,7 @@ class HeadRule(_ExpertRule[HeadManifest]):
     ) -> list[str]:
         files = ports.folders.expert(expert.digest)
         config = files.config
-        _require_sizes(manifest, {"hidden_size": config.hidden_size, "layers": config.num_hidden_layers})
+        _require_sizes(manifest, {"hidden_size": config.hidden_size, "layers": len(mlp_layers(config))})
         validate_grams(file, head_exponents(files), head_bounds(files))
         return []
 

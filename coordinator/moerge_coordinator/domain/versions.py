@@ -150,6 +150,8 @@ def _require_options(options: SolveOptions, domains: Sequence[str], family: str)
     if options.top_k > len(domains):
         what, todo = f"{options.top_k} of {len(domains)} experts", f"use at most {len(domains)}"
         raise RefusedError(ProblemType.INVALID_REQUEST, what, where="options.top_k", todo=todo)
+    if why := FAMILIES[family].host.few(len(domains)):
+        raise RefusedError(ProblemType.INVALID_REQUEST, why, where="experts", todo="wait for another expert")
     if why := FAMILIES[family].host.refusal(options.top_k):
         raise RefusedError(ProblemType.INVALID_REQUEST, why, where="options.top_k", todo="use 1")
 

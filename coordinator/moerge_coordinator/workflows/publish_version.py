@@ -9,6 +9,7 @@ from dbos import DBOS
 
 from moerge.build import build
 from moerge.errors import ContributionError, SolveError
+from moerge.models.families.family import mlp_layers
 from moerge.routers.influence import MOST_LAYERS
 from moerge.versions.file_plans import FilePlan, written
 from moerge.versions.plan import (
@@ -119,7 +120,7 @@ class PublishVersion(Work):
                 return None
             require_inputs(session, made)
         publication = self._publication(lineage)
-        layers = min(int(publication.inputs.body.config.num_hidden_layers), MOST_LAYERS)
+        layers = min(len(mlp_layers(publication.inputs.body.config)), MOST_LAYERS)
         try:
             with progress().track("measuring the owners' influence", layers, "layers") as tracker:
                 influence = measure_influence(made, publication.inputs, lambda layer: tracker.advance(1))
@@ -188,6 +189,6 @@ class PublishVersion(Work):
         return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=new, tensors=tensors)
 
     def _solution(self, lineage: Lineage, inputs: VersionInputs) -> Solution:
-        layers = int(inputs.body.config.num_hidden_layers)
+        layers = len(mlp_layers(inputs.body.config))
         with progress().track(f"solving routers of {', '.join(lineage.domains)}", layers, "layers") as tracker:
             return self._metrics.timed_solve(lambda: solve_lineage(lineage, inputs, lambda layer: tracker.advance(1)))

@@ -30,6 +30,7 @@ from moerge.experts.residuals import Residuals
 from moerge.models.batches import Batch, batches
 from moerge.models.dense import domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
+from moerge.models.families.family import mlp_layers
 from moerge.routers.ridge import SOLVER, Ridge
 from moerge.threads import one_thread
 from moerge_proto.digests import digest_of
@@ -108,13 +109,14 @@ def fit(
     """
     require_fittable(expert)
     fitted = FittedLayers(folder, _work(expert, body, batches, device, public))
-    layers = expert.config.num_hidden_layers
+    places = mlp_layers(expert.config)
+    layers = len(places)
     if missing := [layer for layer in range(layers) if layer not in fitted]:
         fitting = _Fitting(expert, body, batches, torch.device(device), done, public)
         for layer in range(missing[-1] + 1):
             fitting.layer(layer, fitted)
-    places = {pattern.format(layer=layer): layer for layer in range(layers) for pattern in expert.family.mlp}
-    write_parts(expert, folder, lambda name: fitted.tensor(places[name], name))
+    of = {pattern.format(layer=place): layer for layer, place in enumerate(places) for pattern in expert.family.mlp}
+    write_parts(expert, folder, lambda name: fitted.tensor(of[name], name))
     fitted.clear(layers)
     return folder
 
@@ -186,10 +188,11 @@ class _Fitting:
             self._targets.append(_Target(number, residuals, first, counted, weight))
             first += len(text)
         self._expert, self._device, self._done, self._tokens = expert, device, done, tokens[0]
+        self._places = mlp_layers(expert.config)
         self._last = family.mlp_output.removeprefix(f"{family.mlp_module}.")
 
     def layer(self, number: int, fitted: FittedLayers) -> None:
-        names = [pattern.format(layer=number) for pattern in self._expert.family.mlp]
+        names = [pattern.format(layer=self._places[number]) for pattern in self._expert.family.mlp]
         every = [self._new, *(target.residuals for target in self._targets)]
         with ExitStack() as stack:
             for residuals in every:
@@ -205,7 +208,7 @@ class _Fitting:
             self._attend_and_fit_first()
             self._fit_last()
             fitted.write(number, parameters)
-            is_last = number == self._expert.config.num_hidden_layers - 1
+            is_last = number == len(self._places) - 1
             for place in range(0 if is_last else len(self._new.states)):
                 states = self._new.placed(place)
                 self._new.keep(place, self._new.after(states, self._new.features(states)))

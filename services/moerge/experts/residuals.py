@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moerge.models.batches import Batch
-from moerge.models.families.family import EMBEDDING, Family, module_of
+from moerge.models.families.family import EMBEDDING, Family, mlp_layers, module_of
 from moerge.models.weights import Weights
 from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.features import placed
@@ -31,7 +31,7 @@ class Residuals:
         self._family, self._batches, self._device = family, batches, device
         self._files = LayerFiles(weights, torch.float32, device)
         self._decoder = Decoder(weights, torch.float32, device)
-        self.factor = family.mlp_factor(weights.config)
+        self.factor, self._places = family.mlp_factor(weights.config), mlp_layers(weights.config)
         embedding = weights.tensor(EMBEDDING)
         self.states = [self._decoder.embedded(batch, embedding) for batch in batches]
 
@@ -39,8 +39,9 @@ class Residuals:
     def held(self, number: int) -> Iterator[None]:
         """While open, a layer has its weights; the next one's are read meanwhile."""
         self._decoder.hold(number, self._files.layer(number))
-        self.mlp = self._decoder.module(self._family.mlp_module.format(layer=number))
-        self._norm = self._decoder.module(module_of(f"{self._family.gain}").format(layer=number))
+        place = self._places[number]
+        self.mlp = self._decoder.module(self._family.mlp_module.format(layer=place))
+        self._norm = self._decoder.module(module_of(f"{self._family.gain}").format(layer=place))
         try:
             yield
         finally:

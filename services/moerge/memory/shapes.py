@@ -8,8 +8,8 @@ import torch
 from transformers import PretrainedConfig
 
 from moerge.models.bounds import attention_sizes
-from moerge.models.families.common import LAYER
-from moerge.models.families.family import EMBEDDING
+from moerge.models.families.common import layer_starts
+from moerge.models.families.family import EMBEDDING, mlp_layers
 from moerge.models.families.registry import FAMILIES, ends_of, family_of
 from moerge.models.reader import model_shapes
 from moerge_proto.statistics_file import gram_length
@@ -18,14 +18,14 @@ from moerge_proto.statistics_file import gram_length
 def layer_parameters(config: PretrainedConfig) -> int:
     """Parameters of the largest layer of a dense model or a published version."""
     sizes = {name: torch.Size(shape).numel() for name, shape in model_shapes(config).items()}
-    return max(_layers(sizes, int(config.num_hidden_layers)))
+    return max(_layers(sizes, config))
 
 
 def mixed_numbers(config: PretrainedConfig) -> int:
     """The largest `numbers` of a layer of a dense model or a published version."""
     model_type = config.model_type
     family = next(item for item in FAMILIES.values() if model_type in (item.model_type, item.host.model_type))
-    return max(item.numbers(config) for item in family.attentions(config))
+    return family.numbers(config)
 
 
 def position_numbers(config: PretrainedConfig) -> int:
@@ -40,12 +40,14 @@ def beside_numbers(config: PretrainedConfig) -> int:
     return 2 * ends.carried(config) + (int(config.hidden_size) + 4 * width if width else 0)
 
 
-def _layers(sizes: Mapping[str, int], layers: int) -> list[int]:
-    starts = {LAYER.format(layer=layer): 0 for layer in range(layers)}
+def _layers(sizes: Mapping[str, int], config: PretrainedConfig) -> list[int]:
+    layers = range(len(mlp_layers(config)))
+    places = {start: layer for layer in layers for start in layer_starts(config, layer)}
+    result = [0] * len(layers)
     for name, size in sizes.items():
-        if (start := ".".join([*name.split(".")[:3], ""])) in starts:
-            starts[start] += size
-    return list(starts.values())
+        if (layer := places.get(".".join([*name.split(".")[:3], ""]))) is not None:
+            result[layer] += size
+    return result
 
 
 @dataclass(frozen=True)
@@ -75,20 +77,20 @@ class Shape:
         Raises:
             IncompatibleExpertError: the family is unknown.
         """
-        layers = int(config.num_hidden_layers)
+        layers = len(mlp_layers(config))
         sizes = {name: torch.Size(shape).numel() for name, shape in model_shapes(config).items()}
         family = family_of(config)
-        mlps = set(family.dense_mlp_names(layers))
+        mlps = set(family.dense_mlp_names(config))
         rest = {name: size for name, size in sizes.items() if name not in {*mlps, *family.head_names}}
         mlp, hidden = sum(sizes[name] for name in mlps) // layers, int(config.hidden_size)
-        largest_mlp = max(_layers({name: sizes[name] for name in mlps}, layers))
+        largest_mlp = max(_layers({name: sizes[name] for name in mlps}, config))
         return cls(
             hidden=hidden,
             layers=layers,
-            intermediate=largest_mlp // (3 * hidden),
+            intermediate=largest_mlp // (len(family.host.experts) * hidden),
             vocabulary=int(config.vocab_size),
             attention_sizes=tuple(attention_sizes(family, config)),
-            layer=max(_layers(sizes, layers)),
+            layer=max(_layers(sizes, config)),
             mlp=mlp,
             body=sum(rest.values()),
             largest=max(rest.values()),

@@ -21,6 +21,7 @@ from moerge.merging.anchor import PoolText, anchor_of
 from moerge.merging.local import LocalBody, given, local_body, local_version
 from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
@@ -224,7 +225,7 @@ def fitted(
     public = PublicText.of(base, statistics) if is_seed and base is not None else None
     if not folder.is_dir():
         part = work / f".{folder.name}.part"
-        total = sum(row.count for row in rows) * int(expert.config.num_hidden_layers)
+        total = sum(row.count for row in rows) * len(mlp_layers(expert.config))
         with computing.progress.track(f"fitting MLPs of {expert.domain}", total, "tokens") as tracker:
             fit(expert, body, batches, part, device, tracker.advance, public)
         os.replace(part, folder)

@@ -17,6 +17,7 @@ from moerge.merging.prompts import Prompts
 from moerge.merging.settings import MergeSettings, Source
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
+from moerge.models.families.family import mlp_layers
 from moerge.models.side_files import chat_model
 from moerge.progress import Progress
 from moerge.trunk.methods.registry import METHODS
@@ -141,7 +142,7 @@ def _check_disk(
     work, total = work_folder(out), rewritten
     for expert in (*(source.expert for source in sources), *anchor):
         size, hidden = sum(spec.bytes for spec in expert.checkpoint.specs.values()), int(expert.config.hidden_size)
-        total += size + 8 * hidden * (hidden + 1) * int(expert.config.num_hidden_layers)
+        total += size + 8 * hidden * (hidden + 1) * len(mlp_layers(expert.config))
         total += fitted_bytes(expert) if settings.recipe.fit else 0
     for corpus in (source.corpus for source in sources):
         total += 4 * corpus.tokens if isinstance(corpus, Prompts) else corpus.size()

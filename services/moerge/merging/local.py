@@ -14,6 +14,7 @@ from moerge.files import atomic_file, file_sha256
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert, small_files
+from moerge.models.families.family import mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
@@ -85,7 +86,7 @@ class LocalBody(DenseBody):
 
     @property
     def layers(self) -> int:
-        return int(self.config.num_hidden_layers)
+        return len(mlp_layers(self.config))
 
     @property
     def base(self) -> DenseFiles | None:
@@ -209,12 +210,14 @@ def local_version(
         chat_template: see `Lineage`.
 
     Raises:
-        MoergeError: fewer experts than `options.top_k`, or more than the class allows, or a head without its inputs.
+        MoergeError: the class doesn't allow the number of experts, in all or per token; or a head lacks its inputs.
     """
     slots = [*kept, *map(_slot, experts)]
     if options.top_k > len(slots):
         problem = f"{options.top_k} experts per token, of {len(slots)}"
         raise MoergeError(problem, where="`top_k`", todo=f"give a whole number between 1 and {len(slots)}")
+    if why := body.family.host.few(len(slots)):
+        raise MoergeError(why, where="`experts`", todo="add another expert")
     if why := body.family.host.refusal(options.top_k):
         raise MoergeError(why, where="`top_k`", todo="give 1")
     require_head(head, body.method)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.models.dense_files import Dense
-from moerge.models.families.family import EMBEDDING, Family
+from moerge.models.families.family import EMBEDDING, Family, mlp_layers
 from moerge_proto.statistics_file import MAX_EXPERT_TOKENS, body_grams, exponent
 
 _ROWS = 4096
@@ -26,8 +26,8 @@ def factors(model: Dense, name: str) -> Tensor:
 def feature_gains(body: Dense) -> Tensor:
     """[L, H] float32: the divisor of each layer's feature; ones without a norm."""
     if body.family.gain is None:
-        return torch.ones(body.config.num_hidden_layers, body.config.hidden_size)
-    names = [body.family.gain.format(layer=layer) for layer in range(body.config.num_hidden_layers)]
+        return torch.ones(len(mlp_layers(body.config)), body.config.hidden_size)
+    names = [body.family.gain.format(layer=layer) for layer in mlp_layers(body.config)]
     return torch.stack([factors(body, name).float() for name in names])
 
 
@@ -42,7 +42,7 @@ def feature_exponents(body: Dense) -> list[int]:
     """Fractional bits of each layer's gram and cross."""
     hidden = body.config.hidden_size
     if body.family.gain is not None:
-        return [exponent(hidden)] * body.config.num_hidden_layers
+        return [exponent(hidden)] * len(mlp_layers(body.config))
     return [exponent(hidden, bound) for bound in feature_bounds(body)]
 
 

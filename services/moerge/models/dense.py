@@ -12,7 +12,7 @@ from moerge.errors import CheckpointError
 from moerge.models.bounds import feature_gains
 from moerge.models.config import dense_config
 from moerge.models.dense_files import Dense
-from moerge.models.families.common import LAYER
+from moerge.models.families.common import layer_starts
 from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.families.registry import family_of
 from moerge.models.reader import Checkpoint, require_tensors
@@ -21,7 +21,7 @@ from moerge.models.stored import TensorSpec
 
 def mlp_names(expert: Dense) -> list[str]:
     """The MLPs' tensors of a dense model, layer by layer."""
-    return expert.family.dense_mlp_names(expert.config.num_hidden_layers)
+    return expert.family.dense_mlp_names(expert.config)
 
 
 def body_names(expert: Dense) -> list[str]:
@@ -74,8 +74,8 @@ class DenseWeights:
         return self.spec(name).shape
 
     def layer(self, number: int) -> list[str]:
-        start = LAYER.format(layer=number)
-        return [name for name in self.places if name.startswith(start)]
+        starts = layer_starts(self.config, number)
+        return [name for name in self.places if name.startswith(starts)]
 
     def model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         """The whole model in memory, in evaluation mode."""
@@ -143,7 +143,9 @@ def rope_of(model: PreTrainedModel) -> str | None:
 def assign(model: nn.Module, name: str, tensor: Tensor) -> None:
     """Makes a tensor the parameter of that name."""
     module, _, last = name.rpartition(".")
-    setattr(model.get_submodule(module), last, nn.Parameter(tensor))
+    is_embedding = isinstance(model, PreTrainedModel) and name == EMBEDDING
+    owner = model.get_input_embeddings() if is_embedding else model.get_submodule(module)  # type: ignore[operator]
+    setattr(owner, last, nn.Parameter(tensor))
 
 
 def _filled(
@@ -153,7 +155,7 @@ def _filled(
     for name in names:
         assign(model, name, tensor(name).to(dtype, copy=True))  # products of unaligned, mapped memory may differ
     if model.lm_head.weight.is_meta:
-        model.lm_head.weight = model.model.embed_tokens.weight
+        model.lm_head.weight = model.get_input_embeddings().weight
     require_all(model)
     return model
 

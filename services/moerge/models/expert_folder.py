@@ -5,7 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -23,6 +23,7 @@ from moerge.models.side_files import require_side_files
 from moerge.models.sources import ADAPTER_CONFIG
 from moerge.models.stored import INDEX, SINGLE
 from moerge.models.tokenizers import require_same_tokenizer
+from moerge.models.wrappers import stock_name
 from moerge.models.writer import copies, write_safetensors
 from moerge.progress import Tracker
 from moerge_proto.digests import digest_of, sha256_hex
@@ -111,7 +112,9 @@ def _dense_files(expert: DenseFiles) -> dict[str, Callable[[BinaryIO], str]]:
 
 def merged_weights(tensors: Checkpoint, out: BinaryIO, written: Callable[[int], None] | None = None) -> str:
     """Writes an adapter's weights, merged with its base, as one safetensors file; see `write_safetensors`."""
-    return write_safetensors(out, copies(tensors, sorted(tensors.specs)), written)
+    plans = copies(tensors, sorted(tensors.specs))
+    renamed = [replace(plan, name=stock_name(plan.name, tensors.specs)) for plan in plans]
+    return write_safetensors(out, renamed, written)
 
 
 def small_files(expert: DenseFiles) -> dict[str, bytes]:

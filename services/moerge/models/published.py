@@ -8,13 +8,14 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from moerge.models.config import published_config, read_config
-from moerge.models.families.common import LAYER
-from moerge.models.families.family import Matrix
+from moerge.models.families.common import layer_starts
+from moerge.models.families.family import Matrix, mlp_layers
 from moerge.models.families.registry import family_of, host_of
 from moerge.models.reader import Checkpoint
 from moerge.models.weights import own_copy
 
 _FUSED: dict[str, tuple[Matrix, ...]] = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
+_UNGATED: dict[str, tuple[Matrix, ...]] = {"up_proj": ("up",), "down_proj": ("down",)}
 """Parameters of the module of a layer's experts, and the matrices whose rows they have."""
 
 
@@ -40,8 +41,8 @@ class PublishedWeights:
         return name in self.plain or name in self.fused
 
     def layer(self, number: int) -> list[str]:
-        start = LAYER.format(layer=number)
-        return [name for names in (self.plain, self.fused) for name in names if name.startswith(start)]
+        starts = layer_starts(self.config, number)
+        return [name for names in (self.plain, self.fused) for name in names if name.startswith(starts)]
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name in self.plain:
@@ -72,12 +73,12 @@ def published_weights(version: Path) -> PublishedWeights:
     config, checkpoint = read_config(version), Checkpoint(version)
     host = host_of(config)
     fused, renamed = dict[str, list[list[str]]](), dict[str, str]()
-    layers, slots = range(config.num_hidden_layers), range(host.slots(config))
-    for layer in layers:
+    slots = range(host.slots(config))
+    for layer in mlp_layers(config):
         module = host.router_module.format(layer=layer)
         place = module.rpartition(".")[0]
         renamed[host.router.format(layer=layer)] = f"{module}.{host.router_weight}"
-        for name, matrices in _FUSED.items():
+        for name, matrices in (_FUSED if "gate" in host.experts else _UNGATED).items():
             experts = [[host.experts[matrix].format(layer=layer, expert=slot) for matrix in matrices] for slot in slots]
             if host.fused:
                 renamed[experts[0][0]] = f"{place}.experts.{name}"

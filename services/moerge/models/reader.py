@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from moerge.errors import CheckpointError
 from moerge.models.adapters import Adapter, is_adapter
-from moerge.models.families.family import HEAD
+from moerge.models.families.family import HEAD, mlp_layers
 from moerge.models.stored import NOTHING_REMOTE, StoredTensors
-from moerge.models.wrappers import Part
+from moerge.models.wrappers import Part, text_name
 from moerge_proto.ranges import Ranges, Source
 
 
@@ -72,7 +72,7 @@ def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
             model: nn.Module = AutoModelForCausalLM.from_config(copy(config), attn_implementation="eager")
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, ImportError, RuntimeError) as error:
         raise CheckpointError(f"invalid model settings: {error}", where="config.json") from error
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return {text_name(name): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig, names: Collection[str] | None = None) -> None:
@@ -83,8 +83,9 @@ def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig, names: Col
     Raises:
         CheckpointError: names the first tensor that is missing, superfluous, in float64 or of another shape.
     """
-    if config.num_hidden_layers > len(checkpoint.specs):  # before such a model is made
-        problem = f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(checkpoint.specs)} tensors"
+    layers = config.num_hidden_layers if names is None else len(mlp_layers(config))
+    if layers > len(checkpoint.specs):  # before such a model is made
+        problem = f"num_hidden_layers is {layers}, but there are {len(checkpoint.specs)} tensors"
         raise CheckpointError(problem, where="config.json: num_hidden_layers")
     expected = model_shapes(config)
     if names is not None:

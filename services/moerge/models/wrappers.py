@@ -1,7 +1,7 @@
 """Checkpoints that wrap a text model, as for images: the text model's names and settings, and the parts beside it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ _SHARED = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype
 """Settings whose default is the wrapper's."""
 _TIED = "tie_word_embeddings"  # the wrapper's, which ties the text model's head
 
-_PREFIX = re.compile(r"model\.language_model\.|language_model\.model\.")
+_PREFIX = re.compile(r"model\.language_model\.|language_model\.model\.|backbone\.")
+_EMBEDDINGS = "model.embeddings.weight"
+"""The name of the embedding in models that call the last norm `norm_f`, such as Nemotron-H."""
 _PARTS = {
     kind: re.compile(rf"(model\.)?({names})\.")
     for kind, names in {
@@ -50,10 +52,17 @@ def part_of(name: str) -> str | None:
 
 
 def text_name(name: str) -> str:
-    """The name of a text model's tensor or module without the wrapper's prefix."""
+    """The name of a text model's tensor or module without the wrapper's prefix; the embedding's is always the same."""
     if (match := _PREFIX.match(name)) is not None:
-        return f"model.{name[match.end() :]}"
+        name = f"model.{name[match.end() :]}"
+    if name.removesuffix(".weight") == _EMBEDDINGS.removesuffix(".weight"):
+        name = name.replace("embeddings", "embed_tokens")
     return name.removeprefix("language_model.") if name.startswith("language_model.lm_head.") else name
+
+
+def stock_name(name: str, names: Container[str]) -> str:
+    """The name of a text model's tensor in transformers, among those with these names."""
+    return _EMBEDDINGS if text_name(_EMBEDDINGS) == name and "model.norm_f.weight" in names else name
 
 
 def described(parts: Mapping[str, Part]) -> str:

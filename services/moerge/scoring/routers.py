@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from moerge.models.batches import pad
+from moerge.models.families.family import mlp_layers
 from moerge.models.families.registry import host_of
 from moerge.scoring.perplexity import Window
 
 
 def routers(model: PreTrainedModel) -> list[nn.Module]:
     pattern = host_of(model.config).router_module
-    return [model.get_submodule(pattern.format(layer=layer)) for layer in range(model.config.num_hidden_layers)]
+    return [model.get_submodule(pattern.format(layer=layer)) for layer in mlp_layers(model.config)]
 
 
 def _experts(model: PreTrainedModel) -> int:

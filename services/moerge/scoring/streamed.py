@@ -19,7 +19,7 @@ from moerge.memory.needs import Need, scoring
 from moerge.memory.room import states_for
 from moerge.memory.shapes import position_numbers
 from moerge.models.batches import Batch, pad
-from moerge.models.families.family import EMBEDDING
+from moerge.models.families.family import EMBEDDING, mlp_layers
 from moerge.models.families.registry import ends_of, host_of
 from moerge.models.published import PublishedWeights
 from moerge.models.weights import Weights, head_name, own_copy
@@ -50,7 +50,8 @@ class StreamedModel:
         self._weights, self._dtype, self._device = weights, dtype, torch.device(device)
         self._states, self._expert = states, expert
         self._decoder = Decoder(weights, dtype, self._device, packs=False)
-        self._layers, self._router, experts = int(weights.config.num_hidden_layers), "", 0
+        self._places, self._router, experts = mlp_layers(weights.config), "", 0
+        self._layers = len(self._places)
         if isinstance(weights, PublishedWeights):
             host = host_of(weights.config)
             self._router, experts = host.router_module, host.slots(weights.config)
@@ -118,7 +119,7 @@ class StreamedModel:
 
         self._decoder.hold(layer, files.layer(layer))
         if self._router:
-            router = self._decoder.module(self._router.format(layer=layer))
+            router = self._decoder.module(self._router.format(layer=self._places[layer]))
             if self._expert is not None:
                 handles.append(router.register_forward_hook(forcing(self._expert, self.routed.shape[1])))
             handles.append(router.register_forward_hook(see))

@@ -18,6 +18,7 @@ from moerge.memory.room import Room, Slots, room_for
 from moerge.models.bounds import attention_sizes, head_exponents, input_exponents
 from moerge.models.dense_files import Dense
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.journal import Journal, clear
@@ -120,7 +121,7 @@ def _expert_facts(owner: str, expert: Dense, digest: str, settings: StatisticsSe
         "domain": domain,
         "settings": settings.model_copy(update={"before": None, "privacy": None}),
         "hidden_size": expert.config.hidden_size,
-        "layers": expert.config.num_hidden_layers,
+        "layers": len(mlp_layers(expert.config)),
         **_NO_COUNTS,
     }
 

@@ -15,7 +15,7 @@ from transformers.cache_utils import KVSharingDict
 from moerge.models.batches import Batch
 from moerge.models.dense import assign, empty_model, require_all, rope_of
 from moerge.models.families.common import LAYER
-from moerge.models.families.family import module_of
+from moerge.models.families.family import layer_ranges, module_of
 from moerge.models.families.registry import ends_of, family_of
 from moerge.models.weights import Weights, own_copy
 from moerge.statistics.accumulate import Sum
@@ -36,7 +36,7 @@ class LayerFiles:
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self._weights, self._dtype, self._device = weights, dtype, device
-        size = max(self._size(number) for number in range(weights.config.num_hidden_layers))
+        size = max(self._size(number) for number in range(len(layer_ranges(weights.config))))
         with torch.inference_mode(mode=False):  # another thread fills it
             self._memory = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
         self._ahead = ThreadPoolExecutor(1)
@@ -50,7 +50,7 @@ class LayerFiles:
         result = self._next[1].result()
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        last = self._weights.config.num_hidden_layers - 1
+        last = len(layer_ranges(self._weights.config)) - 1
         self._next = (number + 1, self._ahead.submit(self._read, number + 1)) if number < last else None
         return result
 
@@ -78,6 +78,8 @@ class LayerFiles:
 
 
 class _Passed(nn.Module):
+    block_type = None  # Nemotron-H reads it
+
     def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         return hidden_states
 
@@ -98,6 +100,7 @@ class Decoder:
         if (rope := rope_of(self._model)) is not None:
             decoder.get_submodule(rope).to(device)
         assign(self._model, weights.final_norm, own_copy(weights, weights.final_norm, dtype).to(device))
+        self._ranges = layer_ranges(weights.config)
         self._layers, self.norm = list(decoder.layers), self.module(module_of(weights.final_norm))
         ends, self._hidden = ends_of(weights.config), int(weights.config.hidden_size)
         self._factor, self._shared = ends.factor(weights.config, dtype), ends.shared(weights.config)
@@ -116,19 +119,22 @@ class Decoder:
 
     def hold(self, number: int, tensors: Mapping[str, Tensor]) -> None:
         """Gives a layer its weights; CheckpointError if one is missing."""
-        self._model.model.layers[number] = self._layers[number]
+        for layer in self._ranges[number]:
+            self._model.model.layers[layer] = self._layers[layer]
         for name, tensor in tensors.items():
             assign(self._model, name, tensor)
         if self._inputs is not None:
             self._inputs.hold(number)
-        require_all(self._layers[number], LAYER.format(layer=number))
+        for layer in self._ranges[number]:
+            require_all(self._layers[layer], LAYER.format(layer=layer))
 
     def release(self, number: int) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # the memory is another stream's
-        self._model.model.layers[number] = _Passed()
-        for name, parameter in list(self._layers[number].named_parameters()):
-            assign(self._layers[number], name, parameter.to("meta"))
+        for layer in self._ranges[number]:
+            self._model.model.layers[layer] = _Passed()
+            for name, parameter in list(self._layers[layer].named_parameters()):
+                assign(self._layers[layer], name, parameter.to("meta"))
 
     def module(self, name: str) -> Any:
         return self._model.get_submodule(name)
@@ -178,7 +184,7 @@ class Decoder:
     ) -> Tensor:
         """As `passed`; also adds the layer's inputs to `sums`. The last layer ends at its last input, and leaves `states`."""
         modules = {place: self._model.get_submodule(item.module) for place, item in enumerate(inputs) if item.module}
-        is_last = number == len(self._layers) - 1
+        is_last = number == len(self._ranges) - 1
         reads_head = len(modules) < len(inputs)
         until = self.norm if not is_last else None if reads_head else modules.get(len(modules) - 1, self.norm)
 

@@ -6,6 +6,7 @@ from rich.filesize import decimal
 
 from moerge.documents.shards import Shard
 from moerge.memory.room import Room
+from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens
 from moerge.statistics.passes import Pass
 from moerge_proto.statistics_file import StatisticsSettings
@@ -32,7 +33,7 @@ def estimate(work: Pass, room: Room, tokens: int, tokens_per_second: float, proc
     shards = max(1, states // room.need.least)
     windows = processes * -(-shards // max(1, room.states * shards // states))
     weights = work.weights()
-    layers = range(weights.config.num_hidden_layers)
+    layers = range(len(mlp_layers(weights.config)))
     stored = sum(weights.spec(name).bytes for layer in layers for name in weights.layer(layer))
     return Estimate(tokens, windows, windows * stored, tokens / tokens_per_second)
 

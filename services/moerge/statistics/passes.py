@@ -13,6 +13,7 @@ from moerge.memory.shapes import Shape
 from moerge.models.bounds import factors, feature_gains, input_grams
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
+from moerge.models.families.family import mlp_layers
 from moerge.statistics.accumulate import Sum
 from moerge.statistics.whitening import Whitenings
 from moerge_proto.statistics_file import Kind, StatisticsSettings, TextBefore
@@ -63,12 +64,13 @@ class RouterPass:
     def inputs(self) -> list[list[Input]]:
         """Per layer, in the order of computation and of the file."""
         gains, module = feature_gains(self.body), self.body.family.mlp_module
+        modules = [module.format(layer=place) for place in mlp_layers(self.body.config)]
         weight = 0.0 if self.before is None else self.before.context_weight
 
         def read(layer: int, bits: int) -> Input:
             at, bounded = f"layers.{layer}", self.whitenings
             sums = Sum if bounded is None else partial(bounded.sum, layer, gains[layer])
-            return Input(module.format(layer=layer), f"{at}.gram", bits, gains[layer], f"{at}.cross", weight, sums)
+            return Input(modules[layer], f"{at}.gram", bits, gains[layer], f"{at}.cross", weight, sums)
 
         return [[read(layer, bits)] for layer, bits in enumerate(self.exponents)]
 
@@ -96,7 +98,7 @@ class BodyPass(_OwnPass):
 
     def inputs(self) -> list[list[Input]]:
         """As in `RouterPass`."""
-        result: list[list[Input]] = [[] for _ in range(self.expert.config.num_hidden_layers)]
+        result: list[list[Input]] = [[] for _ in mlp_layers(self.expert.config)]
         for gram, bits in zip(input_grams(self.expert)[1:], self.exponents, strict=True):
             gains = None if gram.gain is None else factors(self.expert, gram.gain)
             result[gram.layer].append(Input(gram.modules[0], gram.name, bits, gains))
@@ -115,7 +117,7 @@ class HeadPass(_OwnPass):
 
     def inputs(self) -> list[list[Input]]:
         """As in `RouterPass`; the head's input belongs to the last layer."""
-        [bits], before = self.exponents, self.expert.config.num_hidden_layers - 1
+        [bits], before = self.exponents, len(mlp_layers(self.expert.config)) - 1
         gains = factors(self.expert, self.expert.family.final_norm)
         return [*([] for _ in range(before)), [Input(None, "head_input", bits, gains)]]
 

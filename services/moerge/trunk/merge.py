@@ -18,7 +18,7 @@ from moerge.models.config import config_bytes, settings_of
 from moerge.models.dense import body_names, part_names
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import small_files
-from moerge.models.families.family import EMBEDDING
+from moerge.models.families.family import EMBEDDING, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import copies, write_safetensors
 from moerge.progress import Progress
@@ -185,7 +185,7 @@ def _described(lineage: BodyLineage, digest: str, body: DenseBody, files: list[F
         digest=digest,
         family=body.family.model_type,
         hidden_size=body.config.hidden_size,
-        layers=body.config.num_hidden_layers,
+        layers=len(mlp_layers(body.config)),
         config=settings_of(body.config),
         exponents=feature_exponents(body),
         bounds=feature_bounds(body),

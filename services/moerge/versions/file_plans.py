@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from moerge.errors import IncompatibleExpertError
 from moerge.models.config import published_config
 from moerge.models.dense_files import Dense, DenseFiles
-from moerge.models.families.family import EMBEDDING, HEAD, MATRICES, Constant, Family, Host, Matrix, Piece
+from moerge.models.families.family import EMBEDDING, HEAD, Constant, Family, Host, Matrix, Piece
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import published_generation, published_tokenizer
 from moerge.models.writer import StackedPlan, TensorPlan, copies, write_safetensors
@@ -113,8 +113,11 @@ def head_file(lineage: Lineage, inputs: HeadInputs, dense: Dense) -> FilePlan:
     return _weights(HEAD_FILE, _published(plans, dense), head=made, **inputs_of, tied=lineage.tied)
 
 
-def mlp_files(experts: Sequence[tuple[Checkpoint, str]], family: Family, layers: int) -> list[FilePlan]:
-    """The MLPs of a version's experts, each given with its digest: a file of each, or one of all if they are fused."""
+def mlp_files(experts: Sequence[tuple[Checkpoint, str]], family: Family, layers: Sequence[int]) -> list[FilePlan]:
+    """The MLPs of a version's experts, each given with its digest: a file of each, or one of all if they are fused.
+
+    `layers`: see `mlp_layers`.
+    """
     if not family.host.fused:
         return [expert_file(expert, family, layers, slot, digest) for slot, (expert, digest) in enumerate(experts)]
     plans = [
@@ -127,33 +130,35 @@ def mlp_files(experts: Sequence[tuple[Checkpoint, str]], family: Family, layers:
                 for matrix in matrices
             ],
         )
-        for layer in range(layers)
+        for layer in layers
         for name, matrices in family.host.expert_tensors(layer).items()
     ]
     return [_weights(FUSED_FILE, plans, experts=[digest for _, digest in experts], **_made_for(family))]
 
 
-def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, digest: str) -> FilePlan:
+def expert_file(expert: Checkpoint, family: Family, layers: Sequence[int], slot: int, digest: str) -> FilePlan:
     """One expert's MLPs under the names of slot `slot`; `expert` may be the file of that slot in another version."""
     plans = expert_matrices(expert, family, layers, slot)
     return _weights(expert_name(slot), plans, expert=digest, **_made_for(family))
 
 
-def expert_matrices(expert: Checkpoint, family: Family, layers: int, slot: int) -> list[TensorPlan]:
+def expert_matrices(expert: Checkpoint, family: Family, layers: Sequence[int], slot: int) -> list[TensorPlan]:
     """The matrices of an expert in slot `slot`; `expert` may be a published file that has them there."""
-    return [_matrix(expert, family, layers, layer, slot, matrix) for layer in range(layers) for matrix in MATRICES]
+    return [_matrix(expert, family, layers, layer, slot, matrix) for layer in layers for matrix in family.host.experts]
 
 
 def _made_for(family: Family) -> dict[str, str]:
     return {"family": family.model_type, "host": family.host.model_type}
 
 
-def _matrix(expert: Checkpoint, family: Family, layers: int, layer: int, slot: int, matrix: Matrix) -> TensorPlan:
+def _matrix(
+    expert: Checkpoint, family: Family, layers: Sequence[int], layer: int, slot: int, matrix: Matrix
+) -> TensorPlan:
     host, (dense, block, blocks) = family.host, family.place(matrix, layer)
     target = host.experts[matrix].format(layer=layer, expert=slot)
     if dense in expert.specs:
         plan, side = _block(expert, dense, target, block, blocks), int(matrix == "down")
-        most = max(expert.specs[family.place(matrix, other)[0]].shape[side] for other in range(layers))
+        most = max(expert.specs[family.place(matrix, other)[0]].shape[side] for other in layers)
         return _padded(plan, side, most // (1 if side else blocks))
     held = host.expert_tensors(layer, slot)[target]
     return _block(expert, target, target, held.index(matrix), len(held), slot if host.fused else None)
@@ -227,21 +232,25 @@ def copied_bytes(path: Path, out: BinaryIO) -> str:
 def router_file(
     routers: Callable[[], Sequence[Tensor]],
     gains: Tensor,
+    layers: Sequence[int],
     experts: int,
     host: Host,
     dtype: torch.dtype,
     lineage: str,
 ) -> FilePlan:
-    """The routers, in `dtype`; `routers` gives one [D, H] per layer, called when writing; `gains`: [L, H] float32."""
+    """The routers, in `dtype`; `routers` gives one [D, H] per layer, called when writing.
 
-    def plans(layer: int) -> Iterator[TensorPlan]:
+    `gains`: [L, H] float32, of `layers`.
+    """
+
+    def plans(place: int, layer: int) -> Iterator[TensorPlan]:
         name, shape = host.router.format(layer=layer), (experts, gains.shape[1])
-        yield TensorPlan(name, dtype, shape, lambda: host.router_of(routers()[layer], gains[layer]).to(dtype))
+        yield TensorPlan(name, dtype, shape, lambda: host.router_of(routers()[place], gains[place]).to(dtype))
         for vector, value in host.router_vectors.items():
             equal = partial(torch.full, (experts,), value, dtype=dtype)
             yield TensorPlan(vector.format(layer=layer), dtype, (experts,), equal)
 
-    return _weights(ROUTER_FILE, [plan for layer in range(len(gains)) for plan in plans(layer)], lineage=lineage)
+    return _weights(ROUTER_FILE, [plan for pair in enumerate(layers) for plan in plans(*pair)], lineage=lineage)
 
 
 def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:

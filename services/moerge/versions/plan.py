@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody, DenseFiles
-from moerge.models.families.family import EMBEDDING
+from moerge.models.families.family import EMBEDDING, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_model, chat_template
 from moerge.routers import influence
@@ -171,7 +171,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
         MoergeError: a checkpoint can't be read, or the model of the lineage's `chat_template` has none.
     """
     body, config, family = inputs.body, inputs.body.config, inputs.body.family
-    layers, count = config.num_hidden_layers, len(inputs.slots)
+    layers, count = mlp_layers(config), len(inputs.slots)
     solved = digest_of(lineage.model_dump(mode="json", include=_OF_ROUTERS))
     method, head = lineage.head.method, head_file(lineage, inputs.head, body)
     shared = [*body_files(body, lineage.body, inputs.body_sha256), head]
@@ -183,7 +183,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
         return solve(lineage, inputs)
 
     dtype = body.checkpoint.specs[EMBEDDING].dtype
-    routers = router_file(lambda: solution()[0], feature_gains(body), count, family.host, dtype, solved)
+    routers = router_file(lambda: solution()[0], feature_gains(body), layers, count, family.host, dtype, solved)
     side_files, chat = small_files_of(lineage, inputs)
     records = [slot.record for slot in inputs.slots]
     total = sum(file.parameters for file in (*shared, routers))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from moerge.errors import MoergeError
-from moerge.models.families.family import module_of
+from moerge.models.families.family import mlp_layers, module_of
 from moerge.models.families.registry import family_of
 from moerge.scoring.perplexity import Rows, logits, losses_by
 from moerge_lab.recipes.base import SEED, Fleet, Model, Options, Recipe, whole
@@ -76,7 +76,7 @@ def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
 def mixed_modules(config: PretrainedConfig, *, separate: bool) -> list[list[str]]:
     """The names of each layer's MLP; with `separate`, also of its attention, or of what it has instead."""
     family = family_of(config)
-    mlps = [family.mlp_module.format(layer=layer) for layer in range(config.num_hidden_layers)]
+    mlps = [family.mlp_module.format(layer=layer) for layer in mlp_layers(config)]
     return [mlps, *([[module_of(item.inputs[0]) for item in family.attentions(config)]] if separate else [])]
 
 

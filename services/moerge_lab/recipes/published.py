@@ -16,6 +16,7 @@ from moerge.merging.settings import VersionSettings
 from moerge.models.dense import domain_model, place
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens, all_counted
 from moerge.scoring.perplexity import Losses, Rows, logits, losses_by
 from moerge.scoring.routers import randomised
@@ -124,7 +125,7 @@ def random_routers(fleet: Fleet) -> list[Tensor]:
     """Standard normal routers, [D, H] per layer (DUME section 3.2)."""
     config, generator = DenseFiles(fleet.domains[0].expert).config, torch.Generator().manual_seed(fleet.seed)
     shape = (len(fleet.domains), config.hidden_size)
-    return [torch.randn(shape, generator=generator) for _ in range(config.num_hidden_layers)]
+    return [torch.randn(shape, generator=generator) for _ in mlp_layers(config)]
 
 
 def body_in(parts: Parts, fleet: Fleet, options: Options) -> LocalBody:

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from transformers import PretrainedConfig, PreTrainedModel
 
 from moerge.errors import MoergeError
+from moerge.models.families.family import mlp_layers
 from moerge.models.families.mellum import LINEAR
 from moerge.models.families.registry import host_of
 
@@ -71,10 +72,7 @@ def _chosen(model: PreTrainedModel, which: Which) -> Mapping[str, Parameter]:
     if which == "all":
         return every
     host = host_of(model.config)
-    names = {
-        f"{host.router_module.format(layer=layer)}.{host.router_weight}"
-        for layer in range(model.config.num_hidden_layers)
-    }
+    names = {f"{host.router_module.format(layer=layer)}.{host.router_weight}" for layer in mlp_layers(model.config)}
     gates = {name for name in every if which == "gates" and name.endswith(_GATE_AND_UP)}
     return {name: parameter for name, parameter in every.items() if name in names | gates}
 

@@ -16,6 +16,7 @@ from moerge.merging.local import local_body
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens
 from moerge.statistics.features import run
 from moerge_lab.table.texts import Sources
@@ -56,7 +57,7 @@ def features_of(domain: str, sources: Sources, seed: Path, tokens: int, home: Pa
     rows = [row for row in rows if len(row) >= _SHORTEST]
     random.Random(0).shuffle(rows)  # noqa: S311  # no secret
     model, gains = domain_model(expert, body)
-    modules = [expert.family.mlp_module.format(layer=layer) for layer in range(expert.config.num_hidden_layers)]
+    modules = [expert.family.mlp_module.format(layer=layer) for layer in mlp_layers(expert.config)]
     mlps, result = dict(enumerate(map(model.get_submodule, modules))), Features()
     seen = list[Tensor]()
 

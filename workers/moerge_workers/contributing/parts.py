@@ -15,7 +15,7 @@ from moerge.memory.machine import free_for, is_out_of_memory
 from moerge.models.batches import Batch
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families.family import HEAD
+from moerge.models.families.family import HEAD, mlp_layers
 from moerge.models.tokens import Tokens
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Parts
@@ -138,7 +138,7 @@ def _fitted(context: Context, body: Body, weights: DenseBody) -> Path | None:
         return None
     tokens, rows = sample
     settings, expert, events = context.settings, context.expert, context.events
-    total = tokens * expert.config.num_hidden_layers
+    total = tokens * len(mlp_layers(expert.config))
     public = PublicText.of(weights.seed, settings.statistics) if isinstance(weights, OwnBody) else None
     _tell_tied(context)
     events.enter(Stage.COMPUTING)

@@ -1,6 +1,7 @@
 """The check of a downloaded version: the checked body, the owner's own MLPs, and the worker's own config."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import file_sha256
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families.family import Family
+from moerge.models.families.family import Family, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
 from moerge.models.writer import StackedPlan, TensorPlan
@@ -76,7 +77,7 @@ def require_listed(context: Context, version: Version, body: DenseBody | None, k
     if body is not None:
         plans += body_files(body, lineage.body, file_sha256(body.checkpoint.path))
     if not fused:
-        plans.append(expert_file(own.checkpoint, own.family, own.config.num_hidden_layers, slot, digest))
+        plans.append(expert_file(own.checkpoint, own.family, mlp_layers(own.config), slot, digest))
     for plan in plans:
         if plan.key not in known:
             known[plan.key] = plan.digest()
@@ -103,7 +104,7 @@ def require_own(context: Context, version: Version, body: DenseBody, folder: Pat
 
 def _require(context: Context, version: Version, body: DenseBody, folder: Path) -> None:
     lineage, slot = version.lineage, slot_of(context, version)
-    family, layers, count = body.family, body.config.num_hidden_layers, len(lineage.experts)
+    family, layers, count = body.family, mlp_layers(body.config), len(lineage.experts)
     path = body.checkpoint.path
     own = _own_expert(context, lineage.experts[slot], lineage.body)
     known = body_files(body, lineage.body, file_sha256(path))
@@ -132,7 +133,9 @@ def _require(context: Context, version: Version, body: DenseBody, folder: Path) 
         plan.write(out)
 
 
-def _require_own_slot(fused: Checkpoint, own: Checkpoint, family: Family, layers: int, slot: int, count: int) -> None:
+def _require_own_slot(
+    fused: Checkpoint, own: Checkpoint, family: Family, layers: Sequence[int], slot: int, count: int
+) -> None:
     """Require the owner's MLPs, bit by bit, in a slot of fused experts."""
     mine: dict[str, list[TensorPlan]] = {}
     for plan in expert_matrices(own, family, layers, slot):

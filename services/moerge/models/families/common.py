@@ -1,6 +1,8 @@
 """Names and config fields that many families share."""
 
-from moerge.models.families.family import Matrix
+from transformers import PretrainedConfig
+
+from moerge.models.families.family import Matrix, layer_ranges
 
 LAYER = "model.layers.{layer}."
 PROJECTIONS: dict[str, Matrix] = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
@@ -31,3 +33,8 @@ COPIED = (
     "eos_token_id",
     "pad_token_id",
 )
+
+
+def layer_starts(config: PretrainedConfig, number: int) -> tuple[str, ...]:
+    """The starts of the names of a layer's tensors, among the layers with an MLP."""
+    return tuple(LAYER.format(layer=layer) for layer in layer_ranges(config)[number])

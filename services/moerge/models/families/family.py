@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from re import sub
 from typing import Any, Literal, Protocol, Self
 
@@ -21,8 +22,6 @@ DENSE_CONTEXT = "dense_max_position_embeddings"
 
 Matrix = Literal["gate", "up", "down"]
 """A matrix of an expert."""
-MATRICES: tuple[Matrix, ...] = ("gate", "up", "down")
-"""In the order of a file."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,23 @@ class Ends:
     def carried(self, config: PretrainedConfig) -> int:
         """Numbers of a position that layers hand on beside the residual."""
         return sum(2 * heads * width for heads, width in self.shared(config).values())
+
+
+def mlp_layers(config: PretrainedConfig) -> list[int]:
+    """The numbers of transformers' layers that have an MLP, of a dense model or a published version; mostly all.
+
+    They count as the model's layers. A layer without an MLP belongs to the next one that has one; behind the last
+    MLP, to the last.
+    """
+    has_kinds = "layers_block_type" in type(config).attribute_map.values()  # a class of layers with one mixer each
+    kinds = config.layer_types if has_kinds else ()
+    return [number for number, kind in enumerate(kinds) if kind in ("mlp", "moe")] or [*range(config.num_hidden_layers)]
+
+
+def layer_ranges(config: PretrainedConfig) -> list[range]:
+    """Of each layer with an MLP, the numbers of transformers' layers that belong to it."""
+    ends = [number + 1 for number in mlp_layers(config)][:-1]
+    return [range(*pair) for pair in pairwise([0, *ends, config.num_hidden_layers])]
 
 
 def head_dim(config: PretrainedConfig) -> int:
@@ -115,9 +131,9 @@ class Host:
     """A stock MoE class that publishes dense families. Names are patterns over {layer}, of experts also over {expert}.
 
     Attributes:
-        experts: each matrix of an expert -> its tensor's name, [M, H] or [H, M]. Without {expert} in the names, the
-            experts are fused: one tensor of a layer has all, [D, 2 M, H] or [D, H, M]; matrices of one name are
-            blocks of rows.
+        experts: each matrix of an expert, in a file's order -> its tensor's name, [M, H] or [H, M]. MLPs may have no
+            gate. Without {expert} in the names, the experts are fused: one tensor of a layer has all, [D, 2 M, H] or
+            [D, H, M]; matrices of one name are blocks of rows.
         router: name of the router, [D, H].
         router_module: transformers' module of that router; it returns (logits, weights [n, k], experts [n, k]).
         router_weight: the parameter of that module with the router's weight.
@@ -133,6 +149,7 @@ class Host:
         llama_cpp: how llama.cpp runs it. `make test-engines` measures both.
         ends: before the first layer and after the head.
         most_top_k: most experts per token; None: any number. Routers with sigmoids solve the choice, not the weights.
+        least_experts: least experts that the class computes with.
     """
 
     model_type: str
@@ -153,15 +170,20 @@ class Host:
     constants: tuple[Constant, ...] = ()
     ends: Ends = Ends()
     most_top_k: int | None = None
+    least_experts: int = 1
 
     @property
     def fused(self) -> bool:
         return not any("{expert}" in name for name in self.experts.values())
 
-    def router_names(self, layers: int) -> list[str]:
+    def router_names(self, layers: Sequence[int]) -> list[str]:
         """The names of the tensors of the routers' file."""
         patterns = self.router, *self.router_vectors
-        return [name.format(layer=layer) for layer in range(layers) for name in patterns]
+        return [name.format(layer=layer) for layer in layers for name in patterns]
+
+    def few(self, experts: int) -> str:
+        """The reason against a version of so few experts, or nothing."""
+        return f"{self.class_name} needs {self.least_experts} experts" if experts < self.least_experts else ""
 
     def refusal(self, top_k: int) -> str:
         """The reason against that many experts per token, or nothing."""
@@ -180,8 +202,8 @@ class Host:
     def expert_tensors(self, layer: int, slot: int = 0) -> dict[str, list[Matrix]]:
         """The tensors of an expert in a layer, or of all fused ones, each with an expert's matrices in it."""
         tensors = dict[str, list[Matrix]]()
-        for matrix in MATRICES:
-            tensors.setdefault(self.experts[matrix].format(layer=layer, expert=slot), []).append(matrix)
+        for matrix, name in self.experts.items():
+            tensors.setdefault(name.format(layer=layer, expert=slot), []).append(matrix)
         return tensors
 
 
@@ -361,7 +383,14 @@ class Family:
         return module_of(name)
 
     def attentions(self, config: PretrainedConfig) -> list[Attention]:
-        """The linear modules of each layer's attention, or of what it has instead, by their names."""
+        """The linear modules of each layer's attention, or of what it has instead, by their names.
+
+        Of transformers' layers that count as one, the first has them.
+        """
+        every = self._every_attention(config)
+        return [every[layers.start] for layers in layer_ranges(config)]
+
+    def _every_attention(self, config: PretrainedConfig) -> list[Attention]:
         layers = range(config.num_hidden_layers)
         types = self.types(config) if self.mixers else [""] * len(layers)
         return [self.mixers.get(types[layer], self.attention).at(layer) for layer in layers]
@@ -372,14 +401,18 @@ class Family:
 
     def chunk(self, config: PretrainedConfig) -> int:
         """The length of which a computed row's is a multiple."""
-        return max(item.chunk(config) for item in self.attentions(config))
+        return max(item.chunk(config) for item in self._every_attention(config))
+
+    def numbers(self, config: PretrainedConfig) -> int:
+        """The largest `numbers` of a layer."""
+        return max(item.numbers(config) for item in self._every_attention(config))
 
     def packs(self, config: PretrainedConfig) -> bool:
         """Tell whether documents in one row can be kept apart."""
-        return all(item.packs for item in self.attentions(config))
+        return all(item.packs for item in self._every_attention(config))
 
-    def dense_mlp_names(self, layers: int) -> list[str]:
-        return [dense.format(layer=layer) for layer in range(layers) for dense in self.mlp]
+    def dense_mlp_names(self, config: PretrainedConfig) -> list[str]:
+        return [dense.format(layer=layer) for layer in mlp_layers(config) for dense in self.mlp]
 
     def place(self, matrix: Matrix, layer: int) -> tuple[str, int, int]:
         """Dense name of the tensor with a matrix, the matrix's number among its equal blocks of rows, and theirs."""
@@ -396,7 +429,7 @@ class Family:
 
     def constants_of(self, config: PretrainedConfig) -> list[Constant]:
         constants = (*self.host.constants, *self.constants)
-        return [constant.at(layer) for layer in range(config.num_hidden_layers) for constant in constants]
+        return [constant.at(layer) for layer in mlp_layers(config) for constant in constants]
 
 
 def module_of(name: str) -> str:

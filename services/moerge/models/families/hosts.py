@@ -220,5 +220,38 @@ GEMMA4_MOE = Host(
     llama_cpp=LlamaCpp(refused="isn't known to run Gemma 4 with experts as transformers does"),
     ends=Ends(gemma_factor, _capped, lambda config: getattr(config, "hidden_size_per_layer_input", None) or 0, _shared),
 )
-_PER_EXPERT = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, QWEN3_5_MOE, FLEX_OLMO, MELLUM, LFM2_MOE)
+_MIXER = LAYER + "mixer."
+NEMOTRON_H_MOE = Host(
+    model_type="nemotron_h",
+    class_name="NemotronHForCausalLM",
+    experts={"up": _MIXER + "experts.{expert}.up_proj.weight", "down": _MIXER + "experts.{expert}.down_proj.weight"},
+    router=_MIXER + "gate.weight",
+    router_module=_MIXER + "gate",
+    router_vectors={_MIXER + "gate.e_score_correction_bias": 0.0},
+    count="n_routed_experts",
+    fixed={
+        "n_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": SHARED,
+        "moe_latent_size": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "num_nextn_predict_layers": 0,
+        "output_router_logits": False,
+    },
+    title="Nemotron-H with experts",
+    llama_cpp=LlamaCpp(refused="isn't known to run Nemotron-H with experts as transformers does"),
+    limited=(
+        Limited(lambda config: True, "refuses experts without a gate on a processor", "use transformers, or a GPU"),
+    ),
+    final_norm="model.norm_f.weight",
+    constants=(
+        Constant(_MIXER + "shared_experts.up_proj.weight", (SHARED, "hidden_size")),
+        Constant(_MIXER + "shared_experts.down_proj.weight", ("hidden_size", SHARED)),
+    ),
+    most_top_k=1,
+    least_experts=2,
+)
+_PER_EXPERT = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, QWEN3_5_MOE, FLEX_OLMO, MELLUM, LFM2_MOE, NEMOTRON_H_MOE)
 HOSTS = {host.model_type: host for host in (*_PER_EXPERT, GRANITE_MOE, GRANITE_MOE_HYBRID, GEMMA4_MOE)}

@@ -122,7 +122,7 @@ def _inner(config: PretrainedConfig) -> int:
     return int(config.mamba_expand * config.hidden_size)
 
 
-def _normed(inputs: Sequence[str], weights: Tensors, config: PretrainedConfig, read: float) -> float:
+def normed(inputs: Sequence[str], weights: Tensors, config: PretrainedConfig, read: float) -> float:
     """The bound of a norm's output, of groups that are normed apart."""
     factors = weights.tensor(f"{module_of(inputs[0])}.norm.weight").float().abs()
     return float(factors.max() ** 2 * len(factors))
@@ -147,7 +147,7 @@ GRANITE_HYBRID = replace(
             gain=BEFORE_ATTENTION,
             head=lambda config: math.gcd(config.mamba_d_head, config.mamba_d_state),
             width=_inner,
-            bound=_normed,
+            bound=normed,
             chunk=lambda config: int(config.mamba_chunk_size),
             numbers=_scanned,
             packs=False,

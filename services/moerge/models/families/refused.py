@@ -32,7 +32,6 @@ REFUSED = {
     "moerge_heterogeneous": _MIXTURE,
     "nanochat": f"{_NO_GATE}; capped logits, and norms without weights",
     "nemotron": _NO_GATE,
-    "nemotron_h": f"each layer has one mixer, so most have no MLP, and moerge solves a router for each; {_NO_GATE}",
     "olmo3": "sliding windows; FlexOlmo, which has its norms of whole queries and keys, has none",
     "olmo_hybrid": f"linear attention; {_MIXERS}",
     "recurrent_gemma": f"recurrent layers, and biases of MLPs; {_MIXERS}",

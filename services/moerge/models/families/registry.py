@@ -13,13 +13,14 @@ from moerge.models.families.hosts import HOSTS
 from moerge.models.families.hybrid import GRANITE_HYBRID, LFM2, QWEN3_5
 from moerge.models.families.llama import INTERNLM3, IQUESTCODER, LLAMA, MISTRAL, PHI3
 from moerge.models.families.ministral import MINISTRAL3
+from moerge.models.families.nemotron import NEMOTRON_H
 from moerge.models.families.olmo import OLMO2
 from moerge.models.families.qwen import QWEN2, QWEN3, SEED_OSS
 from moerge.models.families.refused import REFUSED
 from moerge.models.families.smollm import CWM, SMOLLM3
 
 _LLAMAS = (LLAMA, INTERNLM3, IQUESTCODER, MISTRAL, MINISTRAL3, HELIUM, PHI3, SMOLLM3, CWM)
-_OTHERS = (QWEN2, QWEN3, SEED_OSS, GLM, OLMO2, QWEN3_5, LFM2)
+_OTHERS = (QWEN2, QWEN3, SEED_OSS, GLM, OLMO2, QWEN3_5, LFM2, NEMOTRON_H)
 _FUSED = (GRANITE, GRANITE_HYBRID, GEMMA, GEMMA3, GEMMA4, GEMMA4_UNIFIED)
 FAMILIES = {family.model_type: family for family in (*_LLAMAS, *_OTHERS, *_FUSED)}
 _EXPERTS = {"num_experts_per_tok", "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}

@@ -166,6 +166,10 @@ def test_a_class_with_one_expert_per_token_gets_no_more(
     with pytest.raises(RefusedError, match="2 experts per token, but Lfm2MoeForCausalLM") as caught:
         lineage_of(session, options={"top_k": 2})
     assert caught.value.where == "options.top_k"
+    body.family = "nemotron_h"
+    assert lineage_of(session).options.top_k == 1
+    with pytest.raises(RefusedError, match="NemotronHForCausalLM needs 2 experts"):
+        lineage_of(session, experts=[law.digest])
 
 
 def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow) -> None:

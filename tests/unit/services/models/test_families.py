@@ -54,7 +54,14 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("gemma3_text", {**FULL, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping", "doesn't cap"),
         ("gemma3_text", {**FULL, "use_bidirectional_attention": True}, "use_bidirectional_attention", "later ones"),
         ("gemma3_text", {**FULL, "dtype": "float16"}, "dtype", "float16 can't hold"),
-        ("nemotron_h", {}, "model_type", "one mixer"),
+        ("nemotron_h", {"layers_block_type": ["linear_attention", "moe"]}, "layers_block_type", "must be dense"),
+        (
+            "nemotron_h",
+            {"layers_block_type": ["linear_attention", "mlp", "mlp"]},
+            "layers_block_type",
+            "each MLP",
+        ),
+        ("nemotron_h", {"layers_block_type": ["full_attention", "mlp"], "mlp_bias": True}, "mlp_bias", "no biases"),
         ("gpt_neox", {}, "model_type", "no gate"),
         ("starcoder2", {}, "model_type", "no gate"),
         ("gpt2", {}, "model_type", "no stock MoE class in moerge"),
@@ -102,7 +109,7 @@ def test_the_refusal_of_an_unknown_family_names_the_issue_to_open(tmp_path: Path
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_documents_share_a_row_only_where_all_layers_have_attention(tmp_path: Path, name: str) -> None:
     own = read_config(config(tmp_path / "dense", name, **small_settings(name)))
-    assert FAMILIES[name].packs(own) == (name not in ("qwen3_5_text", "lfm2", "granitemoehybrid"))
+    assert FAMILIES[name].packs(own) == (name not in ("qwen3_5_text", "lfm2", "granitemoehybrid", "nemotron_h"))
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

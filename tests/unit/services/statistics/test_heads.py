@@ -36,8 +36,9 @@ PRECISIONS = ("float32", "bfloat16")
 
 def with_head(folder: Path, into: Path, seed: int, scale: float) -> Path:
     """A copy of a model with a random last norm and head."""
-    generator, tensors = torch.Generator().manual_seed(seed), load_file(folder / SINGLE)
-    for name in DenseFiles(folder).family.head_names:
+    generator, own = torch.Generator().manual_seed(seed), DenseFiles(folder)
+    tensors = {name: own.checkpoint.tensor(name) for name in own.checkpoint.specs}
+    for name in own.family.head_names:
         tensors[name] = scale * torch.randn(tensors[name].shape, generator=generator)
     shutil.copytree(folder, into)
     save_file(tensors, into / SINGLE)

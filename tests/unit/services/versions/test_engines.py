@@ -90,6 +90,8 @@ def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[st
         ("qwen3_5_text", {}, "llama.cpp", "Qwen3.5-MoE"),
         ("lfm2", {}, "vLLM", "as it does for dense LFM2"),
         ("lfm2", {}, "llama.cpp", "LFM2-MoE"),
+        ("nemotron_h", {}, "vLLM", "experts without a gate"),
+        ("nemotron_h", {}, "llama.cpp", "Nemotron-H"),
         ("llama", {"rope_parameters": DYNAMIC}, "vLLM", "longer than 256 tokens"),
         ("llama", {"rope_parameters": DYNAMIC}, "llama.cpp", "longer than 256 tokens"),
     ],

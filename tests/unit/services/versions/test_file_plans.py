@@ -46,7 +46,9 @@ def planned(
     def routers() -> list[Tensor]:
         return solve_layers(files, domains, GAIN.expand(LAYERS, HIDDEN), options, solved)[0]
 
-    return router_file(cache(routers), torch.ones(LAYERS, HIDDEN), len(domains), LLAMA.host, dtype, "0" * 64)
+    return router_file(
+        cache(routers), torch.ones(LAYERS, HIDDEN), range(LAYERS), len(domains), LLAMA.host, dtype, "0" * 64
+    )
 
 
 def content(folder: Path, options: SolveOptions, domains: Sequence[str] = DOMAINS, *, turned: bool = False) -> bytes:
@@ -70,11 +72,11 @@ def router(data: bytes, layer: int = 0) -> Tensor:
 def test_fused_experts_of_an_earlier_version_are_those_of_their_checkpoints(tmp_path: Path) -> None:
     granite, names = FAMILIES["granite"], ("one", "two", "three")
     experts = [(Checkpoint(expert(tmp_path / name, seed, "granite")), name) for seed, name in enumerate(names)]
-    [two], [three] = mlp_files(experts[:2], granite, 3), mlp_files(experts, granite, 3)
+    [two], [three] = mlp_files(experts[:2], granite, range(3)), mlp_files(experts, granite, range(3))
     with (tmp_path / FUSED_FILE).open("wb") as out:
         two.write(out)
     earlier = Checkpoint(tmp_path / FUSED_FILE)
-    [grown] = mlp_files([(earlier, "one"), (earlier, "two"), experts[2]], granite, 3)
+    [grown] = mlp_files([(earlier, "one"), (earlier, "two"), experts[2]], granite, range(3))
     whole = load(written_bytes(three))
     assert written_bytes(grown) == written_bytes(three)
     assert (grown.key == three.key, grown.parameters) == (True, 3 * 3 * 3 * 48 * 32)
