@@ -22,13 +22,14 @@ from moerge.merging.local import local_version
 from moerge.merging.merge import MergeSettings, merge
 from moerge.merging.report import Report
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.families.registry import FAMILIES
 from moerge.statistics.contribution import Computing
 from moerge.versions.plan import plan_version
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.statistics_file import TextBefore
 from moerge_proto.version_files import FUSED_FILE, HEAD_FILE
 from support.merging import SMALL, files, source
-from support.models import expert, texts
+from support.models import GEMMA4_SMALL, adapter, expert, texts
 from support.processes import run_command
 
 SETTINGS = MergeSettings(scored_tokens=500)
@@ -90,17 +91,29 @@ def test_a_version_that_has_grown_twice_is_that_of_both_at_once(folder: Path, tm
     assert mine.samefile(work_folder(folder / "merged") / "body" / "body.safetensors")
 
 
-def test_fused_experts_are_written_anew_and_the_price_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [
+        ("granite", {**SMALL, "residual_multiplier": 0.5, "embedding_multiplier": 2.0}),
+        ("gemma3_text", {}),
+        ("gemma4_text", GEMMA4_SMALL),
+    ],
+)
+def test_fused_experts_are_written_anew_and_the_price_is_told(tmp_path: Path, family: str, own: dict[str, Any]) -> None:
+    for seed, domain in enumerate(("law", "art", "base"), 1):
+        expert(tmp_path / domain, seed, family, **own)
+    adapter(tmp_path / "code", tmp_path / "base", 3)
     for seed, domain in enumerate(("law", "art", "code"), 1):
-        expert(tmp_path / domain, seed, "granite", **SMALL, residual_multiplier=0.5, embedding_multiplier=2.0)
         texts(tmp_path / f"{domain}.jsonl", seed, documents=90)
-    merge([source(tmp_path, "law"), source(tmp_path, "art")], tmp_path / "merged", KEPT)
+    recipe = RECOMMENDED.model_copy(update={"fit": FAMILIES[family].is_fittable})
+    settings = replace(KEPT, recipe=recipe)
+    merge([source(tmp_path, "law"), source(tmp_path, "art")], tmp_path / "merged", settings)
     shutil.rmtree(tmp_path / "law")
     old = (tmp_path / "merged" / FUSED_FILE).stat().st_size
-    costs = dry_run.merge([source(tmp_path, "code")], tmp_path / "three", KEPT, version=kept(tmp_path / "merged"))
+    costs = dry_run.merge([source(tmp_path, "code")], tmp_path / "three", settings, version=kept(tmp_path / "merged"))
     assert any("each addition writes all MLPs anew" in line for line in costs.notes)
-    assert costs.disk > old + (tmp_path / "code" / "model.safetensors").stat().st_size
-    added(tmp_path, tmp_path / "three", "code", settings=SETTINGS)
+    assert costs.disk > old + (tmp_path / "base" / "model.safetensors").stat().st_size
+    added(tmp_path, tmp_path / "three", "code", settings=replace(SETTINGS, recipe=recipe))
     two, three = (load_file(tmp_path / name / FUSED_FILE) for name in ("merged", "three"))
     assert all(torch.equal(three[name][:2], tensor) and len(three[name]) == 3 for name, tensor in two.items())
     body = "model-body.safetensors"
