@@ -182,7 +182,7 @@ class Decoder:
     def through(
         self, number: int, batch: Batch, states: Tensor, inputs: Sequence[Input], sums: Sequence[Sum]
     ) -> Tensor:
-        """As `passed`; also adds the layer's inputs to `sums`. The last layer ends at its last input, and leaves `states`."""
+        """As `passed`; also adds the layer's inputs to `sums`. The last layer ends at its last input; `states` stay."""
         modules = {place: self._model.get_submodule(item.module) for place, item in enumerate(inputs) if item.module}
         is_last = number == len(self._ranges) - 1
         reads_head = len(modules) < len(inputs)
