@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo table examples test fast test-slow test-lowest test-newest test-engines test-images bench dist lint clean
 
@@ -136,21 +136,18 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Torch goes first and alone: anything else that asks for it would bring gigabytes of CUDA.
-$(VENV)/.torch: constraints.txt
+# One step, so that pip resolves once. Modules are compiled when they are first imported.
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	@echo "Installing torch (a minute)"
-	$(PIP) torch==2.13.0
+	@echo "Installing torch and moerge (a minute)"
+	$(PIP) torch==2.13.0 --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	@echo "Installing moerge (half a minute)"
-	$(PIP) --editable '.[demo]'
-	@touch $@
-
+# Tests import all of them, from many processes, and take warnings of the compiler for errors.
 $(VENV)/.test: $(VENV)/.demo
 	@echo "Installing what tests need"
 	$(PIP) --editable '.[test]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 clean:
