@@ -60,17 +60,17 @@ class Demo:
         """`seed`: the seed model, whose body is used; None: a body is merged by the recipe's method."""
         self._home, self._domains, self._recipe, self._stages = home, domains, recipe, stages
         self._seed, self._chosen = seed, VERSION_RECIPES[recipe]
-        self._coordinator, self._versions, self._url = home / "coordinator", home / "coordinator" / "versions", ""
+        self._coordinator, self._versions = home / "coordinator", home / "coordinator" / "versions"
+        self._url = self._token = ""
 
     def run(self, *, serve: bool = False) -> None:
         """Publishes a version of all domains except the last, then one of all; `serve` keeps the dashboard open."""
         stages = self._stages
         stages.begin(2)
-        token = self._operator_token()
-        self._register_seed()
+        self._token = self._operator_token()
         with Processes() as processes, ExitStack() as stack:
             coordinator = self._serve(processes)
-            client = stack.enter_context(Client(self._url, token))
+            client = stack.enter_context(Client(self._url, self._token))
             early, late = self._domains[:-1], self._domains[-1]
             stages.tell(f"Owners: {', '.join(domain.name for domain in early)}. {_SMALL_POLICY}")
             workers = {domain.name: self._start_worker(processes, client, domain) for domain in early}
@@ -101,21 +101,21 @@ class Demo:
                 processes.finish("coordinator", coordinator)
 
     def _operator_token(self) -> str:
-        path = self._home / "operator-token"
-        if not path.is_file():
-            shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run interrupted before it stored the token
-            command = "coordinator", "init", self._coordinator
-            self._stages.command(*command)
-            token = output_of(*command)
-            with atomic_file(path, private=True) as out:
-                out.write(token.encode())
-        return path.read_text()
+        """Makes the home with the seed's body, or adds the body to an earlier run's; returns the operator's token."""
+        path, seed = self._home / "operator-token", () if self._seed is None else (self._seed,)
+        if path.is_file():
+            if seed:
+                self._output_of("coordinator", "seed", self._coordinator, *seed)
+            return path.read_text()
+        shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run interrupted before it stored the token
+        token = self._output_of("coordinator", "init", self._coordinator, *(("--seed", *seed) if seed else ()))
+        with atomic_file(path, private=True) as out:
+            out.write(token.encode())
+        return token
 
-    def _register_seed(self) -> None:
-        if self._seed is not None:
-            command = "coordinator", "seed", self._coordinator, self._seed
-            self._stages.command(*command)
-            output_of(*command)
+    def _output_of(self, *command: object) -> str:
+        self._stages.command(*command)
+        return output_of(*command)
 
     def _serve(self, processes: Processes) -> subprocess.Popen[str]:
         log = self._home / "coordinator.log"
@@ -161,8 +161,7 @@ class Demo:
 
     def _approved(self, client: Client, domain: str, home: Path) -> str:
         command = "worker", "init", "--owner", f"{domain}-owner", "--domain", domain, "--home", home
-        self._stages.command(*command)
-        line = output_of(*command)
+        line = self._output_of(*command)
         self._stages.command("owner", "approve", f"{line[:30]}...")
         return client.approve(JoinRequest.of_line(line), replace=True).token.secret
 
@@ -231,7 +230,7 @@ class Demo:
     def _show(self, processes: Processes, what: str, number: int) -> None:
         command = ["version", what, number]
         self._stages.command(*command)
-        environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": self._operator_token()}
+        environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": self._token}
         processes.finish(f"version {what}", processes.start(command, environment))
 
     def _table_command(self, number: int) -> list[object]:
