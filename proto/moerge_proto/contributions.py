@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from moerge_proto.digests import Digest
+from moerge_proto.masks import Seals
 from moerge_proto.messages import Message
 from moerge_proto.signatures import PublicKey, Signature, contribution_message, is_signed
 from moerge_proto.statistics_file import Kind, Split
@@ -17,11 +18,13 @@ class Submission(Message):
     """Submits an uploaded statistics file. `software`: the builds that made it.
 
     `supersedes`: earlier contributions that this one replaces, atomically; it may claim their shards again.
-    `signature`: the owner's, over the digest (`contribution_message`); None from an owner without a key.
+    `signature`: the owner's, over the digest (`contribution_message`); None from an owner without a key. `masks`: the
+    sealed seeds of a masked one.
     """
 
     supersedes: list[Digest] = Field(default_factory=list, max_length=10_000)
     signature: Signature | None = None
+    masks: Seals | None = None
     software: dict[Short, Short] = Field(default_factory=dict, max_length=100)
 
 
@@ -34,7 +37,8 @@ class Contribution(Message):
 
     A router contribution belongs to one `body`. A body or head contribution serves every body or head with its expert,
     and has no `split`, `body` and `shards`. `effective_rank`: median of its grams' trace^2 / sum of squared entries.
-    `fingerprint`: of the key that made `signature`; both are None if its owner had no key.
+    `fingerprint`: of the key that made `signature`; both are None if its owner had no key. `cohort`: of masked ones
+    whose sum is known, and which count together or not at all.
     """
 
     number: int
@@ -57,6 +61,7 @@ class Contribution(Message):
     fingerprint: Digest | None
     created: datetime
     withdrawn: datetime | None
+    cohort: int | None = None
 
 
 class ContributionSignature(Message):

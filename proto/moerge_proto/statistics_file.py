@@ -199,6 +199,11 @@ class _Manifest(Message):
         """The body that the sums are made under; None: they are the expert's own."""
         return None
 
+    @property
+    def is_masked(self) -> bool:
+        """Whether the integers have masks."""
+        return False
+
     def grams(self) -> dict[str, int]:
         """Name of every gram -> its size, in the order of the exponents."""
         raise NotImplementedError
@@ -217,15 +222,31 @@ class _Manifest(Message):
 
 
 class RouterManifest(_Manifest):
-    """The manifest of a router contribution: sums over `split` of the domain's documents, under one body."""
+    """The manifest of a router contribution: sums over `split` of the domain's documents, under one body.
+
+    `keepers`: keys of those who keep its masks; sums without a mask have none (`moerge_proto.masks`).
+    """
 
     kind: Literal["router"] = "router"
     body: Digest
     split: Split = "statistics"
+    keepers: list[Digest] = Field(default_factory=list, max_length=10, exclude_if=lambda value: not value)
+
+    @model_validator(mode="after")
+    def _maskable(self) -> Self:
+        if self.keepers != sorted(set(self.keepers)):
+            raise ValueError("keepers: expected sorted and distinct keys")
+        if self.keepers and (self.split != "statistics" or self.settings.privacy is not None):
+            raise ValueError("keepers: expected none with the split `tuning`, or with noise")
+        return self
 
     @property
     def under(self) -> Digest:
         return self.body
+
+    @property
+    def is_masked(self) -> bool:
+        return bool(self.keepers)
 
     def grams(self) -> dict[str, int]:
         return {f"layers.{layer}.gram": self.hidden_size for layer in range(self.layers)}

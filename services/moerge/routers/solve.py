@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,16 +12,18 @@ from moerge.errors import ContributionError, SolveError
 from moerge.routers.registry import ROUTERS
 from moerge.routers.ridge import NotDefiniteError, Ridge, unit_columns
 from moerge.routers.system import domain_weights, named, of_domain, ridge_system
+from moerge.statistics.cohort import Cohort, Summand, members
 from moerge.threads import at_once, one_thread
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import SolvedLayer, SolveReport
 
+F = TypeVar("F", bound=Summand)
 CANDIDATES = tuple(10.0**power for power in range(-9, 1))  # of `auto`, in units of the mean diagonal
 
 
 def solve_layers(
-    files: Sequence[StatisticsFile],
+    files: Sequence[Summand],
     domains: Sequence[str],
     gains: Tensor,
     options: SolveOptions,
@@ -29,7 +32,7 @@ def solve_layers(
     """Solves every layer's router: one [D, H] float64 per layer, and the report.
 
     Args:
-        files: the contributions of all domains; only `auto` uses those of the split `tuning`.
+        files: the contributions of all domains, and cohorts; only `auto` uses those of the split `tuning`.
         domains: the columns, in order.
         gains: [L, H], the divisors of the features.
         solved: called after each layer.
@@ -39,10 +42,11 @@ def solve_layers(
     """
     training, tuning = by_split(files, options)
     if options.lambda_scale == "auto":
-        _require_all(tuning, domains)
-    names = [named(of_domain(training, domain)) for domain in domains]
-    weights = domain_weights(training, domains, options)
-    tokens = [weights[item] * sum(f.manifest.tokens for f in training if f.manifest.domain == item) for item in domains]
+        _require_all(members(tuning), domains)
+    every = members(training)
+    names = [named(of_domain(every, domain)) for domain in domains]
+    weights = domain_weights(every, domains, options)
+    tokens = [weights[item] * sum(file.manifest.tokens for file in of_domain(every, item)) for item in domains]
 
     def solve(layer: int) -> tuple[Tensor, SolvedLayer]:
         with of_layer(layer):
@@ -51,7 +55,9 @@ def solve_layers(
             try:
                 return solve_layer(gram, cross, held, tokens, options, names)
             except NotDefiniteError as error:
-                slot = _least_definite(training, domains, layer, gains[layer])
+                if any(isinstance(file, Cohort) for file in training):
+                    raise  # a member has no gram of its own
+                slot = _least_definite(every, domains, layer, gains[layer])
                 raise SolveError(
                     f"{error.what}; the least definite gram is that of {names[slot]}", todo=error.todo
                 ) from error
@@ -65,9 +71,7 @@ def solve_layers(
     return routers, SolveReport(domains=list(domains), layers=layers)
 
 
-def by_split(
-    files: Sequence[StatisticsFile], options: SolveOptions
-) -> tuple[list[StatisticsFile], list[StatisticsFile]]:
+def by_split(files: Sequence[F], options: SolveOptions) -> tuple[list[F], list[F]]:
     """The contributions of the split `statistics`, and, for `auto`, those of the split `tuning`."""
     tuning = [file for file in files if file.manifest.split == "tuning"] if options.lambda_scale == "auto" else []
     return [file for file in files if file.manifest.split == "statistics"], tuning

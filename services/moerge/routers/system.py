@@ -1,14 +1,15 @@
 """One layer's ridge system from contributions, with one of them in memory at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from moerge.errors import ContributionError
+from moerge.errors import ContributionError, SolveError
+from moerge.statistics.cohort import Cohort, Summand, members
 from moerge.statistics.integers import Float64, add, to_floats, unpack
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import MAX_TOKENS, Int64, StatisticsFile, gram_length
@@ -28,7 +29,7 @@ def domain_weights(files: Sequence[StatisticsFile], domains: Sequence[str], opti
 
 
 def ridge_system(
-    files: Sequence[StatisticsFile],
+    files: Sequence[Summand],
     domains: Sequence[str],
     layer: int,
     gain: Tensor,
@@ -39,17 +40,18 @@ def ridge_system(
     Integers of equal weight and exponent are added, so the order of `files` and the grouping of shards change no bit.
 
     Args:
-        files: contributions under one body and of one split, at least one for every domain.
+        files: contributions under one body and of one split, at least one for every domain, and cohorts of masked ones.
         domains: the columns, in order.
         gain: [H], the divisors of the features.
         weights: of each domain's statistics; default: 1.
 
     Raises:
         ContributionError: the contributions have too many tokens in all.
+        SolveError: domains of a cohort have different weights.
     """
     tokens = sum(file.manifest.tokens for file in files)
     if tokens > MAX_TOKENS:
-        largest = max(files, key=lambda file: file.manifest.tokens)
+        largest = max(members(files), key=lambda file: file.manifest.tokens)
         raise ContributionError(
             f"expected at most {MAX_TOKENS} tokens in all, found {tokens}; "
             f"{largest.manifest.tokens} are from {named([largest])}",
@@ -59,11 +61,11 @@ def ridge_system(
     weight = {domain: 1.0 if weights is None else weights[domain] for domain in domains}
     packed = np.zeros(gram_length(hidden))
     for value in sorted(set(weight.values())):
-        alike = [file for file in files if weight[file.manifest.domain] == value]
+        alike = [file for file in files if _weight(file, weight) == value]
         packed += value * _total(alike, layer, lambda file: file.gram(layer))
     columns = []
     for domain in domains:
-        cross = _total(of_domain(files, domain), layer, lambda file: file.cross(layer))
+        cross = _total(_with_domain(files, domain), layer, partial(_cross, layer=layer, domain=domain))
         columns.append(torch.from_numpy(weight[domain] * cross))
     wide = gain.to(torch.float64)
     square = torch.from_numpy(unpack(packed, hidden))
@@ -75,6 +77,24 @@ def of_domain(files: Sequence[StatisticsFile], domain: str) -> list[StatisticsFi
     return [file for file in files if file.manifest.domain == domain]
 
 
+def _with_domain(files: Sequence[Summand], domain: str) -> list[Summand]:
+    """The contributions of a domain, and the cohorts with such."""
+    return [file for file in files if of_domain(members([file]), domain)]
+
+
+def _cross(file: Summand, layer: int, domain: str) -> Int64:
+    return file.cross(layer, domain) if isinstance(file, Cohort) else file.cross(layer)
+
+
+def _weight(file: Summand, weights: Mapping[str, float]) -> float:
+    """The weight of a file's sums; those of a cohort can't be weighted one by one."""
+    found = {weights[item.manifest.domain] for item in members([file])}
+    if len(found) > 1:
+        what = f"the sums of {file.name} are masked, so its domains can't have different weights"
+        raise SolveError(what, where="domain_weights", todo="give `domain_weights` none")
+    return found.pop()
+
+
 def named(files: Sequence[StatisticsFile]) -> str:
     """The domain, owner and contributions of files, for errors."""
     manifest = files[0].manifest
@@ -83,18 +103,19 @@ def named(files: Sequence[StatisticsFile]) -> str:
     return f"{manifest.domain} (owner {manifest.owner}, contribution {digests}{more})"
 
 
-def _total(files: Sequence[StatisticsFile], layer: int, read: Callable[[StatisticsFile], Int64]) -> Float64:
+def _total(files: Sequence[Summand], layer: int, read: Callable[[Summand], Int64]) -> Float64:
     """The sum over files; context weights of another size have other exponents, whose sums are added as floats."""
-    alike: dict[int, list[StatisticsFile]] = {}
+    alike: dict[int, list[Summand]] = {}
     for file in files:
         alike.setdefault(file.manifest.exponents[layer], []).append(file)
     return reduce(np.add, (to_floats(_exact(alike[bits], read), bits) for bits in sorted(alike)))
 
 
-def _exact(files: Sequence[StatisticsFile], read: Callable[[StatisticsFile], Int64]) -> Int64:
+def _exact(files: Sequence[Summand], read: Callable[[Summand], Int64]) -> Int64:
     try:
         return reduce(add, map(read, files))
     except ContributionError as error:
         largest = max(files, key=lambda file: int(np.abs(read(file)).max()))
+        whose = largest.name if isinstance(largest, Cohort) else named([largest])
         todo = "withdraw it, or leave its expert out"
-        raise ContributionError(f"{error.what}; the largest is from {named([largest])}", todo=todo) from error
+        raise ContributionError(f"{error.what}; the largest is from {whose}", todo=todo) from error

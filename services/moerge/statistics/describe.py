@@ -14,7 +14,7 @@ from moerge.errors import ContributionError
 from moerge.statistics.integers import effective_rank, square_of
 from moerge.statistics.kinds import CONTRIBUTIONS
 from moerge.statistics.membership import FEW_DOCUMENTS, expected_auc
-from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError
+from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, StatisticsFileError
 
 UNCOVERED = (
     "covers router sums alone: fitted MLPs, head contributions, body contributions, comparisons with merged bodies, "
@@ -34,6 +34,8 @@ def summary(manifest: Manifest) -> str:
 
 def _noise(manifest: Manifest) -> str:
     privacy = manifest.settings.privacy
+    if manifest.is_masked:
+        return ", masked"
     return "" if privacy is None else f", with noise: epsilon {privacy.epsilon:.3g}, delta {privacy.delta:g}"
 
 
@@ -74,7 +76,7 @@ class _Tensor(NamedTuple):
 def _tensors(file: StatisticsFile) -> Iterator[_Tensor]:
     grams = _grams(file.manifest)
     for name, length in file.manifest.layout():
-        if name not in grams:
+        if name not in grams or file.manifest.is_masked:
             yield _Tensor(name, length)
             continue
         size, exponent = grams[name]
@@ -99,8 +101,10 @@ def _describe(file: StatisticsFile) -> Iterator[RenderableType]:
     yield "What this reveals:\n" + "\n".join(f"  - {item}" for item in _reveals(file))
 
 
-def median_rank(file: StatisticsFile) -> float:
-    """The median effective rank of at most MOST_RANKED of a contribution's grams, evenly spaced."""
+def median_rank(file: StatisticsFile) -> float | None:
+    """The median effective rank of at most MOST_RANKED of a contribution's grams, evenly spaced; None: masked."""
+    if file.manifest.is_masked:
+        return None
     grams = list(_grams(file.manifest).items())
     some = grams[:: -(-len(grams) // MOST_RANKED)]
     return median(effective_rank(square_of(file.array(name), exponent)) for name, (_, exponent) in some)
@@ -114,6 +118,15 @@ def _grams(manifest: Manifest) -> dict[str, tuple[int, int]]:
 
 def _reveals(file: StatisticsFile) -> Iterator[str]:
     manifest, privacy = file.manifest, file.manifest.settings.privacy
+    if isinstance(manifest, RouterManifest) and manifest.is_masked:
+        yield f"the amount of text: {manifest.tokens:,} tokens, {manifest.documents:,} documents"
+        yield f"nothing else, while one of the {len(manifest.keepers)} keepers has answered no request for its mask"
+        yield (
+            "afterwards, to the coordinator: the domain's mean features, and the sum of its second moments with those "
+            "of the cohort's other owners; all others of the cohort together could compute its own"
+        )
+        yield "this can't be withdrawn from a sum that is known"
+        return
     if privacy is not None:
         yield f"the number of documents, {manifest.documents:,}"
         yield (

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import ContributionError
+from moerge.statistics.cohort import Summand
 from moerge.statistics.integers import LIMIT, square_of, to_floats
 from moerge_proto.statistics_file import Int64, StatisticsFile
 
@@ -15,10 +16,8 @@ FLOAT32_EPSILON = 2.0**-24
 _AGAIN = "compute the contribution again"
 
 
-def validate(
-    file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float], *, normalised: bool = True
-) -> list[str]:
-    """Checks every layer of an opened router contribution and returns warnings. Peak memory: 12 H^2 bytes.
+def validate(file: Summand, exponents: Sequence[int], bounds: Sequence[float], *, normalised: bool = True) -> list[str]:
+    """Checks every layer of an opened router contribution or a cohort, and returns warnings. Peak: 12 H^2 bytes.
 
     Args:
         exponents: the body's fractional bits per layer; the file has those that its settings leave.
@@ -40,6 +39,12 @@ def validate(
         if normalised and trace < total / 2:
             warnings.append(f"{name}: trace {trace:.6g} is under half of the expected {total:.6g}")
     return warnings
+
+
+def validate_masked(file: StatisticsFile, exponents: Sequence[int]) -> list[str]:
+    """Checks the exponents of a masked router contribution, and returns a warning about its numbers."""
+    _require_exponents(file, file.manifest.settings.exponents(exponents))
+    return ["masked: its numbers can't be checked, only those of the sum with other owners'"]
 
 
 def validate_grams(file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float]) -> None:
@@ -67,7 +72,7 @@ def validate_body(file: StatisticsFile, exponents: Sequence[int], bounds: Sequen
         )
 
 
-def _require_exponents(file: StatisticsFile, exponents: Sequence[int]) -> None:
+def _require_exponents(file: Summand, exponents: Sequence[int]) -> None:
     if file.manifest.exponents != list(exponents):
         raise ContributionError("differ from those of the expert's weights", where="manifest.exponents", todo=_AGAIN)
 
@@ -77,7 +82,7 @@ def _require_room(name: str, values: Int64) -> None:
         raise ContributionError("a value reaches 2**62", where=name, todo="send fewer tokens")
 
 
-def _validate_gram(name: str, exponent: int, bound: float, file: StatisticsFile) -> tuple[float, Tensor]:
+def _validate_gram(name: str, exponent: int, bound: float, file: Summand) -> tuple[float, Tensor]:
     """Returns the trace, and the lower Cholesky factor of the gram with its slack, in the gram's memory.
 
     Behind two texts a token has two vectors u, v with ||u||^2, ||v||^2 <= bound, so ||u - v||^2 <= 4 bound.
@@ -114,13 +119,13 @@ def _validate_gram(name: str, exponent: int, bound: float, file: StatisticsFile)
     return trace, factor
 
 
-def _square(name: str, exponent: int, file: StatisticsFile) -> Tensor:
+def _square(name: str, exponent: int, file: Summand) -> Tensor:
     triangle = file.array(name)
     _require_room(name, triangle)
     return square_of(triangle, exponent)
 
 
-def _validate_cross(name: str, cross: Int64, exponent: int, factor: Tensor, file: StatisticsFile) -> None:
+def _validate_cross(name: str, cross: Int64, exponent: int, factor: Tensor, file: Summand) -> None:
     tokens = file.manifest.tokens
     _require_room(name, cross)
     if not cross.any():

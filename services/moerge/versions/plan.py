@@ -1,12 +1,13 @@
 """The files of a version and their order: a pure function of its lineage and of the files that it names (law 3)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 
 from torch import Tensor
 
+from moerge.errors import ContributionError
 from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.families.family import EMBEDDING, mlp_layers
@@ -14,6 +15,7 @@ from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_model, chat_template
 from moerge.routers import influence
 from moerge.routers.solve import solve_layers
+from moerge.statistics.cohort import Cohort, Summand, members
 from moerge.trunk.heads import HeadInputs, is_tied
 from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, Origin, SeedRecord, card_file
 from moerge.versions.engines import engine_limits
@@ -31,6 +33,7 @@ from moerge.versions.file_plans import (
 )
 from moerge_proto.digests import digest_of
 from moerge_proto.influence import VersionInfluence
+from moerge_proto.masks import MaskSums
 from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import Lineage, SolveReport
@@ -87,6 +90,7 @@ class VersionInputs:
         merged: the experts in the body.
         contributed: facts of the router contributions, in the lineage's order.
         statistics: gives their files in that order.
+        cohorts: gives, for each cohort of masked ones, their digests and their keepers' answers.
         head_statistics: gives the files of the lineage's head contributions, in order.
         seed: of a seed's body.
         base: the base model's config and tokenizer, of a body that was merged with it.
@@ -99,6 +103,7 @@ class VersionInputs:
     merged: Sequence[ExpertRecord]
     contributed: Sequence[Contributed]
     statistics: Callable[[], Sequence[Source]]
+    cohorts: Callable[[], Sequence[tuple[Collection[str], Sequence[Source]]]] = tuple
     head_statistics: Callable[[], Sequence[Source]] = tuple
     seed: Seed | None = None
     base: DenseFiles | None = None
@@ -144,8 +149,28 @@ def solve_lineage(
         ContributionError, SolveError: a layer can't be solved.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(StatisticsFile(source)) for source in inputs.statistics()]
+        files = _summands(stack, lineage, inputs)
         return solve_layers(files, lineage.domains, feature_gains(inputs.body), lineage.options, solved)
+
+
+def _summands(stack: ExitStack, lineage: Lineage, inputs: VersionInputs) -> list[Summand]:
+    """The opened contributions of a lineage, masked ones as cohorts."""
+    files = {
+        digest: stack.enter_context(StatisticsFile(source))
+        for digest, source in zip(lineage.contributions, inputs.statistics(), strict=True)
+    }
+    cohorts = list[Summand]()
+    for digests, answers in inputs.cohorts():
+        parts = [files.pop(digest) for digest in sorted(digests)]
+        first, domains = parts[0].manifest, {part.manifest.domain for part in parts}
+        masks = [MaskSums(answer, first.hidden_size, first.layers, [*domains]) for answer in answers]
+        for mask in masks:
+            stack.callback(mask.close)
+        cohorts.append(Cohort(parts, masks))
+    if alone := [item for item in files.values() if item.manifest.is_masked]:
+        todo = "solve at the coordinator, which asks the keepers"
+        raise ContributionError(f"{alone[0].name} is masked, and its cohort is unknown", todo=todo)
+    return [*files.values(), *cohorts]
 
 
 def measure_influence(
@@ -159,8 +184,11 @@ def measure_influence(
     gains = feature_gains(inputs.body)
     start = int(digest_of(lineage.model_dump(mode="json"))[:8], 16)
     with ExitStack() as stack:
-        files = [stack.enter_context(StatisticsFile(source)) for source in inputs.statistics()]
-        return influence.measure(files, lineage.domains, gains, lineage.options, start, measured)
+        files = _summands(stack, lineage, inputs)
+        if any(isinstance(file, Cohort) for file in files):
+            what = "contributions are masked, so only the sum over their owners is known"
+            raise ContributionError(what, todo="compare the scores of evaluations")
+        return influence.measure(members(files), lineage.domains, gains, lineage.options, start, measured)
 
 
 def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_lineage) -> VersionPlan:

@@ -1,0 +1,184 @@
+"""Masks of router contributions: sealed seeds, a keeper's request, and its answer.
+
+A masked contribution's integers are x + the sum of a mask of each keeper, mod 2^64. A mask is the keystream of AES-256
+in counter mode (SP 800-38A) under a secret seed of 32 bytes: per layer, little-endian words for the gram, then for the
+cross. The first counter block is the layer's number in its upper 8 bytes.
+
+The owner seals each keeper's seed with HPKE (RFC 9180; DHKEM X25519, HKDF-SHA256, AES-256-GCM). Its `info` has the
+contribution's digest. A keeper's answer has the sums of masks over all parts, per layer: the gram's, [H(H+1)/2], then
+the cross of each domain in order of name, [H] each, as little-endian words without a header.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Self
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hpke
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+from pydantic import Field, StringConstraints, model_validator
+
+from moerge_proto.digests import Digest, Name, canonical_json, digest_of, sha256_hex
+from moerge_proto.messages import Message
+from moerge_proto.ranges import Source, opened
+from moerge_proto.signatures import PublicKey, Signature, is_signed
+from moerge_proto.statistics_file import Int64, gram_length
+
+LEAST_OWNERS = 3
+"""Fewest owners of a sum: of two, each would know the other's part."""
+MAX_PARTS = 10_000
+SEED_BYTES = 32
+KeeperKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""A keeper's X25519 public key, in lower-case hex."""
+Sealed = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{160}$")]
+"""A sealed seed: 32 bytes of encapsulated key, 32 of seed, 16 of tag."""
+Words = NDArray[np.uint64]
+_SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM)
+_INFO = b"moerge mask 1 "
+
+
+def new_seed() -> bytes:
+    return os.urandom(SEED_BYTES)
+
+
+def keeper_key(key: X25519PrivateKey) -> KeeperKey:
+    return key.public_key().public_bytes_raw().hex()
+
+
+def seal(seed: bytes, keeper: KeeperKey, contribution: Digest) -> Sealed:
+    """A seed, encrypted for a keeper and bound to a contribution."""
+    public = X25519PublicKey.from_public_bytes(bytes.fromhex(keeper))
+    return _SUITE.encrypt(seed, public, info=_INFO + bytes.fromhex(contribution)).hex()
+
+
+def opened_seed(sealed: Sealed, key: X25519PrivateKey, contribution: Digest) -> bytes | None:
+    """The seed; None if it was sealed for another keeper or contribution, or was changed."""
+    try:
+        return _SUITE.decrypt(bytes.fromhex(sealed), key, info=_INFO + bytes.fromhex(contribution))
+    except InvalidTag:
+        return None
+
+
+def mask(seed: bytes, layer: int, length: int) -> Words:
+    """The first words of a layer's mask."""
+    stream = Cipher(algorithms.AES256(seed), modes.CTR(layer.to_bytes(8, "big") + bytes(8))).encryptor()
+    return np.frombuffer(stream.update(bytes(8 * length)), dtype="<u8").astype(np.uint64, copy=False)
+
+
+class Seals(Message):
+    """The sealed seeds of a masked contribution, by keeper, with the owner's signature (`MaskedPart.message`).
+
+    `owners`: fewest owners whose sum may be unmasked.
+    """
+
+    owners: int = Field(ge=LEAST_OWNERS, le=1000)
+    sealed: dict[KeeperKey, Sealed] = Field(min_length=1, max_length=10)
+    signature: Signature
+
+
+class MaskedPart(Message):
+    """One contribution of a cohort, as its owner has signed it. Keepers know nothing else of it."""
+
+    owner: Name
+    domain: Name
+    body: Digest
+    contribution: Digest
+    hidden_size: int = Field(ge=1, le=2**20)
+    layers: int = Field(ge=1, le=2**12)
+    seals: Seals
+
+    @classmethod
+    def signed(cls, key: Ed25519PrivateKey, owners: int, sealed: Mapping[KeeperKey, Sealed], **facts: object) -> Self:
+        blank = Seals(owners=owners, sealed=dict(sealed), signature="0" * 128)
+        part = cls.model_validate({**facts, "seals": blank})
+        seals = blank.model_copy(update={"signature": key.sign(part.message()).hex()})
+        return part.model_copy(update={"seals": seals})
+
+    def message(self) -> bytes:
+        """The signed bytes."""
+        fields = self.model_dump(mode="json", exclude={"seals": {"signature"}})
+        return canonical_json({"purpose": "moerge mask", "version": 1, **fields})
+
+    def is_genuine(self, public_key: PublicKey) -> bool:
+        return is_signed(public_key, self.message(), self.seals.signature)
+
+
+class MasksRequest(Message):
+    """Asks a keeper for the sums of the masks of a whole cohort."""
+
+    parts: list[MaskedPart] = Field(min_length=1, max_length=MAX_PARTS)
+
+    @model_validator(mode="after")
+    def _of_one_shape(self) -> Self:
+        if len({part.contribution for part in self.parts}) < len(self.parts):
+            raise ValueError("parts: expected each contribution once")
+        if len({(part.body, part.hidden_size, part.layers) for part in self.parts}) > 1:
+            raise ValueError("parts: expected contributions under one body")
+        return self
+
+    @property
+    def digest(self) -> Digest:
+        """The name of the cohort: of the set of all that its owners have signed."""
+        return digest_of([*sorted(sha256_hex(part.message()) for part in self.parts)])
+
+    @property
+    def domains(self) -> list[str]:
+        return sorted({part.domain for part in self.parts})
+
+    @property
+    def answer_bytes(self) -> int:
+        return MaskSums.size_of(self.parts[0].hidden_size, self.parts[0].layers, len(self.domains))
+
+
+def summed(request: MasksRequest, seeds: Sequence[bytes]) -> Iterator[bytes]:
+    """The answer, layer by layer; one seed for each part. Memory: three grams."""
+    hidden, domains = request.parts[0].hidden_size, request.domains
+    length = gram_length(hidden)
+    for layer in range(request.parts[0].layers):
+        gram, cross = np.zeros(length, dtype="<u8"), np.zeros((len(domains), hidden), dtype="<u8")
+        for part, seed in zip(request.parts, seeds, strict=True):
+            words = mask(seed, layer, length + hidden)
+            gram += words[:length]
+            cross[domains.index(part.domain)] += words[length:]
+        yield gram.tobytes()
+        yield cross.tobytes()
+
+
+class MaskSums:
+    """A keeper's answer over `domains`, one tensor in memory at a time.
+
+    Raises:
+        ValueError: on opening, if its size is another.
+    """
+
+    def __init__(self, source: Source, hidden_size: int, layers: int, domains: Sequence[str]) -> None:
+        self._file, self._hidden, self._domains = opened(source), hidden_size, sorted(domains)
+        if self._file.size != (size := self.size_of(hidden_size, layers, len(self._domains))):
+            found = self._file.size
+            self._file.close()
+            raise ValueError(f"expected {size} bytes, found {found}")
+
+    @staticmethod
+    def size_of(hidden_size: int, layers: int, domains: int) -> int:
+        return 8 * layers * (gram_length(hidden_size) + domains * hidden_size)
+
+    def gram(self, layer: int) -> Int64:
+        return self._words(layer, 0, gram_length(self._hidden))
+
+    def cross(self, layer: int, domain: str) -> Int64:
+        start = gram_length(self._hidden) + self._domains.index(domain) * self._hidden
+        return self._words(layer, start, self._hidden)
+
+    def _words(self, layer: int, start: int, length: int) -> Int64:
+        words: Int64 = np.empty(length, dtype="<i8")
+        offset = self.size_of(self._hidden, layer, len(self._domains)) + 8 * start
+        if self._file.read(offset, words.data.cast("B")) < words.nbytes:
+            raise ValueError("the file was truncated")
+        return words.astype(np.int64, copy=False)
+
+    def close(self) -> None:
+        self._file.close()
