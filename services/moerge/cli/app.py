@@ -52,6 +52,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
     "Set up": {
         "coordinator": Component("moerge_coordinator.commands", "Run a coordinator.", "coordinator"),
         "worker": Component("moerge_workers.commands", "Run a domain owner's worker.", "worker"),
+        "keeper": Component("moerge.cli.keeper", "Keep owners' masks: a coordinator then sees sums only.", "keeper"),
         "owner": owners.app,
         "token": tokens.app,
     },

@@ -49,6 +49,14 @@ def approve(
 
     Example: moerge owner approve moerge-join-1.eyJjcmVhdGVkIjoi...
     """
+    join = confirmed(request)
+    with Client(coordinator, secret) as client:
+        echo(client.approve(join, replace=replace).token.secret)
+    echo(_HAND_OVER, err=True)
+
+
+def confirmed(request: str) -> JoinRequest:
+    """The join request of a line, or of standard input (-), once a person at a terminal has confirmed its key."""
     try:
         join = JoinRequest.of_line(sys.stdin.read() if request == "-" else request)
     except ValueError as error:
@@ -63,9 +71,7 @@ def approve(
         echo("Has the owner told you this fingerprint over another channel? [y/N] ", err=True, nl=False)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise MoergeError("not approved", where=join.owner, todo="first compare fingerprints with the owner")
-    with Client(coordinator, secret) as client:
-        echo(client.approve(join, replace=replace).token.secret)
-    echo(_HAND_OVER, err=True)
+    return join
 
 
 @app.command("revoke")

@@ -1,0 +1,122 @@
+"""A cohort of masked contributions: its sum is the plain one bit by bit, and nothing else of it can be read."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moerge.errors import ContributionError, SolveError
+from moerge.keeper.journal import Keeper, make_key
+from moerge.routers.solve import solve_layers
+from moerge.statistics.cohort import Cohort
+from moerge.statistics.describe import description
+from moerge.statistics.validate import validate
+from moerge_proto.masks import MasksRequest, MaskSums, summed
+from moerge_proto.options import SolveOptions
+from moerge_proto.statistics_file import StatisticsFile, TextBefore
+from support.masked import MaskedOwner
+from support.statistics import LAYERS, honest_sums, manifest_of, written
+
+HIDDEN = 12
+DOMAINS = ["art", "code", "law"]
+GAINS = torch.ones(LAYERS, HIDDEN)
+BOUNDS = [float(HIDDEN)] * LAYERS
+
+
+@dataclass
+class Both:
+    """The same sums, plain and masked, and a cohort of the masked ones."""
+
+    plain: list[StatisticsFile]
+    masked: list[StatisticsFile]
+    cohort: Cohort
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[Both]:
+    with ExitStack() as stack:
+        yield made(tmp_path, stack)
+
+
+def made(folder: Path, stack: ExitStack, change: Callable[[str], int] = lambda domain: 0) -> Both:
+    """`change`: an integer that an owner adds to an entry of its gram."""
+    keepers = [Keeper(folder / name) for name in ("k1", "k2") if make_key(folder / name)]
+    keys, plain, masked, parts = [keeper.public_key for keeper in keepers], [], [], []
+    for seed, domain in enumerate(DOMAINS):
+        owner, sums = MaskedOwner(domain), honest_sums(HIDDEN, 512, 1, HIDDEN, seed)
+        sums.arrays["layers.1.gram"][3] += change(domain)
+        for keeper in keepers:
+            keeper.approve(owner.request, replace=False)
+        manifest = manifest_of(sums, 1, domain=domain).model_copy(update={"owner": owner.name})
+        plain.append(stack.enter_context(StatisticsFile(written(folder / f"{domain}.plain", manifest, sums))))
+        path, part = owner.contribution(folder / f"{domain}.masked", manifest, sums, keys)
+        masked.append(stack.enter_context(StatisticsFile(path)))
+        parts.append(part)
+    request, answers = MasksRequest(parts=parts), []
+    for number, keeper in enumerate(keepers):
+        path = folder / f"answer-{number}"
+        path.write_bytes(b"".join(summed(request, keeper.seeds(request))))
+        answers.append(MaskSums(path, HIDDEN, LAYERS, request.domains))
+        stack.callback(answers[-1].close)
+    return Both(plain, masked, Cohort(masked, answers))
+
+
+def test_routers_of_masked_sums_are_the_plain_ones(both: Both, tmp_path: Path) -> None:
+    options = SolveOptions(routers="discriminant")
+    plain, report = solve_layers(both.plain, DOMAINS, GAINS, options)
+    masked, same = solve_layers([both.cohort], DOMAINS, GAINS, options)
+    assert report == same
+    for left, right in zip(plain, masked, strict=True):
+        assert torch.equal(left, right)
+    sums = honest_sums(HIDDEN, 512, 1, HIDDEN, 9)
+    with StatisticsFile(written(tmp_path / "sea", manifest_of(sums, 1, domain="sea"), sums)) as sea:
+        expected, _ = solve_layers([*both.plain, sea], [*DOMAINS, "sea"], GAINS, options)
+        mixed, _ = solve_layers([both.cohort, sea], [*DOMAINS, "sea"], GAINS, options)
+    assert all(torch.equal(left, right) for left, right in zip(mixed, expected, strict=True))
+
+
+def test_a_masked_file_shows_nothing_of_its_sums(both: Both) -> None:
+    for plain, masked in zip(both.plain, both.masked, strict=True):
+        for layer in range(LAYERS):
+            mask = masked.gram(layer) - plain.gram(layer)
+            bits = np.unpackbits(masked.gram(layer).view(np.uint8)).mean()
+            assert 0.4 < bits < 0.6
+            assert len(set(mask.tolist())) == len(mask)
+    first = both.masked[0]
+    with pytest.raises(ContributionError):
+        validate(first, first.manifest.exponents, BOUNDS)
+
+
+def test_weights_of_a_cohorts_domains_are_refused(both: Both) -> None:
+    for weights in ({"law": 2.0}, {"art": 0.5}):
+        with pytest.raises(SolveError, match="the cohort of art, code, law are masked"):
+            solve_layers([both.cohort], DOMAINS, GAINS, SolveOptions(domain_weights=weights))
+    doubled = dict.fromkeys(DOMAINS, 2.0)
+    assert solve_layers([both.cohort], DOMAINS, GAINS, SolveOptions(domain_weights=doubled))
+
+
+def test_the_sum_is_validated_like_one_contribution(both: Both, tmp_path: Path) -> None:
+    manifest = both.cohort.manifest
+    assert validate(both.cohort, manifest.exponents, BOUNDS) == []
+    with ExitStack() as stack:
+        (tmp_path / "poisoned").mkdir()
+        poisoned = made(tmp_path / "poisoned", stack, lambda domain: 2**40 if domain == "law" else 0)
+        with pytest.raises(ContributionError, match="not positive semidefinite"):
+            validate(poisoned.cohort, manifest.exponents, BOUNDS)
+
+
+def test_other_text_before_is_refused(both: Both, tmp_path: Path) -> None:
+    other = both.masked[1].manifest.settings.model_copy(update={"before": TextBefore(tokens=8, piece=8)})
+    both.masked[1].manifest = both.masked[1].manifest.model_copy(update={"settings": other})
+    with pytest.raises(ContributionError, match="code has other text before its own than art"):
+        Cohort(both.masked)
+
+
+def test_a_masked_file_is_described_without_figures(both: Both, tmp_path: Path) -> None:
+    shown = description(tmp_path / "law.masked")
+    assert "nothing else" in str(shown["reveals"])
+    assert all(tensor["effective_rank"] is None for tensor in shown["tensors"])  # type: ignore[attr-defined]
