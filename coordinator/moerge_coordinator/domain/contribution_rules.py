@@ -13,7 +13,8 @@ from moerge.errors import ContributionError
 from moerge.models.bounds import attention_sizes, head_bounds, head_exponents, input_bounds, input_exponents
 from moerge.models.families.family import mlp_layers
 from moerge.models.families.registry import FAMILIES
-from moerge.statistics.validate import validate, validate_body, validate_grams
+from moerge.statistics.validate import validate, validate_body, validate_grams, validate_masked
+from moerge_coordinator.domain import cohorts
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, ShardRow
@@ -99,11 +100,14 @@ class RouterRule(Rule[RouterManifest]):
             what = f"expert {expert.digest} has parts for a different body, {expert.parts_body}"
             raise ContributionError(what, where="manifest.expert", todo="register the domain's parts for this body")
         _require_sizes(manifest, {"hidden_size": body.hidden_size, "layers": body.layers})
+        if manifest.is_masked:
+            return validate_masked(file, body.exponents)
         return validate(file, body.exponents, body.bounds, normalised=FAMILIES[body.family].gain is not None)
 
     def replace(self, session: Session, supersedes: Sequence[str], manifest: RouterManifest) -> None:
         for digest in dict.fromkeys(supersedes):
             _supersede(session, digest, manifest)
+        cohorts.require_open(session, manifest)
         _require_one_expert(session, manifest)
         _require_unclaimed(session, manifest)
         _require_room(session, manifest)

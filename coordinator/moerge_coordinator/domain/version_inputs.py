@@ -10,7 +10,7 @@ from moerge.models.sources import hub_id
 from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, VersionInputs
-from moerge_coordinator.domain import bodies
+from moerge_coordinator.domain import bodies, cohorts
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.messages import contains
@@ -41,6 +41,7 @@ def version_inputs(database: Database, blobs: Blobs, folders: Folders, lineage: 
             for row in map(parts.__getitem__, lineage.contributions)
         ],
         statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
+        cohorts=lambda: cohorts.sources(database, blobs, lineage),
         head_statistics=lambda: [blobs.source(digest) for digest in lineage.head.contributions],
         seed=None if body.experts else folders.seed(body),
     )

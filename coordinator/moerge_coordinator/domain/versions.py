@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge.models.families.registry import FAMILIES
 from moerge.routers.ridge import SOLVER
-from moerge_coordinator.domain import bodies, contributors, heads, public_log, rounds
+from moerge_coordinator.domain import bodies, cohorts, contributors, heads, public_log, rounds
 from moerge_coordinator.domain.withdrawal import require_inputs, require_listed, withdrawn_in
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import versions
@@ -64,13 +64,15 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
         what = f"no expert of {new.chat_template}; the version's domains are {', '.join(names)}"
         raise RefusedError(ProblemType.INVALID_REQUEST, what, where="chat_template", todo="name one of them")
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
+    chosen = [part for part in parts if part.expert in experts and part.split in splits]
+    cohorts.require_whole(session, chosen, new.options)
     return Lineage(
         body=body.digest,
         seed=body.seed,
         head=heads.lineage_of(session, new.head, experts, body),
         experts=experts,
         domains=names,
-        contributions=sorted(part.digest for part in parts if part.expert in experts and part.split in splits),
+        contributions=sorted(part.digest for part in chosen),
         options=new.options,
         tied=new.tied,
         withdrawn=withdrawn_in(session, body),

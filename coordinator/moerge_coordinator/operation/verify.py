@@ -23,6 +23,7 @@ from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import (
     ArtifactRow,
     BodyRow,
+    CohortRow,
     ContributionRow,
     ExpertRow,
     HoldingRow,
@@ -82,6 +83,9 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
         users[holding.sha256].append(f"owner {holding.owner}")
     for artifact in session.scalars(select(ArtifactRow)):
         users[artifact.sha256].append("a version's derived file")
+    for cohort in session.scalars(select(CohortRow)):
+        for answer in cohort.answers.values():
+            users[answer].append(f"cohort {cohort.number}")
     kept = needed(session)
     return {digest: tuple(dict.fromkeys(who)) for digest, who in users.items() if digest in kept}
 

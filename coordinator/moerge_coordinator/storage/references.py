@@ -11,7 +11,15 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
 from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.tables import ArtifactRow, BodyRow, ContributionRow, ExpertRow, HoldingRow, VersionRow
+from moerge_coordinator.storage.tables import (
+    ArtifactRow,
+    BodyRow,
+    CohortRow,
+    ContributionRow,
+    ExpertRow,
+    HoldingRow,
+    VersionRow,
+)
 from moerge_proto.experts import ExpertState
 
 
@@ -27,6 +35,7 @@ def needed(session: Session, *, holdings: bool = True) -> set[str]:
         *(session.scalars(select(HoldingRow.sha256)) if holdings else ()),
         *session.scalars(select(ContributionRow.digest).where(ContributionRow.purged.is_(None))),
         *session.scalars(select(ArtifactRow.sha256)),
+        *(answer for row in session.scalars(select(CohortRow)) for answer in row.answers.values()),
     }
 
 

@@ -16,6 +16,7 @@ from moerge_proto.bodies import BodyOptions
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import ExpertState, NewAdapter, Parts
 from moerge_proto.influence import VersionInfluence
+from moerge_proto.masks import Seals
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Role
 from moerge_proto.problems import Problem
@@ -96,6 +97,7 @@ _KINDS: tuple[Any, ...] = (
     BodyOptions,
     VersionInfluence,
     KeyRotation,
+    Seals,
 )
 _COLUMNS: dict[Any, Any] = {
     datetime: _Utc,
@@ -286,10 +288,19 @@ class BodyRow(_Numbered):
     retired: Mapped[datetime | None]
 
 
+class CohortRow(_Numbered):
+    """Masked contributions whose sum is known. `answers`: keeper's key -> digest of its answer."""
+
+    __tablename__ = "cohorts"
+    body: Mapped[str] = mapped_column(ForeignKey("bodies.digest"))
+    answers: Mapped[dict[str, str]]
+    created: Mapped[datetime]
+
+
 class ContributionRow(_Numbered):
     """A contribution of any kind. Each expert has at most one active body contribution and head contribution.
 
-    Only router contributions have `split`, `body` and `shards`.
+    Only router contributions have `split`, `body` and `shards`; masked ones `seals`, and a `cohort` once it has a sum.
     """
 
     __tablename__ = "contributions"
@@ -305,6 +316,8 @@ class ContributionRow(_Numbered):
     documents: Mapped[int] = mapped_column(BigInteger)
     shards: Mapped[int | None]
     effective_rank: Mapped[float | None]
+    seals: Mapped[Seals | None]
+    cohort: Mapped[int | None] = mapped_column(ForeignKey("cohorts.number"))
     size: Mapped[int] = mapped_column(BigInteger)
     active: Mapped[bool]
     warnings: Mapped[list[str]]

@@ -20,7 +20,7 @@ def _columns(kind: Any, *names: str, unique: bool = False) -> list[sa.Column[Any
 
 
 def _reference(name: str, target: str, *, nullable: bool = False, **more: Any) -> sa.Column[Any]:
-    kind = sa.Integer() if target == "versions.number" else NAME if target.endswith(".name") else DIGEST
+    kind = sa.Integer() if target.endswith(".number") else NAME if target.endswith(".name") else DIGEST
     return sa.Column(name, kind, sa.ForeignKey(target), nullable=nullable, **more)
 
 
@@ -213,6 +213,13 @@ def upgrade() -> None:
         *_columns(TIME, "heard"),
     )
     op.create_table(
+        "cohorts",
+        _key(),
+        _reference("body", "bodies.digest"),
+        *_columns(sa.JSON, "answers"),
+        *_columns(TIME, "created"),
+    )
+    op.create_table(
         "contributions",
         _key(),
         *_columns(DIGEST, "digest", unique=True),
@@ -222,9 +229,10 @@ def upgrade() -> None:
         _reference("expert", "experts.digest"),
         *_columns(sa.BigInteger, "tokens", "documents", "size"),
         *_columns(sa.Boolean, "active"),
-        *_columns(sa.JSON, "warnings", "software"),
+        *_columns(sa.JSON, "warnings", "software", "seals?"),
         *_columns(TIME, "created", "withdrawn?", "purged?"),
         _reference("body", "bodies.digest", nullable=True),
+        _reference("cohort", "cohorts.number", nullable=True),
         *_columns(sa.Integer, "shards?"),
         *_columns(sa.Double, "effective_rank?"),
         *_columns(sa.String(128), "signature?"),

@@ -1,0 +1,197 @@
+"""Cohorts: masked contributions whose keepers have answered with the sums of their masks, once and whole."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import BinaryIO
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.store import Blobs
+from moerge.errors import ContributionError
+from moerge.models.families.registry import FAMILIES
+from moerge.statistics.cohort import Cohort
+from moerge.statistics.validate import validate
+from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.database import Database
+from moerge_coordinator.storage.tables import BodyRow, CohortRow, ContributionRow, KeyRow, tell
+from moerge_proto.contributions import NewContribution
+from moerge_proto.masks import MaskedPart, MasksRequest, MaskSums, Seals
+from moerge_proto.options import SolveOptions
+from moerge_proto.problems import ProblemType
+from moerge_proto.ranges import Source
+from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile
+from moerge_proto.versions import Lineage
+
+Fetch = Callable[[str, MasksRequest, BinaryIO], str]
+"""(address of a keeper, request, file) -> SHA-256 of its answer, which is in the file."""
+ANEW = "a sum can't leave out one of them: contribute under another body (moerge coordinator seed, or body merge)"
+
+
+def require_sealed(session: Session, manifest: Manifest, new: NewContribution, signer: str | None) -> Seals | None:
+    """The seals of a masked contribution, which must be for its keepers and signed by the owner's key; else None."""
+    keepers = manifest.keepers if isinstance(manifest, RouterManifest) else []
+    seals = new.masks
+    if not isinstance(manifest, RouterManifest) or seals is None:
+        if keepers or seals is not None:
+            what = "expected seals of a masked contribution, and of no other"
+            raise RefusedError(ProblemType.INVALID_REQUEST, what, where="masks", todo="run the worker again")
+        return None
+    key = session.scalar(select(KeyRow.public_key).where(KeyRow.fingerprint == signer))
+    facts = {name: getattr(manifest, name) for name in ("owner", "domain", "body", "hidden_size", "layers")}
+    part = MaskedPart(**facts, contribution=new.sha256, seals=seals)
+    if sorted(seals.sealed) != keepers or key is None or not part.is_genuine(key):
+        what = "expected a seed for each of the contribution's keepers, signed by the owner's active key"
+        raise RefusedError(
+            ProblemType.FORBIDDEN, what, where="masks", todo="make a key (moerge worker init), and run again"
+        )
+    return seals
+
+
+def require_open(session: Session, manifest: RouterManifest) -> None:
+    """Requires that no cohort has a contribution of the domain under the body: a further one would change its sum."""
+    row = ContributionRow
+    query = select(row).where(row.body == manifest.body, row.domain == manifest.domain, row.cohort.is_not(None))
+    if (found := session.scalar(query.limit(1))) is not None:
+        what = f"contribution {found.digest} of {found.domain!r} is in the sum of cohort {found.cohort} under this body"
+        raise RefusedError(ProblemType.CONFLICT, what, where="manifest.body", todo="wait for another body")
+
+
+def require_whole(session: Session, chosen: Sequence[ContributionRow], options: SolveOptions) -> None:
+    """Requires that the masked ones among a version's contributions are whole cohorts, and a new one of enough owners.
+
+    Their sum allows neither weights of its domains, nor a lambda from tuning splits.
+    """
+    masked = [row for row in chosen if row.seals is not None]
+    if not masked:
+        return
+    domains = sorted({row.domain for row in masked})
+    if options.lambda_scale == "auto":
+        what = f"contributions of {', '.join(domains)} are masked, so there are no sums of tuning splits"
+        raise RefusedError(
+            ProblemType.CONFLICT, what, where="options.lambda_scale", todo="give `lambda_scale` relative"
+        )
+    weights = options.domain_weights
+    if weights == "balanced" or len({weights.get(domain, 1.0) for domain in domains}) > 1:
+        what = f"contributions of {', '.join(domains)} are masked, so their domains can't have weights of their own"
+        raise RefusedError(
+            ProblemType.CONFLICT, what, where="options.domain_weights", todo="give `domain_weights` none"
+        )
+    digests = {row.digest for row in chosen}
+    for number in sorted({row.cohort for row in masked if row.cohort is not None}):
+        for row in session.scalars(select(ContributionRow).where(ContributionRow.cohort == number)):
+            if row.digest not in digests:
+                what = (
+                    f"cohort {number} lacks contribution {row.digest} of {row.domain}, which is withdrawn or left out"
+                )
+                raise RefusedError(
+                    ProblemType.CONFLICT, what, where="experts", todo=f"leave out all its domains, or, as {ANEW}"
+                )
+    if new := [row for row in masked if row.cohort is None]:
+        _require_enough(new)
+
+
+def _require_enough(rows: Sequence[ContributionRow]) -> None:
+    seals = {row.domain: row.seals for row in rows if row.seals is not None}
+    owners = sorted({row.owner for row in rows})
+    least, domain = max((item.owners, domain) for domain, item in seals.items())
+    if len(owners) < least:
+        what = f"masked contributions of {len(owners)} owners, {', '.join(owners)}; {domain} asks for at least {least}"
+        todo = "wait for more owners, or leave these experts out"
+        raise RefusedError(ProblemType.NOT_READY, what, where="experts", todo=todo)
+    if len({tuple(sorted(item.sealed)) for item in seals.values()}) > 1:
+        what = f"masked contributions of {', '.join(seals)} name different keepers"
+        raise RefusedError(
+            ProblemType.CONFLICT, what, where="experts", todo="ask their owners to name the same keepers"
+        )
+
+
+def unmask(ports: Ports, lineage: Lineage, fetch: Fetch) -> None:
+    """Makes the masked contributions without a cohort into one: asks its keepers, and checks the sum. Idempotent.
+
+    Raises:
+        ContributionError: the sum isn't one of honest contributions; nobody can tell whose is wrong.
+        MoergeError: a keeper refuses or doesn't answer, or the settings have no address of it.
+    """
+    with ports.database.reading() as session:
+        rows = [row for row in _masked(session, lineage) if row.cohort is None]
+        if not rows:
+            return
+        _require_enough(rows)
+        body = session.scalars(select(BodyRow).where(BodyRow.digest == lineage.body)).one()
+    request, blobs = MasksRequest(parts=[_part(row, body) for row in rows]), ports.blobs
+    urls = {key: _address(ports.settings.keepers, key) for part in request.parts for key in part.seals.sealed}
+    with _opened(blobs, rows) as files:
+        Cohort(files)  # before a keeper is asked
+        answers = {key: blobs.put("masks", partial(fetch, url, request)).sha256 for key, url in sorted(urls.items())}
+        with ExitStack() as stack:
+            masks = []
+            for answer in answers.values():
+                masks.append(MaskSums(blobs.source(answer), body.hidden_size, body.layers, request.domains))
+                stack.callback(masks[-1].close)
+            _require_plausible(Cohort(files, masks), body)
+    with ports.database.transaction("add cohort") as session:
+        named = ContributionRow.digest.in_([row.digest for row in rows])
+        members = list(session.scalars(select(ContributionRow).where(named)))
+        if all(row.cohort is not None for row in members):
+            return  # a concurrent copy of the step
+        cohort = CohortRow(body=body.digest, answers=answers)
+        session.add(cohort)
+        session.flush()
+        for row in members:
+            row.cohort = cohort.number
+        tell(session, f"cohort {cohort.number} is unmasked, as a sum: {', '.join(request.domains)}")
+
+
+def _require_plausible(cohort: Cohort, body: BodyRow) -> None:
+    try:
+        validate(cohort, body.exponents, body.bounds, normalised=FAMILIES[body.family].gain is not None)
+    except ContributionError as error:
+        what = f"the sum of {cohort.name}: {error.what}"
+        todo = f"nobody can tell whose contribution is wrong, and {ANEW}"
+        raise ContributionError(what, where=error.where, todo=todo) from error
+
+
+def _masked(session: Session, lineage: Lineage) -> list[ContributionRow]:
+    row = ContributionRow
+    query = select(row).where(row.digest.in_(lineage.contributions), row.seals.is_not(None))
+    return list(session.scalars(query.order_by(row.digest)))
+
+
+def _part(row: ContributionRow, body: BodyRow) -> MaskedPart:
+    facts = {"owner": row.owner, "domain": row.domain, "body": body.digest, "contribution": row.digest}
+    sizes = {"hidden_size": body.hidden_size, "layers": body.layers}
+    return MaskedPart.model_validate({**facts, **sizes, "seals": row.seals})
+
+
+def _address(keepers: Mapping[str, str], key: str) -> str:
+    if key not in keepers:
+        what = f"no address of the keeper with the key {key}"
+        todo = "add it to the table [keepers] of coordinator.toml, and start the coordinator again"
+        raise RefusedError(ProblemType.NOT_READY, what, where="keepers", todo=todo)
+    return keepers[key]
+
+
+@contextmanager
+def _opened(blobs: Blobs, rows: Sequence[ContributionRow]) -> Iterator[list[StatisticsFile]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(StatisticsFile(blobs.source(row.digest))) for row in rows]
+
+
+def cohorts_of(database: Database, lineage: Lineage) -> dict[int, tuple[list[str], list[str]]]:
+    """Cohort of a version -> the digests of its contributions, and those of its keepers' answers."""
+    with database.reading() as session:
+        rows = [row for row in _masked(session, lineage) if row.cohort is not None]
+        answers = {row.number: [*row.answers.values()] for row in session.scalars(select(CohortRow))}
+    result: dict[int, tuple[list[str], list[str]]] = {}
+    for row in rows:
+        result.setdefault(row.cohort or 0, ([], answers[row.cohort or 0]))[0].append(row.digest)
+    return result
+
+
+def sources(database: Database, blobs: Blobs, lineage: Lineage) -> list[tuple[list[str], list[Source]]]:
+    """The digests of each cohort's contributions, and its keepers' answers."""
+    found = cohorts_of(database, lineage).values()
+    return [(members, [blobs.source(answer) for answer in answers]) for members, answers in found]
