@@ -12,6 +12,7 @@ from moerge.settings import Keys, built, put, read_toml
 from moerge_proto.digests import Name
 from moerge_proto.options import FEDERATED, RARE_BELOW
 from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.masks import Masks
 from moerge_workers.policy import Policy
 from moerge_workers.privacy import PrivacyBudget
 
@@ -25,6 +26,7 @@ class Settings(BaseModel):
         token: the owner's bearer token; never printed, and not read from worker.toml.
         token_file: a file with the token.
         privacy: the budget of router contributions with noise; None: they have none.
+        masks: the keepers of router contributions' masks; None: they have no masks.
         home: folder of the worker's key, journals, history and downloads.
         host_memory: bytes of hidden states in all slots, such as "16GB"; None: half of the free memory.
         journal_seconds: shortest time between two savings of a window's hidden states.
@@ -37,6 +39,7 @@ class Settings(BaseModel):
 
     policy: Policy = Policy()
     privacy: PrivacyBudget | None = None
+    masks: Masks | None = None
     coordinator: str
     token: str = Field(repr=False)
     token_file: Path | None = None
@@ -104,6 +107,9 @@ class Settings(BaseModel):
         for name in ("expert_weights", "router_contributions"):
             if self.fit and not getattr(self.policy, name):
                 raise ValueError(f"fit needs {name} = true in the policy")
+        if self.masks is not None and (self.privacy is not None or self.tuning_share):
+            other = "privacy" if self.privacy is not None else "tuning_share"
+            raise ValueError(f"masks and {other} exclude each other: noise is not divided, tuning splits not summed")
         if self.policy.evaluation_sums and not self.held_out_share:
             raise ValueError("policy.evaluation_sums needs held-out documents: set held_out_share, such as 0.1")
         if self.policy.evaluation_sums and self.statistics.context < 2:

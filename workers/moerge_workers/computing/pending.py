@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moerge.documents.shards import Shard
 from moerge.files import file_sha256, unfinished
+from moerge.statistics.cohort import write_masked
 from moerge.statistics.contribution import holds
 from moerge.statistics.journal import Journal, clear
 from moerge.statistics.passes import Pass, RouterPass
@@ -19,6 +20,7 @@ from moerge_workers.computing.memory import free_memory, room_of
 from moerge_workers.computing.plan import Plan, Planner, total
 from moerge_workers.data.documents import Data
 from moerge_workers.leaving.ledger import Ledger, Sent
+from moerge_workers.leaving.seeds import new_seeds
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
@@ -82,7 +84,9 @@ class PendingStatistics:
         return Whole(sent, lambda: self.ledger.send(sent, self._planner.how, replace=plan.replaces, cost=cost))
 
     def _made(self, plan: Plan, path: Path) -> Manifest | None:
-        """As `_summed`; with a budget the file has noise, and exact sums are removed."""
+        """As `_summed`; with a budget the file has noise, with keepers masks, and exact sums are removed."""
+        if self.blank.is_masked:
+            return self._masked(plan, path)
         if not isinstance(self.work, RouterPass) or (whitenings := self.work.whitenings) is None:
             return self._summed(plan, path)
         exact = path.with_suffix(".exact")
@@ -93,6 +97,16 @@ class PendingStatistics:
             release(exact, path, self.work.body, whitenings)
         for left in (exact, whitenings.path):
             left.unlink(missing_ok=True)
+        with StatisticsFile(path) as file:
+            return file.manifest
+
+    def _masked(self, plan: Plan, path: Path) -> Manifest | None:
+        exact = path.with_suffix(".exact")
+        if not holds(path, self.blank, plan.sizes):
+            if self._summed(plan, exact) is None:
+                return None
+            write_masked(exact, path, new_seeds(path, self.blank))
+        exact.unlink(missing_ok=True)
         with StatisticsFile(path) as file:
             return file.manifest
 

@@ -21,6 +21,7 @@ from moerge.statistics.windows import ComputeWindows
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.demands import Demands
 from moerge_proto.digests import digest_of
+from moerge_proto.masks import LEAST_OWNERS
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Kind, Manifest, StatisticsSettings
 from moerge_workers.computing.pending import PendingStatistics
@@ -30,6 +31,7 @@ from moerge_workers.leaving.history import Item
 from moerge_workers.leaving.ledger import Ledger, left_exact, spending, spent_file
 from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.leaving.owner_key import signature
+from moerge_workers.leaving.seeds import seals
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
@@ -164,7 +166,13 @@ class Context:
         """Upload and sign an allowed contribution's file; it replaces the ones that it `supersedes`."""
         with self.outbox.sending(item, supersedes):
             title = f"uploading the {item.kind} contribution"
-            self.client.upload(Path(item.place), self.events, title=title, compress=True)
-            signed = signature(self.settings.home, self.expert.owner, item.digest)
-            new = NewContribution(sha256=item.digest, supersedes=list(supersedes), signature=signed, software=SOFTWARE)
+            home, path, owners = self.settings.home, Path(item.place), LEAST_OWNERS
+            if self.settings.masks is not None:
+                owners = self.settings.masks.owners
+            masks = seals(home, path, item.digest, owners)
+            self.client.upload(path, self.events, title=title, compress=masks is None)
+            signed = signature(home, self.expert.owner, item.digest)
+            new = NewContribution(
+                sha256=item.digest, supersedes=list(supersedes), signature=signed, masks=masks, software=SOFTWARE
+            )
             return self.client.contribute(new)

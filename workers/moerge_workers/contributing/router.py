@@ -36,6 +36,8 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
     work = RouterPass(expert, weights, exponents, statistics.precision, settings.device, statistics.before)
     for split in ("statistics", "tuning"):
         blank = router_manifest(expert.owner, expert.digest, expert.domain, body, statistics, split)
+        if settings.masks is not None and split == "statistics":
+            blank = blank.model_copy(update={"keepers": settings.masks.keepers})
         path = context.ledger(blank)
         if statistics.privacy is not None:
             file = path.with_suffix(".whitening")
@@ -51,8 +53,11 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
 
 def _contribute(context: Context, blank: RouterManifest, work: RouterPass, ledger: Ledger) -> list[Contribution]:
     """Compute and send one split: first unsent files of earlier runs, then new documents."""
-    if _deliver(context, blank, ledger) is None:
+    if (sent := _deliver(context, blank, ledger)) is None:
         return []
+    if (summed := next((row for row in sent if row.cohort is not None), None)) is not None:
+        context.events.say(f"{summed.digest[:12]} is in the sum of a cohort; changed documents wait for another body")
+        return sent
     if (whole := context.pending(blank, work, ledger).complete()) is not None:
         item = context.outbox.contribution(ledger.path(whole.file.name), whole.file.digest)
         if context.outbox.may_leave(item, context.replaced(blank.body)):
