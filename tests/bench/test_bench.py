@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from bench import inputs, passes, sizes, statistics_pass, streamed, worker
 from bench.inputs import Shape, llama_config
 from bench.made import made_pass, write_expert
+from bench.masks import Round
 from moerge.documents import shards as plans
 from moerge.statistics.journal import Journal
 from moerge_workers.computing import pending
@@ -28,6 +30,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(plans, "TOKENS_PER_HIDDEN", plans.TOKENS_PER_HIDDEN)
     monkeypatch.setitem(vars(pending), "Journal", Journal)
     return tmp_path
+
+
+def test_masked_contributions_have_the_plain_total(tmp_path: Path) -> None:
+    made = Round(tmp_path / "masks", hidden=8, layers=2)
+    assert np.array_equal(made.run(made.keeper.public_key), made.run())
 
 
 @pytest.mark.parametrize("way", passes.WAYS)

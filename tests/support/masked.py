@@ -12,7 +12,7 @@ from moerge.statistics.cohort import write_masked
 from moerge_proto.digests import sha256_hex
 from moerge_proto.masks import MaskedPart, new_seed, seal
 from moerge_proto.signatures import JoinRequest
-from moerge_proto.statistics_file import RouterManifest
+from moerge_proto.statistics_file import RouterManifest, StatisticsFile
 from support.rows import START
 from support.statistics import written
 
@@ -48,9 +48,16 @@ class MaskedOwner:
     ) -> tuple[Path, MaskedPart]:
         """A masked statistics file, and its signed part."""
         manifest = manifest.model_copy(update={"owner": self.name, "domain": self.domain, "keepers": sorted(keepers)})
+        return path, self.masked(written(path.with_suffix(".exact"), manifest, sums), path)
+
+    def masked(self, exact: Path, path: Path) -> MaskedPart:
+        """Writes the masked file of exact sums; its signed part."""
+        with StatisticsFile(exact) as file:
+            manifest = file.manifest
+        assert isinstance(manifest, RouterManifest)
         seeds = {keeper: new_seed() for keeper in manifest.keepers}
-        write_masked(written(path.with_suffix(".exact"), manifest, sums), path, list(seeds.values()))
+        write_masked(exact, path, list(seeds.values()))
         digest = file_sha256(path)
         sealed = {keeper: seal(seed, keeper, digest) for keeper, seed in seeds.items()}
         facts = manifest.model_dump(include={"owner", "domain", "body", "hidden_size", "layers"})
-        return path, MaskedPart.signed(self.key, 3, sealed, contribution=digest, **facts)
+        return MaskedPart.signed(self.key, 3, sealed, contribution=digest, **facts)

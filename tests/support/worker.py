@@ -43,6 +43,7 @@ class Worker:
     process: Connection
     folder: Path
     seed: Path | None = None
+    pid: int = 0
 
     def write(self, name: str, first: int, documents: int) -> None:
         path = self.folder / "data" / name
@@ -102,5 +103,5 @@ def worker_of(server: Coordinator, member: Member, folder: Path, seed: Path | No
     process.start()
     its.close()
     with ours:
-        yield Worker(server, member, ours, folder, seed)
+        yield Worker(server, member, ours, folder, seed, process.pid or 0)
     process.join()

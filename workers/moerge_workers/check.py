@@ -287,6 +287,9 @@ class _Fleet:
     def key(self) -> str:
         if require_approved(self.client, self.settings.home):
             return "approved by the operator; contributions are signed"
+        if self.settings.masks is not None:
+            todo = "run: moerge worker init, and send its request to the operators of coordinator and keepers"
+            raise MoergeError("masks need your key; there is none", where=str(self.settings.home), todo=todo)
         return "no key here or at the coordinator; contributions are unsigned"
 
     def evaluation(self) -> str:

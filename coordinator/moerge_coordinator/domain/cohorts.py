@@ -30,33 +30,37 @@ Fetch = Callable[[str, MasksRequest, BinaryIO], str]
 ANEW = "a sum can't leave out one of them: contribute under another body (moerge coordinator seed, or body merge)"
 
 
-def require_sealed(session: Session, manifest: Manifest, new: NewContribution, signer: str | None) -> Seals | None:
-    """The seals of a masked contribution, which must be for its keepers and signed by the owner's key; else None."""
-    keepers = manifest.keepers if isinstance(manifest, RouterManifest) else []
-    seals = new.masks
-    if not isinstance(manifest, RouterManifest) or seals is None:
-        if keepers or seals is not None:
-            what = "expected seals of a masked contribution, and of no other"
-            raise RefusedError(ProblemType.INVALID_REQUEST, what, where="masks", todo="run the worker again")
+def sealed(session: Session, manifest: Manifest, new: NewContribution, signer: str | None) -> Seals | None:
+    """The seals of a masked contribution; None: it is not masked.
+
+    They must be for its keepers, and signed by the owner's key. No cohort may have another contribution of the domain
+    under the body, because its sum would change.
+    """
+    if not isinstance(manifest, RouterManifest):
+        _require_fitting(new, [])
+        return None
+    row = ContributionRow
+    query = select(row).where(row.body == manifest.body, row.domain == manifest.domain, row.cohort.is_not(None))
+    if (found := session.scalar(query.where(row.digest != new.sha256).limit(1))) is not None:
+        what = f"contribution {found.digest} of {found.domain!r} is in the sum of cohort {found.cohort} under this body"
+        raise RefusedError(ProblemType.CONFLICT, what, where="manifest.body", todo="wait for another body")
+    _require_fitting(new, manifest.keepers)
+    if new.masks is None:
         return None
     key = session.scalar(select(KeyRow.public_key).where(KeyRow.fingerprint == signer))
     facts = {name: getattr(manifest, name) for name in ("owner", "domain", "body", "hidden_size", "layers")}
-    part = MaskedPart(**facts, contribution=new.sha256, seals=seals)
-    if sorted(seals.sealed) != keepers or key is None or not part.is_genuine(key):
-        what = "expected a seed for each of the contribution's keepers, signed by the owner's active key"
-        raise RefusedError(
-            ProblemType.FORBIDDEN, what, where="masks", todo="make a key (moerge worker init), and run again"
-        )
-    return seals
+    part = MaskedPart(**facts, contribution=new.sha256, seals=new.masks)
+    if key is None or not part.is_genuine(key):
+        what, todo = "not signed by the owner's active key", "make a key (moerge worker init), and run the worker again"
+        raise RefusedError(ProblemType.FORBIDDEN, what, where="masks.signature", todo=todo)
+    return new.masks
 
 
-def require_open(session: Session, manifest: RouterManifest) -> None:
-    """Requires that no cohort has a contribution of the domain under the body: a further one would change its sum."""
-    row = ContributionRow
-    query = select(row).where(row.body == manifest.body, row.domain == manifest.domain, row.cohort.is_not(None))
-    if (found := session.scalar(query.limit(1))) is not None:
-        what = f"contribution {found.digest} of {found.domain!r} is in the sum of cohort {found.cohort} under this body"
-        raise RefusedError(ProblemType.CONFLICT, what, where="manifest.body", todo="wait for another body")
+def _require_fitting(new: NewContribution, keepers: list[str]) -> None:
+    found = [] if new.masks is None else sorted(new.masks.sealed)
+    if found != keepers:
+        what = f"expected seeds for {len(keepers)} keepers of the contribution, found others for {len(found)}"
+        raise RefusedError(ProblemType.INVALID_REQUEST, what, where="masks", todo="run the worker again")
 
 
 def require_whole(session: Session, chosen: Sequence[ContributionRow], options: SolveOptions) -> None:

@@ -14,7 +14,6 @@ from moerge.models.bounds import attention_sizes, head_bounds, head_exponents, i
 from moerge.models.families.family import mlp_layers
 from moerge.models.families.registry import FAMILIES
 from moerge.statistics.validate import validate, validate_body, validate_grams, validate_masked
-from moerge_coordinator.domain import cohorts
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, ShardRow
@@ -107,7 +106,6 @@ class RouterRule(Rule[RouterManifest]):
     def replace(self, session: Session, supersedes: Sequence[str], manifest: RouterManifest) -> None:
         for digest in dict.fromkeys(supersedes):
             _supersede(session, digest, manifest)
-        cohorts.require_open(session, manifest)
         _require_one_expert(session, manifest)
         _require_unclaimed(session, manifest)
         _require_room(session, manifest)

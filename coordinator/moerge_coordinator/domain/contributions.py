@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from moerge.errors import ContributionError
 from moerge.statistics.describe import median_rank
-from moerge_coordinator.domain.cohorts import require_sealed
+from moerge_coordinator.domain.cohorts import sealed
 from moerge_coordinator.domain.contribution_rules import RULES
 from moerge_coordinator.domain.owner_keys import require_signed
 from moerge_coordinator.domain.owners import require_own_domain
@@ -127,7 +127,7 @@ def add(session: Session, ports: Ports, new: NewContribution, checked: Checked) 
     if (size := ports.blobs.size(new.sha256)) is None:
         raise _gone(new.sha256)
     signer = require_signed(session, manifest.owner, new)
-    seals = require_sealed(session, manifest, new, signer)
+    seals = sealed(session, manifest, new, signer)
     rule.replace(session, new.supersedes, manifest)
     row = row or ContributionRow(digest=new.sha256)
     session.add(row)
@@ -137,7 +137,7 @@ def add(session: Session, ports: Ports, new: NewContribution, checked: Checked) 
     row.size, row.warnings, row.software = size, checked.warnings, new.software
     row.effective_rank = checked.effective_rank
     row.active, row.withdrawn, row.purged = True, None, None
-    row.signature, row.fingerprint, row.seals = new.signature, signer, seals
+    row.signature, row.fingerprint, row.seals = new.signature, signer, row.seals or seals
     session.flush()
     rule.claim(session, row, manifest)
     arrival = f"{row.kind} contribution {row.digest[:12]} of {row.domain} has arrived from {row.owner}"

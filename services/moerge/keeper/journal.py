@@ -133,7 +133,9 @@ class Keeper:
                 return
             if known and not replace:
                 what = f"{join.owner} has another key: {in_groups(fingerprint(known[-1]))}"
-                raise MoergeError(what, where="REQUEST", todo="compare fingerprints with the owner; then add --replace")
+                raise MoergeError(
+                    what, where="REQUEST", todo="compare fingerprints with the owner; then give `replace`"
+                )
             row = (_now(), join.owner, join.public_key)
             database.execute("INSERT INTO owners (at, name, public_key) VALUES (?, ?, ?)", row)
 

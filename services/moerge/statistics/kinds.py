@@ -63,7 +63,8 @@ ROUTER = ContributionKind(
     about="Sums under a body. The routers of versions are solved from them. An owner's privacy budget covers them "
     "alone, not fitted MLPs, heads and evaluations.",
     origin="Workers contribute once there is a body.",
-    withdrawal="Later versions don't contain it. Versions that were solved with it stay as they are.",
+    withdrawal="Later versions don't contain it; nor, if it is in the sum of a cohort, the others of that cohort. "
+    "Versions that were solved with it stay as they are.",
     under_body=True,
     sums=_router_sums,
     reveals=lambda manifest, file: iter(()),

@@ -1,0 +1,209 @@
+"""Masked sums: a coordinator, two keepers and five owners' workers as processes, each of which is killed."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moerge.blobs.local import LocalBlobs
+from moerge.cli.common import wait
+from moerge.errors import CoordinatorError
+from moerge.versions.plan import plan_version
+from moerge_coordinator.domain.version_inputs import version_inputs
+from moerge_coordinator.storage.database import open_database
+from moerge_coordinator.storage.folders import Folders
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.version_files import ROUTER_FILE
+from moerge_proto.versions import NewVersion, Version
+from moerge_workers.leaving.owner_key import join_request
+from support.federation import Federation, federation_of
+from support.keepers import KeeperProcess, keeper_of
+from support.models import expert
+from support.processes import Coordinator, moerge
+from support.worker import Worker, worker_of
+
+pytestmark = pytest.mark.slow
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+KILLED = {"art": "*.exact", "code": "*.seeds", "law": "*-1.safetensors", "music": None, "trade": None}
+"""Domain -> the file at whose appearance its worker is killed."""
+PIECE = 64
+PLAIN: dict[str, Any] = {"options": {"domain_weights": {}}}
+
+
+@dataclass
+class Masked:
+    """The federation with its keepers, and the owners' workers by domain."""
+
+    made: Federation
+    keepers: list[KeeperProcess]
+    workers: dict[str, Worker]
+    stack: ExitStack
+
+    def settings(self, domain: str, **change: Any) -> dict[str, Any]:
+        masks = {"keepers": [keeper.key for keeper in self.keepers], "owners": 4}
+        how = {"policy": {"head_contributions": False}, "fit": False, "domain": domain, "masks": masks}
+        return {**how, **change}
+
+    def contribute(self, domain: str) -> None:
+        """Runs a worker, after a kill where the table has one."""
+        worker = self.workers[domain]
+        if (pattern := KILLED[domain]) is not None:
+            worker.process.send(worker.given(**self.settings(domain)))
+            deadline = time.monotonic() + 120
+            while not (list((worker.home / "contributions").glob(pattern)) or worker.process.poll()):
+                assert time.monotonic() < deadline, f"no {pattern}"
+            os.kill(worker.pid, signal.SIGKILL)
+            with pytest.raises(EOFError):
+                worker.process.recv()  # once it has ended
+            worker = self.workers[domain] = self.stack.enter_context(
+                worker_of(self.made.server, worker.member, worker.folder, self.made.seed)
+            )
+        assert worker.run(**self.settings(domain)) == "ran"
+
+    def plain(self, domain: str) -> Path:
+        """The file that the worker would send without masks."""
+        worker, home = self.workers[domain], self.workers[domain].folder / "plain"
+        assert worker.run(**self.settings(domain, masks=None, home=str(home), dry_run=True)) == "ran"
+        [path] = (home / "contributions").glob("*.safetensors")
+        return path
+
+
+@pytest.fixture
+def masked(tmp_path: Path) -> Iterator[Masked]:
+    with ExitStack() as stack:
+        keepers = [stack.enter_context(keeper_of(tmp_path / name)) for name in ("auditor", "university")]
+        settings = "[keepers]\n" + "".join(f'"{keeper.key}" = "{keeper.url}"\n' for keeper in keepers)
+        made = stack.enter_context(federation_of(tmp_path, settings=settings, seeded=True, **SMALL))
+        result = Masked(made, keepers, {}, stack)
+        for number, domain in enumerate(KILLED):
+            (folder := tmp_path / f"{domain}-owner").mkdir()
+            member = made.join(domain, expert(tmp_path / domain, number + 2, **SMALL))
+            worker = stack.enter_context(worker_of(made.server, member, folder, made.seed))
+            worker.write("a.jsonl", 200 * number, 150 + 10 * number)
+            request = join_request(worker.home / f"{member.name}.pem", member.name, [domain])
+            made.operator.approve(request, replace=True)
+            for keeper in keepers:
+                keeper.approve(request)
+            result.workers[domain] = worker
+        yield result
+
+
+def refusal(made: Federation, **new: Any) -> str:
+    with pytest.raises(CoordinatorError) as refused:
+        made.solve(**new)
+    return str(refused.value)
+
+
+def test_masked_sums(masked: Masked) -> None:
+    made, server, (auditor, university) = masked.made, masked.made.server, masked.keepers
+    *first, last = KILLED
+    for domain in first[:3]:
+        masked.contribute(domain)
+    assert "masked contributions of 3 owners" in refusal(made, partial=True, **PLAIN)
+    for domain in (*first[3:], last):
+        masked.contribute(domain)
+    assert "can't have weights of their own" in refusal(made)
+    assert "no sums of tuning splits" in refusal(made, options={"domain_weights": {}, "lambda_scale": "auto"})
+
+    university.end()
+    assert f"keeper {university.url}: doesn't answer" in refusal(made, **PLAIN)
+    university.start()
+    version = solved_through_a_kill(server, masked)
+    assert {item.cohort for keeper in masked.keepers for item in keeper.answers()} == {auditor.answers()[0].cohort}
+    shown = moerge("keeper", "show", auditor.home)
+    assert "law-owner/law" in shown
+    assert "answered" in shown
+    assert {row.cohort for row in made.operator.contributions()} == {1}
+
+    plain = {domain: masked.plain(domain) for domain in KILLED}
+    assert router_file_of(server, version, plain) == digest_of_routers(version)
+    require_unseen(server, plain)
+    assert "0 damaged" in moerge("coordinator", "verify", server.home, "--solve")
+
+    worker = masked.workers["law"]
+    [sent] = worker.active()
+    worker.write("b.jsonl", 5000, 150)
+    assert worker.run(**masked.settings("law")) == "ran"
+    assert worker.active() == [sent]
+    assert "changed documents wait for another body" in worker.log()
+    worker.member.client.withdraw_contribution(sent.digest)
+    assert f"cohort 1 lacks contribution {sent.digest} of law" in refusal(made, partial=True, **PLAIN)
+
+
+def solved_through_a_kill(server: Coordinator, masked: Masked) -> Version:
+    """The version of a solve during which the coordinator is killed, while it waits for the keepers."""
+    pids = [keeper.pid for keeper in masked.keepers]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    with server.client() as operator:
+        workflow = operator.solve_version(NewVersion(**PLAIN))
+        deadline = time.monotonic() + 60
+        while not any(waits(pid) for pid in pids):
+            assert time.monotonic() < deadline, "no keeper is asked"
+            time.sleep(0.02)
+    server.kill()
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    server.start()
+    with server.client() as operator:
+        return operator.version(int(wait(operator, workflow)))
+
+
+def waits(pid: int) -> bool:
+    """Whether a stopped keeper has an unaccepted connection: bytes wait at its listening port's address."""
+    rows = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    listening = {row.split()[1] for row in rows if f"socket:[{row.split()[9]}]" in sockets and row.split()[3] == "0A"}
+    return any(row.split()[1] in listening and int(row.split()[4].split(":")[1], 16) for row in rows)
+
+
+def digest_of_routers(version: Version) -> str:
+    [file] = [file for file in version.files if file.name == ROUTER_FILE]
+    return file.sha256
+
+
+def router_file_of(server: Coordinator, version: Version, plain: dict[str, Path]) -> str:
+    """The digest of the routers' file that a version has if these files are its contributions."""
+    with closing(open_database(server.home / "coordinator.sqlite")) as database:
+        blobs = LocalBlobs(server.home / "blobs")
+        inputs = version_inputs(database, blobs, Folders(database, blobs, server.home), version.lineage)
+    files = [plain[part.domain] for part in inputs.contributed]
+    plan = plan_version(version.lineage, replace(inputs, statistics=lambda: files, cohorts=tuple))
+    [routers] = [file for file in plan.solved if file.name == ROUTER_FILE]
+    return routers.digest()
+
+
+def require_unseen(server: Coordinator, plain: dict[str, Path]) -> None:
+    """Requires that no piece of an owner's gram is in a file of the coordinator, and none of some pieces in memory."""
+    pieces, some = set[bytes](), set[bytes]()
+    for path in plain.values():
+        with StatisticsFile(path) as file:
+            for layer in range(file.manifest.layers):
+                data = file.gram(layer).tobytes()
+                some.add(data[:PIECE])
+                pieces |= {data[start : start + PIECE] for start in range(0, len(data) - PIECE, 8)}
+    files = [path for path in server.home.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    for path in files:
+        content = path.read_bytes()
+        assert not any(piece in content for piece in pieces), path
+    read = 0
+    with Path(f"/proc/{server.pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{server.pid}/maps").read_text().splitlines():
+            span, mode, *_ = line.split()
+            start, end = (int(item, 16) for item in span.split("-"))
+            while mode.startswith("rw") and start < end:
+                memory.seek(start)
+                try:
+                    content = memory.read(min(end - start, 2**26))
+                except OSError:  # of a device
+                    break
+                assert not any(piece in content for piece in some), line
+                start, read = start + len(content), read + len(content)
+    assert read > 2**26
