@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -11,6 +12,7 @@ import numpy as np
 from bench.measure import in_turns, seconds
 from bench.registry import HOME, Pair, benchmark
 from moerge.blobs.local import LocalBlobs
+from moerge.client.uploads import compressed, plain_chunks
 from moerge.files import atomic_file, file_sha256
 from moerge.keeper.journal import Keeper, make_key
 from moerge.statistics.cohort import Cohort
@@ -31,7 +33,11 @@ class Round:
         self.owners = [MaskedOwner(f"d{number}") for number in range(OWNERS)]
         for owner in self.owners:
             self.keeper.approve(owner.request, replace=False)
-        self.blobs = LocalBlobs(folder / "blobs")
+        self.blobs, drawn = LocalBlobs(folder / "blobs"), np.random.default_rng(0)
+        self._arrays = {
+            length: np.rint(2.0**36 * drawn.normal(size=length)).astype(np.int64)
+            for length in (hidden, gram_length(hidden))
+        }
 
     def run(self, *keepers: str) -> Int64:
         """The sum of the last layer's grams at the coordinator, after all others, with masks for these keepers."""
@@ -45,7 +51,7 @@ class Round:
                     parts.append(owner.masked(path, masked := path.with_suffix(".masked")))
                     path.unlink()
                     path = masked
-                files.append(stack.enter_context(StatisticsFile(self._sent(path))))
+                files.append(stack.enter_context(StatisticsFile(self._sent(path, bytes if keepers else compressed))))
             masks = []
             if keepers:
                 request, answer = MasksRequest(parts=parts), self.folder / "answer"
@@ -68,13 +74,14 @@ class Round:
             settings=StatisticsSettings(), hidden_size=self.hidden, layers=self.layers, exponents=[16] * self.layers,
             tokens=1, documents=1, shards=["2" * 64],
         )  # fmt: skip
-        arrays = {length: np.arange(length, dtype=np.int64) * 7919 % 2**40 for _, length in manifest.layer(0)}
         with atomic_file(path) as out:
-            write(out, manifest, (arrays[length] for _, length in manifest.layout()))
+            write(out, manifest, (self._arrays[length] for _, length in manifest.layout()))
 
-    def _sent(self, path: Path) -> Path:
-        """The blob of a file, which is removed."""
+    def _sent(self, path: Path, encode: Callable[[bytes], bytes]) -> Path:
+        """The blob of a file, which is removed; its chunks are encoded as the worker's."""
         digest = file_sha256(path)
+        for _, chunk in plain_chunks(path):
+            encode(chunk)
 
         def copy(out: BinaryIO) -> str:
             with path.open("rb") as file:

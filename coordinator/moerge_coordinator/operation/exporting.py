@@ -31,7 +31,7 @@ def export_inputs(
     """Writes the inputs of a version into `out`, a folder that only this user may enter, and returns their facts.
 
     An expert and its contributions are left out, and named, if its owner doesn't allow `redistribute` or has withdrawn
-    it, and so is a withdrawn contribution. The facts are written last.
+    it, and so is a withdrawn or masked contribution. The facts are written last.
 
     Raises:
         MoergeError: there is no such version, it is retired, or an expert's files were purged.
@@ -81,7 +81,7 @@ def export_inputs(
             tracker.advance(1)
         for digest in dict.fromkeys(sums):
             part = parts[digest]
-            if reason := "it is withdrawn" if part.withdrawn is not None else _reason(experts[part.expert]):
+            if reason := _reason_of(part) or _reason(experts[part.expert]):
                 missing.append(f"{part.kind} contribution {digest[:12]} of {part.domain}: {reason}")
             else:
                 copy(folder.contribution(digest), digest)
@@ -105,6 +105,11 @@ def export_inputs(
     with atomic_file(folder.record(number)) as file:
         file.write(f"{exported.model_dump_json(indent=1)}\n".encode())
     return exported
+
+
+def _reason_of(part: ContributionRow) -> str:
+    """The reason for leaving a contribution out; empty if there is none."""
+    return "it is withdrawn" if part.withdrawn is not None else "it is masked" if part.seals is not None else ""
 
 
 def _reason(expert: ExpertRow) -> str:
