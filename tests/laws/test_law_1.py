@@ -41,9 +41,9 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     """A new field is new outgoing data: it first needs a row in docs/outgoing.md and the owner's switch."""
     assert set(RouterManifest.model_fields) == {
         "format", "kind", "owner", "expert", "domain", "body", "split", "settings", "hidden_size", "layers",
-        "exponents", "tokens", "documents", "shards",
+        "exponents", "tokens", "documents", "shards", "keepers",
     }  # fmt: skip
-    both = {"body"} ^ set(RouterManifest.model_fields)
+    both = {"body", "keepers"} ^ set(RouterManifest.model_fields)
     assert set(BodyManifest.model_fields) == both | {"attention_sizes", "vocab_size", "rare_below"}
     assert set(HeadManifest.model_fields) == both
     assert set(Parts.model_fields) == {"expert", "body", "fitted"}

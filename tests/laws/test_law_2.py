@@ -69,7 +69,8 @@ SETTINGS: dict[str, dict[str, Any]] = {"qwen3": {"head_dim": 16}, "phi3": {"num_
 def with_another_head(folder: Path) -> Path:
     """Changes a model's last norm and head; returns its folder."""
     tensors = load_file(folder / "model.safetensors")
-    for name in DenseFiles(folder).family.head_names:
+    for read in DenseFiles(folder).family.head_names:
+        name = read if read in tensors else read.replace("model.", "backbone.")  # Nemotron-H's files
         tensors[name] = torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(7))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder

@@ -13,4 +13,3 @@ def test_no_test_asks_the_hub_and_each_runs_on_one_thread() -> None:
 
 def test_garbage_is_collected_again() -> None:
     assert gc.isenabled()
-    assert gc.get_freeze_count() > 100_000
