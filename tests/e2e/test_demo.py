@@ -118,7 +118,7 @@ def test_last_version_is_near_the_oracle_and_routes_by_domain(demo: Demo) -> Non
         "worker init",
         "owner approve",
         "worker run",
-        "coordinator init",
+        "coordinator seed",
         "version solve",
         "version promote",
     ):
