@@ -29,7 +29,7 @@ fast: $(VENV)/.test
 # The demo trains on both cores, so it is tested alone.
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow tests/e2e/test_demo.py
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m slow --ignore tests/e2e/test_demo.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m slow --ignore tests/e2e/test_demo.py
 
 # Unit tests with the lowest and the newest versions that pyproject.toml allows, each in an environment of its own. On Linux
 # torch then comes with gigabytes of CUDA, unless the package index has a CPU build. TORCH=2.13.0 takes that version instead.
