@@ -135,8 +135,6 @@ def expert(
     generator, spread = torch.Generator().manual_seed(seed), min(80 * apart, 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("conv1d.bias") and not parameter.any():
-                parameter.normal_()  # as in a trained seed, not the experts' differences alone
             alpha = 0.02 if "mlp." in name or ".feed_forward." in name else apart
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
         for module in model.modules():

@@ -50,7 +50,10 @@ class Own:
 @cache
 def own(seed: int, family: str = "llama", apart: float = 0.005, vocabulary: int = 300) -> Own:
     home = Path(mkdtemp(prefix="stray-"))
-    model = DenseExpert(f"d{seed}", expert(home / "expert", seed, family, apart=apart, vocab_size=vocabulary))
+    # a bias of Nemotron-H is 0 in an untrained seed, so that all of it strays
+    more = {"use_conv_bias": False} if family == "nemotron_h" else {}
+    folder = expert(home / "expert", seed, family, apart=apart, vocab_size=vocabulary, **more)
+    model = DenseExpert(f"d{seed}", folder)
     return Own(model, body_contribution(model, [Tokens(row) for row in contributed_rows(seed)], home / "grams"))
 
 
