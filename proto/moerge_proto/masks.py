@@ -180,5 +180,8 @@ class MaskSums:
             raise ValueError("the file was truncated")
         return words.astype(np.int64, copy=False)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()

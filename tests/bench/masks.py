@@ -14,11 +14,10 @@ from bench.registry import HOME, Pair, benchmark
 from moerge.blobs.local import LocalBlobs
 from moerge.client.uploads import compressed, plain_chunks
 from moerge.files import atomic_file, file_sha256
-from moerge.keeper.journal import Keeper, make_key
 from moerge.statistics.cohort import Cohort
 from moerge_proto.masks import MasksRequest, MaskSums, summed
 from moerge_proto.statistics_file import Int64, RouterManifest, StatisticsFile, StatisticsSettings, gram_length, write
-from support.masked import MaskedOwner
+from support.masked import MaskedOwner, keeper_of
 
 HIDDEN, LAYERS, OWNERS = 2048, int(os.environ.get("MASKED_LAYERS", "4")), 3
 
@@ -28,11 +27,9 @@ class Round:
 
     def __init__(self, folder: Path, hidden: int, layers: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        make_key(folder / "keeper")
-        self.folder, self.hidden, self.layers, self.keeper = folder, hidden, layers, Keeper(folder / "keeper")
+        self.folder, self.hidden, self.layers = folder, hidden, layers
         self.owners = [MaskedOwner(f"d{number}") for number in range(OWNERS)]
-        for owner in self.owners:
-            self.keeper.approve(owner.request, replace=False)
+        self.keeper = keeper_of(folder / "keeper", self.owners)
         self.blobs, drawn = LocalBlobs(folder / "blobs"), np.random.default_rng(0)
         self._arrays = {
             length: np.rint(2.0**36 * drawn.normal(size=length)).astype(np.int64)
@@ -57,8 +54,7 @@ class Round:
                 request, answer = MasksRequest(parts=parts), self.folder / "answer"
                 with answer.open("wb") as out:
                     out.writelines(summed(request, self.keeper.seeds(request)))
-                masks.append(MaskSums(answer, self.hidden, self.layers, request.domains))
-                stack.callback(masks[0].close)
+                masks.append(stack.enter_context(MaskSums(answer, self.hidden, self.layers, request.domains)))
             cohort = Cohort(files, masks)
             for layer in range(self.layers):
                 gram = cohort.gram(layer)

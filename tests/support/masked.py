@@ -7,6 +7,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from moerge.files import file_sha256
+from moerge.keeper.journal import Keeper, make_key
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.cohort import write_masked
 from moerge_proto.digests import sha256_hex
@@ -61,3 +62,12 @@ class MaskedOwner:
         sealed = {keeper: seal(seed, keeper, digest) for keeper, seed in seeds.items()}
         facts = manifest.model_dump(include={"owner", "domain", "body", "hidden_size", "layers"})
         return MaskedPart.signed(self.key, 3, sealed, contribution=digest, **facts)
+
+
+def keeper_of(home: Path, owners: Sequence[MaskedOwner]) -> Keeper:
+    """A new keeper that knows these owners."""
+    make_key(home)
+    made = Keeper(home)
+    for owner in owners:
+        made.approve(owner.request, replace=False)
+    return made

@@ -1,7 +1,7 @@
 """Cohorts: masked contributions whose keepers have answered with the sums of their masks, once and whole."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import BinaryIO
 
@@ -127,15 +127,13 @@ def unmask(ports: Ports, lineage: Lineage, fetch: Fetch) -> None:
         body = session.scalars(select(BodyRow).where(BodyRow.digest == lineage.body)).one()
     request, blobs = MasksRequest(parts=[_part(row, body) for row in rows]), ports.blobs
     urls = {key: _address(ports.settings.keepers, key) for part in request.parts for key in part.seals.sealed}
-    with _opened(blobs, rows) as files:
+    with ExitStack() as stack:
+        files = [stack.enter_context(StatisticsFile(blobs.source(row.digest))) for row in rows]
         Cohort(files)  # before a keeper is asked
         answers = {key: blobs.put("masks", partial(fetch, url, request)).sha256 for key, url in sorted(urls.items())}
-        with ExitStack() as stack:
-            masks = []
-            for answer in answers.values():
-                masks.append(MaskSums(blobs.source(answer), body.hidden_size, body.layers, request.domains))
-                stack.callback(masks[-1].close)
-            _require_plausible(Cohort(files, masks), body)
+        sizes = body.hidden_size, body.layers, request.domains
+        masks = [stack.enter_context(MaskSums(blobs.source(answer), *sizes)) for answer in answers.values()]
+        _require_plausible(Cohort(files, masks), body)
     with ports.database.transaction("add cohort") as session:
         named = ContributionRow.digest.in_([row.digest for row in rows])
         members = list(session.scalars(select(ContributionRow).where(named)))
@@ -178,24 +176,14 @@ def _address(keepers: Mapping[str, str], key: str) -> str:
     return keepers[key]
 
 
-@contextmanager
-def _opened(blobs: Blobs, rows: Sequence[ContributionRow]) -> Iterator[list[StatisticsFile]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(StatisticsFile(blobs.source(row.digest))) for row in rows]
-
-
-def cohorts_of(database: Database, lineage: Lineage) -> dict[int, tuple[list[str], list[str]]]:
-    """Cohort of a version -> the digests of its contributions, and those of its keepers' answers."""
-    with database.reading() as session:
-        rows = [row for row in _masked(session, lineage) if row.cohort is not None]
-        answers = {row.number: [*row.answers.values()] for row in session.scalars(select(CohortRow))}
-    result: dict[int, tuple[list[str], list[str]]] = {}
-    for row in rows:
-        result.setdefault(row.cohort or 0, ([], answers[row.cohort or 0]))[0].append(row.digest)
-    return result
-
-
 def sources(database: Database, blobs: Blobs, lineage: Lineage) -> list[tuple[list[str], list[Source]]]:
     """The digests of each cohort's contributions, and its keepers' answers."""
-    found = cohorts_of(database, lineage).values()
-    return [(members, [blobs.source(answer) for answer in answers]) for members, answers in found]
+    members: dict[int, list[str]] = {}
+    with database.reading() as session:
+        for row in _masked(session, lineage):
+            if row.cohort is not None:
+                members.setdefault(row.cohort, []).append(row.digest)
+        cohorts = list(
+            session.scalars(select(CohortRow).where(CohortRow.number.in_(members)).order_by(CohortRow.number))
+        )
+    return [(members[row.number], [blobs.source(answer) for answer in row.answers.values()]) for row in cohorts]

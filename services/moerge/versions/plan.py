@@ -163,9 +163,9 @@ def _summands(stack: ExitStack, lineage: Lineage, inputs: VersionInputs) -> list
     for digests, answers in inputs.cohorts():
         parts = [files.pop(digest) for digest in sorted(digests)]
         first, domains = parts[0].manifest, {part.manifest.domain for part in parts}
-        masks = [MaskSums(answer, first.hidden_size, first.layers, [*domains]) for answer in answers]
-        for mask in masks:
-            stack.callback(mask.close)
+        masks = [
+            stack.enter_context(MaskSums(answer, first.hidden_size, first.layers, [*domains])) for answer in answers
+        ]
         cohorts.append(Cohort(parts, masks))
     if alone := [item for item in files.values() if item.manifest.is_masked]:
         todo = "solve at the coordinator, which asks the keepers"

@@ -130,7 +130,7 @@ def test_a_cohort_is_made_once_and_its_sum_is_that_of_all(rounds: Rounds) -> Non
     masks = MaskSums(answer, HIDDEN, LAYERS, list(DOMAINS))
     plain = [honest_sums(HIDDEN, TOKENS, 1, HIDDEN, seed=seed).arrays["layers.1.gram"] for seed in range(3)]
     assert np.array_equal(Cohort(files, [masks]).gram(1), sum(plain))
-    masks.close()
+    masks.__exit__()
     for file in files:
         file.__exit__()
     with rounds.ports.database.reading() as session:

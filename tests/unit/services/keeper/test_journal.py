@@ -11,21 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moerge.errors import MoergeError
-from moerge.keeper.journal import JOURNAL, Keeper, KeeperError, make_key
+from moerge.keeper.journal import JOURNAL, Keeper, KeeperError
 from moerge_proto.digests import sha256_hex
 from moerge_proto.masks import MaskedPart, MasksRequest, new_seed, seal
-from support.masked import MaskedOwner
+from support.masked import MaskedOwner, keeper_of
 
 OWNERS = [MaskedOwner(domain) for domain in ("art", "code", "law", "music", "trade", "wine")]
 
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Keeper:
-    make_key(tmp_path)
-    made = Keeper(tmp_path)
-    for owner in OWNERS:
-        made.approve(owner.request, replace=False)
-    return made
+    return keeper_of(tmp_path, OWNERS)
 
 
 def request(parts: list[MaskedPart]) -> MasksRequest:

@@ -13,22 +13,18 @@ import uvicorn
 from moerge.errors import CoordinatorError
 from moerge.keeper import server
 from moerge.keeper.asking import KeeperUnavailableError, fetch_masks
-from moerge.keeper.journal import Keeper, make_key
+from moerge.keeper.journal import Keeper
 from moerge_proto.digests import sha256_hex
 from moerge_proto.masks import MasksRequest, summed
 from moerge_proto.problems import MEDIA_TYPE
-from support.masked import MaskedOwner
+from support.masked import MaskedOwner, keeper_of
 
 OWNERS = [MaskedOwner(domain) for domain in ("art", "code", "law")]
 
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Keeper:
-    make_key(tmp_path)
-    made = Keeper(tmp_path)
-    for owner in OWNERS:
-        made.approve(owner.request, replace=False)
-    return made
+    return keeper_of(tmp_path, OWNERS)
 
 
 @pytest.fixture

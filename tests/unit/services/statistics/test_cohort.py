@@ -60,8 +60,7 @@ def made(folder: Path, stack: ExitStack, change: Callable[[str], int] = lambda d
     for number, keeper in enumerate(keepers):
         path = folder / f"answer-{number}"
         path.write_bytes(b"".join(summed(request, keeper.seeds(request))))
-        answers.append(MaskSums(path, HIDDEN, LAYERS, request.domains))
-        stack.callback(answers[-1].close)
+        answers.append(stack.enter_context(MaskSums(path, HIDDEN, LAYERS, request.domains)))
     return Both(plain, masked, Cohort(masked, answers))
 
 
