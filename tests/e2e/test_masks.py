@@ -1,9 +1,10 @@
-"""Masked sums: a coordinator, two keepers and five owners' workers as processes, each of which is killed."""
+"""Masked sums: a coordinator, two keepers and five owners' workers as processes, each killed at every step."""
 
 import os
 import signal
+import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +31,9 @@ from support.worker import Worker, worker_of
 
 pytestmark = pytest.mark.slow
 SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-KILLED = {"art": "*.exact", "code": "*.seeds", "law": "*-1.safetensors", "music": None, "trade": None}
-"""Domain -> the file at whose appearance its worker is killed."""
+SENT = "sent"
+KILLED = {"art": "*.exact", "code": "*.seeds", "law": "*-1.safetensors", "music": SENT, "trade": None}
+"""Domain -> the file at whose appearance its worker is killed, or `SENT`: when the coordinator has the contribution."""
 PIECE = 64
 PLAIN: dict[str, Any] = {"options": {"domain_weights": {}}}
 
@@ -53,11 +55,9 @@ class Masked:
     def contribute(self, domain: str) -> None:
         """Runs a worker, after a kill where the table has one."""
         worker = self.workers[domain]
-        if (pattern := KILLED[domain]) is not None:
+        if (step := KILLED[domain]) is not None:
             worker.process.send(worker.given(**self.settings(domain)))
-            deadline = time.monotonic() + 120
-            while not (list((worker.home / "contributions").glob(pattern)) or worker.process.poll()):
-                assert time.monotonic() < deadline, f"no {pattern}"
+            until(lambda: self.reached(domain, step) or worker.process.poll(), step)
             os.kill(worker.pid, signal.SIGKILL)
             with pytest.raises(EOFError):
                 worker.process.recv()  # once it has ended
@@ -65,6 +65,11 @@ class Masked:
                 worker_of(self.made.server, worker.member, worker.folder, self.made.seed)
             )
         assert worker.run(**self.settings(domain)) == "ran"
+
+    def reached(self, domain: str, step: str) -> bool:
+        if step == SENT:
+            return any(row.domain == domain for row in self.made.operator.contributions())
+        return bool(list((self.workers[domain].home / "contributions").glob(step)))
 
     def plain(self, domain: str) -> Path:
         """The file that the worker would send without masks."""
@@ -114,7 +119,7 @@ def test_masked_sums(masked: Masked) -> None:
     university.end()
     assert f"keeper {university.url}: doesn't answer" in refusal(made, **PLAIN)
     university.start()
-    version = solved_through_a_kill(server, masked)
+    version = solved_through_kills(server, masked)
     assert {item.cohort for keeper in masked.keepers for item in keeper.answers()} == {auditor.answers()[0].cohort}
     shown = moerge("keeper", "show", auditor.home)
     assert "law-owner/law" in shown
@@ -136,23 +141,49 @@ def test_masked_sums(masked: Masked) -> None:
     assert f"cohort 1 lacks contribution {sent.digest} of law" in refusal(made, partial=True, **PLAIN)
 
 
-def solved_through_a_kill(server: Coordinator, masked: Masked) -> Version:
-    """The version of a solve during which the coordinator is killed, while it waits for the keepers."""
-    pids = [keeper.pid for keeper in masked.keepers]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+def solved_through_kills(server: Coordinator, masked: Masked) -> Version:
+    """The version of a solve during which coordinator and keepers are killed: before, between and after the answers."""
+    first, second = sorted(masked.keepers, key=lambda keeper: keeper.key)  # the order in which they are asked
+    for keeper in (first, second):
+        os.kill(keeper.pid, signal.SIGSTOP)
     with server.client() as operator:
-        workflow = operator.solve_version(NewVersion(**PLAIN))
-        deadline = time.monotonic() + 60
-        while not any(waits(pid) for pid in pids):
-            assert time.monotonic() < deadline, "no keeper is asked"
-            time.sleep(0.02)
+        operator.solve_version(NewVersion(**PLAIN))
+    until(lambda: waits(first.pid), "the first keeper is asked")
+    killed(server)  # a resumed solve asks again
+    os.kill(first.pid, signal.SIGCONT)
+    until(lambda: waits(second.pid), "the second keeper is asked")
+    killed(server)  # with one answer
+    second.end()  # before its journal has the cohort
+    assert not second.answers()
+    second.start()
+    with server.client() as operator:
+        operator.solve_version(NewVersion(**PLAIN))
+    until(second.answers, "the second keeper's journal has the cohort")
+    second.end()  # and may not have answered
+    second.start()
+    with server.client() as operator:
+        operator.solve_version(NewVersion(**PLAIN))
+    until(lambda: cohort_of(server), "the sum is known")
+    killed(server)  # before the version is written
+    with server.client() as operator:
+        return operator.version(int(wait(operator, operator.solve_version(NewVersion(**PLAIN)))))
+
+
+def until(condition: Callable[[], object], step: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {step}"
+        time.sleep(0.005)
+
+
+def killed(server: Coordinator) -> None:
     server.kill()
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
     server.start()
-    with server.client() as operator:
-        return operator.version(int(wait(operator, workflow)))
+
+
+def cohort_of(server: Coordinator) -> object:
+    with closing(sqlite3.connect(server.home / "coordinator.sqlite")) as database:
+        return database.execute("SELECT number FROM cohorts").fetchone()
 
 
 def waits(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 import typer
 
+from moerge_lab.trials.answers import answers
 from moerge_lab.trials.influence import influence
 from moerge_lab.trials.leaks import leaks
 from moerge_lab.trials.membership import membership
@@ -16,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     help="Repeat the measurements on which defaults, bounds and warnings rest. Missing experts are trained first.",
 )
-for trial in (constants, prompts, sentences, strays, leaks, membership, influence, noise):
+for trial in (constants, prompts, sentences, strays, leaks, membership, influence, noise, answers):
     app.command()(trial)
 
 if __name__ == "__main__":

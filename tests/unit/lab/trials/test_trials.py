@@ -20,8 +20,9 @@ from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.trials import membership, noise
 from moerge_lab.trials.__main__ import app
 from moerge_proto.statistics_file import Privacy, StatisticsFile, StatisticsSettings
-from support.models import expert
+from support.models import expert, seed_model
 
+TEMPLATE = "{% for turn in messages %}<{{ turn['content'] }}>{% endfor %}"
 LAST = "Nobody knows where it goes, why it goes there, or when it will come back to us"
 DOMAINS = ("art", "law", "sea")
 SMALL = Scratch(300, hidden_size=16, intermediate_size=16, layers=2, heads=1, phase=Phase(192, 1e-3))
@@ -115,6 +116,19 @@ def test_noise_has_a_row_for_each_version_number_and_kind(cache: Path, monkeypat
         for sums in ("grams", "means")
     ]
     assert all("±" in cell for row in rows for cell in row[3:])
+
+
+def test_the_seed_answers_itself_best(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed, other = seed_model(tmp_path / "seed"), expert(tmp_path / "other", 1)
+    (seed / "chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "prompts").write_text(
+        "".join(json.dumps({"prompt": f"Write {number} words."}) + "\n" for number in range(5))
+    )
+    places = [f"--base={seed}", f"--prompts={tmp_path / 'prompts'}", "--limit=4", "--tokens=6"]
+    lines = ran(cache, monkeypatch, "answers", f"itself={seed}", f"other={other}", *places)
+    assert "in 4 answers" in lines[0]
+    assert cells(lines, "itself") == ["0.000 ± 0.000"]
+    assert float(cells(lines, "other")[0].split()[0]) > 0
 
 
 def test_a_smaller_budget_needs_no_further_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
