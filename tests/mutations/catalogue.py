@@ -292,7 +292,7 @@ MUTATIONS = (
         "pool-of-anyone",
         "attack: public text of another pool, which asks an owner's text again",
         LIBRARY,
-        "if pool != POOL:",
+        "if found not in known:",
         "if False:",
         ("tests/unit/services/statistics/test_text_before.py", "tests/unit/coordinator/domain/test_contributions.py"),
     ),

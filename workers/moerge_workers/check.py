@@ -171,7 +171,7 @@ class _Machine:
         return f"{first.summary}; in a trial, sums over as many showed with {auc} whether a known one is among them"
 
     def privacy(self) -> str:
-        """The budget, the documents that have spent it, and the better sums."""
+        """The budget, the documents that have spent it, the public text, and the better sums."""
         settings = self.settings
         if (budget := settings.privacy) is None:
             return "no budget"
@@ -179,10 +179,12 @@ class _Machine:
         with tempfile.TemporaryDirectory(dir=_existing(settings.home)) as folder:
             file = Path(folder) / "whitening"
             whitenings = Whitenings(file, budget.each, len(mlp_layers(self.own.config)))
-            write_whitenings(replace(self._work, before=None, device="cpu"), settings.router_statistics, file)
+            work = replace(self._work, before=None, device="cpu")
+            write_whitenings(work, settings.router_statistics, file, budget.text)
             better = suited(self.documents, whitenings)
         parts = (
             f"{budget}; {spent:,} of {every:,} documents with noise have spent it",
+            f"public text: {len(budget.text.texts):,} documents, digest {budget.text.digest}",
             f"for about {self.documents:,} documents sums = {better} routes better, by public text alone",
             f"it {UNCOVERED}. Set fit and head_contributions to false, ask for the seed's head, and train with noise",
         )

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
-from moerge.documents.pool import require_pool
+from moerge.documents.pool import require_pool, require_public
 from moerge.documents.shards import enough
 from moerge.errors import ContributionError
 from moerge.models.bounds import attention_sizes, head_bounds, head_exponents, input_bounds, input_exponents
@@ -99,6 +99,7 @@ class RouterRule(Rule[RouterManifest]):
             what = f"expert {expert.digest} has parts for a different body, {expert.parts_body}"
             raise ContributionError(what, where="manifest.expert", todo="register the domain's parts for this body")
         _require_sizes(manifest, {"hidden_size": body.hidden_size, "layers": body.layers})
+        require_public(manifest.settings.privacy, ports.settings.public_text)
         if manifest.is_masked:
             return validate_masked(file, body.exponents)
         return validate(file, body.exponents, body.bounds, normalised=FAMILIES[body.family].gain is not None)

@@ -1,8 +1,8 @@
-"""The pool: short texts of many kinds that come with the library, as uncounted text before an owner's own."""
+"""Public texts: the pool, short texts of many kinds that come with the library, or texts that an operator names."""
 
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -10,14 +10,18 @@ from typing import Self
 from transformers import PreTrainedTokenizerBase
 
 from moerge.documents.conversations import encode, plain
+from moerge.documents.reader import read_texts
 from moerge.errors import ContributionError
 from moerge.models.tokens import Tokens
-from moerge_proto.digests import Digest
+from moerge_proto.digests import Digest, digest_of
 from moerge_proto.statistics_file import POOL, Privacy, TextBefore
 
 _FILE = Path(__file__).with_name("pool.txt")
 _BETWEEN = "\n%\n"
+_PUBLIC = "settings.privacy.public"
 _WORD = 8  # bytes of a digest that choose a text
+MOST_PUBLIC_BYTES = 2**20
+"""Of a public text in UTF-8."""
 
 
 @cache
@@ -31,6 +35,46 @@ def encoded_pool(tokenizer: PreTrainedTokenizerBase, most: int | None = None) ->
     return [encode(tokenizer, plain(text))[:most] for text in pool_texts()]
 
 
+@dataclass(frozen=True)
+class PublicDocuments:
+    """Texts from which whitenings follow, by default the pool; the digest doesn't depend on their order."""
+
+    digest: Digest = POOL
+    texts: Sequence[str] = field(default_factory=pool_texts)
+
+    @classmethod
+    def read(cls, source: str, where: str) -> Self:
+        """The distinct documents of a file, in the field `text`; `where` names the source.
+
+        Raises:
+            MoergeError: it can't be read, has no text, or more than MOST_PUBLIC_BYTES.
+        """
+        texts = sorted(set(read_texts([source], "text", MOST_PUBLIC_BYTES, where)))
+        return cls(digest_of([*texts]), texts)
+
+    def encoded(self, tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
+        return [encode(tokenizer, plain(text)) for text in self.texts]
+
+    def require(self, privacy: Privacy | None) -> None:
+        """Requires that whitenings are of this text.
+
+        Raises:
+            ContributionError: the settings name another one.
+        """
+        if privacy is not None:
+            _require(privacy.public, [self.digest], _PUBLIC, "give the text that they name")
+
+
+def require_public(privacy: Privacy | None, named: Digest | None) -> None:
+    """Requires the pool, or the public text of this digest; ContributionError if the settings name another one."""
+    if privacy is not None:
+        todo = (
+            "set `public` in [privacy] to the text that the operator names, or leave it out; or ask the operator to "
+            "name yours in public_text of coordinator.toml"
+        )
+        _require(privacy.public, [POOL, *([named] if named else [])], _PUBLIC, todo)
+
+
 def require_pool(before: TextBefore | None) -> None:
     """Requires the library's pool, because a pool of someone's choice would ask an owner's text again.
 
@@ -38,19 +82,13 @@ def require_pool(before: TextBefore | None) -> None:
         ContributionError: it names another one.
     """
     if before is not None:
-        _require_own(before.pool, "settings.before.pool")
+        _require(before.pool, [POOL], "settings.before.pool", "leave it out, and use the same release")
 
 
-def require_public(privacy: Privacy | None) -> None:
-    """Requires the library's pool as the public text; ContributionError if the settings name another one."""
-    if privacy is not None:
-        _require_own(privacy.public, "settings.privacy.public")
-
-
-def _require_own(pool: Digest, where: str) -> None:
-    if pool != POOL:
-        problem = f"expected the pool of this moerge, {POOL}, found {pool}"
-        raise ContributionError(problem, where=where, todo="leave it out, and use the same release")
+def _require(found: Digest, known: Sequence[Digest], where: str, todo: str) -> None:
+    if found not in known:
+        names = [f"the pool of this moerge, {POOL}" if item == POOL else f"the text {item}" for item in known]
+        raise ContributionError(f"expected {', or '.join(names)}, found {found}", where=where, todo=todo)
 
 
 @dataclass(frozen=True)

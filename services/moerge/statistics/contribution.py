@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moerge.documents.pool import Pool, require_pool, require_public
+from moerge.documents.pool import Pool, PublicDocuments, require_pool
 from moerge.documents.shards import Shard, plan
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
@@ -81,7 +81,6 @@ def router_manifest(
 ) -> RouterManifest:
     """The manifest of a router contribution under a body, without sums; `expert` is a digest."""
     require_pool(settings.before)
-    require_public(settings.privacy)
     return RouterManifest.model_validate(
         {
             "owner": owner,
@@ -133,11 +132,13 @@ def router_contribution(
     path: Path,
     settings: StatisticsSettings | None = None,
     computing: Computing | None = None,
+    public: PublicDocuments | None = None,
 ) -> Path:
     """Writes gram and cross of every layer's features (DUME eq. 5), from a body with the expert's MLPs.
 
     With `settings.before` documents stand behind texts of the pool, for the expert's tokenizer. With `settings.privacy`
     the file has noise, drawn once: a file at `path` stays, but another call for another path costs the budget again.
+    Noise needs the `public` text that it names, by default the pool.
     An interrupted run continues from its journal beside `path`. `documents` are read several times.
 
     Raises:
@@ -152,7 +153,7 @@ def router_contribution(
     if not computing.key:
         raise MoergeError("names of shards without a key tell their text", where=blank.domain, todo="give a key")
     file = path.with_name(f"{path.stem}.whitening")
-    whitenings = Whitenings(write_whitenings(work, settings, file), settings.privacy, blank.layers)
+    whitenings = Whitenings(write_whitenings(work, settings, file, public), settings.privacy, blank.layers)
     journal = _summed(blank, replace(work, whitenings=whitenings), documents, path, computing)
     if journal is not None:
         release(journal, path, body, whitenings)

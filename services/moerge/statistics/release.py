@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moerge.documents.pool import encoded_pool, require_public
+from moerge.documents.pool import PublicDocuments
 from moerge.documents.shards import cut
 from moerge.files import atomic_file
 from moerge.models.batches import batches
@@ -48,15 +48,22 @@ class _Features(Sum):
 
 
 @torch.inference_mode()
-def write_whitenings(work: RouterPass, settings: StatisticsSettings, path: Path) -> Path:
-    """Writes the whitening of each layer, from the pool behind body and MLPs of the pass; one layer is in memory.
+def write_whitenings(
+    work: RouterPass, settings: StatisticsSettings, path: Path, public: PublicDocuments | None = None
+) -> Path:
+    """Writes the whitening of each layer, from public text behind body and MLPs of the pass; one layer is in memory.
+
+    Args:
+        public: by default the pool.
 
     Raises:
         ContributionError: the settings name other public texts, or features aren't finite.
     """
-    require_public(settings.privacy)
+    public = public or PublicDocuments()
+    public.require(settings.privacy)
     alone = settings.model_copy(update={"privacy": None})
-    rows = [row for text in encoded_pool(work.expert.tokenizer) for row in cut(text, alone, alone.tokens_per_document)]
+    texts = public.encoded(work.expert.tokenizer)
+    rows = [row for text in texts for row in cut(text, alone, alone.tokens_per_document)]
     weights, dtype, device = work.weights(), getattr(torch, work.precision), torch.device(work.device)
     every = list(batches(rows, 1, chunk=work.expert.family.chunk(work.expert.config)))
     files, decoder = LayerFiles(weights, dtype, device), Decoder(weights, dtype, device)

@@ -19,6 +19,7 @@ from moerge_proto.statistics_file import Int64, Privacy
 
 _LEAST_VARIANCE = 0.02  # in units of the mean one
 _TOKENS, _DOCUMENTS = 0.95, 0.9  # quantiles of public norms
+_ROWS = 2**14  # in float64 at a time
 _TENSORS = "mean", "factor", "clips"
 _MARGIN = 1 - 2.0**-20  # for the rounding of norms
 _TODO = "check the body"
@@ -62,9 +63,9 @@ class Whitening:
         Raises:
             ContributionError: they aren't finite, or are all alike: a clip of 0 would fail only for some documents.
         """
-        joined = torch.cat(list(documents)).double()
-        mean = joined.mean(dim=0)
-        covariance = (joined - mean).T @ (joined - mean) / len(joined)
+        joined = torch.cat(list(documents))
+        mean = joined.mean(dim=0, dtype=torch.float64)
+        covariance = sum((_square(part - mean) for part in joined.split(_ROWS)), torch.zeros(())) / len(joined)
         covariance.diagonal().add_(_LEAST_VARIANCE * covariance.diagonal().mean() + 1e-12)
         factor, failed = torch.linalg.cholesky_ex(covariance)
         if int(failed) or not bool(factor.isfinite().all()):
@@ -72,9 +73,8 @@ class Whitening:
         result = cls(mean.float(), factor.float(), math.inf, math.inf, math.inf)
         norms = torch.cat([result.whitened(item).norm(dim=1) for item in documents])
         result = cls(result.mean, result.factor, float(norms.quantile(_TOKENS)), math.inf, math.inf)
-        moments = [result.moments(item) for item in documents]
-        grams, crosses = (torch.stack([item.norm() for item in items]) for items in zip(*moments, strict=True))
-        limits = float(grams.quantile(_DOCUMENTS)), float(crosses.quantile(_DOCUMENTS))
+        sizes = torch.stack([torch.stack([part.norm() for part in result.moments(item)]) for item in documents])
+        limits = sizes.quantile(_DOCUMENTS, dim=0).tolist()
         result = cls(result.mean, result.factor, result.radius, *limits)
         if not bool(((result.clips > 0) & result.clips.isfinite()).all()):
             raise ContributionError("the features of the public text are all alike, or too large", todo=_TODO)
@@ -167,6 +167,10 @@ class BoundedSum(Sum):
     def cross(self, exponent: int, gains: Tensor | None) -> Int64:
         result: Int64 = self._total.cpu().numpy()
         return result
+
+
+def _square(rows: Tensor) -> Tensor:
+    return rows.T @ rows
 
 
 def _truncated(documents: Tensor) -> Tensor:

@@ -91,7 +91,9 @@ class PendingStatistics:
             return self._summed(plan, path)
         exact = path.with_suffix(".exact")
         if not holds(path, self.blank, plan.sizes):  # else of an earlier run, which asked the owner or was killed
-            write_whitenings(replace(self.work, whitenings=None, device="cpu"), self.blank.settings, whitenings.path)
+            public = None if self.settings.privacy is None else self.settings.privacy.text
+            work = replace(self.work, whitenings=None, device="cpu")
+            write_whitenings(work, self.blank.settings, whitenings.path, public)
             if self._summed(plan, exact) is None:
                 return None
             release(exact, path, self.work.body, whitenings)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from moerge.documents.pool import PublicDocuments, pool_texts
 from moerge.documents.shards import plan
 from moerge.errors import ContributionError, MoergeError
 from moerge.merging.local import LocalBody, local_body
@@ -159,6 +160,21 @@ def test_other_public_text_and_names_without_a_key_are_refused(
     with pytest.raises(MoergeError, match="names of shards without a key"):
         router_contribution(own, body, DOCUMENTS, tmp_path / "sums", SETTINGS)
     assert not list(tmp_path.iterdir())
+
+
+def test_another_public_text_gives_another_whitening(own: DenseExpert, body: LocalBody, tmp_path: Path) -> None:
+    public = PublicDocuments("0" * 64, [text[::-1] for text in pool_texts()])
+    other = SETTINGS.private(PRIVACY.model_copy(update={"public": public.digest}))
+    work = RouterPass(own, body, body.exponents)
+    files = [write_whitenings(work, SETTINGS, tmp_path / "pool"), tmp_path / "other"]
+    write_whitenings(work, other, files[1], public)
+    first, second = (Whitenings(file, PRIVACY, body.layers).layer(1) for file in files)
+    assert torch.dist(first.factor, second.factor) > 0.01
+    with pytest.raises(ContributionError, match=f"expected the text {public.digest}, found"):
+        write_whitenings(work, SETTINGS, tmp_path / "third", public)
+    router_contribution(own, body, DOCUMENTS, tmp_path / "sums", other, COMPUTING, public)
+    with StatisticsFile(tmp_path / "sums") as file:
+        assert validate(file, body.exponents, feature_bounds(body)) == []
 
 
 def test_the_number_of_shards_does_not_tell_of_lengths() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from moerge.documents.pool import PublicDocuments
 from moerge.errors import MoergeError
 from moerge.statistics.accountant import rho_of
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
-from moerge_proto.statistics_file import RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import POOL, RouterManifest, StatisticsFile
 from moerge_workers.leaving.ledger import Ledger, Sent, spending, spent_file
 from moerge_workers.privacy import PrivacyBudget
 from support.models import texts
@@ -54,6 +55,20 @@ def test_new_documents_alone_pay_and_leave(folder: Path, home: Path, client: Mem
     _, second = ran(folder, home, client, privacy=BUDGET)
     assert second.documents == 60 - first.documents
     assert spent(home, BUDGET) == (60, 60)
+
+
+def test_a_public_text_of_the_settings_is_named_in_the_file(folder: Path, home: Path, client: MemoryClient) -> None:
+    public = texts(home / "public.jsonl", 5, 30)
+    budget = {**BUDGET, "public": str(public)}
+    ran(folder, home, client, privacy=budget)
+    assert manifest_of(client.uploaded[-1]).settings.privacy == PrivacyBudget.model_validate(budget).each
+    privacy = manifest_of(client.uploaded[-1]).settings.privacy
+    assert privacy is not None
+    assert privacy.public == PublicDocuments.read(str(public), "").digest != POOL
+    public.unlink()
+    with pytest.raises(MoergeError, match="no file matches") as caught:
+        ran(folder, home, client, privacy=budget)
+    assert caught.value.where == f"[privacy] `public` {public}"
 
 
 def test_a_spent_budget_is_refused_before_a_pass(folder: Path, home: Path, client: MemoryClient) -> None:
