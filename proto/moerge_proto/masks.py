@@ -26,7 +26,7 @@ from moerge_proto.digests import Digest, Name, canonical_json, digest_of, sha256
 from moerge_proto.messages import Message
 from moerge_proto.ranges import Source, opened
 from moerge_proto.signatures import PublicKey, Signature, is_signed
-from moerge_proto.statistics_file import Int64, gram_length
+from moerge_proto.statistics_file import MAX_OWNERS, Int64, Privacy, RouterManifest, gram_length
 
 LEAST_OWNERS = 3
 """Fewest owners of a sum: of two, each would know the other's part."""
@@ -75,13 +75,16 @@ class Seals(Message):
     `owners`: fewest owners whose sum may be unmasked.
     """
 
-    owners: int = Field(ge=LEAST_OWNERS, le=1000)
+    owners: int = Field(ge=LEAST_OWNERS, le=MAX_OWNERS)
     sealed: dict[KeeperKey, Sealed] = Field(min_length=1, max_length=10)
     signature: Signature
 
 
 class MaskedPart(Message):
-    """One contribution of a cohort, as its owner has signed it. Keepers know nothing else of it."""
+    """One contribution of a cohort, as its owner has signed it. Keepers know nothing else of it.
+
+    `privacy`: its noise, which is that of all parts, because it is divided among them.
+    """
 
     owner: Name
     domain: Name
@@ -89,7 +92,13 @@ class MaskedPart(Message):
     contribution: Digest
     hidden_size: int = Field(ge=1, le=2**20)
     layers: int = Field(ge=1, le=2**12)
+    privacy: Privacy | None = Field(default=None, exclude_if=lambda value: value is None)
     seals: Seals
+
+    @property
+    def owners(self) -> int:
+        """Fewest owners of a sum."""
+        return max(self.seals.owners, 1 if self.privacy is None else self.privacy.owners)
 
     @classmethod
     def signed(cls, key: Ed25519PrivateKey, owners: int, sealed: Mapping[KeeperKey, Sealed], **facts: object) -> Self:
@@ -107,6 +116,12 @@ class MaskedPart(Message):
         return is_signed(public_key, self.message(), self.seals.signature)
 
 
+def facts_of(manifest: RouterManifest) -> dict[str, object]:
+    """The facts of a part that are in the manifest of its file."""
+    facts = manifest.model_dump(include={"owner", "domain", "body", "hidden_size", "layers"})
+    return {**facts, "privacy": manifest.settings.privacy}
+
+
 class MasksRequest(Message):
     """Asks a keeper for the sums of the masks of a whole cohort."""
 
@@ -118,6 +133,8 @@ class MasksRequest(Message):
             raise ValueError("parts: expected each contribution once")
         if len({(part.body, part.hidden_size, part.layers) for part in self.parts}) > 1:
             raise ValueError("parts: expected contributions under one body")
+        if len({part.privacy for part in self.parts}) > 1:
+            raise ValueError("parts: expected contributions with equal noise")
         return self
 
     @property

@@ -19,8 +19,9 @@ from moerge.models.tokens import Tokens, all_counted
 from moerge_proto.benchmarks import BenchmarkResult, NewBenchmarks
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.experts import Parts
+from moerge_proto.masks import MaskedPart
 from moerge_proto.progress import Obstacle, Progress
-from moerge_proto.statistics_file import BodyManifest, HeadManifest, RouterManifest, StatisticsSettings
+from moerge_proto.statistics_file import BodyManifest, HeadManifest, Privacy, RouterManifest, StatisticsSettings
 from moerge_workers.data.documents import read_key
 from moerge_workers.leaving.history import Decision, History
 from moerge_workers.policy import Kind
@@ -70,6 +71,10 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
         "before",
         "privacy",
     }
+    assert set(Privacy.model_fields) == {"epsilon", "delta", "sums", "public", "owners"}
+    assert set(MaskedPart.model_fields) == {
+        "owner", "domain", "body", "contribution", "hidden_size", "layers", "privacy", "seals",
+    }  # fmt: skip
 
 
 def test_law_1_shard_names_tell_nothing_without_the_owner_s_key(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from moerge.files import file_sha256
 from moerge.keeper.journal import Keeper, make_key
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.cohort import write_masked
+from moerge.statistics.whitening import Limits
 from moerge_proto.digests import sha256_hex
-from moerge_proto.masks import MaskedPart, new_seed, seal
+from moerge_proto.masks import MaskedPart, facts_of, new_seed, seal
 from moerge_proto.signatures import JoinRequest
-from moerge_proto.statistics_file import RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import Privacy, RouterManifest, StatisticsFile
 from support.rows import START
 from support.statistics import written
 
@@ -36,13 +37,19 @@ class MaskedOwner:
         return JoinRequest.make(self.key, self.name, [self.domain], START)
 
     def part(
-        self, keepers: Sequence[str], contribution: str = "", owners: int = 3, body: str = BODY, hidden: int = 4
+        self,
+        keepers: Sequence[str],
+        contribution: str = "",
+        owners: int = 3,
+        body: str = BODY,
+        hidden: int = 4,
+        privacy: Privacy | None = None,
     ) -> MaskedPart:
         """A signed part with random seeds."""
         contribution = contribution or sha256_hex(f"{self.domain} {body}".encode())
         sealed = {keeper: seal(new_seed(), keeper, contribution) for keeper in keepers}
         facts = {"owner": self.name, "domain": self.domain, "body": body, "hidden_size": hidden, "layers": 2}
-        return MaskedPart.signed(self.key, owners, sealed, contribution=contribution, **facts)
+        return MaskedPart.signed(self.key, owners, sealed, contribution=contribution, privacy=privacy, **facts)
 
     def contribution(
         self, path: Path, manifest: RouterManifest, sums: ShardSums, keepers: Sequence[str]
@@ -52,16 +59,18 @@ class MaskedOwner:
         return path, self.masked(written(path.with_suffix(".exact"), manifest, sums), path)
 
     def masked(self, exact: Path, path: Path) -> MaskedPart:
-        """Writes the masked file of exact sums; its signed part."""
+        """Writes the masked file of exact sums, with noise if its settings have it; its signed part."""
         with StatisticsFile(exact) as file:
             manifest = file.manifest
         assert isinstance(manifest, RouterManifest)
         seeds = {keeper: new_seed() for keeper in manifest.keepers}
-        write_masked(exact, path, list(seeds.values()))
+        privacy = manifest.settings.privacy
+        noise = None if privacy is None else Limits.of(privacy, manifest.layers)
+        write_masked(exact, path, list(seeds.values()), noise)
         digest = file_sha256(path)
         sealed = {keeper: seal(seed, keeper, digest) for keeper, seed in seeds.items()}
-        facts = manifest.model_dump(include={"owner", "domain", "body", "hidden_size", "layers"})
-        return MaskedPart.signed(self.key, 3, sealed, contribution=digest, **facts)
+        owners = 3 if privacy is None else privacy.owners
+        return MaskedPart.signed(self.key, owners, sealed, contribution=digest, **facts_of(manifest))
 
 
 def keeper_of(home: Path, owners: Sequence[MaskedOwner]) -> Keeper:

@@ -279,7 +279,12 @@ def _now() -> datetime:
 
 @contextmanager
 def context_of(
-    folder: Path, home: Path, client: MemoryClient, clock: Callable[[], datetime] = _now, **given: Any
+    folder: Path,
+    home: Path,
+    client: MemoryClient,
+    clock: Callable[[], datetime] = _now,
+    owner: str = "owner",
+    **given: Any,
 ) -> Iterator[Context]:
     """A run that contributes the expert and the texts (`texts.jsonl`) of a folder from a home, without fitting.
 
@@ -303,8 +308,8 @@ def context_of(
             },
         }
     )
-    dense = DenseExpert("law", settings.expert, "owner")
-    events, history = Events(Status(home, "law", COORDINATOR), Lines()), History(home, clock)
+    dense = DenseExpert(settings.domain, settings.expert, owner)
+    events, history = Events(Status(home, settings.domain, COORDINATOR), Lines()), History(home, clock)
     try:
         yield Context(
             settings=settings,

@@ -28,7 +28,7 @@ from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.models.families.family import mlp_layers
 from moerge.progress import NoProgress
 from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
-from moerge.statistics.describe import UNCOVERED
+from moerge.statistics.describe import UNCOVERED, divided
 from moerge.statistics.estimate import estimate
 from moerge.statistics.membership import expected_auc
 from moerge.statistics.passes import BodyPass, RouterPass
@@ -172,20 +172,22 @@ class _Machine:
 
     def privacy(self) -> str:
         """The budget, the documents that have spent it, the public text, and the better sums."""
-        settings = self.settings
-        if (budget := settings.privacy) is None:
+        settings, privacy = self.settings, self.settings.router_statistics.privacy
+        if (budget := settings.privacy) is None or privacy is None:
             return "no budget"
         every, spent = spending(spent_file(settings.home), budget.cost, budget.most)
         with tempfile.TemporaryDirectory(dir=_existing(settings.home)) as folder:
             file = Path(folder) / "whitening"
-            whitenings = Whitenings(file, budget.each, len(mlp_layers(self.own.config)))
-            work = replace(self._work, before=None, device="cpu")
+            whitenings = Whitenings(file, privacy, len(mlp_layers(self.own.config)))
+            behind = self.own if settings.masks is None else own_seed(settings.seed)
+            work = replace(self._work, expert=behind, body=behind, before=None, device="cpu")
             write_whitenings(work, settings.router_statistics, file, budget.text)
             better = suited(self.documents, whitenings)
         parts = (
             f"{budget}; {spent:,} of {every:,} documents with noise have spent it",
             f"public text: {len(budget.text.texts):,} documents, digest {budget.text.digest}",
             f"for about {self.documents:,} documents sums = {better} routes better, by public text alone",
+            *([] if settings.masks is None else [divided(privacy, budget.contributions)]),
             f"it {UNCOVERED}. Set fit and head_contributions to false, ask for the seed's head, and train with noise",
         )
         return "; ".join(parts)

@@ -9,18 +9,15 @@ from collections.abc import Mapping
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.models.expert_folder import expert_digest, is_weights
-from moerge.models.stored import SINGLE
-from moerge.trunk.merge import SEED_PARTS_FILE
 from moerge_coordinator.domain import bodies, contributions
 from moerge_coordinator.domain.contributions import Checked
 from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.seeds import digest_of, files_of
 from moerge_coordinator.domain.withdrawal import withdraw_contribution
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, DomainRow, ExpertRow, OwnerRow, tell
 from moerge_proto.contributions import NewContribution
 from moerge_proto.experts import ExpertState
-from moerge_proto.messages import FileEntry
 from moerge_proto.options import ANCHOR
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Kind
@@ -37,17 +34,6 @@ def seed_of(session: Session, digest: str | None = None) -> BodyRow:
         problem = f"made under body {digest}; the current one is {row.digest}"
         raise RefusedError(ProblemType.WRONG_BODY, problem, where="the anchor", todo="ask for the anchor again")
     return row
-
-
-def files_of(seed: BodyRow) -> list[FileEntry]:
-    """The seed's parts as an expert's files."""
-    parts = [file.model_copy(update={"name": SINGLE}) for file in seed.files if file.name == SEED_PARTS_FILE]
-    return sorted([*parts, *(file for file in seed.files if not is_weights(file.name))], key=lambda file: file.name)
-
-
-def digest_of(seed: BodyRow) -> str:
-    """The anchor's digest as an expert."""
-    return expert_digest({file.name: file.sha256 for file in files_of(seed)})
 
 
 def add(session: Session, ports: Ports, seed: BodyRow, made: Mapping[Kind, str]) -> str | None:

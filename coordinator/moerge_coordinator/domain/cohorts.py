@@ -1,7 +1,9 @@
 """Cohorts: masked contributions whose keepers have answered with the sums of their masks, once and whole."""
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import BinaryIO
 
@@ -11,18 +13,21 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge.errors import ContributionError
 from moerge.models.families.registry import FAMILIES
-from moerge.statistics.cohort import Cohort
+from moerge.statistics.cohort import Cohort, CohortFiles
+from moerge.statistics.passes import RouterPass
+from moerge.statistics.release import release_cohort, write_whitenings
 from moerge.statistics.validate import validate
+from moerge.statistics.whitening import Whitenings
 from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.seeds import parts_of
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import BodyRow, CohortRow, ContributionRow, KeyRow, tell
 from moerge_proto.contributions import NewContribution
-from moerge_proto.masks import MaskedPart, MasksRequest, MaskSums, Seals
+from moerge_proto.masks import MaskedPart, MasksRequest, Seals, facts_of
 from moerge_proto.options import SolveOptions
 from moerge_proto.problems import ProblemType
-from moerge_proto.ranges import Source
-from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import Manifest, Privacy, RouterManifest, StatisticsFile
 from moerge_proto.versions import Lineage
 
 Fetch = Callable[[str, MasksRequest, BinaryIO], str]
@@ -48,8 +53,7 @@ def sealed(session: Session, manifest: Manifest, new: NewContribution, signer: s
     if new.masks is None:
         return None
     key = session.scalar(select(KeyRow.public_key).where(KeyRow.fingerprint == signer))
-    facts = {name: getattr(manifest, name) for name in ("owner", "domain", "body", "hidden_size", "layers")}
-    part = MaskedPart(**facts, contribution=new.sha256, seals=new.masks)
+    part = MaskedPart.model_validate({**facts_of(manifest), "contribution": new.sha256, "seals": new.masks})
     if key is None or not part.is_genuine(key):
         what, todo = "not signed by the owner's active key", "make a key (moerge worker init), and run the worker again"
         raise RefusedError(ProblemType.FORBIDDEN, what, where="masks.signature", todo=todo)
@@ -125,26 +129,45 @@ def unmask(ports: Ports, lineage: Lineage, fetch: Fetch) -> None:
             return
         _require_enough(rows)
         body = session.scalars(select(BodyRow).where(BodyRow.digest == lineage.body)).one()
-    request, blobs = MasksRequest(parts=[_part(row, body) for row in rows]), ports.blobs
-    urls = {key: _address(ports.settings.keepers, key) for part in request.parts for key in part.seals.sealed}
+    blobs, released = ports.blobs, None
     with ExitStack() as stack:
         files = [stack.enter_context(StatisticsFile(blobs.source(row.digest))) for row in rows]
         Cohort(files)  # before a keeper is asked
+        request = MasksRequest(parts=[_part(row, file.manifest) for row, file in zip(rows, files, strict=True)])
+        urls = {key: _address(ports.settings.keepers, key) for part in request.parts for key in part.seals.sealed}
         answers = {key: blobs.put("masks", partial(fetch, url, request)).sha256 for key, url in sorted(urls.items())}
-        sizes = body.hidden_size, body.layers, request.domains
-        masks = [stack.enter_context(MaskSums(blobs.source(answer), *sizes)) for answer in answers.values()]
-        _require_plausible(Cohort(files, masks), body)
+        found = CohortFiles((), [blobs.source(answer) for answer in answers.values()])
+        cohort = found.opened(stack, files)
+        if cohort.manifest.settings.privacy is not None:
+            released = _released(ports, cohort, cohort.manifest.settings.privacy, body, request.digest)
+            cohort = replace(found, released=blobs.source(released)).opened(stack, files)
+        _require_plausible(cohort, body)
     with ports.database.transaction("add cohort") as session:
         named = ContributionRow.digest.in_([row.digest for row in rows])
         members = list(session.scalars(select(ContributionRow).where(named)))
         if all(row.cohort is not None for row in members):
             return  # a concurrent copy of the step
-        cohort = CohortRow(body=body.digest, answers=answers)
-        session.add(cohort)
+        made = CohortRow(body=body.digest, answers=answers, released=released)
+        session.add(made)
         session.flush()
         for row in members:
-            row.cohort = cohort.number
-        tell(session, f"cohort {cohort.number} is unmasked, as a sum: {', '.join(request.domains)}")
+            row.cohort = made.number
+        tell(session, f"cohort {made.number} is unmasked, as a sum: {', '.join(request.domains)}")
+
+
+def _released(ports: Ports, cohort: Cohort, privacy: Privacy, body: BodyRow, name: str) -> str:
+    """The digest of the sums of a cohort with noise, made with the whitening behind the seed; once, because a later
+    build could compute others.
+    """
+    folder, settings = ports.settings.home / "cohorts" / name, cohort.manifest.settings
+    whitenings = Whitenings(folder / "whitenings", privacy, body.layers)
+    work = RouterPass(parts_of(ports, body), ports.folders.body(body), cohort.manifest.exponents, settings.precision)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        write_whitenings(work, settings, whitenings.path)
+        return ports.blobs.put("released", partial(release_cohort, cohort, body.bounds, whitenings)).sha256
+    finally:
+        shutil.rmtree(folder)  # a killed process leaves it
 
 
 def _require_plausible(cohort: Cohort, body: BodyRow) -> None:
@@ -162,10 +185,10 @@ def _masked(session: Session, lineage: Lineage) -> list[ContributionRow]:
     return list(session.scalars(query.order_by(row.digest)))
 
 
-def _part(row: ContributionRow, body: BodyRow) -> MaskedPart:
-    facts = {"owner": row.owner, "domain": row.domain, "body": body.digest, "contribution": row.digest}
-    sizes = {"hidden_size": body.hidden_size, "layers": body.layers}
-    return MaskedPart.model_validate({**facts, **sizes, "seals": row.seals})
+def _part(row: ContributionRow, manifest: Manifest) -> MaskedPart:
+    if not isinstance(manifest, RouterManifest):
+        raise ValueError("only router contributions are masked")
+    return MaskedPart.model_validate({**facts_of(manifest), "contribution": row.digest, "seals": row.seals})
 
 
 def _address(keepers: Mapping[str, str], key: str) -> str:
@@ -176,8 +199,8 @@ def _address(keepers: Mapping[str, str], key: str) -> str:
     return keepers[key]
 
 
-def sources(database: Database, blobs: Blobs, lineage: Lineage) -> list[tuple[list[str], list[Source]]]:
-    """The digests of each cohort's contributions, and its keepers' answers."""
+def sources(database: Database, blobs: Blobs, lineage: Lineage) -> list[CohortFiles]:
+    """The cohorts of a lineage."""
     members: dict[int, list[str]] = {}
     with database.reading() as session:
         for row in _masked(session, lineage):
@@ -186,4 +209,11 @@ def sources(database: Database, blobs: Blobs, lineage: Lineage) -> list[tuple[li
         cohorts = list(
             session.scalars(select(CohortRow).where(CohortRow.number.in_(members)).order_by(CohortRow.number))
         )
-    return [(members[row.number], [blobs.source(answer) for answer in row.answers.values()]) for row in cohorts]
+    return [
+        CohortFiles(
+            members[row.number],
+            [blobs.source(answer) for answer in row.answers.values()],
+            None if row.released is None else blobs.source(row.released),
+        )
+        for row in cohorts
+    ]

@@ -1,4 +1,4 @@
-"""Parts for a seed's body, compared with the seed."""
+"""A seed's own parts as an expert, and other experts' parts for its body, compared with the seed."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -6,10 +6,30 @@ from sqlalchemy.orm import Session
 from moerge.errors import IncompatibleExpertError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.distance import distance
+from moerge.models.expert_folder import expert_digest, is_weights
 from moerge.models.families.family import EMBEDDING, HEAD
+from moerge.models.stored import SINGLE
+from moerge.trunk.merge import SEED_PARTS_FILE
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.storage.tables import BodyRow
 from moerge_proto.experts import Parts
+from moerge_proto.messages import FileEntry
+
+
+def files_of(seed: BodyRow) -> list[FileEntry]:
+    """The seed's parts as an expert's files."""
+    parts = [file.model_copy(update={"name": SINGLE}) for file in seed.files if file.name == SEED_PARTS_FILE]
+    return sorted([*parts, *(file for file in seed.files if not is_weights(file.name))], key=lambda file: file.name)
+
+
+def digest_of(seed: BodyRow) -> str:
+    """The digest of the seed's parts as an expert."""
+    return expert_digest({file.name: file.sha256 for file in files_of(seed)})
+
+
+def parts_of(ports: Ports, seed: BodyRow) -> DenseFiles:
+    """The seed's parts, in a folder made on demand."""
+    return ports.folders.shown(files_of(seed), ports.folders.experts / digest_of(seed))
 
 
 def find_seed(session: Session, parts: Parts | None) -> BodyRow | None:

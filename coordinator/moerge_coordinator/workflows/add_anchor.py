@@ -15,7 +15,7 @@ from moerge.models.tokens import Tokens
 from moerge.statistics.contribution import Computing, head_manifest, router_manifest, summed
 from moerge.statistics.passes import HeadPass, Pass, RouterPass
 from moerge.versions.file_plans import copied_bytes
-from moerge_coordinator.domain import anchors
+from moerge_coordinator.domain import anchors, seeds
 from moerge_coordinator.log import progress
 from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_problems
 from moerge_proto.anchors import NewAnchor
@@ -46,8 +46,7 @@ class AddAnchor(Work):
         ports = self.ports
         with ports.database.reading() as session:
             row = anchors.seed_of(session, body)
-        digest, own = anchors.digest_of(row), ports.folders.body(row)
-        parts = ports.folders.shown(anchors.files_of(row), ports.folders.experts / digest)
+        digest, own, parts = seeds.digest_of(row), ports.folders.body(row), seeds.parts_of(ports, row)
         documents = _documents(parts, NewAnchor.model_validate(new).texts)
         heads = head_manifest(ANCHOR, parts, digest, SETTINGS, ANCHOR)
         routers = router_manifest(ANCHOR, digest, ANCHOR, row, SETTINGS)

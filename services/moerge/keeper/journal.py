@@ -187,9 +187,9 @@ class Keeper:
 def _refusal(database: sqlite3.Connection, request: MasksRequest) -> str:
     """The reason to refuse a new cohort of genuine parts; empty if the law allows an answer."""
     owners = {part.owner for part in request.parts}
-    least = max(request.parts, key=lambda part: part.seals.owners)
-    if len(owners) < least.seals.owners:
-        return f"{len(owners)} owners; {least.owner} asks for at least {least.seals.owners}"
+    least = max(request.parts, key=lambda part: part.owners)
+    if len(owners) < least.owners:
+        return f"{len(owners)} owners; {least.owner} asks for at least {least.owners}"
     query = "SELECT cohort FROM members WHERE body = ? AND owner = ? AND domain = ?"
     for part in request.parts:
         if (found := database.execute(query, (part.body, part.owner, part.domain)).fetchone()) is not None:

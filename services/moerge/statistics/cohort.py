@@ -1,6 +1,8 @@
 """Masked contributions: their files, and a cohort of them, whose sum alone can be read (`moerge_proto.masks`)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -8,22 +10,42 @@ import numpy as np
 
 from moerge.errors import ContributionError
 from moerge.files import atomic_file
+from moerge.statistics.noise import Generator
+from moerge.statistics.whitening import Limits, counted
 from moerge_proto.masks import MaskSums, mask
-from moerge_proto.statistics_file import Int64, Manifest, StatisticsFile, gram_length, write
+from moerge_proto.ranges import Source
+from moerge_proto.statistics_file import (
+    Int64,
+    Manifest,
+    Privacy,
+    StatisticsFile,
+    StatisticsSettings,
+    gram_length,
+    write,
+)
 
 
-def write_masked(exact: Path, path: Path, seeds: Sequence[bytes]) -> Manifest:
-    """Writes the masked contribution of exact sums, and returns its manifest. Each seed must be new and secret."""
+def write_masked(exact: Path, path: Path, seeds: Sequence[bytes], noise: Limits | None = None) -> Manifest:
+    """Writes the masked contribution of exact sums, and returns its manifest. Each seed must be new and secret.
+
+    Args:
+        noise: adds new noise to sums on its grid, within these limits. The sum over a cohort is to be released, see
+            `moerge.statistics.release`.
+    """
     with StatisticsFile(exact) as file, atomic_file(path, private=True) as out:
-        write(out, file.manifest, _masked(file, seeds))
-        return file.manifest
+        manifest = file.manifest if noise is None else counted(file.manifest, noise)
+        write(out, manifest, _masked(file, seeds, noise))
+        return manifest
 
 
-def _masked(file: StatisticsFile, seeds: Sequence[bytes]) -> Iterator[Int64]:
-    hidden = file.manifest.hidden_size
+def _masked(file: StatisticsFile, seeds: Sequence[bytes], noise: Limits | None) -> Iterator[Int64]:
+    hidden, generator = file.manifest.hidden_size, Generator.secret()
     length = gram_length(hidden)
     for layer in range(file.manifest.layers):
-        words = np.concatenate([file.gram(layer), file.cross(layer)]).view(np.uint64)
+        gram, cross = file.gram(layer), file.cross(layer)
+        if noise is not None:
+            noise.add_noise(gram, cross, generator)
+        words = np.concatenate([gram, cross]).view(np.uint64)
         for seed in seeds:
             words += mask(seed, layer, length + hidden)
         yield words[:length].view(np.int64)
@@ -33,6 +55,8 @@ def _masked(file: StatisticsFile, seeds: Sequence[bytes]) -> Iterator[Int64]:
 class Cohort:
     """Masked contributions with the sums of their masks, one answer of each keeper; read like one contribution.
 
+    With noise, its `released` sums are read, or else those on the noise's grid.
+
     Attributes:
         members: their files.
         manifest: with the counts of all.
@@ -41,15 +65,14 @@ class Cohort:
         ContributionError: their sums can't be added.
     """
 
-    def __init__(self, members: Sequence[StatisticsFile], masks: Sequence[MaskSums] = ()) -> None:
-        self.members, self._masks = members, masks
+    def __init__(
+        self, members: Sequence[StatisticsFile], masks: Sequence[MaskSums] = (), released: MaskSums | None = None
+    ) -> None:
+        self.members, self._masks, self._released = members, masks, released
         manifests = [file.manifest for file in members]
         first = manifests[0]
         for other in manifests[1:]:
-            if (other.exponents, other.settings.before) != (first.exponents, first.settings.before):
-                what = f"{other.domain} has other text before its own than {first.domain}, so their sums can't be added"
-                todo = "ask their owners for equal settings of `before`"
-                raise ContributionError(what, where="manifest.settings.before", todo=todo)
+            _require_alike(first, other)
         self.manifest = first.model_copy(
             update={
                 "settings": max((item.settings for item in manifests), key=lambda settings: settings.batch),
@@ -58,6 +81,8 @@ class Cohort:
                 "shards": [shard for item in manifests for shard in item.shards],
             }
         )
+        if first.settings.privacy is not None:
+            Limits.of(first.settings.privacy, first.layers).require_room(self.manifest.documents)
 
     @cached_property
     def domains(self) -> list[str]:
@@ -69,12 +94,16 @@ class Cohort:
 
     def gram(self, layer: int) -> Int64:
         """[H(H+1)/2], the sum of all grams."""
+        if self._released is not None:
+            return self._released.gram(layer)
         return _difference((file.gram(layer) for file in self.members), (item.gram(layer) for item in self._masks))
 
     def cross(self, layer: int, domain: str | None = None) -> Int64:
         """[H], the sum of a domain's features; None: of all."""
         if domain is None:
             return _difference((self.cross(layer, item) for item in self.domains), ())
+        if self._released is not None:
+            return self._released.cross(layer, domain)
         files = (file for file in self.members if file.manifest.domain == domain)
         return _difference((file.cross(layer) for file in files), (item.cross(layer, domain) for item in self._masks))
 
@@ -84,6 +113,25 @@ class Cohort:
         return self.gram(int(layer)) if kind == "gram" else self.cross(int(layer))
 
 
+@dataclass(frozen=True)
+class CohortFiles:
+    """A cohort by the names of its contributions; its keepers' answers; with noise, its released sums."""
+
+    members: Collection[str]
+    answers: Sequence[Source]
+    released: Source | None = None
+
+    def opened(self, stack: ExitStack, members: Sequence[StatisticsFile]) -> Cohort:
+        """The cohort of these opened contributions."""
+        first, domains = members[0].manifest, {file.manifest.domain for file in members}
+
+        def sums(source: Source) -> MaskSums:
+            return stack.enter_context(MaskSums(source, first.hidden_size, first.layers, [*domains]))
+
+        released = None if self.released is None else sums(self.released)
+        return Cohort(members, [sums(answer) for answer in self.answers], released)
+
+
 Summand = StatisticsFile | Cohort
 """A contribution whose sums can be read, or a cohort of masked ones."""
 
@@ -91,6 +139,27 @@ Summand = StatisticsFile | Cohort
 def members(files: Sequence[Summand]) -> list[StatisticsFile]:
     """Every contribution, of cohorts too."""
     return [item for file in files for item in (file.members if isinstance(file, Cohort) else [file])]
+
+
+def _require_alike(first: Manifest, other: Manifest) -> None:
+    ours, theirs = (_common(manifest.settings) for manifest in (first, other))
+    for name, value in ours.items():
+        if theirs[name] != value:
+            what = (
+                f"expected {value} as in {first.domain}, found {theirs[name]} in {other.domain}, so their sums differ"
+            )
+            todo = "ask their owners for equal settings"
+            raise ContributionError(what, where=f"manifest.settings.{name}", todo=todo)
+
+
+def _common(settings: StatisticsSettings) -> dict[str, object]:
+    """The settings that a cohort's contributions have in common; with noise, also those of its whitening."""
+    result = dict[str, object]({"before": settings.before})
+    for name in Privacy.model_fields:
+        result[f"privacy.{name}"] = getattr(settings.privacy, name, None)
+    if settings.privacy is not None:
+        result |= {name: getattr(settings, name) for name in ("tokens_per_document", "context", "precision")}
+    return result
 
 
 def _difference(added: Iterable[Int64], subtracted: Iterable[Int64]) -> Int64:

@@ -77,7 +77,13 @@ class Computing:
 
 
 def router_manifest(
-    owner: str, expert: str, domain: str, body: BodyFacts, settings: StatisticsSettings, split: str = "statistics"
+    owner: str,
+    expert: str,
+    domain: str,
+    body: BodyFacts,
+    settings: StatisticsSettings,
+    split: str = "statistics",
+    keepers: Sequence[str] = (),
 ) -> RouterManifest:
     """The manifest of a router contribution under a body, without sums; `expert` is a digest."""
     require_pool(settings.before)
@@ -88,6 +94,7 @@ def router_manifest(
             "domain": domain,
             "body": body.digest,
             "split": split,
+            "keepers": list(keepers),
             "settings": settings,
             "hidden_size": body.hidden_size,
             "layers": body.layers,

@@ -14,7 +14,8 @@ from moerge.errors import ContributionError
 from moerge.statistics.integers import effective_rank, square_of
 from moerge.statistics.kinds import CONTRIBUTIONS
 from moerge.statistics.membership import FEW_DOCUMENTS, expected_auc
-from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, StatisticsFileError
+from moerge.statistics.whitening import epsilon_alone
+from moerge_proto.statistics_file import Manifest, Privacy, RouterManifest, StatisticsFile, StatisticsFileError
 
 UNCOVERED = (
     "covers router sums alone: fitted MLPs, head contributions, body contributions, comparisons with merged bodies, "
@@ -33,10 +34,19 @@ def summary(manifest: Manifest) -> str:
 
 
 def _noise(manifest: Manifest) -> str:
-    privacy = manifest.settings.privacy
-    if manifest.is_masked:
-        return ", masked"
-    return "" if privacy is None else f", with noise: epsilon {privacy.epsilon:.3g}, delta {privacy.delta:g}"
+    privacy, masked = manifest.settings.privacy, ", masked" if manifest.is_masked else ""
+    if privacy is None:
+        return masked
+    return f"{masked}, with noise: epsilon {privacy.epsilon:.3g}, delta {privacy.delta:g}"
+
+
+def divided(privacy: Privacy, contributions: int = 1) -> str:
+    """A sentence on noise that is divided among a cohort's owners."""
+    return (
+        f"this bounds what the sum over {privacy.owners} or more owners shows, while one keeper keeps to its law, and "
+        f"{privacy.owners} of them drew their noise and tell nobody; to the coordinator with all keepers, or with all "
+        f"other owners, the bound is epsilon {epsilon_alone(privacy, contributions):.3g}"
+    )
 
 
 def describe(path: Path) -> Iterator[RenderableType]:
@@ -126,14 +136,17 @@ def _reveals(file: StatisticsFile) -> Iterator[str]:
             "of the cohort's other owners; all others of the cohort together could compute its own"
         )
         yield "this can't be withdrawn from a sum that is known"
-        return
-    if privacy is not None:
+    elif privacy is not None:
         yield f"the number of documents, {manifest.documents:,}"
+    if privacy is not None:
         yield (
             f"of each document at most what epsilon {privacy.epsilon:.3g} and delta {privacy.delta:g} allow "
             "(differential privacy); sums of the same document in other files add to it"
         )
+        if manifest.is_masked:
+            yield divided(privacy)
         yield f"this {UNCOVERED}"
+    if manifest.is_masked or privacy is not None:
         return
     yield f"the amount of text: {manifest.tokens:,} tokens, {manifest.documents:,} documents"
     yield "second moments of the model's inputs; the effective rank is the number of directions in them"

@@ -1,16 +1,18 @@
-"""A router contribution with noise: the public whitening, and the step from exact sums to the file that leaves.
+"""Router contributions with noise: the public whitening, and the step from exact sums to those that count.
 
 Between two sets of documents of which one has a document more, exact sums differ by at most the limits of `whitening`.
 The noise hides that much. All that follows reads only the noisy sums, so it costs nothing: means and covariance are
 drawn towards the public text's, the more the larger the noise, and become gram and cross of an ordinary contribution.
+With masks that is a function of the sum over a cohort.
 """
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,11 +26,12 @@ from moerge.models.dense_files import Dense
 from moerge.models.families.family import EMBEDDING
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.statistics.accumulate import Sum, inverse
+from moerge.statistics.cohort import Cohort
 from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.integers import pack, square_of, to_integers
-from moerge.statistics.noise import SIGMA, Generator, discrete_gaussian
+from moerge.statistics.noise import SIGMA, Generator
 from moerge.statistics.passes import RouterPass
-from moerge.statistics.whitening import Limits, Whitening, Whitenings, name_of
+from moerge.statistics.whitening import Limits, Whitening, Whitenings, counted, name_of
 from moerge.threads import one_thread
 from moerge_proto.statistics_file import Int64, Manifest, StatisticsFile, StatisticsSettings, Sums, write
 
@@ -99,11 +102,22 @@ def write_whitenings(
     return path
 
 
-class Moments(NamedTuple):
-    """Of a layer's noisy sums: the mean [H] of whitened features and their covariance [H, H], float64."""
+class Domain(NamedTuple):
+    """Of a domain in noisy sums: their documents, and the drawings of noise."""
 
-    mean: Tensor
+    documents: int
+    drawings: int = 1
+
+
+class Moments(NamedTuple):
+    """Of a layer's noisy sums: each domain's mean [D, H] of whitened features; the covariance [H, H] around them.
+
+    `shares` [D, 1] of the documents; all are float64.
+    """
+
+    means: Tensor
     covariance: Tensor
+    shares: Tensor
 
 
 def release(
@@ -114,69 +128,118 @@ def release(
     Each document counts as `tokens_per_document` tokens, because the number of its own would tell of it.
     Every call draws new noise, and so costs the whole budget of all documents again.
     """
-    generator = generator or Generator.secret()
     with StatisticsFile(exact) as file, atomic_file(path, private=True) as out:
-        tokens = file.manifest.documents * (file.manifest.settings.tokens_per_document or 1)
-        manifest = file.manifest.model_copy(update={"tokens": tokens})
-        write(out, manifest, _released(file, manifest, feature_bounds(body), whitenings, generator))
+        manifest = counted(file.manifest, whitenings.limits)
+        write(out, manifest, _released(file, feature_bounds(body), whitenings, generator or Generator.secret()))
         return manifest
 
 
 def _released(
-    file: StatisticsFile, manifest: Manifest, bounds: list[float], whitenings: Whitenings, generator: Generator
+    file: StatisticsFile, bounds: list[float], whitenings: Whitenings, generator: Generator
 ) -> Iterator[Int64]:
-    limits = whitenings.limits
     for layer, bound in enumerate(bounds):
         gram, cross = file.gram(layer), file.cross(layer)
-        cross += discrete_gaussian(len(cross), generator)
-        if limits.gram:
-            gram += discrete_gaussian(len(gram), generator)
-        whitening, exponent = whitenings.layer(layer), manifest.exponents[layer]
-        moments = moments_of(gram, cross, manifest.documents, whitening, limits)
-        second, mean = features_of(moments, whitening, bound)
-        yield to_integers(pack((second * manifest.tokens).numpy()), exponent)
-        yield to_integers((mean * manifest.tokens).numpy(), exponent)
+        whitenings.limits.add_noise(gram, cross, generator)
+        gram, [cross] = _features(
+            gram, [cross], [Domain(file.manifest.documents)], file.manifest, layer, bound, whitenings
+        )
+        yield gram
+        yield cross
 
 
-def moments_of(gram: Int64, cross: Int64, documents: int, whitening: Whitening, limits: Limits) -> Moments:
+def release_cohort(cohort: Cohort, bounds: Sequence[float], whitenings: Whitenings, out: BinaryIO) -> str:
+    """Writes the sums of a cohort with noise in the layout of a keeper's answer, and returns their SHA-256.
+
+    They are to its noisy sums as a contribution is to its own: one function of the sum, since it isn't linear.
+    """
+    digest = hashlib.sha256()
+    parts = {
+        domain: [file.manifest for file in cohort.members if file.manifest.domain == domain]
+        for domain in cohort.domains
+    }
+    domains = [Domain(sum(item.documents for item in items), len(items)) for items in parts.values()]
+    for layer, bound in enumerate(bounds):
+        crosses = [cohort.cross(layer, domain) for domain in parts]
+        gram, crosses = _features(cohort.gram(layer), crosses, domains, cohort.manifest, layer, bound, whitenings)
+        for array in (gram, *crosses):
+            data = array.astype("<i8", copy=False).tobytes()
+            digest.update(data)
+            out.write(data)
+    return digest.hexdigest()
+
+
+def _features(
+    gram: Int64,
+    crosses: Sequence[Int64],
+    domains: Sequence[Domain],
+    manifest: Manifest,
+    layer: int,
+    bound: float,
+    whitenings: Whitenings,
+) -> tuple[Int64, list[Int64]]:
+    """Noisy sums of a layer, in whitened coordinates -> gram and crosses of features, as a contribution has them."""
+    whitening, exponent = whitenings.layer(layer), manifest.exponents[layer]
+    moments = moments_of(gram, crosses, domains, whitening, whitenings.limits)
+    second, means = features_of(moments, whitening, bound)
+    most = manifest.settings.tokens_per_document or 1
+    tokens = [domain.documents * most for domain in domains]
+    return to_integers(pack((second * sum(tokens)).numpy()), exponent), [
+        to_integers((mean * count).numpy(), exponent) for mean, count in zip(means, tokens, strict=True)
+    ]
+
+
+def moments_of(
+    gram: Int64, crosses: Sequence[Int64], domains: Sequence[Domain], whitening: Whitening, limits: Limits
+) -> Moments:
     """Moments drawn towards 0 and the unit matrix, the public text's, as much as the noise asks for.
 
-    The mean shrinks by the share of noise in its square (James and Stein, 1961). The covariance becomes
+    A mean shrinks by the share of noise in its square (James and Stein, 1961). The covariance becomes
     (S + v I) / (1 + v), with S its positive semidefinite part, and v the spectral norm of the noise.
     """
-    size, step = len(cross), whitening.cross / limits.cross / documents
-    mean = torch.from_numpy(cross).double() * step
-    found, noise = float(mean.square().sum()), size * (SIGMA * step) ** 2
-    mean = mean * max(0.0, 1 - noise / max(found, noise))
-    mean = mean * min(1.0, whitening.cross / max(float(mean.norm()), 1e-300))
+    size, documents = len(whitening.mean), sum(domain.documents for domain in domains)
+    shares = torch.tensor([[domain.documents / documents] for domain in domains], dtype=torch.float64)
+    means = torch.stack([_mean(*item, whitening, limits) for item in zip(crosses, domains, strict=True)])
     unit = torch.eye(size, dtype=torch.float64)
     if not limits.gram:
-        return Moments(mean, unit)
-    step = whitening.gram / limits.gram / documents
-    square = square_of(gram, 0) * (step / math.sqrt(2))
+        return Moments(means, unit, shares)
+    square = square_of(gram, 0) * (whitening.gram / limits.gram / documents / math.sqrt(2))
     square.diagonal().mul_(math.sqrt(2))
-    values, vectors = torch.linalg.eigh(square - torch.outer(mean, mean))
+    values, vectors = torch.linalg.eigh(square - means.T @ (shares * means))
     covariance = (vectors * values.clamp_min(0)) @ vectors.T
-    spread = spread_of(documents, whitening, limits)
-    return Moments(mean, (covariance + spread * unit) / (1 + spread))
+    spread = spread_of(Domain(documents, sum(domain.drawings for domain in domains)), whitening, limits)
+    return Moments(means, (covariance + spread * unit) / (1 + spread), shares)
 
 
-def spread_of(documents: int, whitening: Whitening, limits: Limits) -> float:
+def _mean(cross: Int64, domain: Domain, whitening: Whitening, limits: Limits) -> Tensor:
+    step = whitening.cross / limits.cross / domain.documents
+    mean = torch.from_numpy(cross).double() * step
+    found, noise = float(mean.square().sum()), len(cross) * domain.drawings * (SIGMA * step) ** 2
+    mean = mean * max(0.0, 1 - noise / max(found, noise))
+    return mean * min(1.0, whitening.cross / max(float(mean.norm()), 1e-300))
+
+
+def spread_of(whole: Domain, whitening: Whitening, limits: Limits) -> float:
     """The spectral norm of a covariance's noise over so many documents, in units of the public covariance."""
-    return math.sqrt(2 * len(whitening.mean)) * SIGMA * whitening.gram / limits.gram / documents
+    deviation = SIGMA * math.sqrt(2 * len(whitening.mean) * whole.drawings)
+    return deviation * whitening.gram / limits.gram / whole.documents
 
 
 def suited(documents: int, whitenings: Whitenings) -> Sums:
-    """The better sums for so many documents, by the noise alone, and so by public text alone."""
+    """The better sums for so many documents of each owner, by the noise alone, and so by public text alone."""
+    owners = whitenings.privacy.owners
     limits = Limits.of(whitenings.privacy.model_copy(update={"sums": "grams"}), whitenings.layers)
-    spreads = [spread_of(documents, whitenings.layer(layer), limits) for layer in range(whitenings.layers)]
+    whole = Domain(documents * owners, owners)
+    spreads = [spread_of(whole, whitenings.layer(layer), limits) for layer in range(whitenings.layers)]
     return "grams" if median(spreads) < MOST_SPREAD else "means"
 
 
 def features_of(moments: Moments, whitening: Whitening, bound: float) -> tuple[Tensor, Tensor]:
-    """Second moment [H, H] and mean [H] of features, float64, from those of whitened ones; the trace is in `bound`."""
+    """Second moment [H, H] and means [D, H] of features, float64, from those of whitened ones.
+
+    The trace is in `bound`.
+    """
     factor = whitening.factor.double()
-    mean = whitening.mean.double() + factor @ moments.mean
-    second = factor @ moments.covariance @ factor.T + torch.outer(mean, mean)
+    means = whitening.mean.double() + moments.means @ factor.T
+    second = factor @ moments.covariance @ factor.T + means.T @ (moments.shares * means)
     scale = min(1.0, bound / float(second.trace()))
-    return second * scale, mean * math.sqrt(scale)
+    return second * scale, means * math.sqrt(scale)

@@ -1,6 +1,6 @@
 """The files of a version and their order: a pure function of its lineage and of the files that it names (law 3)."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +15,7 @@ from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_model, chat_template
 from moerge.routers import influence
 from moerge.routers.solve import solve_layers
-from moerge.statistics.cohort import Cohort, Summand, members
+from moerge.statistics.cohort import Cohort, CohortFiles, Summand, members
 from moerge.trunk.heads import HeadInputs, is_tied
 from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, Origin, SeedRecord, card_file
 from moerge.versions.engines import engine_limits
@@ -33,7 +33,6 @@ from moerge.versions.file_plans import (
 )
 from moerge_proto.digests import digest_of
 from moerge_proto.influence import VersionInfluence
-from moerge_proto.masks import MaskSums
 from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import Lineage, SolveReport
@@ -90,7 +89,7 @@ class VersionInputs:
         merged: the experts in the body.
         contributed: facts of the router contributions, in the lineage's order.
         statistics: gives their files in that order.
-        cohorts: gives, for each cohort of masked ones, their digests and their keepers' answers.
+        cohorts: gives the cohorts of masked ones.
         head_statistics: gives the files of the lineage's head contributions, in order.
         seed: of a seed's body.
         base: the base model's config and tokenizer, of a body that was merged with it.
@@ -103,7 +102,7 @@ class VersionInputs:
     merged: Sequence[ExpertRecord]
     contributed: Sequence[Contributed]
     statistics: Callable[[], Sequence[Source]]
-    cohorts: Callable[[], Sequence[tuple[Collection[str], Sequence[Source]]]] = tuple
+    cohorts: Callable[[], Sequence[CohortFiles]] = tuple
     head_statistics: Callable[[], Sequence[Source]] = tuple
     seed: Seed | None = None
     base: DenseFiles | None = None
@@ -160,13 +159,8 @@ def _summands(stack: ExitStack, lineage: Lineage, inputs: VersionInputs) -> list
         for digest, source in zip(lineage.contributions, inputs.statistics(), strict=True)
     }
     cohorts = list[Summand]()
-    for digests, answers in inputs.cohorts():
-        parts = [files.pop(digest) for digest in sorted(digests)]
-        first, domains = parts[0].manifest, {part.manifest.domain for part in parts}
-        masks = [
-            stack.enter_context(MaskSums(answer, first.hidden_size, first.layers, [*domains])) for answer in answers
-        ]
-        cohorts.append(Cohort(parts, masks))
+    for cohort in inputs.cohorts():
+        cohorts.append(cohort.opened(stack, [files.pop(digest) for digest in sorted(cohort.members)]))
     if alone := [item for item in files.values() if item.manifest.is_masked]:
         todo = "solve at the coordinator, which asks the keepers"
         raise ContributionError(f"{alone[0].name} is masked, and its cohort is unknown", todo=todo)

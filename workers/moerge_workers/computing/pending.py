@@ -85,30 +85,23 @@ class PendingStatistics:
 
     def _made(self, plan: Plan, path: Path) -> Manifest | None:
         """As `_summed`; with a budget the file has noise, with keepers masks, and exact sums are removed."""
-        if self.blank.is_masked:
-            return self._masked(plan, path)
-        if not isinstance(self.work, RouterPass) or (whitenings := self.work.whitenings) is None:
+        if not isinstance(self.work, RouterPass) or not (self.blank.is_masked or self.work.whitenings):
             return self._summed(plan, path)
-        exact = path.with_suffix(".exact")
+        work, whitenings, exact = self.work, self.work.whitenings, path.with_suffix(".exact")
         if not holds(path, self.blank, plan.sizes):  # else of an earlier run, which asked the owner or was killed
-            public = None if self.settings.privacy is None else self.settings.privacy.text
-            work = replace(self.work, whitenings=None, device="cpu")
-            write_whitenings(work, self.blank.settings, whitenings.path, public)
+            if whitenings is not None:
+                public = None if self.settings.privacy is None else self.settings.privacy.text
+                behind = replace(work, expert=whitenings.expert or work.expert, whitenings=None, device="cpu")
+                write_whitenings(behind, self.blank.settings, whitenings.path, public)
             if self._summed(plan, exact) is None:
                 return None
-            release(exact, path, self.work.body, whitenings)
-        for left in (exact, whitenings.path):
+            if self.blank.is_masked:
+                limits = None if whitenings is None else whitenings.limits
+                write_masked(exact, path, new_seeds(path, self.blank), limits)
+            elif whitenings is not None:
+                release(exact, path, work.body, whitenings)
+        for left in (exact, *([whitenings.path] if whitenings else [])):
             left.unlink(missing_ok=True)
-        with StatisticsFile(path) as file:
-            return file.manifest
-
-    def _masked(self, plan: Plan, path: Path) -> Manifest | None:
-        exact = path.with_suffix(".exact")
-        if not holds(path, self.blank, plan.sizes):
-            if self._summed(plan, exact) is None:
-                return None
-            write_masked(exact, path, new_seeds(path, self.blank))
-        exact.unlink(missing_ok=True)
         with StatisticsFile(path) as file:
             return file.manifest
 

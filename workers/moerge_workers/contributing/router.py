@@ -4,7 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from moerge.errors import MoergeError
-from moerge.models.dense_files import DenseBody
+from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
@@ -14,6 +14,7 @@ from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest
 from moerge_workers.contributing import parts
 from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.seed import OwnBody
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.policy import body_kind
 
@@ -35,13 +36,17 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
     counts = context.data.counts(body.digest, share)
     work = RouterPass(expert, weights, exponents, statistics.precision, settings.device, statistics.before)
     for split in ("statistics", "tuning"):
-        blank = router_manifest(expert.owner, expert.digest, expert.domain, body, statistics, split)
-        if settings.masks is not None and split == "statistics":
-            blank = blank.model_copy(update={"keepers": settings.masks.keepers})
+        keepers = list[str]()
+        if split == "tuning":
+            statistics = settings.tuning_statistics
+        elif settings.masks is not None:
+            keepers = settings.masks.keepers
+        blank = router_manifest(expert.owner, expert.digest, expert.domain, body, statistics, split, keepers)
         path = context.ledger(blank)
         if statistics.privacy is not None:
             file = path.with_suffix(".whitening")
-            work = replace(work, whitenings=Whitenings(file, statistics.privacy, blank.layers))
+            behind = _seed_of(weights) if blank.is_masked else None
+            work = replace(work, whitenings=Whitenings(file, statistics.privacy, blank.layers, behind))
         if split == "statistics" or settings.tuning_share or path.exists():
             with closing(Ledger(path, context.last_documents(blank), counts, spent)) as ledger:
                 if spent is not None and ledger.exact():
@@ -49,6 +54,14 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
                     raise MoergeError(problem, where=str(spent), todo="restore its newest copy, or use another home")
                 sent += _contribute(context, blank, work, ledger)
     return sent
+
+
+def _seed_of(weights: DenseBody) -> DenseFiles:
+    """The seed, whose MLPs whiten the sums of all owners alike."""
+    if isinstance(weights, OwnBody):
+        return weights.seed
+    todo = "leave out [privacy] or [masks], or ask the operator for the seed's body"
+    raise MoergeError("sums with noise and masks need the body of a seed", where="the body", todo=todo)
 
 
 def _contribute(context: Context, blank: RouterManifest, work: RouterPass, ledger: Ledger) -> list[Contribution]:

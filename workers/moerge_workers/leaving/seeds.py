@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge_proto.masks import MaskedPart, Seals, new_seed, seal
+from moerge_proto.masks import MaskedPart, Seals, facts_of, new_seed, seal
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile
 from moerge_workers.leaving.owner_key import key_file, read_owner_key
 
@@ -42,5 +42,4 @@ def seals(home: Path, contribution: Path, digest: str, owners: int) -> Seals | N
         todo = f"restore it from a backup; or remove {contribution}, and the worker computes it again"
         raise MoergeError("not found", where=str(path), todo=todo)
     sealed = {name: seal(bytes.fromhex(seed), name, digest) for name, seed in json.loads(path.read_bytes()).items()}
-    facts = manifest.model_dump(include={"owner", "domain", "body", "hidden_size", "layers"})
-    return MaskedPart.signed(read_owner_key(key), owners, sealed, contribution=digest, **facts).seals
+    return MaskedPart.signed(read_owner_key(key), owners, sealed, contribution=digest, **facts_of(manifest)).seals

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from moerge.models.expert_folder import expert_digest
-from moerge_coordinator.domain import anchors, versions
+from moerge_coordinator.domain import anchors, seeds, versions
 from moerge_coordinator.domain.contributors import of_body
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, DomainRow, ExpertRow, OwnerRow
@@ -36,10 +36,10 @@ def anchor(session: Session, seed: BodyRow) -> ExpertRow:
 
 
 def test_parts_of_the_seed_are_the_anchor_s_files(seed: BodyRow) -> None:
-    files = {file.name: file.sha256 for file in anchors.files_of(seed)}
+    files = {file.name: file.sha256 for file in seeds.files_of(seed)}
     assert set(files) == {"config.json", "model.safetensors", "tokenizer.json"}
     assert files["model.safetensors"] == file_of("parts.safetensors").sha256
-    assert anchors.digest_of(seed) == expert_digest(files)
+    assert seeds.digest_of(seed) == expert_digest(files)
 
 
 def test_a_merged_body_has_no_anchor(session: Session, seed: BodyRow) -> None:

@@ -1,5 +1,6 @@
 """Cohorts: masked contributions count as a whole, once their keepers have answered; a part of one never does."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,7 +11,6 @@ from sqlalchemy import select
 
 from moerge.errors import ContributionError, MoergeError
 from moerge.keeper.journal import Keeper, KeeperError, make_key
-from moerge.statistics.cohort import Cohort
 from moerge_coordinator.domain import cohorts, contributions, owner_keys, owners, versions, withdrawal
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
@@ -19,12 +19,12 @@ from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import BodyRow, CohortRow, ContributionRow, ExpertRow
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
-from moerge_proto.masks import MasksRequest, MaskSums, summed
+from moerge_proto.masks import MasksRequest, summed
 from moerge_proto.options import SolveOptions
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import sign_contribution
-from moerge_proto.statistics_file import StatisticsFile, exponent
+from moerge_proto.statistics_file import Privacy, StatisticsFile, exponent
 from moerge_proto.versions import Lineage, NewVersion
 from support.masked import MaskedOwner
 from support.rows import add_body, add_expert
@@ -47,13 +47,17 @@ class Rounds:
     folder: Path
     asked: list[str] = field(default_factory=list)
 
-    def new(self, domain: str, number: int = 0, add: int = 0, masked: bool = True) -> NewContribution:
+    def new(
+        self, domain: str, number: int = 0, add: int = 0, masked: bool = True, privacy: Privacy | None = None
+    ) -> NewContribution:
         """A kept contribution; `add`: to an entry of its gram."""
         sums = honest_sums(HIDDEN, TOKENS, 1, HIDDEN, seed=DOMAINS.index(domain) + 10 * number)
         sums.arrays["layers.0.gram"][1] += add
         manifest = manifest_of(sums, 1, domain=domain, first_shard=number).model_copy(
             update={"expert": self.experts[domain].digest, "body": self.body.digest, "owner": f"{domain}-owner"}
         )
+        if privacy is not None:
+            manifest = manifest.model_copy(update={"settings": manifest.settings.private(privacy)})
         path, masks = self.folder / "file", None
         if masked:
             _, part = self.owners[domain].contribution(path, manifest, sums, [self.keeper.public_key])
@@ -124,15 +128,13 @@ def test_a_cohort_is_made_once_and_its_sum_is_that_of_all(rounds: Rounds) -> Non
         rounds.unmask(lineage)
     assert rounds.asked == ["http://127.0.0.1:1"]
     assert rounds.lineage() == lineage
-    [(members, [answer])] = cohorts.sources(rounds.ports.database, rounds.ports.blobs, lineage)
-    assert sorted(members) == lineage.contributions == sorted(row.digest for row in sent)
-    files = [StatisticsFile(rounds.ports.blobs.source(digest)) for digest in members]
-    masks = MaskSums(answer, HIDDEN, LAYERS, list(DOMAINS))
+    [found] = cohorts.sources(rounds.ports.database, rounds.ports.blobs, lineage)
+    assert sorted(found.members) == lineage.contributions == sorted(row.digest for row in sent)
+    assert found.released is None
     plain = [honest_sums(HIDDEN, TOKENS, 1, HIDDEN, seed=seed).arrays["layers.1.gram"] for seed in range(3)]
-    assert np.array_equal(Cohort(files, [masks]).gram(1), sum(plain))
-    masks.__exit__()
-    for file in files:
-        file.__exit__()
+    with ExitStack() as stack:
+        files = [stack.enter_context(StatisticsFile(rounds.ports.blobs.source(digest))) for digest in found.members]
+        assert np.array_equal(found.opened(stack, files).gram(1), sum(plain))
     with rounds.ports.database.reading() as session:
         [cohort] = session.scalars(select(CohortRow))
         assert set(cohort.answers.values()) <= needed(session)
@@ -203,6 +205,21 @@ def test_seals_must_be_the_owners_and_for_the_files_keepers(rounds: Rounds) -> N
             rounds.accept("law", wrong)
         assert caught.value.where.startswith("masks")
     assert rounds.accept("law", new).active
+
+
+@pytest.mark.parametrize(
+    ("change", "problem", "where"),
+    [
+        ({"masked": False}, "expected more than 1 with keepers, and 1 without", "manifest"),
+        ({}, "the current body is merged", "manifest.body"),
+    ],
+)
+def test_divided_noise_is_for_masked_sums_under_the_seed_s_body(
+    rounds: Rounds, change: dict[str, Any], problem: str, where: str
+) -> None:
+    with pytest.raises(ContributionError, match=problem) as caught:
+        rounds.send("law", privacy=Privacy(epsilon=1.0, owners=3), **change)
+    assert caught.value.where == where
 
 
 def test_a_keeper_without_an_address_and_a_refusal_stop_the_solve(rounds: Rounds) -> None:

@@ -111,8 +111,9 @@ def test_the_sum_is_validated_like_one_contribution(both: Both, tmp_path: Path) 
 def test_other_text_before_is_refused(both: Both, tmp_path: Path) -> None:
     other = both.masked[1].manifest.settings.model_copy(update={"before": TextBefore(tokens=8, piece=8)})
     both.masked[1].manifest = both.masked[1].manifest.model_copy(update={"settings": other})
-    with pytest.raises(ContributionError, match="code has other text before its own than art"):
+    with pytest.raises(ContributionError, match=r"found .* in code, so their sums differ") as caught:
         Cohort(both.masked)
+    assert caught.value.where == "manifest.settings.before"
 
 
 def test_a_masked_file_is_described_without_figures(both: Both, tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ def test_masks_need_the_owners_key_and_the_seeds(folder: Path, home: Path, clien
     "change",
     [
         {"tuning_share": 0.1},
-        {"privacy": {"epsilon": 1.0}},
+        {"privacy": {"epsilon": 1.0}, "policy": {"bodies": ["seed", "merged"]}},
+        {"privacy": {"epsilon": 1.0, "public": "public.jsonl"}},
         {"masks": {"keepers": []}},
         {"masks": {**MASKS, "owners": 2}},
         {"masks": {"keepers": ["x"]}},

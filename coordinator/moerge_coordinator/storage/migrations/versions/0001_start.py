@@ -217,6 +217,7 @@ def upgrade() -> None:
         _key(),
         _reference("body", "bodies.digest"),
         *_columns(sa.JSON, "answers"),
+        *_columns(DIGEST, "released?"),
         *_columns(TIME, "created"),
     )
     op.create_table(
