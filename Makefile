@@ -73,7 +73,7 @@ $(ENGINES)/vllm/.installed:
 	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check 'lm_eval[hf,ifeval]==0.4.13' --editable .
 	@touch $@
 
-# llama-cpp-python compiles llama.cpp; its source distribution has the converter.
+# llama-cpp-python compiles llama.cpp, here without its part for images; its source distribution has the converter.
 LLAMA_PYTHON := 0.3.36
 $(ENGINES)/llama/.installed:
 	$(PYTHON) -m venv $(ENGINES)/llama
@@ -84,7 +84,7 @@ $(ENGINES)/llama/.installed:
 	    --dest $(ENGINES)/llama llama-cpp-python==$(LLAMA_PYTHON)
 	tar --extract --file $(ENGINES)/llama/llama_cpp_python-$(LLAMA_PYTHON).tar.gz --directory $(ENGINES)/llama
 	ln -sfn llama/llama_cpp_python-$(LLAMA_PYTHON)/vendor/llama.cpp $(ENGINES)/llama.cpp
-	$(ENGINES)/llama/bin/pip install --quiet --disable-pip-version-check \
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(ENGINES)/llama/bin/pip install --quiet --disable-pip-version-check \
 	    '$(ENGINES)/llama/llama_cpp_python-$(LLAMA_PYTHON).tar.gz[server]'
 	@touch $@
 

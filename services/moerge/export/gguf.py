@@ -63,7 +63,7 @@ def export_gguf(version: Path, out: Path, llama_cpp: Path | None, quantise: str 
         source = converter_folder(version, form, part / "version", progress) if form.changed else version
         file = part / "model.gguf"
         options = ["--outfile", str(file), "--outtype", outtype, "--model-name", version.resolve().name]
-        convert([*command, str(source), *options], file, int(parameters * _BITS[outtype] / 8), progress)
+        convert([*command, str(source), *options, *form.options], file, int(parameters * _BITS[outtype] / 8), progress)
         file.replace(out)
         sync_folder(out.parent)
     finally:

@@ -31,6 +31,7 @@ class Form:
     renamed: tuple[Host, Host] | None = None  # give tensors of the first host the other's names, without its constants
     sinks: bool = False  # add attention sinks without weight
     frequencies: tuple[float, ...] = ()  # divisors of the rope's frequencies, [head_dim / 2], to be added; empty: none
+    options: tuple[str, ...] = ()  # of the converter
 
     @property
     def changed(self) -> bool:
@@ -83,7 +84,7 @@ def converter_form(config: Mapping[str, Any]) -> Form:
     changed, host = dict(config), HOSTS[config["model_type"]]
     given = _extended(host)
     if given is None:
-        return Form(changed)
+        return Form(changed, options=host.llama_cpp.options)
     changed |= {"model_type": given.model_type, "architectures": [given.class_name], "sliding_window": None}
     changed["num_local_experts"] = config.get("num_local_experts", config.get("num_experts"))
     for name in ("layer_types", "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"):

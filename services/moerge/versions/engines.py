@@ -65,9 +65,12 @@ def _llama_cpp(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
         for happens in refused:
             yield EngineLimit(engine=name, happens=happens, remedy="use transformers or vLLM")
         return
-    if converter_form(config).changed:
-        happens = "answers wrongly if its converter alone writes the GGUF"
+    form, rounded = converter_form(config), HOSTS[config["model_type"]].llama_cpp.rounded
+    if form.changed or form.options:
+        happens = f"{'answers wrongly' if form.changed else 'has no GGUF'} if its converter alone writes the GGUF"
         yield EngineLimit(engine=name, happens=happens, remedy="write the GGUF with moerge export")
+    if rounded:
+        yield EngineLimit(engine=name, happens=rounded, remedy="use transformers or vLLM for exact answers")
     if (longest := longest_text(config)) is not None:
         happens = f"answers wrongly on texts longer than {longest:,} tokens"
         yield EngineLimit(engine=name, happens=happens, remedy="use transformers or vLLM for longer texts")

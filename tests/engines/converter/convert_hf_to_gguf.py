@@ -17,13 +17,16 @@ def main() -> None:
         os.execv(python, [python, *sys.argv])  # noqa: S606  # no shell
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
     from conversion.base import TextModel  # type: ignore[import-not-found]  # of llama.cpp
+    from conversion.gemma import Gemma4Model  # type: ignore[import-not-found]
+    from gguf import GGUFWriter, SpecialVocab  # type: ignore[import-not-found]
 
-    def vocabulary(self: TextModel) -> None:
-        original(self)
-        self.gguf_writer.add_token_merges(["a b"])
+    def merges(self: SpecialVocab, writer: GGUFWriter, *given: object) -> None:
+        original(self, writer, *given)
+        writer.add_token_merges(["a b"])
 
-    original = TextModel._set_vocab_gpt2
-    TextModel._set_vocab_gpt2 = vocabulary
+    original = SpecialVocab.add_to_gguf
+    SpecialVocab.add_to_gguf = merges
+    Gemma4Model.set_vocab = TextModel._set_vocab_gpt2
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     runpy.run_path(str(sources / Path(__file__).name), run_name="__main__")
 

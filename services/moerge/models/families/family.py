@@ -116,6 +116,8 @@ class LlamaCpp:
         extended: whether GraniteMoeSWA there has the same layers with windows and any frequencies.
         biased: whether its own class there has biases of the attention's output.
         wide: whether it has heads of another width than hidden_size / num_attention_heads.
+        options: of the converter, which fails without them.
+        rounded: how its answers differ from float32, as those of its dense models do, a predicate; empty if they don't.
     """
 
     refused: str = ""
@@ -124,6 +126,8 @@ class LlamaCpp:
     extended: bool = False
     biased: bool = False
     wide: bool = True
+    options: tuple[str, ...] = ()
+    rounded: str = ""
 
 
 @dataclass(frozen=True)

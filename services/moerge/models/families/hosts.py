@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,7 +133,7 @@ GRANITE_MOE_HYBRID = replace(
     class_name="GraniteMoeHybridForCausalLM",
     fixed={"output_router_logits": False, "shared_intermediate_size": SHARED},
     title="GraniteMoeHybrid",
-    llama_cpp=LlamaCpp(refused="isn't known to run GraniteMoeHybrid as transformers does"),
+    llama_cpp=LlamaCpp(refused="takes the attention layers of GraniteMoeHybrid for state spaces"),
     constants=(
         Constant(LAYER + "shared_mlp.input_linear.weight", (2 * SHARED, "hidden_size")),
         Constant(LAYER + "shared_mlp.output_linear.weight", ("hidden_size", SHARED)),
@@ -144,7 +145,7 @@ QWEN3_5_MOE = replace(
     class_name="Qwen3_5MoeForCausalLM",
     fixed={"output_router_logits": False, "shared_expert_intermediate_size": SHARED},
     title="Qwen3.5-MoE",
-    llama_cpp=LlamaCpp(refused="isn't known to run Qwen3.5-MoE as transformers does"),
+    llama_cpp=LlamaCpp(options=("--no-mtp",)),
     limited=(
         Limited(
             lambda config: config.get("dtype") == "float32",
@@ -168,7 +169,10 @@ LFM2_MOE = Host(
         "output_router_logits": False,
     },
     title="LFM2-MoE",
-    llama_cpp=LlamaCpp(refused="isn't known to run LFM2-MoE as transformers does"),
+    llama_cpp=LlamaCpp(
+        refused="has no head apart from the embedding in LFM2-MoE",
+        when=lambda config: config.get("tie_word_embeddings") is False,
+    ),
     limited=(
         Limited(
             lambda config: True,
@@ -203,6 +207,11 @@ def _of_normed(router: Tensor, gain: Tensor) -> Tensor:
     return router * (gain * math.sqrt(len(gain)))
 
 
+def _proportional(config: Mapping[str, Any]) -> bool:
+    """Whether the layers without windows have Gemma 4's own rope, not Gemma 3's."""
+    return bool(config["rope_parameters"]["full_attention"]["rope_type"] == "proportional")
+
+
 _GATE_UP = LAYER + "experts.gate_up_proj"
 GEMMA4_MOE = Host(
     model_type="gemma4_text",
@@ -217,7 +226,11 @@ GEMMA4_MOE = Host(
     chosen="top_k_experts",
     fixed={"enable_moe_block": True, "use_double_wide_mlp": False, "intermediate_size": SHARED},
     title="Gemma 4 with experts",
-    llama_cpp=LlamaCpp(refused="isn't known to run Gemma 4 with experts as transformers does"),
+    llama_cpp=LlamaCpp(
+        refused="converts Gemma 4 with experts only with a proportional rope, and isn't known to run inputs of layers",
+        when=lambda config: bool(config.get("hidden_size_per_layer_input")) or not _proportional(config),
+        rounded="rounds activations, so log-probabilities differ by about 0.002",
+    ),
     ends=Ends(gemma_factor, _capped, lambda config: getattr(config, "hidden_size_per_layer_input", None) or 0, _shared),
 )
 _MIXER = LAYER + "mixer."
@@ -241,7 +254,7 @@ NEMOTRON_H_MOE = Host(
         "output_router_logits": False,
     },
     title="Nemotron-H with experts",
-    llama_cpp=LlamaCpp(refused="isn't known to run Nemotron-H with experts as transformers does"),
+    llama_cpp=LlamaCpp(rounded="rounds state spaces, so log-probabilities differ by up to 0.0004"),
     limited=(
         Limited(lambda config: True, "refuses experts without a gate on a processor", "use transformers, or a GPU"),
     ),

@@ -93,6 +93,13 @@ def test_converter_writes_the_own_or_requested_number_format(version: Path, tmp_
     assert {path.name for path in tmp_path.iterdir()} == {"a.gguf", "b.gguf", "llama"}
 
 
+def test_the_converter_gets_the_options_without_which_it_fails(tmp_path: Path) -> None:
+    version = published([expert(tmp_path / str(seed), seed, "qwen3_5_text") for seed in (1, 2)], tmp_path)
+    llama = script(tmp_path / "llama", 'import sys\nsys.exit(f"ERROR: given {sys.argv[2:]}")')
+    with pytest.raises(MoergeError, match="'--no-mtp'"):
+        export_gguf(version, tmp_path / "a.gguf", llama, None, NoProgress())
+
+
 def test_a_failed_converter_leaves_nothing_and_is_quoted(version: Path, tmp_path: Path) -> None:
     llama = script(tmp_path / "llama", FAILS)
     with pytest.raises(MoergeError, match="NewForCausalLM is not supported") as caught:

@@ -16,10 +16,10 @@ MINISTRAL = {**YARN, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 
 
-def limits(family: str, **settings: Any) -> list[tuple[str, str]]:
+def limits(family: str, *, tied: bool = False, **settings: Any) -> list[tuple[str, str]]:
     """Engine and fault of each limit of a version of such experts."""
     config = AutoConfig.for_model(family, **small_settings(family, **settings))
-    published = published_config(family_of(config), config, 3, 1, "float32", config.vocab_size, tied=False)
+    published = published_config(family_of(config), config, 3, 1, "float32", config.vocab_size, tied=tied)
     return [(limit.engine, limit.happens) for limit in engine_limits(published)]
 
 
@@ -46,6 +46,10 @@ def limits(family: str, **settings: Any) -> list[tuple[str, str]]:
 )
 def test_versions_that_vllm_runs_have_no_limits_there(family: str, settings: dict[str, Any]) -> None:
     assert "vLLM" not in dict(limits(family, **settings))
+
+
+def test_llama_cpp_has_lfm2_whose_head_is_the_embedding() -> None:
+    assert "llama.cpp" not in dict(limits("lfm2", tied=True))
 
 
 @pytest.mark.parametrize(
@@ -85,13 +89,14 @@ def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[st
         ("gemma", {"head_dim": 8}, "vLLM", "hidden_act"),
         ("granite", {"head_dim": 16}, "llama.cpp", "only heads"),
         ("gemma3_text", {}, "every engine", "projections of values"),
-        ("gemma4_text", {}, "llama.cpp", "Gemma 4"),
+        ("gemma3_text", {}, "llama.cpp", "a proportional rope"),
+        ("gemma4_text", {}, "llama.cpp", "rounds activations"),
         ("qwen3_5_text", {}, "vLLM", "no float32 kernel"),
-        ("qwen3_5_text", {}, "llama.cpp", "Qwen3.5-MoE"),
+        ("qwen3_5_text", {}, "llama.cpp", "if its converter alone"),
         ("lfm2", {}, "vLLM", "as it does for dense LFM2"),
         ("lfm2", {}, "llama.cpp", "LFM2-MoE"),
         ("nemotron_h", {}, "vLLM", "experts without a gate"),
-        ("nemotron_h", {}, "llama.cpp", "Nemotron-H"),
+        ("nemotron_h", {}, "llama.cpp", "rounds state spaces"),
         ("llama", {"rope_parameters": DYNAMIC}, "vLLM", "longer than 256 tokens"),
         ("llama", {"rope_parameters": DYNAMIC}, "llama.cpp", "longer than 256 tokens"),
     ],
