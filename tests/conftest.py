@@ -2,8 +2,10 @@
 
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,3 +48,10 @@ def s3(s3_server: str) -> "S3":
     from support.servers import place
 
     return place(s3_server)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The demo's experts are in the cache; training takes longer than a shell waits."""
+    command = [sys.executable, str(Path(__file__).parents[1] / "examples" / "experts.py")]
+    subprocess.run(command, cwd=tmp_path_factory.mktemp("links"), check=True)  # noqa: S603  # our own script

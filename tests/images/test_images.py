@@ -1,7 +1,6 @@
 """The images of deploy/, and compose.yaml, by the commands in their headers. `make test-images` runs this."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from support.containers import BASE, Containers, containers, require_tools
+from support.containers import Containers
 from support.federation import eventually
 from support.models import expert, seed_model, texts
 from support.terminal import Shell
 from support.transcripts import ROOT, Header
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(3600)]
-CPU = "--build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu --build-arg TORCH_OPTIONS=--no-deps"
 BEARER = r"moerge_[\w-]+"
 JOIN = r"moerge-join-1\.\S+"
 OWNERS = {"law": 1, "medicine": 2}
@@ -30,20 +28,6 @@ def found(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     assert match is not None, text
     return match[0]
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[Containers]:
-    """Both images, built for a CPU. BUILD has further options of `buildah build`, SUITE the base's suite of Debian."""
-    require_tools()
-    base = f"--build-arg PYTHON_IMAGE={BASE}"
-    with containers(ROOT / "build" / "images", f"{base} {CPU} {os.environ.get('BUILD', '')}") as made:
-        if not made.has(BASE):
-            made.make_base(os.environ.get("SUITE") or "bookworm")
-        for name in ("coordinator", "worker"):
-            with Header(f"deploy/{name}.Dockerfile", indent=3) as part:
-                made.run("sh", "-c", f"cd {ROOT} && {part.next('docker build')}")
-        yield made
 
 
 @pytest.mark.parametrize("name", ["coordinator", "worker"])
@@ -101,7 +85,7 @@ def operator(made: Containers, tmp_path_factory: pytest.TempPathFactory) -> Iter
         expert(folder / domain / "expert", seed, apart=0.001)
         (folder / domain / "text").mkdir()
         texts(folder / domain / "text" / "a.jsonl", seed, documents=2000)
-    with Shell(folder, **made.environment) as shell, Header("deploy/compose.yaml", indent=8) as part:
+    with made.shell(folder) as shell, Header("deploy/compose.yaml", indent=8) as part:
         for begins in ("mkdir tls", "openssl req", "cp tls", "sudo chown"):
             shell.types(part.next(begins))
         secret = found(BEARER, shell.types(part.next("docker compose run --rm coordinator coordinator init")))

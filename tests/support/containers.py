@@ -6,9 +6,12 @@ import resource
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from support.terminal import Shell
 
 PACKAGES = {
     "buildah": "buildah",
@@ -35,7 +38,7 @@ command=$1
 shift
 case $command in
 build) exec buildah build --isolation chroot --format docker --pull-never {options} "$@" ;;
-compose) exec {enter} podman-compose "$@" ;;
+compose) exec podman-compose "$@" ;;
 esac
 """
 
@@ -48,18 +51,14 @@ def require_tools() -> None:
 
 
 class Containers:
-    """Images and containers below a folder.
-
-    Attributes:
-        environment: of a shell whose `docker` is this.
-    """
+    """Images and containers below a folder."""
 
     def __init__(self, folder: Path, network_of: int, options: str) -> None:
         self._folder = folder.resolve()
         self._enter = ["nsenter", f"--net=/proc/{network_of}/ns/net"]
         store, settings, programs = (self._folder / name for name in ("storage.conf", "containers.conf", "programs"))
         programs.mkdir(parents=True, exist_ok=True)
-        docker = _DOCKER.format(options=options, enter=" ".join(self._enter))
+        docker = _DOCKER.format(options=options)
         for name, script in (("docker", docker), ("sudo", '#!/bin/sh\nexec "$@"\n')):
             (programs / name).write_text(script)
             (programs / name).chmod(0o755)
@@ -81,10 +80,10 @@ class Containers:
             for name, table in tables.items()
         ]
         settings.write_text("".join(lines))
-        self.environment = {
+        self._environment = {
             "CONTAINERS_STORAGE_CONF": str(store),
             "CONTAINERS_CONF": str(settings),
-            "PATH": f"{programs}:{self._folder / 'bin'}:{os.environ['PATH']}",
+            "PATH": f"{programs}:{Path(sys.executable).parent}:{self._folder / 'bin'}:{os.environ['PATH']}",
         }
 
     def run(self, *command: object) -> str:
@@ -95,8 +94,12 @@ class Containers:
 
     def _done(self, *command: object) -> subprocess.CompletedProcess[str]:
         words = [*(self._enter if command[0] == "podman" else ()), *map(str, command)]
-        given = {**os.environ, **self.environment}
+        given = {**os.environ, **self._environment}
         return subprocess.run(words, env=given, capture_output=True, text=True, check=False)  # noqa: S603
+
+    def shell(self, folder: Path, **environment: str) -> Shell:
+        """A shell in their network, whose `docker` is this."""
+        return Shell(folder, *self._enter, **self._environment, **environment)
 
     def has(self, image: str) -> bool:
         return bool(self.run("podman", "images", "--quiet", image))

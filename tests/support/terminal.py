@@ -103,9 +103,12 @@ def plain(shown: str) -> str:
 
 
 class Shell(Terminal):
-    """A bash on a terminal of its own, in a folder that is also the home. Every question is answered with yes."""
+    """A bash on a terminal of its own, in a folder that is also the home. Every question is answered with yes.
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    `enter` is a command that runs it elsewhere, as in another network.
+    """
+
+    def __init__(self, folder: Path, *enter: str, **environment: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         given = {
             "HOME": str(folder),
@@ -115,7 +118,7 @@ class Shell(Terminal):
             "BASH_SILENCE_DEPRECATION_WARNING": "1",
             **environment,
         }
-        command = ["bash", "--noprofile", "--norc", "--noediting"]
+        command = [*enter, "bash", "--noprofile", "--norc", "--noediting"]
         super().__init__(command, columns=250, environment=given, folder=folder, echo=False)
         self.folder = folder
         self._start = self._answered = 0
