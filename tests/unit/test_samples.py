@@ -25,6 +25,7 @@ from support.transcripts import Header
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+TWO_MACHINES = ROOT / "examples" / "two-machines"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 UID = "1000"
 """The user of containers."""
@@ -265,6 +266,29 @@ def test_the_workers_sample_settings_are_read(service: str, monkeypatch: pytest.
     assert f"{settings.home}/{worker.FILE}" in places
     for path in (str(settings.expert), *settings.data):
         assert any(path.startswith(place) for place in places), path
+
+
+@pytest.mark.parametrize("name", ["operator", "owner"])
+def test_the_example_of_two_machines_has_no_mount_of_deploy_but_settings(name: str) -> None:
+    made = yaml.safe_load((TWO_MACHINES / f"{name}.yaml").read_text())
+    [service] = made["services"].values()
+    assert (TWO_MACHINES / service["extends"]["file"]).samefile(DEPLOY / "compose.yaml")
+    base = dict(volume.split(":", 2)[1::-1] for volume in SERVICES[service["extends"]["service"]]["volumes"])
+    own = dict(volume.split(":", 2)[1::-1] for volume in service["volumes"])
+    assert own.keys() <= base.keys()
+    assert all(base[target] in made["volumes"] or base[target].endswith(".toml") for target in base.keys() - own.keys())
+    assert all(source in made["volumes"] for source in own.values() if not source.startswith("."))
+    assert all(volume.endswith(":ro") for volume in service["volumes"] if volume.startswith("."))
+
+
+def test_the_example_s_worker_settings_differ_from_deploy_s_in_lengths_and_policy_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "checkpoint_folder", Path)
+    given = {"coordinator": "https://192.0.2.1:8080", "token": "x", "domain": "code", "home": "/var/lib/moerge"}
+    read = [worker.read_settings(given, folder / "worker.toml") for folder in (DEPLOY, TWO_MACHINES)]
+    same, different = ({**vars(settings)} for settings in read)
+    assert {name for name in same if same[name] != different[name]} == {"statistics", "policy", "license"}
 
 
 def test_the_documented_settings_are_those_that_exist() -> None:
