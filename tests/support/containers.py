@@ -41,6 +41,16 @@ build) exec buildah build --isolation chroot --format docker --pull-never {optio
 compose) exec podman-compose "$@" ;;
 esac
 """
+_PODMAN = """#!/bin/sh
+# `docker compose run` prints only its command's output, podman-compose the id of its pod before.
+case "$1 $2" in
+"pod create") exec {podman} "$@" >&2 ;;
+*) exec {podman} "$@" ;;
+esac
+"""
+_SUDO = """#!/bin/sh
+exec "$@"
+"""
 
 
 def require_tools() -> None:
@@ -58,8 +68,12 @@ class Containers:
         self._enter = ["nsenter", f"--net=/proc/{network_of}/ns/net"]
         store, settings, programs = (self._folder / name for name in ("storage.conf", "containers.conf", "programs"))
         programs.mkdir(parents=True, exist_ok=True)
-        docker = _DOCKER.format(options=options)
-        for name, script in (("docker", docker), ("sudo", '#!/bin/sh\nexec "$@"\n')):
+        scripts = {
+            "docker": _DOCKER.format(options=options),
+            "podman": _PODMAN.format(podman=shutil.which("podman")),
+            "sudo": _SUDO,
+        }
+        for name, script in scripts.items():
             (programs / name).write_text(script)
             (programs / name).chmod(0o755)
         driver = os.environ.get("DRIVER") or "overlay"
