@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_bytes
@@ -14,6 +14,7 @@ import typer
 from torch import Tensor
 
 from moerge.documents.corpus import Corpus
+from moerge.documents.pool import MOST_PUBLIC_BYTES, PublicDocuments
 from moerge.merging.assemble import Assembled, KeptParts, body_of, fitted, head_contributions
 from moerge.merging.local import LocalBody, local_version
 from moerge.merging.settings import VersionSettings
@@ -34,6 +35,7 @@ from moerge_lab.table.options import Device
 from moerge_lab.table.table import Run
 from moerge_lab.table.texts import Sources
 from moerge_lab.trials.inputs import PresetName, inputs_of, print_head
+from moerge_proto.digests import digest_of
 from moerge_proto.options import RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import Int64, Privacy, StatisticsFile, StatisticsSettings, Sums, write
 
@@ -52,6 +54,19 @@ def passages(domain: str, sources: Sources, most: int) -> list[Tokens]:
     rows = [corpus.encode(document).ids for _, _, document in corpus.documents()]
     every = [row[end - PASSAGE : end] for row in rows for end in range(PASSAGE, len(row) + 1, PASSAGE)]
     return [Tokens(row) for row in random.Random(0).sample(every, min(most, len(every)))]  # noqa: S311  # no secret
+
+
+def of_subjects(sources: Mapping[str, Sources]) -> PublicDocuments:
+    """Public text of the domains' subjects, from other sources than theirs."""
+    texts = set[str]()
+    for domain, source in sources.items():
+        size, corpus = 0, Corpus(list(source.other), DenseExpert(domain, source.expert))
+        for _, _, document in corpus.documents():
+            if (size := size + len(document.text.encode())) > MOST_PUBLIC_BYTES // len(sources):
+                break
+            texts.add(document.text)
+    every = sorted(texts)
+    return PublicDocuments(digest_of([*every]), every)
 
 
 class _Streamed(Streamed):
@@ -78,23 +93,29 @@ class Exact:
 
     @classmethod
     def of(
-        cls, expert: DenseExpert, body: LocalBody, documents: Sequence[Tokens], folder: Path, computing: Computing
+        cls,
+        expert: DenseExpert,
+        body: LocalBody,
+        documents: Sequence[Tokens],
+        folder: Path,
+        computing: Computing,
+        public: PublicDocuments,
     ) -> "Exact":
-        settings = _statistics().private(Privacy(epsilon=max(EPSILONS)))
-        journal, public = (folder / f"{expert.domain}.{name}" for name in ("exact", "public"))
+        settings = _statistics().private(Privacy(epsilon=max(EPSILONS), public=public.digest))
+        journal, kept_at = (folder / f"{expert.domain}.{name}" for name in ("exact", "whitenings"))
         kept = list[Whitenings]()
 
         def keep(exact: Path, path: Path, body: object, whitenings: Whitenings) -> None:
             shutil.copy(exact, journal)
-            shutil.copy(whitenings.path, public)
-            kept.append(replace(whitenings, path=public))
+            shutil.copy(whitenings.path, kept_at)
+            kept.append(replace(whitenings, path=kept_at))
 
         with (
             patch("moerge.statistics.contribution.release", keep),
             patch("moerge.statistics.windows.Streamed", _Streamed),
             patch("moerge.statistics.whitening.BoundedSum", _Sum),
         ):
-            router_contribution(expert, body, documents, folder / f"{expert.domain}.noisy", settings, computing)
+            router_contribution(expert, body, documents, folder / f"{expert.domain}.noisy", settings, computing, public)
         return cls(expert, body, journal, kept[0])
 
     def with_noise(self, privacy: Privacy, path: Path) -> Path:
@@ -157,11 +178,15 @@ def noise(
     preset: PresetName = "demo",
     tokens: Annotated[int, typer.Option(min=1, help="Scored tokens of each domain.")] = 5_000,
     documents: Annotated[list[int] | None, typer.Option(help="Documents of each owner; repeat.")] = None,
+    subjects: Annotated[
+        bool, typer.Option("--subjects", help="Whiten with other sources of the domains' subjects, not with the pool.")
+    ] = False,
     device: Device = None,
 ) -> None:
     """Score versions whose router contributions have noise, by budget, documents and kind of sums."""
     inputs = inputs_of(preset, device)
     texts = inputs.texts(tokens)
+    public = of_subjects(inputs.sources) if subjects else PublicDocuments()
     experts = Run(*parse("experts"))
     columns = ["no noise", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)]
     print_head("version", "documents", "sums", *columns)
@@ -176,7 +201,7 @@ def noise(
                 owned = [passages(name, source, most) for name, source in inputs.sources.items()]
                 pairs = list(zip(fixed.members, owned, strict=True))
                 computing = Computing(inputs.settings.device, key=token_bytes(32), progress=progress())
-                exact = [Exact.of(member, fixed.body, rows, folder, computing) for member, rows in pairs]
+                exact = [Exact.of(member, fixed.body, rows, folder, computing, public) for member, rows in pairs]
                 plain = [
                     router_contribution(
                         member, fixed.body, rows, folder / f"{member.domain}.plain", _statistics(), computing
@@ -187,7 +212,7 @@ def noise(
                 for sums in get_args(Sums):
                     runs = [experts, _row("no noise", fixed, plain)]
                     for epsilon in EPSILONS:
-                        privacy = Privacy(epsilon=epsilon, sums=sums)
+                        privacy = Privacy(epsilon=epsilon, sums=sums, public=public.digest)
                         files = [item.with_noise(privacy, folder / f"{item.expert.domain}.{epsilon}") for item in exact]
                         runs.append(_row(f"epsilon {epsilon:g}", fixed, files))
                     table = measure(runs, texts, inputs.settings, NoProgress())

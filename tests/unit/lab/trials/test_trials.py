@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from moerge.documents.pool import PublicDocuments
 from moerge.merging.local import local_body
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
@@ -107,7 +108,7 @@ def test_members_of_few_documents_are_told_from_others(cache: Path, monkeypatch:
 
 def test_noise_has_a_row_for_each_version_number_and_kind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "EPSILONS", (10.0,))
-    lines = ran(cache, monkeypatch, "noise", "--tokens=60", "--documents=20", "--documents=5000")
+    lines = ran(cache, monkeypatch, "noise", "--subjects", "--tokens=60", "--documents=20", "--documents=5000")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
     assert [row[:3] for row in rows] == [
         [version, documents, f"`{sums}`"]
@@ -140,7 +141,7 @@ def test_a_smaller_budget_needs_no_further_pass(tmp_path: Path, monkeypatch: pyt
     privacy = Privacy(epsilon=1.0, sums="means")
     settings = StatisticsSettings(tokens_per_document=noise.PASSAGE).private(privacy)
     direct = router_contribution(own, body, rows, tmp_path / "direct", settings, Computing(key=b"key"))
-    exact = noise.Exact.of(own, body, rows, tmp_path, Computing(key=b"key"))
+    exact = noise.Exact.of(own, body, rows, tmp_path, Computing(key=b"key"), PublicDocuments())
     scaled = exact.with_noise(privacy, tmp_path / "scaled")
     with StatisticsFile(direct) as one, StatisticsFile(scaled) as other:
         assert one.manifest.settings == other.manifest.settings
