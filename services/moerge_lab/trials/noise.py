@@ -179,7 +179,7 @@ def noise(
     tokens: Annotated[int, typer.Option(min=1, help="Scored tokens of each domain.")] = 5_000,
     documents: Annotated[list[int] | None, typer.Option(help="Documents of each owner; repeat.")] = None,
     subjects: Annotated[
-        bool, typer.Option("--subjects", help="Whiten with other sources of the domains' subjects, not with the pool.")
+        bool, typer.Option(help="Whiten with other sources of the domains' subjects, not with the pool.")
     ] = False,
     device: Device = None,
 ) -> None:
