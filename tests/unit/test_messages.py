@@ -23,7 +23,7 @@ APART = {"messages.py"}  # it knows the words that it replaces
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
 COMMAND = re.compile(r"\b(moerge|worker run|pip|git|ray|pg_dump|start it with)\b[^;,()]*")
 OF_COMMANDS = {"cli", "commands.py", "options.py", "terminal.py"}
-WITH_OTHER_DASHES = {"charts.py", "drawing.py", "gguf.py", "hosts.py", "main_job.py"}  # in CSS, and in commands that they run
+WITH_OTHER_DASHES = {"charts.py", "drawing.py", "gguf.py", "hosts.py", "main_job.py"}  # of CSS, and of commands
 
 
 def text_of(node: ast.AST) -> str:
