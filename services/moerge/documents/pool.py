@@ -1,7 +1,7 @@
 """Public texts: the pool, short texts of many kinds that come with the library, or texts that an operator names."""
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,7 @@ def pool_texts() -> tuple[str, ...]:
 
 def encoded_pool(tokenizer: PreTrainedTokenizerBase, most: int | None = None) -> list[Tokens]:
     """Each text of the pool, or its `most` first tokens."""
-    return [encode(tokenizer, plain(text))[:most] for text in pool_texts()]
+    return [text[:most] for text in PublicDocuments().encoded(tokenizer)]
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,13 @@ class PublicDocuments:
         Raises:
             MoergeError: it can't be read, has no text, or more than MOST_PUBLIC_BYTES.
         """
-        texts = sorted(set(read_texts([source], "text", MOST_PUBLIC_BYTES, where)))
-        return cls(digest_of([*texts]), texts)
+        return cls.of(read_texts([source], "text", MOST_PUBLIC_BYTES, where))
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Self:
+        """The distinct ones of texts."""
+        distinct = sorted(set(texts))
+        return cls(digest_of([*distinct]), distinct)
 
     def encoded(self, tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
         return [encode(tokenizer, plain(text)) for text in self.texts]

@@ -35,7 +35,6 @@ from moerge_lab.table.options import Device
 from moerge_lab.table.table import Run
 from moerge_lab.table.texts import Sources
 from moerge_lab.trials.inputs import PresetName, inputs_of, print_head
-from moerge_proto.digests import digest_of
 from moerge_proto.options import RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import Int64, Privacy, StatisticsFile, StatisticsSettings, Sums, write
 
@@ -58,15 +57,14 @@ def passages(domain: str, sources: Sources, most: int) -> list[Tokens]:
 
 def of_subjects(sources: Mapping[str, Sources]) -> PublicDocuments:
     """Public text of the domains' subjects, from other sources than theirs."""
-    texts = set[str]()
+    texts = list[str]()
     for domain, source in sources.items():
         size, corpus = 0, Corpus(list(source.other), DenseExpert(domain, source.expert))
         for _, _, document in corpus.documents():
             if (size := size + len(document.text.encode())) > MOST_PUBLIC_BYTES // len(sources):
                 break
-            texts.add(document.text)
-    every = sorted(texts)
-    return PublicDocuments(digest_of([*every]), every)
+            texts.append(document.text)
+    return PublicDocuments.of(texts)
 
 
 class _Streamed(Streamed):
