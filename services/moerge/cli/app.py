@@ -105,7 +105,7 @@ class _Root(TyperGroup):
         if (component := _component(name)) is not None:
             try:
                 command = component.load()
-            except ModuleNotFoundError as error:
+            except ImportError as error:
                 _raise_extra(error, name)
         name_options(command)
         return name, command, rest
@@ -113,7 +113,7 @@ class _Root(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             _raise_extra(error, ctx.invoked_subcommand)
 
 
@@ -122,13 +122,14 @@ def _component(name: str | None) -> Component | None:
     return result if isinstance(result, Component) else None
 
 
-def _raise_extra(error: ModuleNotFoundError, name: str | None) -> NoReturn:
+def _raise_extra(error: ImportError, name: str | None) -> NoReturn:
     """Names the extra of a package that isn't installed. A missing module of moerge itself is a fault."""
-    if (error.name or "").startswith("moerge"):
+    missing = error.__cause__ or error  # Ray raises its own error from that of a missing package
+    if not isinstance(missing, ModuleNotFoundError) or (missing.name or "").startswith("moerge"):
         raise error
     component = _component(name)
     todo = f"pip install 'moerge[{'merge' if component is None else component.extra}]'"
-    raise MoergeError(f"needs {error.name}", where=f"moerge {name}", todo=todo) from error
+    raise MoergeError(f"needs {missing.name}", where=f"moerge {name}", todo=todo) from error
 
 
 app = typer.Typer(

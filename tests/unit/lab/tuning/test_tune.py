@@ -121,6 +121,21 @@ def test_invalid_folder_missing_text_and_used_output_refused(folder: Path, tmp_p
     assert "written by moerge pull or moerge merge" in str(CliRunner().invoke(app, line).exception)
 
 
+WITHOUT_PANDAS = """
+import sys
+from moerge.cli.app import main
+sys.modules["pandas"] = None  # which Ray Train needs
+main()
+"""
+
+
+def test_a_missing_package_of_ray_is_an_extra_s(folder: Path, tmp_path: Path) -> None:
+    done = run_command(*command(folder, tmp_path / "out"), script=WITHOUT_PANDAS)
+    assert done.returncode == 1
+    assert "error: moerge tune: needs pandas\n" in done.stderr
+    assert "pip install 'moerge[lab]'" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("typed", "tokens"), [("250000", 250_000), ("250k", 250_000), ("1M", 10**6), ("1.5m", 1_500_000)]
 )
