@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from moerge.errors import ContributionError
+from moerge.memory.needs import SUM_ROWS
 from moerge.models.dense_files import DenseFiles
 from moerge.statistics.accountant import epsilon_of, rho_of
 from moerge.statistics.accumulate import Sum, inverse
@@ -117,7 +119,7 @@ class Whitening:
         result = cls(mean.float(), factor.float(), math.inf, math.inf, math.inf)
         norms = torch.cat([result.whitened(item).norm(dim=1) for item in documents])
         result = cls(result.mean, result.factor, float(norms.quantile(_TOKENS)), math.inf, math.inf)
-        sizes = torch.stack([torch.stack([part.norm() for part in result.moments(item)]) for item in documents])
+        sizes = torch.stack([result.sizes(item) for item in documents])
         limits = sizes.quantile(_DOCUMENTS, dim=0).tolist()
         result = cls(result.mean, result.factor, result.radius, *limits)
         if not bool(((result.clips > 0) & result.clips.isfinite()).all()):
@@ -137,10 +139,10 @@ class Whitening:
         result *= (self.radius / result.norm(dim=1, keepdim=True)).clamp_max(1)
         return result
 
-    def moments(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean outer products [..., H, H] and means [..., H], float64, of documents' whitened features [..., n, H]."""
-        whitened = self.whitened(features.flatten(0, -2)).view(features.shape)
-        return (whitened.mT @ whitened).double() / features.shape[-2], whitened.double().mean(dim=-2)
+    def sizes(self, features: Tensor) -> Tensor:
+        """Norms [2] of a document's mean outer product and mean, from its features [n, H]."""
+        whitened = self.whitened(features)
+        return torch.stack([_norms(_products(whitened[None]))[0], whitened.double().mean(dim=0).norm()])
 
 
 @dataclass(frozen=True)
@@ -185,33 +187,33 @@ class BoundedSum(Sum):
         super().__init__()
         self._whitening, self._limits, self._gains = whitening, limits, gains
         size = len(whitening.mean)
-        self._square = torch.zeros(size, size, dtype=torch.int64)
+        shapes = [(min(SUM_ROWS, size - start), size - start) for start in range(0, size, SUM_ROWS)]
+        self._square = [torch.zeros(shape, dtype=torch.int64) for shape in shapes]  # rows, as in `Sum`
         self._total = torch.zeros(size, dtype=torch.int64)
 
     def add(self, x: Tensor) -> None:
         """Adds the features x of one document [n, H], or of several of equal length [documents, n, H]."""
-        if x.device != self._square.device:
-            self._whitening = self._whitening.on(x.device)
-            self._square, self._total = self._square.to(x.device), self._total.to(x.device)
+        if x.device != self._total.device:
+            self._whitening, self._total = self._whitening.on(x.device), self._total.to(x.device)
+            self._square = [block.to(x.device) for block in self._square]
         features = x.float() if self._gains is None else x.float() * inverse(self._gains).to(x.device, torch.float32)
-        gram, cross = self._whitening.moments(features if x.dim() == 3 else features[None])
-        square = (gram * math.sqrt(2)).triu()  # a computed product may be asymmetric, and only the triangle leaves
-        square.diagonal(dim1=1, dim2=2).copy_(gram.diagonal(dim1=1, dim2=2))
-        sizes = square.flatten(1).norm(dim=1), cross.norm(dim=1)
-        finite = sizes[0].isfinite() & sizes[1].isfinite()
-        scale = self._limits.cross / sizes[1][finite].clamp_min(self._whitening.cross)
-        self._total += _truncated(cross[finite] * scale[:, None])
+        documents = self._whitening.whitened(features.flatten(0, -2)).view(-1, *features.shape[-2:])
+        crosses, products = documents.double().mean(dim=1), _products(documents)
+        squares, sizes = _norms(products), crosses.norm(dim=1)
+        finite = squares.isfinite() & sizes.isfinite()
+        scale = _MARGIN * self._limits.cross / sizes[finite].clamp_min(self._whitening.cross)
+        self._total += _truncated(crosses[finite] * scale[:, None])
         if self._limits.gram:
-            scale = self._limits.gram / sizes[0][finite].clamp_min(self._whitening.gram)
-            self._square += _truncated(square[finite] * scale[:, None, None])
+            scale = _MARGIN * self._limits.gram / squares[finite].clamp_min(self._whitening.gram)
+            for block, product in zip(self._square, products, strict=True):
+                block += _truncated(product[finite].double() * scale[:, None, None])
 
     def add_twice(self, x: Tensor, weight: float) -> None:
         raise NotImplementedError("a document passes alone, and once")
 
     def gram(self, exponent: int, gains: Tensor | None) -> Int64:
         """The upper triangle, on the grid of the noise; the arguments don't matter."""
-        packed: Int64 = pack(self._square.cpu().numpy())
-        return packed
+        return np.concatenate([pack(block.cpu().numpy()) for block in self._square])
 
     def cross(self, exponent: int, gains: Tensor | None) -> Int64:
         result: Int64 = self._total.cpu().numpy()
@@ -222,6 +224,27 @@ def _square(rows: Tensor) -> Tensor:
     return rows.T @ rows
 
 
+def _products(documents: Tensor) -> list[Tensor]:
+    """The triangles of the mean outer products of features [documents, n, H], in blocks of rows, float32.
+
+    Entries above the diagonal are times the root of 2; what is below it is 0.
+    """
+    scaled, result = documents * math.sqrt(math.sqrt(2) / documents.shape[1]), list[Tensor]()
+    for start in range(0, documents.shape[2], SUM_ROWS):
+        block = scaled[:, :, start : start + SUM_ROWS].mT @ scaled[:, :, start:]
+        block[:, :, : block.shape[1]].triu_()  # a computed product may be asymmetric, and only the triangle leaves
+        block.diagonal(dim1=1, dim2=2).mul_(math.sqrt(0.5))
+        result.append(block)
+    return result
+
+
+def _norms(products: Sequence[Tensor]) -> Tensor:
+    """The norm of each document's triangle, float64: the Frobenius norm of its mean outer product."""
+    parts = [torch.linalg.vector_norm(block, dim=(1, 2), dtype=torch.float64) for block in products]
+    result: Tensor = torch.stack(parts).norm(dim=0)
+    return result
+
+
 def _truncated(documents: Tensor) -> Tensor:
     """The sum of the documents' values, each rounded towards 0."""
-    return (documents * _MARGIN).trunc().to(torch.int64).sum(dim=0)
+    return documents.trunc().to(torch.int64).sum(dim=0)

@@ -4,6 +4,7 @@ import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from secrets import token_bytes
 from tempfile import TemporaryDirectory
@@ -206,13 +207,13 @@ def noise(
                     )
                     for member, rows in pairs
                 ]
-                count = f"{min(map(len, owned)):,}"
+                count, runs = f"{min(map(len, owned)):,}", [experts, _row("no noise", fixed, plain)]
+                for sums, epsilon in product(get_args(Sums), EPSILONS):
+                    privacy, name = Privacy(epsilon=epsilon, sums=sums, public=public.digest), f"{sums} {epsilon}"
+                    files = [item.with_noise(privacy, folder / f"{item.expert.domain}.{name}") for item in exact]
+                    runs.append(_row(name, fixed, files))
+                table = measure(runs, texts, inputs.settings, NoProgress())
+                cells = {run.label: str(table.average(table.row(run.label))) for run in runs[1:]}
                 for sums in get_args(Sums):
-                    runs = [experts, _row("no noise", fixed, plain)]
-                    for epsilon in EPSILONS:
-                        privacy = Privacy(epsilon=epsilon, sums=sums, public=public.digest)
-                        files = [item.with_noise(privacy, folder / f"{item.expert.domain}.{epsilon}") for item in exact]
-                        runs.append(_row(f"epsilon {epsilon:g}", fixed, files))
-                    table = measure(runs, texts, inputs.settings, NoProgress())
-                    cells = [str(table.average(table.row(run.label))) for run in runs[1:]]
-                    print(f"| {path} | {count} | `{sums}` | {' | '.join(cells)} |", flush=True)
+                    row = [cells["no noise"], *(cells[f"{sums} {epsilon}"] for epsilon in EPSILONS)]
+                    print(f"| {path} | {count} | `{sums}` | {' | '.join(row)} |", flush=True)
