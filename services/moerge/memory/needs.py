@@ -20,6 +20,8 @@ SUM_ROWS = 128
 """Rows of a gram in a block of a sum; a block has only the columns from its first row on."""
 EMBEDDING_ROWS, HEAD_ROWS = 2**12, 2**15
 """Rows of an embedding that are weighted at a time, and of a head that are solved."""
+WHITENED_ROWS = 2**12
+"""Features of public text that are in float64 at a time."""
 PUBLIC_TOKENS = 2**14
 """More than tokenizers make of the pool."""
 CHECKS_AT_ONCE = 2
@@ -116,6 +118,17 @@ def scoring(config: PretrainedConfig, dtype: torch.dtype, batch_tokens: int, con
         },
         token=size * position_numbers(config),
         tokens=tokens,
+        gpu=device == "cuda",
+    )
+
+
+def whitening(shape: Shape, tokens: int, device: str = "cpu") -> Need:
+    """The whitening by `tokens` of public text, document by document: residuals, and features twice, in float32."""
+    number = 4 * shape.hidden
+    return Need(
+        work="the whitening by public text",
+        device={"two layers": 2 * shape.number * shape.layer, "residuals": number * tokens},
+        host={"features": 2 * number * (tokens + min(tokens, WHITENED_ROWS)), "squares": 4 * 8 * shape.hidden**2},
         gpu=device == "cuda",
     )
 

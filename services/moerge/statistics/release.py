@@ -20,6 +20,10 @@ from torch import Tensor
 from moerge.documents.pool import PublicDocuments
 from moerge.documents.shards import cut
 from moerge.files import atomic_file
+from moerge.memory.machine import free_for
+from moerge.memory.needs import whitening as whitening_need
+from moerge.memory.room import require_room
+from moerge.memory.shapes import Shape
 from moerge.models.batches import batches
 from moerge.models.bounds import feature_bounds
 from moerge.models.dense_files import Dense
@@ -40,14 +44,16 @@ MOST_SPREAD = 18.0
 
 
 class _Features(Sum):
-    """The features of public documents, one after the other."""
+    """The features of public documents, one after the other, divided by the gains."""
 
-    def __init__(self) -> None:
+    def __init__(self, gains: Tensor | None) -> None:
         super().__init__()
+        self._factors = None if gains is None else inverse(gains).float()
         self.documents: list[Tensor] = []
 
     def add(self, x: Tensor) -> None:
-        self.documents.append(x.float().cpu())
+        features = x.float().cpu()
+        self.documents.append(features if self._factors is None else features * self._factors)
 
 
 @torch.inference_mode()
@@ -61,6 +67,7 @@ def write_whitenings(
 
     Raises:
         ContributionError: the settings name other public texts, or features aren't finite.
+        MoergeError: not enough memory for the public texts.
     """
     public = public or PublicDocuments()
     public.require(settings.privacy)
@@ -68,6 +75,8 @@ def write_whitenings(
     texts = public.encoded(work.expert.tokenizer)
     rows = [row for text in texts for row in cut(text, alone, alone.tokens_per_document)]
     weights, dtype, device = work.weights(), getattr(torch, work.precision), torch.device(work.device)
+    need = whitening_need(Shape.of(weights.config, dtype), sum(map(len, rows)), work.device)
+    require_room(need, free_for(work.device), ["less public text", "a machine with more memory"])
     every = list(batches(rows, 1, chunk=work.expert.family.chunk(work.expert.config)))
     files, decoder = LayerFiles(weights, dtype, device), Decoder(weights, dtype, device)
     embedding = weights.tensor(EMBEDDING)
@@ -77,14 +86,13 @@ def write_whitenings(
     @lru_cache(maxsize=1)
     def whitening(layer: int) -> Whitening:
         [item] = inputs[layer]
-        features = _Features()
+        features = _Features(item.gains)
         with one_thread(), torch.inference_mode():
             decoder.hold(layer, files.layer(layer))
             for place, batch in enumerate(every):
                 states[place] = decoder.through(layer, batch, states[place], inputs[layer], [features])
             decoder.release(layer)
-            gains = None if item.gains is None else inverse(item.gains).float()
-            return Whitening.of([x if gains is None else x * gains for x in features.documents])
+            return Whitening.of(features.documents)
 
     shapes = {"mean": (hidden,), "factor": (hidden, hidden), "clips": (3,)}
 

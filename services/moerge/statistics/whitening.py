@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from moerge.errors import ContributionError
-from moerge.memory.needs import SUM_ROWS
+from moerge.memory.needs import SUM_ROWS, WHITENED_ROWS
 from moerge.models.dense_files import DenseFiles
 from moerge.statistics.accountant import epsilon_of, rho_of
 from moerge.statistics.accumulate import Sum, inverse
@@ -22,7 +22,6 @@ from moerge_proto.statistics_file import Int64, Manifest, Privacy
 
 _LEAST_VARIANCE = 0.02  # in units of the mean one
 _TOKENS, _DOCUMENTS = 0.95, 0.9  # quantiles of public norms
-_ROWS = 2**14  # in float64 at a time
 _MOST_SUM = 2.0**61  # of documents; noise of 10,000 drawings is below 2**46
 _TENSORS = "mean", "factor", "clips"
 _MARGIN = 1 - 2.0**-20  # for the rounding of norms
@@ -110,8 +109,9 @@ class Whitening:
             ContributionError: they aren't finite, or are all alike: a clip of 0 would fail only for some documents.
         """
         joined = torch.cat(list(documents))
-        mean = joined.mean(dim=0, dtype=torch.float64)
-        covariance = sum((_square(part - mean) for part in joined.split(_ROWS)), torch.zeros(())) / len(joined)
+        parts = joined.split(WHITENED_ROWS)
+        mean = sum((part.double().sum(dim=0) for part in parts), torch.zeros(())) / len(joined)
+        covariance = sum((_square(part - mean) for part in parts), torch.zeros(())) / len(joined)
         covariance.diagonal().add_(_LEAST_VARIANCE * covariance.diagonal().mean() + 1e-12)
         factor, failed = torch.linalg.cholesky_ex(covariance)
         if int(failed) or not bool(factor.isfinite().all()):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moerge.experts.sample import need_of as fitting_need
-from moerge.memory.needs import merging, merging_head, scoring
+from moerge.memory.needs import merging, merging_head, scoring, whitening
 from moerge.memory.shapes import Shape
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
@@ -98,6 +98,29 @@ def test_a_fit_takes_layers_and_not_models(tmp_path: Path) -> None:
     whole = 2 * sum(spec.bytes for spec in own.checkpoint.specs.values())
     most = need.total(128) - need.device["residuals of public text"]
     assert peak_of(FIT, folder, body, tmp_path) < most + 2**25 < whole / 2
+
+
+WHITEN = """
+from tempfile import mkdtemp
+from moerge.documents.pool import PublicDocuments
+from moerge.models.expert_folder import DenseExpert
+from moerge.statistics.passes import RouterPass
+from moerge.statistics.release import write_whitenings
+from moerge_proto.statistics_file import Privacy, StatisticsSettings
+def call(folder):
+    public = PublicDocuments.of(f"{number} " + "public text " * 30 for number in range(200))
+    settings = StatisticsSettings(context=400).private(Privacy(epsilon=1.0, public=public.digest))
+    own = DenseExpert("law", folder)
+    write_whitenings(RouterPass(own, own, [0]), settings, Path(mkdtemp(dir=folder.parent)) / "file", public)
+"""
+
+
+def test_a_whitening_by_long_public_text(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
+    own = DenseExpert("law", expert(tmp_path / "expert", 1, num_hidden_layers=1, **sizes))
+    public = [f"{number} " + "public text " * 30 for number in range(200)]
+    tokens = sum(min(400, len(ids)) for ids in own.tokenizer(public)["input_ids"])
+    require_peak(peak_of(WHITEN, own.folder), whitening(Shape.of(own.config, torch.float32), tokens).in_host)
 
 
 MERGE = """

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from moerge.documents.pool import PublicDocuments, pool_texts
 from moerge.documents.shards import plan
 from moerge.errors import ContributionError, MoergeError
+from moerge.memory.machine import Free
 from moerge.merging.local import LocalBody, local_body
 from moerge.models.bounds import feature_bounds
 from moerge.models.expert_folder import DenseExpert
@@ -166,6 +167,16 @@ def test_noise_needs_documents_of_one_row() -> None:
         with pytest.raises(ValidationError, match="of at most `context`"):
             StatisticsSettings.model_validate(SETTINGS.model_dump() | changed)
     assert "privacy" not in StatisticsSettings().model_dump()
+
+
+def test_public_text_that_does_not_fit_into_memory_is_refused(
+    own: DenseExpert, body: LocalBody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moerge.statistics.release.free_for", lambda device: Free(10**6, None))
+    with pytest.raises(MoergeError, match=r"the whitening by public text needs .* this machine has 1\.0 MB") as caught:
+        write_whitenings(RouterPass(own, body, body.exponents), SETTINGS, tmp_path / "whitening")
+    assert "less public text" in caught.value.todo
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_public_text_and_names_without_a_key_are_refused(
