@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Every process would compile all that it imports, where the environment forbids to keep that.
+# Compiled modules are kept, also where the environment forbids it: else every process compiles all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
