@@ -10,7 +10,7 @@ from moerge.terminal import Screen
 
 STAGES = (
     ("Train a small seed model, and four experts from it", "5 minutes"),
-    ("Start a coordinator; three owners join", "15 seconds"),
+    ("Start a coordinator; three owners join", "1 minute"),
     ("Publish a version of three experts", "1 minute"),
     ("The fourth owner joins; publish a version of four", "1 minute"),
     ("Score that version beside other ways to merge", "1 minute"),
