@@ -232,7 +232,7 @@ def _products(documents: Tensor) -> list[Tensor]:
     scaled, result = documents * math.sqrt(math.sqrt(2) / documents.shape[1]), list[Tensor]()
     for start in range(0, documents.shape[2], SUM_ROWS):
         block = scaled[:, :, start : start + SUM_ROWS].mT @ scaled[:, :, start:]
-        block[:, :, : block.shape[1]].triu_()  # a computed product may be asymmetric, and only the triangle leaves
+        block.triu_()  # a computed product may be asymmetric, and only the triangle leaves
         block.diagonal(dim1=1, dim2=2).mul_(math.sqrt(0.5))
         result.append(block)
     return result

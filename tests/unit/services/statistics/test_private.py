@@ -15,12 +15,14 @@ from moerge.documents.pool import PublicDocuments, pool_texts
 from moerge.documents.shards import plan
 from moerge.errors import ContributionError, MoergeError
 from moerge.memory.machine import Free
+from moerge.memory.needs import SUM_ROWS
 from moerge.merging.local import LocalBody, local_body
 from moerge.models.bounds import feature_bounds
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.statistics.accountant import rho_of
 from moerge.statistics.contribution import Computing, router_contribution
+from moerge.statistics.integers import pack
 from moerge.statistics.noise import SIGMA
 from moerge.statistics.passes import RouterPass
 from moerge.statistics.release import Domain, features_of, moments_of, write_whitenings
@@ -33,6 +35,7 @@ from moerge_proto.statistics_file import (
     StatisticsFile,
     StatisticsSettings,
     TextBefore,
+    gram_length,
 )
 from support.models import expert
 
@@ -85,6 +88,25 @@ def test_a_long_document_reaches_the_limits() -> None:
     sums.add(torch.full((3, SIZE), 1e6))
     assert square(sums.gram(0, None)) > 0.999 * limits.gram**2
     assert square(sums.cross(0, None)) > 0.999 * limits.cross**2
+
+
+def test_sums_over_blocks_of_rows_are_those_of_the_documents() -> None:
+    """Of features of more than one block; documents are added alone, and two at a time."""
+    limits, drawing = Limits.of(PRIVACY, 1), torch.Generator().manual_seed(0)
+    public = torch.randn(20, 90, SUM_ROWS + 70, generator=drawing)
+    whitening, documents = Whitening.of(list(public)), public[:3] * torch.tensor([0.1, 1, 30])[:, None, None]
+    sums = BoundedSum(whitening, limits, None)
+    sums.add(documents[0])
+    sums.add(documents[1:])
+    expected = np.zeros(gram_length(documents.shape[2]))
+    for document in documents:
+        rows = whitening.whitened(document).double()
+        square = (rows.T @ rows) / len(rows) * math.sqrt(2)
+        square.diagonal().mul_(math.sqrt(0.5))
+        square.triu_()
+        expected += pack((square * limits.gram / square.norm().clamp_min(whitening.gram)).numpy())
+    assert np.abs(expected).max() > 10**4
+    assert np.allclose(sums.gram(0, None), expected, rtol=1e-5, atol=5)
 
 
 @pytest.mark.parametrize("public", [torch.zeros(5, SIZE), torch.full((5, SIZE), torch.inf)])
