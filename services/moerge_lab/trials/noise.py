@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from os import cpu_count
 from pathlib import Path
 from secrets import token_bytes
 from tempfile import TemporaryDirectory
@@ -199,7 +200,9 @@ def noise(
                 folder.mkdir()
                 owned = [passages(name, source, most) for name, source in inputs.sources.items()]
                 pairs = list(zip(fixed.members, owned, strict=True))
-                computing = Computing(inputs.settings.device, key=token_bytes(32), progress=progress())
+                computing = Computing(
+                    inputs.settings.device, cpu_count() or 1, key=token_bytes(32), progress=progress()
+                )
                 exact = [Exact.of(member, fixed.body, rows, folder, computing, public) for member, rows in pairs]
                 plain = [
                     router_contribution(
