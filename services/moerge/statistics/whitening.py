@@ -198,15 +198,15 @@ class BoundedSum(Sum):
             self._square = [block.to(x.device) for block in self._square]
         features = x.float() if self._gains is None else x.float() * inverse(self._gains).to(x.device, torch.float32)
         documents = self._whitening.whitened(features.flatten(0, -2)).view(-1, *features.shape[-2:])
-        crosses, products = documents.double().mean(dim=1), _products(documents)
-        squares, sizes = _norms(products), crosses.norm(dim=1)
+        crosses, products = documents.double().mean(dim=1), _products(documents) if self._limits.gram else []
+        sizes = crosses.norm(dim=1)
+        squares = _norms(products) if products else sizes
         finite = squares.isfinite() & sizes.isfinite()
         scale = _MARGIN * self._limits.cross / sizes[finite].clamp_min(self._whitening.cross)
         self._total += _truncated(crosses[finite] * scale[:, None])
-        if self._limits.gram:
-            scale = _MARGIN * self._limits.gram / squares[finite].clamp_min(self._whitening.gram)
-            for block, product in zip(self._square, products, strict=True):
-                block += _truncated(product[finite].double() * scale[:, None, None])
+        scale = _MARGIN * self._limits.gram / squares[finite].clamp_min(self._whitening.gram)
+        for block, product in zip(self._square, products, strict=False):  # none for means
+            block += _truncated(product[finite].double() * scale[:, None, None])
 
     def add_twice(self, x: Tensor, weight: float) -> None:
         raise NotImplementedError("a document passes alone, and once")
