@@ -124,7 +124,8 @@ def _component(name: str | None) -> Component | None:
 
 def _raise_extra(error: ImportError, name: str | None) -> NoReturn:
     """Names the extra of a package that isn't installed. A missing module of moerge itself is a fault."""
-    missing = error.__cause__ or error  # Ray raises its own error from that of a missing package
+    # Ray raises an error of its own, with that of the missing package as cause.
+    missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     if not isinstance(missing, ModuleNotFoundError) or (missing.name or "").startswith("moerge"):
         raise error
     component = _component(name)

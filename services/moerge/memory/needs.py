@@ -62,9 +62,14 @@ class Need:
         return self.token * self.tokens
 
 
+def sum_blocks(size: int) -> list[tuple[int, int]]:
+    """The shapes of a gram's blocks, which have its upper triangle."""
+    return [(min(SUM_ROWS, size - start), size - start) for start in range(0, size, SUM_ROWS)]
+
+
 def sum_bytes(size: int) -> int:
     """Bytes of a gram's float64 sum over one shard: about half of a square."""
-    return 8 * sum(min(SUM_ROWS, size - start) * (size - start) for start in range(0, size, SUM_ROWS))
+    return 8 * sum(rows * columns for rows, columns in sum_blocks(size))
 
 
 # --- on a model, layer by layer; the second of two layers is read ahead

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moerge.memory.needs import SUM_ROWS
+from moerge.memory.needs import SUM_ROWS, sum_blocks
 from moerge.statistics.integers import add, pack, to_integers
 from moerge_proto.statistics_file import Int64, gram_length
 
@@ -52,9 +52,7 @@ class Sum:
     def _add(self, x: Tensor, summed: Tensor) -> None:
         size = x.shape[1]
         if not self._gram:
-            starts = range(0, size, SUM_ROWS)
-            shapes = [(min(SUM_ROWS, size - start), size - start) for start in starts]
-            self._gram = [torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in shapes]
+            self._gram = [torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in sum_blocks(size)]
             self._cross = torch.zeros(size, dtype=torch.float64, device=x.device)
         for block, start in zip(self._gram, range(0, size, SUM_ROWS), strict=True):
             block += _product(x[:, start : start + SUM_ROWS].T, x[:, start:])

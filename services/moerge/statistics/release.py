@@ -48,12 +48,11 @@ class _Features(Sum):
 
     def __init__(self, gains: Tensor | None) -> None:
         super().__init__()
-        self._factors = None if gains is None else inverse(gains).float()
+        self._factors = 1.0 if gains is None else inverse(gains).float()
         self.documents: list[Tensor] = []
 
     def add(self, x: Tensor) -> None:
-        features = x.float().cpu()
-        self.documents.append(features if self._factors is None else features * self._factors)
+        self.documents.append(x.float().cpu() * self._factors)
 
 
 @torch.inference_mode()

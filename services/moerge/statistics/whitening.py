@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from moerge.errors import ContributionError
-from moerge.memory.needs import SUM_ROWS, WHITENED_ROWS
+from moerge.memory.needs import SUM_ROWS, WHITENED_ROWS, sum_blocks
 from moerge.models.dense_files import DenseFiles
 from moerge.statistics.accountant import epsilon_of, rho_of
 from moerge.statistics.accumulate import Sum, inverse
@@ -185,20 +185,20 @@ class BoundedSum(Sum):
 
     def __init__(self, whitening: Whitening, limits: Limits, gains: Tensor | None) -> None:
         super().__init__()
-        self._whitening, self._limits, self._gains = whitening, limits, gains
-        size = len(whitening.mean)
-        shapes = [(min(SUM_ROWS, size - start), size - start) for start in range(0, size, SUM_ROWS)]
-        self._square = [torch.zeros(shape, dtype=torch.int64) for shape in shapes]  # rows, as in `Sum`
+        self._whitening, self._limits, size = whitening, limits, len(whitening.mean)
+        self._factors = torch.ones(size) if gains is None else inverse(gains).float()
+        self._square = [torch.zeros(shape, dtype=torch.int64) for shape in sum_blocks(size)]
         self._total = torch.zeros(size, dtype=torch.int64)
 
     def add(self, x: Tensor) -> None:
         """Adds the features x of one document [n, H], or of several of equal length [documents, n, H]."""
         if x.device != self._total.device:
             self._whitening, self._total = self._whitening.on(x.device), self._total.to(x.device)
-            self._square = [block.to(x.device) for block in self._square]
-        features = x.float() if self._gains is None else x.float() * inverse(self._gains).to(x.device, torch.float32)
+            self._factors, self._square = self._factors.to(x.device), [block.to(x.device) for block in self._square]
+        features = x.float() * self._factors
         documents = self._whitening.whitened(features.flatten(0, -2)).view(-1, *features.shape[-2:])
-        crosses, products = documents.double().mean(dim=1), _products(documents) if self._limits.gram else []
+        products = _products(documents) if self._limits.gram else []
+        crosses = documents.double().mean(dim=1)
         sizes = crosses.norm(dim=1)
         squares = _norms(products) if products else sizes
         finite = squares.isfinite() & sizes.isfinite()

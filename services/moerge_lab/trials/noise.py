@@ -210,9 +210,11 @@ def noise(
                     )
                     for member, rows in pairs
                 ]
-                count, runs = f"{min(map(len, owned)):,}", [experts, _row("no noise", fixed, plain)]
+                count = f"{min(map(len, owned)):,}"
+                runs = [experts, _row("no noise", fixed, plain)]
                 for sums, epsilon in product(get_args(Sums), EPSILONS):
-                    privacy, name = Privacy(epsilon=epsilon, sums=sums, public=public.digest), f"{sums} {epsilon}"
+                    name = f"{sums} {epsilon}"
+                    privacy = Privacy(epsilon=epsilon, sums=sums, public=public.digest)
                     files = [item.with_noise(privacy, folder / f"{item.expert.domain}.{name}") for item in exact]
                     runs.append(_row(name, fixed, files))
                 table = measure(runs, texts, inputs.settings, NoProgress())
