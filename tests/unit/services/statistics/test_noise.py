@@ -53,6 +53,14 @@ def test_the_cost_bounds_the_exact_one(ratio: float) -> None:
         assert exact(epsilon) <= delta_of(rho, epsilon)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "epsilon"), [(0.5, 11.6886), (1, 5.2215), (2, 2.4191), (4, 1.1429), (8, 0.5451), (20, 0.2059)]
+)
+def test_the_cost_is_that_of_dp_accounting(ratio: float, epsilon: float) -> None:
+    """RdpAccountant of release 0.6.0 for GaussianDpEvent(ratio); it needs attrs below 24, so it isn't installed."""
+    assert epsilon_of(1 / (2 * ratio**2), 1e-6) == pytest.approx(epsilon, abs=1e-4)
+
+
 def test_a_budget_is_spent_and_no_more() -> None:
     for epsilon in (0.1, 1.0, 10.0):
         rho = rho_of(epsilon, 1e-6)
