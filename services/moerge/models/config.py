@@ -13,7 +13,8 @@ from transformers import AutoConfig, PretrainedConfig
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import require_small
 from moerge.models.adapters import Adapter, file_of, is_adapter
-from moerge.models.families.family import EMBEDDING, HEAD, Family, head_dim
+from moerge.models.families.effects import EFFECTS
+from moerge.models.families.family import EMBEDDING, HEAD, UNUSED, Family, head_dim
 from moerge.models.families.refused import REFUSED
 from moerge.models.families.registry import family_of, require_family
 from moerge.models.quantised import require_unquantised
@@ -35,9 +36,6 @@ _SENSELESS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErro
 """Errors of transformers for invalid settings."""
 
 _OF_MACHINE = {"_name_or_path", "transformers_version"}
-
-_IRRELEVANT = {"attention_dropout", "initializer_range"}
-"""Copied fields that change no logit."""
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -141,14 +139,22 @@ def _no_number(text: str) -> float:
 def settings_of(config: PretrainedConfig) -> dict[str, Any]:
     """The settings that decide a dense model's logits, which all experts share, and which name a seed's body.
 
-    They are those that the published class gets; a family's demands fix all others, or it has no exact equivalent.
+    They are the effects of those fields that the published class gets; a family's demands fix all others, or it has no
+    exact equivalent.
 
     Raises:
         IncompatibleExpertError: a setting without an exact equivalent.
     """
-    fields, family = config.to_dict(), family_of(config)
-    names = {"model_type", *family.copied, *family.renamed.values(), *family.read} - _IRRELEVANT
-    return {name: fields.get(name) for name in sorted(names)}
+    effects = EFFECTS | {**family_of(config).effects}
+    fields = config.to_dict()
+    found = {name: effects[name](config) if name in effects else fields.get(name) for name in _names(config)}
+    return {name: value for name, value in found.items() if value is not UNUSED}
+
+
+def _names(config: PretrainedConfig) -> list[str]:
+    """The fields that the published class gets, or that a family reads for it."""
+    family = family_of(config)
+    return sorted({"model_type", *family.copied, *family.renamed.values(), *family.read} & config.to_dict().keys())
 
 
 def require_same_config(
@@ -165,10 +171,9 @@ def require_same_config(
     """
     if first.model_type != other.model_type:
         raise _differs(who, others, {"model_type": (other.model_type, first.model_type)})
-    names = settings_of(first).keys() | settings_of(other).keys()  # with another host a family reads other fields
-    ours, theirs = first.to_dict(), other.to_dict()
-    differing = {name: (theirs.get(name), ours.get(name)) for name in sorted(names)}
-    differing = {name: (found, expected) for name, (found, expected) in differing.items() if found != expected}
+    ours, theirs = settings_of(first), settings_of(other)
+    names = sorted(ours.keys() | theirs.keys())
+    differing = {name: (theirs.get(name), ours.get(name)) for name in names if theirs.get(name) != ours.get(name)}
     if vocabulary == "pad":
         differing.pop("vocab_size", None)
     if differing:
@@ -179,10 +184,17 @@ def _differs(who: str, others: str, fields: Mapping[str, tuple[object, object]])
     values = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (theirs, ours) in fields.items())
     todo = "train all experts from the same seed model; they must have the same architecture"
     if fields.keys() == {"vocab_size"}:
-        todo = 'if one vocabulary only appends tokens to the other, set vocabulary = "pad" in coordinator.toml'
+        todo = "train it without added tokens, or remove the rows that no token has (model.resize_token_embeddings)"
     return IncompatibleExpertError(
         f"{who} differs from {others}: {values}", where=f"config.json: {', '.join(fields)}", todo=todo
     )
+
+
+def replaced_settings(first: PretrainedConfig, other: PretrainedConfig) -> list[str]:
+    """The fields of `other` that a version has from `first` instead: they differ, and no logit depends on them."""
+    ours, theirs = first.to_dict(), other.to_dict()
+    names = {*_names(first), *_names(other)} - settings_of(other).keys()
+    return [name for name in sorted(names) if ours.get(name) != theirs.get(name)]
 
 
 def dense_config(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> PretrainedConfig:

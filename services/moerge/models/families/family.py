@@ -23,6 +23,11 @@ DENSE_CONTEXT = "dense_max_position_embeddings"
 Matrix = Literal["gate", "up", "down"]
 """A matrix of an expert."""
 
+UNUSED: Any = object()
+"""The effect of a config field on which no logit depends."""
+Effect = Callable[[PretrainedConfig], Any]
+"""The JSON value on which logits depend in place of a config field's, by the dense config; or UNUSED."""
+
 
 @dataclass(frozen=True)
 class Ends:
@@ -328,9 +333,10 @@ class Family:
         epsilon: the config field with the norms' epsilon.
         final_norm: as in `Host`.
         ends: before the first layer and after the head.
-        copied: config fields that are copied. All experts must agree on them.
+        copied: config fields that are copied, from the seed or the first expert. All must agree on their effects.
         renamed: published config field -> the dense field with its value.
         read: further dense fields that change a logit, which `settings` reads.
+        effects: dense field -> its effect, where that isn't the value as written; they replace those of all families.
         fixed: further config fields of the published class; they replace the host's.
         settings: config fields of the published class that are computed from the dense config; they come last.
         pieces: a dense tensor's name -> the published tensors made of it. All others of body and head keep their names.
@@ -357,6 +363,7 @@ class Family:
     ends: Ends = Ends()
     renamed: Mapping[str, str] = field(default_factory=dict)
     read: tuple[str, ...] = ()
+    effects: Mapping[str, Effect] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)
     settings: Callable[[PretrainedConfig], Mapping[str, object]] = lambda config: {}
     pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)

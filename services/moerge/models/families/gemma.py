@@ -9,7 +9,18 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.models.families.common import BEFORE_ATTENTION, BEFORE_MLP, COPIED, INPUTS, LAYER, MLP, OUTPUT
-from moerge.models.families.family import FINAL_NORM, Attention, Constant, Demand, Ends, Family, Piece, head_dim
+from moerge.models.families.effects import unused
+from moerge.models.families.family import (
+    FINAL_NORM,
+    UNUSED,
+    Attention,
+    Constant,
+    Demand,
+    Ends,
+    Family,
+    Piece,
+    head_dim,
+)
 from moerge.models.families.granite import GRANITE
 from moerge.models.families.hosts import GEMMA4_MOE, SHARED, gemma_factor
 
@@ -94,6 +105,12 @@ _ALIKE = Family(
         *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
     ),
     read=("intermediate_size", "use_double_wide_mlp"),
+    effects={
+        "use_double_wide_mlp": lambda config: config.use_double_wide_mlp if config.num_kv_shared_layers else UNUSED,
+        "vocab_size_per_layer_input": lambda config: (
+            config.vocab_size_per_layer_input if config.hidden_size_per_layer_input else UNUSED
+        ),
+    },
     settings=_widths,
     pieces={
         f"{_BEFORE_MLP}.weight": tuple(
@@ -121,8 +138,15 @@ GEMMA4 = replace(
     demands=(*_DEMANDS, Demand("attention_k_eq_v", (True,), "")),
     otherwise=_ALIKE,
 )
-_UNIFIED = replace(_ALIKE, model_type="gemma4_unified_text", fixed={"hidden_size_per_layer_input": 0})
-GEMMA4_UNIFIED = replace(GEMMA4, model_type=_UNIFIED.model_type, fixed=_UNIFIED.fixed, otherwise=_UNIFIED)
+_UNIFIED = replace(
+    _ALIKE,
+    model_type="gemma4_unified_text",
+    fixed={"hidden_size_per_layer_input": 0},
+    effects=unused(("hidden_size_per_layer_input", "vocab_size_per_layer_input", "use_double_wide_mlp")),
+)
+GEMMA4_UNIFIED = replace(
+    GEMMA4, model_type=_UNIFIED.model_type, fixed=_UNIFIED.fixed, effects=_UNIFIED.effects, otherwise=_UNIFIED
+)
 
 
 def _plus_one(weight: Tensor, config: PretrainedConfig) -> Tensor:

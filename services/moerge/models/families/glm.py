@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from moerge.models.families.common import COPIED, FUSED_MLP, NO_BIAS
+from moerge.models.families.effects import partial_rope
 from moerge.models.families.family import Demand
 from moerge.models.families.llama import MISTRAL
 from moerge.models.families.qwen import QWEN2
@@ -14,6 +15,7 @@ GLM = replace(
     mlp=FUSED_MLP,
     pieces=turned_pieces(interleaved=True),
     copied=COPIED,
+    effects={"rope_parameters": partial_rope},
     renamed={**QWEN2.renamed, "qkv_bias": "attention_bias"},
     fixed={"use_sliding_window": False, "sliding_window": None},
     settings=whole_head_rope,

@@ -7,7 +7,8 @@ from dataclasses import replace
 from transformers import PretrainedConfig
 
 from moerge.models.families.common import BEFORE_ATTENTION, BEFORE_MLP, COPIED, LAYER
-from moerge.models.families.family import FINAL_NORM, Attention, Demand, Family, Matrix, Tensors, module_of
+from moerge.models.families.effects import partial_rope, rope, unused
+from moerge.models.families.family import FINAL_NORM, UNUSED, Attention, Demand, Family, Matrix, Tensors, module_of
 from moerge.models.families.granite import GRANITE
 from moerge.models.families.hosts import GRANITE_MOE_HYBRID, LFM2_MOE, QWEN3_5_MOE
 from moerge.models.families.qwen import QWEN2
@@ -65,6 +66,7 @@ QWEN3_5 = replace(
         *(LAYER + f"self_attn.{name}_norm.weight" for name in ("q", "k")),
     ),
     copied=(*COPIED, "attention_bias", "layer_types", "linear_conv_kernel_dim", *_SIZES),
+    effects={"rope_parameters": partial_rope},
     fixed={},
     demands=(Demand("layer_types", ("linear_attention", "full_attention"), "others are unknown"),),
 )
@@ -109,6 +111,7 @@ LFM2 = Family(
     final_norm=LFM2_MOE.final_norm,
     copied=(*(name for name in COPIED if name not in _NONE), "norm_eps", "conv_bias", "conv_L_cache", "layer_types"),
     read=_WIDTH,
+    effects={**unused(_WIDTH), "intermediate_size": lambda config: _mlp_width(config)["intermediate_size"]},
     settings=_mlp_width,
 )
 
@@ -159,6 +162,10 @@ GRANITE_HYBRID = replace(
         "position_embedding_type",
         *(f"mamba_{name}" for name in _MAMBA_FIELDS),
     ),
+    effects={
+        "rope_parameters": lambda config: rope(config) if config.position_embedding_type == "rope" else UNUSED,
+        **unused(("mamba_chunk_size",)),
+    },
     renamed={"intermediate_size": "shared_intermediate_size"},
     demands=(
         Demand("num_local_experts", (0,), "an expert must be dense"),

@@ -17,6 +17,7 @@ from moerge.models.families.common import (
     NO_BIAS,
     OUTPUT,
 )
+from moerge.models.families.effects import partial_rope, unused
 from moerge.models.families.family import Attention, Demand, Family, Piece, head_dim
 from moerge.models.families.hosts import MELLUM, MIXTRAL
 from moerge.models.families.mellum import LINEAR, LINEAR_DEMAND, LINEAR_NORMS, LINEAR_PIECES, windowed
@@ -93,6 +94,7 @@ _WHOLE = replace(
     pieces=_pieces(_query, _key, _value),
     attention=Attention((LAYER + "self_attn.qkv_proj",), OUTPUT, gain=BEFORE_ATTENTION),
     copied=(*COPIED, "sliding_window", "original_max_position_embeddings"),
+    effects={"rope_parameters": partial_rope, **unused(("original_max_position_embeddings",))},
     demands=(Demand("rope_parameters.partial_rotary_factor", (1.0,), "Mixtral rotates the whole head"),),
 )
 _PARTIAL = replace(

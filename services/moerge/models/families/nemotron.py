@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from transformers import PretrainedConfig
 
 from moerge.models.families.common import LAYER
+from moerge.models.families.effects import unused
 from moerge.models.families.family import EMBEDDING, Attention, Demand, Family, Piece, layer_ranges, mlp_layers
 from moerge.models.families.hosts import NEMOTRON_H_MOE
 from moerge.models.families.hybrid import normed
@@ -72,6 +73,12 @@ NEMOTRON_H = Family(
         *("use_bias", "mamba_proj_bias", "mamba_ssm_cache_dtype", "time_step_min", "time_step_max", "time_step_floor"),
         *("layer_norm_epsilon", "residual_in_fp32", "rescale_prenorm_residual", "initializer_range"),
         *("attention_dropout", "hidden_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
+    ),
+    effects=unused(
+        (
+            *("attention_bias", "chunk_size", "expand", "hidden_dropout", "mamba_proj_bias", "mamba_ssm_cache_dtype"),
+            *("rescale_prenorm_residual", "residual_in_fp32", "time_step_max", "time_step_floor"),
+        )
     ),
     renamed={"moe_intermediate_size": "intermediate_size"},
     read=(_TYPES,),

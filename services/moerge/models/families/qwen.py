@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from moerge.models.families.common import BEFORE_ATTENTION, BEFORE_MLP, COPIED, INPUTS, MLP, OUTPUT
+from moerge.models.families.effects import unused
 from moerge.models.families.family import Attention, Demand, Family
 from moerge.models.families.hosts import MELLUM, QWEN2_MOE, QWEN3_MOE
 from moerge.models.families.mellum import windowed
@@ -30,6 +31,7 @@ QWEN2 = replace(
     model_type="qwen2",
     host=QWEN2_MOE,
     copied=(*COPIED, "use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
+    effects=unused(("use_sliding_window", "max_window_layers")),
     fixed={"qkv_bias": True},
     demands=(),
     otherwise=None,
