@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal, get_args
 
 import httpx
@@ -189,7 +190,9 @@ def load(home: Path, environment: Mapping[str, str]) -> tuple[Settings | None, l
     """The settings, or all their errors."""
     path = home / FILE
     if not path.is_file():
-        return None, [MoergeError("not found", where=str(path), todo=f"run: moerge coordinator init {home}")]
+        return None, [
+            MoergeError("not found", where=str(path), todo=f"run: moerge coordinator init {quote(str(home))}")
+        ]
     try:
         values = read_toml(path)
     except MoergeError as error:

@@ -18,6 +18,7 @@ from contextlib import closing
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from pydantic import ValidationError
@@ -122,7 +123,7 @@ def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) 
     except FileNotFoundError as error:
         shutil.rmtree(folder)
         if _is_required(settings, Path(str(error.filename)).name):
-            todo = f"run: moerge coordinator verify {settings.home}"
+            todo = f"run: moerge coordinator verify {quote(str(settings.home))}"
             raise MoergeError("a blob is missing", where=str(error.filename), todo=todo) from error
         raise _ChangedError from error
     for path in folder.iterdir():

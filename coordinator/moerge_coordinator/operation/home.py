@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 
 from sqlalchemy import select
 
@@ -56,7 +57,7 @@ def initialise(home: Path, public_key: Path | None = None) -> Token:
     settings = read_settings(home) if (home / FILE).exists() else Settings(home=home)
     with closing(open_database(settings.database)) as database, database.transaction("make first token") as session:
         if session.scalar(select(TokenRow).limit(1)) is not None:
-            todo = f"run: moerge coordinator serve {home}"
+            todo = f"run: moerge coordinator serve {quote(str(home))}"
             raise MoergeError("is already a coordinator's home", where=str(home), todo=todo)
         if given is not None:
             if private_key(home) is not None:

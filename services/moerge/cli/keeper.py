@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -32,7 +33,7 @@ def init(home: Home) -> None:
     Example: moerge keeper init /srv/keeper
     """
     echo(make_key(home))
-    echo(f"Send this key to owners and operator. Next: moerge keeper approve {home} REQUEST", err=True)
+    echo(f"Send this key to owners and operator. Next: moerge keeper approve {quote(str(home))} REQUEST", err=True)
 
 
 @app.command()

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from shlex import quote
 
 from moerge.client.client import Client
 from moerge.client.http import optional
@@ -91,7 +92,7 @@ def registered(client: Client, folder: Path, domain: str, digest: str, *, again:
     """
     expert = optional(client.expert, digest)
     if expert is not None and expert.state is ExpertState.WITHDRAWN and not again:
-        todo = f"to let it join again: moerge expert add {folder} --domain {domain}"
+        todo = f"to let it join again: moerge expert add {quote(str(folder))} --domain {domain}"
         raise WithdrawnError(f"the expert was withdrawn {expert.withdrawn:%Y-%m-%d}", where=str(folder), todo=todo)
     gone = expert is None or expert.state in (ExpertState.REFUSED, ExpertState.WITHDRAWN)
     return None if gone else expert

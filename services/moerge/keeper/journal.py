@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from cryptography.hazmat.primitives import serialization
@@ -79,7 +80,7 @@ def read_key(home: Path) -> X25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except FileNotFoundError as error:
-        raise MoergeError("not found", where=str(path), todo=f"run: moerge keeper init {home}") from error
+        raise MoergeError("not found", where=str(path), todo=f"run: moerge keeper init {quote(str(home))}") from error
     except (ValueError, TypeError) as error:
         raise MoergeError(f"not a key in PEM: {error}", where=str(path), todo="restore it from a backup") from error
     if not isinstance(key, X25519PrivateKey):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from rich.filesize import decimal
@@ -122,7 +123,7 @@ class Outbox:
             self.history.note(item, "outdated")
 
     def _command(self, name: str, item: Item) -> str:
-        return f"moerge worker {name} {item.digest[:12]} --home {self.settings.home}"
+        return f"moerge worker {name} {item.digest[:12]} --home {quote(str(self.settings.home))}"
 
     def _show(self, item: Item, title: str) -> None:
         size = "for" if item.is_use else f"{decimal(item.bytes)}, to"
