@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -56,7 +57,7 @@ def init(
         echo("Versions are unsigned until you run: moerge version sign N --key FILE", err=True)
     if model is not None:
         seed(home, model, license)
-    echo(f"This operator token is shown only once. Next: moerge coordinator serve {home}", err=True)
+    echo(f"This operator token is shown only once. Next: moerge coordinator serve {quote(str(home))}", err=True)
 
 
 @app.command()
@@ -127,6 +128,7 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
     from contextlib import closing
 
     from moerge.blobs.s3 import require_store
+    from moerge.network import require_free
     from moerge_coordinator import log, server
     from moerge_coordinator.bootstrap import make_app, only_one
     from moerge_coordinator.domain import version_keys
@@ -146,6 +148,7 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
     log.configure(settings.log_level)
     traffic = Traffic()
     with only_one(settings):
+        require_free(settings.host, settings.port)
         if settings.s3 is not None:
             require_store(settings.s3)
         require_json(settings.workflow_database)
@@ -167,7 +170,7 @@ def check(home: Home, host: Host = None, port: Port = None) -> None:
         echo(problem)
     if result:
         raise typer.Exit(1)
-    echo(f"no problems; next: moerge coordinator serve {home}")
+    echo(f"no problems; next: moerge coordinator serve {quote(str(home))}")
 
 
 def _overridden(settings: "Settings", host: str | None, port: int | None) -> "Settings":
@@ -204,7 +207,7 @@ def restore(
 
     made = backups.restore(source, home, progress())
     echo(f"{home}: restored to {made.made:%Y-%m-%d %H:%M} UTC. Put version-key.pem back: backups don't have it.")
-    echo(f"Next: moerge coordinator serve {home}")
+    echo(f"Next: moerge coordinator serve {quote(str(home))}")
 
 
 @app.command()

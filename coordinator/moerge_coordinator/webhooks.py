@@ -21,6 +21,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from moerge import network
 from moerge.errors import MoergeError
 from moerge_coordinator.settings import Webhook
 from moerge_coordinator.storage.database import Database
@@ -58,17 +59,22 @@ def signatures(secrets: Sequence[bytes], name: str, seconds: int, body: bytes) -
     return " ".join(f"v1,{base64.b64encode(item).decode()}" for item in made)
 
 
+def client(webhook: Webhook) -> httpx.Client:
+    """The client of a webhook; MoergeError: the environment's proxy or certificates can't be used."""
+    return network.client(httpx.URL(webhook.url), timeout=_TIMEOUT)
+
+
 @contextmanager
 def sending(webhook: Webhook | None, database: Database, leads: Callable[[], bool]) -> Iterator[None]:
     """A context in which a thread sends notices while this process `leads`."""
     if webhook is None:
         yield
         return
-    stopped = threading.Event()
+    stopped, http = threading.Event(), client(webhook)
 
     def run() -> None:
         pause = _SECONDS
-        with httpx.Client(timeout=_TIMEOUT) as http:
+        with http:
             while not stopped.wait(pause):
                 pause = _SECONDS
                 try:

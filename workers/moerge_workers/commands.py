@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret
+from moerge.cli.common import Coordinator, Secret, token_given
 from moerge.cli.versions import Which as Version
 from moerge.cli.versions import resolve
 from moerge.client.client import Client
@@ -88,7 +88,10 @@ def rotate(
 Config = Annotated[Path | None, typer.Option(help="Settings file; default worker.toml in the home.")]
 Address = Annotated[str | None, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
 Token = Annotated[
-    str | None, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; prefer the environment or a file.")
+    str | None,
+    typer.Option(
+        envvar="MOERGE_TOKEN", callback=token_given, help="The owner's token; prefer the environment or a file."
+    ),
 ]
 
 

@@ -72,10 +72,10 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeWindo
                 naming_full_disk(settings.home),
                 closing(History(settings.home)) as history,
                 served(settings.metrics_host, settings.metrics_port, status),
-                reporting(settings, status),
                 Client(
                     settings.coordinator, settings.token, patience=None, say=events.say, heard=status.heard
                 ) as client,
+                reporting(settings, status),
             ):
                 events.sent(history.sent())
                 run_stages(_context(settings, client, history, events, computing(settings, events)))

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from moerge.bearer import bearer_token
 from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
 from moerge.settings import Keys, built, put, read_toml
@@ -191,9 +192,9 @@ def _read(path: Path, *, is_default: bool) -> dict[str, Any]:
 
 
 def _token(values: Mapping[str, Any], places: Mapping[Keys, str]) -> str:
-    path = Path(str(values.get("token_file", Path(str(values["home"])) / "token")))
+    path = Path(str(values.get("token_file", Path(str(values["home"])) / "token"))).expanduser()
     if path.is_file():
-        return path.read_text(encoding="utf-8").strip()
+        return bearer_token(path.read_text(encoding="utf-8-sig", errors="replace"), str(path))
     where = places.get(("token_file",), "MOERGE_TOKEN")
     todo = f"set MOERGE_TOKEN, or put the token into {path}; the operator makes it (moerge owner approve)"
     raise MoergeError("no token", where=where, todo=todo)

@@ -11,7 +11,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from moerge.errors import CoordinatorError
+from moerge.bearer import bearer_token
+from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_coordinator.dashboard.pages import PAGES
 from moerge_coordinator.dashboard.session import (
@@ -66,10 +67,10 @@ def make_dashboard(app: FastAPI) -> Starlette:
             fields = await read_form(request)
         except ForeignFormError:
             return sign_in_page(request, Problem.of(ProblemType.FORBIDDEN, "the form has expired; send it again"))
-        token = fields.get("token", "").strip()
         try:
+            token = bearer_token(fields.get("token", ""), "token")
             await site.in_thread(identify, request, token)
-        except CoordinatorError as error:
+        except MoergeError as error:
             return sign_in_page(request, error.problem())
         response = RedirectResponse(_own_place(fields.get("next", "")), 303)
         sign_in(request, response, token)

@@ -28,7 +28,7 @@ class _InProcess(httpx.BaseTransport):
         return httpx.Response(answer.status_code, headers=answer.headers, content=content)
 
 
-def client_of(app: FastAPI, token: str, request_id: str, person: Identity | None = None) -> Client:
+def client_of(app: FastAPI, token: str | None, request_id: str, person: Identity | None = None) -> Client:
     """A client of `app` with a token, or for a person, without retries; `request_id` is for log and audit log."""
     headers = {"X-Request-Id": request_id}
     return Client("http://localhost", token, patience=0, headers=headers, transport=_InProcess(app, person))

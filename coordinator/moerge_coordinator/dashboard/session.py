@@ -10,6 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moerge.bearer import bearer_token
+from moerge.errors import MoergeError
+
 COOKIE, VISITOR = "moerge_session", "moerge_visitor"
 HOURS = 12
 _FIELD = "csrf"
@@ -45,7 +48,10 @@ class Guarded:
 
 def token_of(request: Request) -> str | None:
     """The visitor's token, or None before signing in."""
-    return request.cookies.get(COOKIE)
+    try:
+        return bearer_token(request.cookies.get(COOKIE, ""), COOKIE)
+    except MoergeError:  # a cookie of another program
+        return None
 
 
 def sign_in(request: Request, response: Response, token: str) -> None:

@@ -164,7 +164,7 @@ class Site:
     def client(self, request: Request, token: str | None) -> Client:
         """A client of REST with a token, or else for the person of the call, for a thread of `in_thread`."""
         person = person_of(request) if token is None else None
-        return client_of(self._app, token or "", request.state.request_id, person)
+        return client_of(self._app, token, request.state.request_id, person)
 
     async def _visit(self, handler: Handler, request: Request) -> Response:
         token = token_of(request)

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import stamina
 
+from moerge import network
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import require_address
 from moerge_proto.problems import ProblemType
@@ -42,7 +43,7 @@ def fetch(url: str, part: Path, most: int, prefixes: Sequence[str], advance: Cal
     require_allowed(url, prefixes, "source")  # the settings may have changed since its registration
     part.parent.mkdir(parents=True, exist_ok=True)
     transport = (httpx.TransportError, _TransientError)
-    with httpx.Client(trust_env=False, timeout=60.0, headers={"Accept-Encoding": "identity"}) as client:
+    with network.direct_client(timeout=60.0, headers={"Accept-Encoding": "identity"}) as client:
         try:
             for attempt in stamina.retry_context(on=transport, attempts=_ATTEMPTS, timeout=None, wait_max=5.0):
                 with attempt:

@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
@@ -15,11 +15,12 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.s3 import require_store
 from moerge.errors import MoergeError
+from moerge.network import require_free
 from moerge_coordinator.domain import version_keys
 from moerge_coordinator.settings import Settings, is_loopback, load
 from moerge_coordinator.storage.database import reading_engine, unknown_revision, unreachable
 from moerge_coordinator.storage.workflow_rows import require_json
-from moerge_coordinator.webhooks import secrets_in
+from moerge_coordinator.webhooks import client, secrets_in
 
 _LEAST_FREE = 2 * 2**30
 LOCK = "coordinator.lock"
@@ -44,7 +45,10 @@ def problems(
             yield error
     yield from transport(settings)
     yield from webhook(settings)
-    yield from _address(settings)
+    try:
+        require_free(settings.host, settings.port)
+    except MoergeError as error:
+        yield error
 
 
 def _home(home: Path) -> Iterator[MoergeError]:
@@ -71,7 +75,7 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
     database = settings.database
     where = "database" if isinstance(database, str) else str(database)
     if isinstance(database, Path) and not database.is_file():
-        yield MoergeError("no database", where=where, todo=f"run: moerge coordinator init {settings.home}")
+        yield MoergeError("no database", where=where, todo=f"run: moerge coordinator init {quote(str(settings.home))}")
         return
     engine = reading_engine(database)
     try:
@@ -121,21 +125,10 @@ def transport(settings: Settings) -> Iterator[MoergeError]:
 
 
 def webhook(settings: Settings) -> Iterator[MoergeError]:
-    """Problems of the webhook's secrets."""
+    """Problems of the webhook's secrets, and of the environment's proxy and certificates for it."""
     if settings.webhook is not None:
         try:
             secrets_in(settings.webhook.secret_file)
+            client(settings.webhook).close()
         except MoergeError as error:
             yield error
-
-
-def _address(settings: Settings) -> Iterator[MoergeError]:
-    try:
-        kind, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(kind, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        todo = "stop the program that listens there, or choose another host or port"
-        problem = f"can't listen on {settings.host}:{settings.port}: {error.strerror}"
-        yield MoergeError(problem, where="port", todo=todo)

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from moerge.bearer import bearer_token
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.printable import printable
@@ -17,8 +18,21 @@ from moerge_proto.workflows import Workflow
 
 M = TypeVar("M")
 Coordinator = Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
-Secret = Annotated[str, typer.Option("--token", envvar="MOERGE_TOKEN", help="Bearer token; safer as a variable.")]
 
+
+def token_given(context: typer.Context, option: typer.CallbackParam, value: str | None) -> str | None:
+    """The callback of an option for a token: it refuses one that can't be sent, by the name of option or variable."""
+    if value is None:
+        return None
+    source = context.get_parameter_source(str(option.name))
+    is_variable = source is not None and source.name == "ENVIRONMENT"
+    return bearer_token(value, "MOERGE_TOKEN" if is_variable else "--token")
+
+
+Secret = Annotated[
+    str,
+    typer.Option("--token", envvar="MOERGE_TOKEN", callback=token_given, help="Bearer token; safer as a variable."),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Skip the confirmation; required without a terminal.")]
 
 

@@ -3,10 +3,12 @@
 import ipaddress
 import logging
 import random
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import inf
 from typing import Generic, ParamSpec, Self, TypeVar
 
@@ -14,9 +16,13 @@ import httpx
 import stamina
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from moerge import network
+from moerge.bearer import bearer_token
 from moerge.errors import CoordinatorError, MoergeError
+from moerge.network import is_loopback
 from moerge_proto.messages import Page, plainly
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.uploads import CHUNK_BYTES
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -30,6 +36,18 @@ MESSAGE_BYTES = 2**26
 """Limit of an answer that is read whole."""
 _PLAIN = {"Accept-Encoding": "identity"}
 _HERE, _NEAR, _FAR = range(3)
+_PROBLEM = ProblemType.INTERNAL.urn.removesuffix(ProblemType.INTERNAL)
+_REMEDY = "check the address and its path; ask the operator whether a proxy there passes /v1/ to the coordinator"
+_SIGN_IN = "ask the operator to exempt /v1/ and /healthz from a proxy's sign-in or filter: moerge sends its own token"
+_REMEDIES = {
+    401: _SIGN_IN,
+    403: _SIGN_IN,
+    407: "a proxy requires a user and password: write them into HTTPS_PROXY, as http://USER:PASSWORD@HOST:PORT",
+    411: "ask the operator to let the proxy pass Content-Length, which moerge sends",
+    413: f"ask the operator to raise the proxy's limit above moerge's chunks of {CHUNK_BYTES // 2**20} MiB",
+}
+"""Status of an answer that isn't the coordinator's -> remedy."""
+_SECRET = re.compile(r"moerge_[\w-]{40,}")  # a token of `moerge token add`
 _ADDRESS = "give the complete address with `coordinator` or MOERGE_COORDINATOR"
 
 
@@ -38,29 +56,27 @@ def about(seconds: float) -> float:
     return random.uniform(0.5, 1.5) * seconds  # noqa: S311  # no secret
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _address(url: str) -> httpx.URL:
+    url = url.strip()
+    shown = "the address" if "@" in url or _SECRET.fullmatch(url) else repr(url)
     try:
         parsed = httpx.URL(url)
+        if parsed.userinfo:
+            todo = "leave them out: the token alone identifies the caller"
+            raise MoergeError("the address has a user or a password", where="coordinator", todo=todo)
         if parsed.scheme in ("http", "https"):
             _require_encrypted(parsed, "coordinator")
             return parsed
         whole = httpx.URL(f"https://{url}")
-    except httpx.InvalidURL as error:
-        raise MoergeError(f"{url!r} is not a valid address: {error}", where="coordinator", todo=_ADDRESS) from error
-    scheme = "http" if _is_loopback(whole.host) else "https"
-    todo = _ADDRESS if "://" in url else f"{_ADDRESS}, such as {scheme}://{url}"
-    raise MoergeError(f"{url!r} does not begin with http:// or https://", where="coordinator", todo=todo)
+    except (httpx.InvalidURL, UnicodeEncodeError) as error:
+        raise MoergeError(f"{shown} is not a valid address", where="coordinator", todo=_ADDRESS) from error
+    scheme = "http" if is_loopback(whole.host) else "https"
+    todo = _ADDRESS if "://" in url or shown != repr(url) else f"{_ADDRESS}, such as {scheme}://{url}"
+    raise MoergeError(f"{shown} does not begin with http:// or https://", where="coordinator", todo=todo)
 
 
 def _require_encrypted(url: httpx.URL, where: str) -> None:
-    if url.scheme != "https" and not (url.scheme == "http" and _is_loopback(url.host)):
+    if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.host)):
         raise MoergeError(
             f"{_place(url)} is not encrypted, so others could read the token and the statistics",
             where=where,
@@ -91,8 +107,22 @@ def _require_as_far(url: httpx.URL, coordinator: httpx.URL) -> None:
 
 
 def _place(url: httpx.URL) -> str:
-    """An address without its query, which may hold a signature."""
-    return str(url.copy_with(query=None))
+    """An address without user, query and fragment, which may have a secret."""
+    return str(url.copy_with(userinfo=b"", query=None, fragment=None))
+
+
+def _target(response: httpx.Response) -> httpx.URL:
+    try:
+        return response.url.join(response.headers["Location"])
+    except (httpx.InvalidURL, UnicodeEncodeError) as error:
+        what = "redirects to an invalid address"
+        raise MoergeError(what, where=_place(response.url), todo=_REMEDY) from error
+
+
+def _require_target(response: httpx.Response) -> None:
+    """Requires a valid address in a redirection, because httpx calls another one a network fault."""
+    if response.has_redirect_location:
+        _target(response)
 
 
 def _require_plain(response: httpx.Response) -> None:
@@ -125,15 +155,17 @@ class Http:
     storage is full, and `say` is called every minute; with 0, never. Pauses grow to a minute, with a patience to 8 s;
     they are random, so that many clients don't return at once. The timeout of an answer is `timeout` seconds;
     every answer calls `heard`. Requests have the further `headers`; a `transport` replaces the network.
+    Without a `token`, requests have no credentials.
 
     Raises:
-        MoergeError: the URL is invalid, or plain HTTP to another machine.
+        MoergeError: the URL is invalid, or plain HTTP to another machine; or the token, or the environment's proxy or
+            certificates, can't be used.
     """
 
     def __init__(
         self,
         url: str,
-        token: str,
+        token: str | None,
         *,
         patience: float | None = 60.0,
         timeout: float = 600.0,
@@ -142,18 +174,19 @@ class Http:
         headers: Mapping[str, str] | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        limits = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
         self._patience, self._say = patience, say
-        self._here = httpx.Client(
-            base_url=_address(url),
-            headers={"Authorization": f"Bearer {token}", **_PLAIN, **(headers or {})},
-            timeout=limits,
-            event_hooks={"response": [lambda response: heard(), _require_plain]},
-            transport=transport,
+        address = _address(url)
+        bearer = {} if token is None else {"Authorization": f"Bearer {bearer_token(token, '`token`')}"}
+        limits = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
+        self._client = partial(network.client, timeout=limits, transport=transport)
+        self._here = self._client(
+            address,
+            base_url=address,
+            headers={**bearer, **_PLAIN, **(headers or {})},
+            event_hooks={"response": [lambda response: heard(), _require_plain, _require_target]},
         )
-        self._elsewhere = httpx.Client(  # without the token
-            headers=_PLAIN, timeout=limits, event_hooks={"response": [_require_plain]}, transport=transport
-        )
+        self._stores: dict[str, httpx.Client] = {}  # by host, without the token
+        self._proxy = network.proxy_variable(address)
 
     @property
     def url(self) -> httpx.URL:
@@ -166,8 +199,8 @@ class Http:
         self.close()
 
     def close(self) -> None:
-        self._here.close()
-        self._elsewhere.close()
+        for client in (self._here, *self._stores.values()):
+            client.close()
 
     def patiently(self, call: Callable[[], T]) -> T:
         """The result of `call`, repeated while the coordinator is unavailable or asks to wait, unless patience is 0."""
@@ -205,17 +238,25 @@ class Http:
                         self._say(f"{self.url} answers again, after {time.monotonic() - begin:.0f} s")
                     return answer
         except (httpx.TransportError, _UnavailableError) as error:
-            raise MoergeError(
-                f"no answer for {time.monotonic() - begin:.0f} s: {_reason(error)}",
-                where=str(self.url),
-                todo="check the coordinator and the network, then run the command again",
-            ) from error
+            raise self._unreachable(error, time.monotonic() - begin) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _unreachable(self, error: Exception, seconds: float) -> MoergeError:
+        reason = _reason(error)
+        if _is_refused_by_proxy(error):
+            todo = f"write user and password of the proxy into {self._proxy}, or ask its operator to allow this host"
+            todo = f"{todo}; to use no proxy, set NO_PROXY={self.url.host}"
+            return MoergeError(f"the proxy of {self._proxy} answers: {reason}", where=str(self.url), todo=todo)
+        checked = "the coordinator, its address" + (f", the proxy of {self._proxy}" if self._proxy else "")
+        todo = f"check {checked} and the network, then run the command again"
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            todo = "name your authority's PEM file in SSL_CERT_FILE, if the certificate is of a private authority"
+        return MoergeError(f"no answer for {seconds:.0f} s: {reason}", where=str(self.url), todo=todo)
 
     def _passes(self, error: Exception) -> bool:
         """Tell whether an error is temporary; full storage counts only with unlimited patience."""
         if not isinstance(error, CoordinatorError):
-            return isinstance(error, httpx.TransportError)
+            return isinstance(error, httpx.TransportError) and not _is_refused_by_proxy(error)
         full = error.type == ProblemType.STORAGE_FULL.urn and self._patience is None
         return full or isinstance(error, _UnavailableError) or error.type == ProblemType.UNAVAILABLE.urn
 
@@ -233,9 +274,12 @@ class Http:
         limit = self._here.timeout if timeout is None else httpx.Timeout(timeout, connect=_CONNECT_SECONDS)
 
         def send() -> httpx.Response:
-            with self._here.stream(
-                method, path, content=content, headers=headers, params=params, timeout=limit
-            ) as response:
+            with (
+                _sendable(self.url),
+                self._here.stream(
+                    method, path, content=content, headers=headers, params=params, timeout=limit
+                ) as response,
+            ):
                 return _checked(_whole(response))
 
         return self.patiently(send)
@@ -260,13 +304,37 @@ class Http:
     def content(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
         """A file's content, from the coordinator or from its redirection, which never gets the token."""
         with ExitStack() as stack:
+            stack.enter_context(_sendable(self.url))
             response = stack.enter_context(self._here.stream("GET", path, headers=headers))
-            if response.next_request is not None:
-                url = response.next_request.url
+            if response.has_redirect_location:
+                url = _target(response)
                 _require_encrypted(url, "download")
                 _require_as_far(url, self.url)
-                response = stack.enter_context(self._elsewhere.stream("GET", url, headers=headers))
-            yield response if response.is_success else _checked(_whole(response))
+                response = stack.enter_context(self._store(url).stream("GET", url, headers=headers))
+                if not response.is_success:
+                    raise _refusal(response, _of_store(response))
+            yield response if _is_content(response) else _checked(_whole(response))
+
+    def _store(self, url: httpx.URL) -> httpx.Client:
+        if url.host not in self._stores:
+            hooks = {"response": [_require_plain]}
+            self._stores[url.host] = self._client(url, headers=_PLAIN, event_hooks=hooks)
+        return self._stores[url.host]
+
+
+@contextmanager
+def _sendable(url: httpx.URL) -> Iterator[None]:
+    """A context of a request; one that can't be built is an error, which doesn't have its headers."""
+    try:
+        yield
+    except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeEncodeError):
+        what, todo = "a request can't be sent: its address or a header is invalid", "correct the names in the command"
+        raise MoergeError(what, where=str(url), todo=todo) from None
+
+
+def _is_refused_by_proxy(error: Exception) -> bool:
+    """Tell whether a proxy has answered a connection with a status of 4xx."""
+    return isinstance(error, httpx.ProxyError) and re.match(r"4\d\d\b", str(error)) is not None
 
 
 def encoded(message: BaseModel) -> bytes:
@@ -280,6 +348,8 @@ def _read(kind: type[T], response: httpx.Response) -> T:
         return TypeAdapter(kind).validate_json(response.content, extra="ignore")
     except ValidationError as error:
         [first, *_] = error.errors()
+        if first["type"] == "json_invalid":
+            raise CoordinatorError(_foreign(response)) from error
         field = ".".join(map(str, first["loc"]))
         problem = f"this moerge can't read the coordinator's answer: {field}: {plainly(first)}"
         todo = "compare `moerge --version` with the coordinator's /readyz; install the coordinator's version"
@@ -337,14 +407,47 @@ def _whole(response: httpx.Response) -> httpx.Response:
     )
 
 
+def _is_content(response: httpx.Response) -> bool:
+    """Tell whether an answer has the requested content; REST has no HTML pages."""
+    return response.is_success and _media_type(response) != "text/html"
+
+
+def _media_type(response: httpx.Response) -> str:
+    return str(response.headers.get("Content-Type", "")).partition(";")[0].strip().lower()
+
+
 def _checked(response: httpx.Response) -> httpx.Response:
-    if response.is_success:
+    if _is_content(response):
         return response
-    status = response.status_code
     try:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:
-        problem = Problem.of(ProblemType.INTERNAL, f"status {status} without a problem document")
+        problem = None
+    if problem is None or not problem.type.startswith(_PROBLEM):
+        problem = _foreign(response)
+    raise _refusal(response, problem)
+
+
+def _refusal(response: httpx.Response, problem: Problem) -> CoordinatorError:
+    status = response.status_code
     if status == 429 and (seconds := response.headers.get("Retry-After", "")).isdecimal():
-        raise _TooFastError(problem, int(seconds))
-    raise (_UnavailableError if status in (429, 502, 503, 504) else CoordinatorError)(problem)
+        return _TooFastError(problem, int(seconds))
+    return (_UnavailableError if status in (429, 502, 503, 504) else CoordinatorError)(problem)
+
+
+def _of_store(response: httpx.Response) -> Problem:
+    what, todo = f"the store answers with status {response.status_code}", "run the command again, or ask the operator"
+    return Problem.of(ProblemType.INTERNAL, what, field=_place(response.url), todo=todo)
+
+
+def _foreign(response: httpx.Response) -> Problem:
+    """The problem of an answer that isn't the coordinator's: a proxy's, a login page, another server's."""
+    status = response.status_code
+    if response.has_redirect_location:
+        what = f"the server redirects to {_place(_target(response))}"
+        todo = "if that is a login page, ask the operator to exempt /v1/ from it; if it is the coordinator, name it"
+    else:
+        kind = _media_type(response) or "no content type"
+        what = f"the server answers with status {status} and {kind}, not as a coordinator"
+        todo = _REMEDIES.get(status, _REMEDY)
+    return Problem.of(ProblemType.INTERNAL, what, field=_place(response.url), todo=todo)

@@ -18,6 +18,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from moerge.client.signatures import folder_provenance, verify_folder
 from moerge.errors import MoergeError
+from moerge.models.sources import require_hub
 from moerge.progress import Progress
 from moerge_proto.version_files import CARD_FILE, foreign_names
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE, UNSIGNED, SignedVersion
@@ -68,6 +69,7 @@ def push(
             or the repository, or can't be reached.
     """
     _require_name(repository)
+    require_hub()
     signed = verify_folder(folder, key, progress)
     folder_provenance(folder, signed)
     paths = {name: folder / name for name in [*_published(folder, signed), *results]}

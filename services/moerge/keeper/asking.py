@@ -5,6 +5,7 @@ from typing import BinaryIO
 
 import httpx
 
+from moerge import network
 from moerge.errors import CoordinatorError, MoergeError
 from moerge_proto.masks import MasksRequest
 from moerge_proto.problems import Problem, ProblemType
@@ -27,9 +28,10 @@ def fetch_masks(url: str, request: MasksRequest, out: BinaryIO) -> str:
     """
     digest, size = hashlib.sha256(), 0
     try:
-        with httpx.stream(
-            "POST", f"{url}/v1/masks", content=request.model_dump_json().encode(), timeout=_TIMEOUT
-        ) as response:
+        with (
+            network.client(httpx.URL(url), timeout=_TIMEOUT) as client,
+            client.stream("POST", f"{url}/v1/masks", content=request.model_dump_json().encode()) as response,
+        ):
             if response.status_code != httpx.codes.OK:
                 raise _refusal(url, response)
             for piece in response.iter_bytes():

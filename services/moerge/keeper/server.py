@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from moerge.errors import MoergeError
 from moerge.keeper.journal import Keeper, KeeperError
+from moerge.network import require_free
 from moerge_proto.masks import MasksRequest, summed
 from moerge_proto.messages import plainly
 from moerge_proto.problems import MEDIA_TYPE, Problem, ProblemType
@@ -56,4 +57,5 @@ def _refused(problem: Problem) -> Response:
 
 def serve(keeper: Keeper, host: str, port: int) -> None:
     """Serves until SIGTERM or SIGINT; running answers end first."""
+    require_free(host, port)
     uvicorn.run(make_app(keeper), host=host, port=port, server_header=False)

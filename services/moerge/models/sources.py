@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants, get_token, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from moerge.bearer import bearer_token
 from moerge.errors import CheckpointError
 from moerge.files import atomic_file, cache_folder, require_own
+from moerge.network import require_environment
 from moerge_proto.digests import sha256_hex
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -48,6 +50,7 @@ def hub_snapshot(source: str, files: Sequence[str] = WANTED) -> Path:
     match = _HUB_ID.fullmatch(source)
     if match is None:
         raise CheckpointError("no such folder", where=source, todo="name a folder, or a hub id like name/model")
+    require_hub()
     try:
         return Path(snapshot_download(match["name"], revision=match["revision"], allow_patterns=list(files)))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
@@ -57,6 +60,13 @@ def hub_snapshot(source: str, files: Sequence[str] = WANTED) -> Path:
             where=source,
             todo="check the spelling and the network, or download it elsewhere and name the folder",
         ) from error
+
+
+def require_hub() -> None:
+    """Requires that proxies, certificates and token of the environment can be used for the hub."""
+    require_environment()
+    if (token := get_token()) is not None:
+        bearer_token(token, "HF_TOKEN")
 
 
 def source_from(folder: Path, source: str) -> str:

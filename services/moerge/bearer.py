@@ -1,0 +1,21 @@
+"""Bearer tokens, as people give them."""
+
+from moerge.errors import MoergeError
+
+_TODO = "give the token alone, as the command that made it printed it"
+
+
+def bearer_token(text: str, where: str) -> str:
+    """The token without white space around it; `where` names its variable, option or file.
+
+    Raises:
+        MoergeError: the token is empty, or no header can have it. The error never has the token.
+    """
+    token = text.strip()
+    if not token:
+        raise MoergeError("the token is empty", where=where, todo=_TODO)
+    for place, character in enumerate(token, 1):
+        if not "!" <= character <= "~":
+            kind = "white space" if character.isspace() else "not a printable ASCII character"
+            raise MoergeError(f"character {place} of the token is {kind}", where=where, todo=_TODO)
+    return token
