@@ -113,12 +113,22 @@ def test_signing_in_leads_to_no_other_site(visited: Visited) -> None:
 
 
 def test_a_wrong_token_or_a_foreign_form_signs_nobody_in(visited: Visited) -> None:
+    right = visited.tokens[Role.OPERATOR]
+    wrong = [({"token": "moerge_wrong"}, 401), *(({"token": bad}, 422) for bad in ("a b", f"{right}é", " "))]
     with visited.visitor() as browser:
-        sent = {"csrf": guard(browser.get("/sign-in")), "token": visited.tokens[Role.OPERATOR]}
-        for wrong, status in (({"token": "moerge_wrong"}, 401), ({"csrf": "0" * 32}, 403)):
-            answer = browser.post("/sign-in", data=sent | wrong)
+        for fields, status in (*wrong, ({"csrf": "0" * 32}, 403)):
+            sent = {"csrf": guard(browser.get("/sign-in")), "token": right}
+            answer = browser.post("/sign-in", data=sent | fields)
             assert (answer.status_code, "no valid token" in answer.text) == (status, status == 401)
+            assert right not in answer.text
             assert "moerge_session" not in browser.cookies
+
+
+@pytest.mark.parametrize("value", [b"", b"\xe9", b"a b"])
+def test_a_cookie_that_is_no_token_is_none(visited: Visited, value: bytes) -> None:
+    with visited.visitor() as browser:
+        answer = browser.get("/versions", headers={b"Cookie": b"moerge_session=" + value})
+    assert (answer.status_code, place_of(answer)) == (303, "/sign-in?next=/dashboard/versions")
 
 
 def test_the_session_ends_with_its_token(visited: Visited) -> None:

@@ -38,6 +38,23 @@ def test_command_line_overrides_file_and_token_has_own_file(home: Path) -> None:
     assert "secret" not in repr(given)
 
 
+@pytest.mark.parametrize("content", ["secret", " secret\r\n", "\ufeffsecret\n"])
+def test_white_space_around_the_token_in_its_file_is_dropped(home: Path, content: str) -> None:
+    (home / "elsewhere").write_text(content, encoding="utf-8")
+    write(home, f'token_file = "{home / "elsewhere"}"\n')
+    assert [read(home).token] == ["secret"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"Zq7Kx9 Zq7Kx9", b"Zq7Kx9\x00", b"Zq7Kx9\xff", "Zq7Kx9".encode("utf-16")]
+)
+def test_an_unusable_token_is_refused_by_the_name_of_its_file(home: Path, content: bytes) -> None:
+    (home / "token").write_bytes(content)
+    with pytest.raises(MoergeError, match="token is") as caught:
+        read(home)
+    assert (caught.value.where, "Zq7" in str(caught.value)) == (str(home / "token"), False)
+
+
 DEFAULT, OWN = TextBefore(context_weight=1), TextBefore(tokens=64)
 
 

@@ -10,10 +10,13 @@ import pytest
 
 from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
+from moerge_coordinator import log
+from moerge_coordinator.commands import serve
 from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.operation.preflight import problems
 from moerge_coordinator.settings import Settings
 from support.processes import run_command
+from support.receiver import SECRET
 from support.servers import CREDENTIALS
 from support.servers import settings as toml
 
@@ -54,6 +57,35 @@ def test_a_taken_port_is_a_problem(home: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         assert "in use" in listed(home, MOERGE_COORDINATOR_PORT=port)["port"]
+
+
+def test_a_taken_port_stops_serve_with_its_remedy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "configure", lambda level: None)  # pytest has its own
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(MoergeError, match="Address already in use") as caught:
+            serve(home, port=taken.getsockname()[1])
+    assert "choose another" in caught.value.todo
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("HTTPS_PROXY", "ftp://proxy.example.org"), ("SSL_CERT_FILE", "/no/such/file")]
+)
+def test_an_environment_that_the_webhook_cannot_use_is_a_problem(
+    home: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    (home / "secret").write_text(f"{SECRET}\n")
+    place = f'url = "https://example.org/hook"\nsecret_file = "{home / "secret"}"\n'
+    (home / "coordinator.toml").write_text(f"port = 0\n[webhook]\n{place}")
+    assert listed(home) == {}
+    monkeypatch.setenv(variable, value)
+    assert list(listed(home)) == [variable]
+
+
+def test_a_command_in_a_remedy_quotes_its_folder(tmp_path: Path) -> None:
+    [problem] = problems(tmp_path / "home dir é", {}, same)
+    assert problem.todo == f"run: moerge coordinator init '{tmp_path / 'home dir é'}'"
 
 
 def test_a_host_of_another_machine_is_a_problem(home: Path) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import uvicorn
 
-from moerge.errors import CoordinatorError
+from moerge.errors import CoordinatorError, MoergeError
 from moerge.keeper import server
 from moerge.keeper.asking import KeeperUnavailableError, fetch_masks
 from moerge.keeper.journal import Keeper
@@ -54,6 +54,20 @@ def test_a_refusal_names_the_keeper_and_its_reason(keeper: Keeper, url: str) -> 
         fetch_masks(url, request, io.BytesIO())
     with pytest.raises(KeeperUnavailableError, match="not a keeper's"):
         fetch_masks(f"{url}/elsewhere", request, io.BytesIO())
+
+
+def test_an_unusable_proxy_is_named_by_its_variable(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = MasksRequest(parts=[owner.part([keeper.public_key]) for owner in OWNERS])
+    monkeypatch.setenv("HTTPS_PROXY", "ftp://proxy.example.org")
+    with pytest.raises(MoergeError) as caught:
+        fetch_masks("https://keeper.example.org", request, io.BytesIO())
+    assert caught.value.where == "HTTPS_PROXY"
+
+
+def test_a_taken_port_is_told_with_its_remedy(keeper: Keeper, url: str) -> None:
+    with pytest.raises(MoergeError, match="Address already in use") as caught:
+        server.serve(keeper, "127.0.0.1", httpx.URL(url).port or 0)
+    assert "choose another" in caught.value.todo
 
 
 def test_other_requests_are_problems(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from moerge.errors import CheckpointError
+from moerge.errors import CheckpointError, MoergeError
 from moerge.models.adapters import WEIGHTS
 from moerge.models.sources import ADAPTER_CONFIG, checkpoint_folder, hub_id, on_base
 
@@ -20,6 +20,20 @@ def test_a_hub_id_that_can_t_be_had_offline_is_told(source: str) -> None:
         checkpoint_folder(source)
     assert caught.value.where == source
     assert "network" in caught.value.todo
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("ALL_PROXY", "socks5://127.0.0.1:1080"), ("SSL_CERT_FILE", "/no/such/file"), ("HF_TOKEN", "hf_Zq7\x01Kx9")],
+)
+def test_an_environment_that_the_hub_cannot_use_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(MoergeError) as caught:
+        checkpoint_folder("nobody/nothing")
+    assert (caught.value.where, "Kx9" in str(caught.value)) == (variable, False)
 
 
 @pytest.mark.parametrize("source", ["/no/such/folder", "folder", "a/b/c", ""])
