@@ -29,7 +29,8 @@ from typer.testing import CliRunner
 from moerge.build import build
 from moerge.cli.app import app
 from moerge.cli.common import wait
-from moerge.errors import CoordinatorError
+from moerge.client.client import Client
+from moerge.errors import CoordinatorError, MoergeError
 from moerge_coordinator.operation.home import initialise
 from moerge_proto.audit import AuditEntry
 from moerge_proto.bodies import BodyOptions, NewBody
@@ -246,6 +247,12 @@ def test_sighup_reads_the_certificate_and_the_log_level_again(tmp_path: Path) ->
     server.start()
     try:
         assert serial(server) == first
+        with (
+            Client(server.url, token, patience=0.1) as client,
+            pytest.raises(MoergeError, match="VERIFY_FAILED") as told,
+        ):
+            client.identity()
+        assert "SSL_CERT_FILE" in told.value.todo
         second = certify(*files)
         assert serial(server) == first
         server.send(signal.SIGHUP)

@@ -857,6 +857,22 @@ MUTATIONS = (
         ("tests/attacks/coordinator/test_answers.py",),
     ),
     Mutation(
+        "token-shown",
+        "no message has a token: one that no header can have is refused",
+        LIBRARY,
+        'if not "!" <= character <= "~":',
+        "if False:",
+        ("tests/unit/services/client/test_http.py",),
+    ),
+    Mutation(
+        "foreign-page",
+        "another server's page is no answer of the coordinator",
+        LIBRARY,
+        'return response.is_success and _media_type(response) != "text/html"',
+        "return response.is_success",
+        ("tests/unit/services/client/test_http.py",),
+    ),
+    Mutation(
         "redirect-inside",
         "a redirection leads no closer to the client than the coordinator",
         LIBRARY,

@@ -39,12 +39,13 @@ _HERE, _NEAR, _FAR = range(3)
 _PROBLEM = ProblemType.INTERNAL.urn.removesuffix(ProblemType.INTERNAL)
 _REMEDY = "check the address and its path; ask the operator whether a proxy there passes /v1/ to the coordinator"
 _SIGN_IN = "ask the operator to exempt /v1/ and /healthz from a proxy's sign-in or filter: moerge sends its own token"
+_MIB = CHUNK_BYTES // 2**20
 _REMEDIES = {
     401: _SIGN_IN,
     403: _SIGN_IN,
     407: "a proxy requires a user and password: write them into HTTPS_PROXY, as http://USER:PASSWORD@HOST:PORT",
     411: "ask the operator to let the proxy pass Content-Length, which moerge sends",
-    413: f"ask the operator to raise the proxy's limit above moerge's chunks of {CHUNK_BYTES // 2**20} MiB",
+    413: f"ask the operator to raise the proxy's limit to {_MIB + 1} MiB or more: moerge sends chunks of {_MIB} MiB",
 }
 """Status of an answer that isn't the coordinator's -> remedy."""
 _SECRET = re.compile(r"moerge_[\w-]{40,}")  # a token of `moerge token add`
