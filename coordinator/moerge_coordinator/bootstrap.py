@@ -10,7 +10,7 @@ from functools import partial
 from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from sqlalchemy.exc import SQLAlchemyError
 
 from moerge.blobs.local import LocalBlobs, LocalChunks
@@ -18,6 +18,7 @@ from moerge.blobs.s3 import S3Blobs, S3Chunks
 from moerge.blobs.store import Blobs, Chunks
 from moerge.build import build
 from moerge.errors import MoergeError
+from moerge.files import locked
 from moerge_coordinator.dashboard.app import make_dashboard
 from moerge_coordinator.dashboard.site import HOME
 from moerge_coordinator.domain.demands import AllDemands
@@ -80,7 +81,7 @@ def only_one(settings: Settings) -> Iterator[None]:
     url, shared = settings.database, settings.s3 is not None
     try:
         with (
-            FileLock(settings.home / LOCK, blocking=False),
+            locked(settings.home / LOCK),
             beside_others(url, shared=shared) if isinstance(url, str) else nullcontext(),
         ):
             yield

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +19,10 @@ from moerge.errors import CheckpointError, MoergeError
 LOCK = "lock"
 """The file that locks a work folder."""
 _TOKEN = 4  # bytes, which keep temporary names apart
+_UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR)
+"""Errors of file systems that can't sync a folder. EIO isn't one: entries may be lost."""
+_UNLOCKED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""Errors of file systems without locks."""
 
 
 @contextmanager
@@ -45,6 +49,11 @@ def atomic_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def user_path(path: str | Path) -> Path:
+    """A path that may begin with ~, the user's home. Shells leave the one of NAME=~/folder and of settings."""
+    return Path(os.path.expanduser(path))
 
 
 def unfinished(path: Path) -> list[Path]:
@@ -80,26 +89,52 @@ def require_new(out: Path) -> None:
 def alone(work: Path) -> Iterator[None]:
     """Makes a private work folder, locks it against other runs, and removes it at the end if it is empty."""
     private_folder(work)
-    lock = FileLock(work / LOCK)
     try:
-        lock.acquire(blocking=False)
+        lock = locked(work / LOCK)
     except Timeout as error:
         raise MoergeError("another run uses this folder", where=str(work), todo="wait for it") from error
+    with lock:
+        try:
+            yield
+        finally:
+            if [path.name for path in work.iterdir()] == [LOCK]:
+                shutil.rmtree(work)
+
+
+def locked(path: Path, timeout: float = 0) -> AbstractContextManager[object]:
+    """Locks a file until the end of a `with` statement. Waits `timeout` seconds, or without limit if it is negative.
+
+    Raises:
+        Timeout: another process has the lock.
+        MoergeError: the file system has no locks.
+    """
     try:
-        yield
-    finally:
-        if [path.name for path in work.iterdir()] == [LOCK]:
-            shutil.rmtree(work)
-        lock.release()
+        return FileLock(path).acquire(timeout)
+    except Timeout:
+        raise
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in _UNLOCKED:
+            raise
+        what = f"its file system can't lock files: {getattr(error, 'strerror', None) or error}"
+        todo = (
+            "name a folder on a local disk, or mount this one with locks; on NFS 3 start rpc.statd, or mount with "
+            "local_lock=flock if only this machine uses the folder"
+        )
+        raise MoergeError(what, where=str(path.parent), todo=todo) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the folder's entries survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Makes the folder's entries survive a power cut, if its file system can."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        error.filename = str(folder)
+        if error.errno not in _UNSYNCED:
+            raise
 
 
 def private_folder(folder: Path) -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import stamina
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from rich.filesize import decimal
 
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.experts.fitting import require_fittable
-from moerge.files import is_of_full_disk, private_folder
+from moerge.files import is_of_full_disk, locked, private_folder
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder
 from moerge.models.stored import SINGLE
@@ -60,7 +60,7 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeWindo
     stamina.instrumentation.set_on_retry_hooks([])  # the client reports its retries
     private_folder(settings.home)
     try:
-        lock = FileLock(settings.home / LOCK).acquire(blocking=False)
+        lock = locked(settings.home / LOCK)
     except Timeout as error:
         todo = "stop it first, or give each worker its own `home`"
         raise MoergeError("another worker is using this folder", where=str(settings.home), todo=todo) from error

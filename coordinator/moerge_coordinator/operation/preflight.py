@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from rich.filesize import decimal
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from moerge.blobs.s3 import require_store
 from moerge.errors import MoergeError
+from moerge.files import locked
 from moerge.network import require_free
 from moerge_coordinator.domain import version_keys
 from moerge_coordinator.settings import Settings, is_loopback, load
@@ -64,8 +65,10 @@ def _home(home: Path) -> Iterator[MoergeError]:
         todo = "free some space, or move the home to a larger disk; it stores experts and versions"
         yield MoergeError(f"only {decimal(free)} are free", where=str(home), todo=todo)
     try:
-        with FileLock(home / LOCK, blocking=False):
+        with locked(home / LOCK):
             pass
+    except MoergeError as error:
+        yield error
     except Timeout:
         todo = "stop it before you start another"
         yield MoergeError("another coordinator is using this home", where=str(home), todo=todo)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from moerge.client.client import Client
 from moerge.client.signatures import (
@@ -20,7 +20,7 @@ from moerge.client.signatures import (
     require_valid,
 )
 from moerge.errors import MoergeError
-from moerge.files import atomic_file, file_sha256, sync_folder
+from moerge.files import atomic_file, file_sha256, locked, sync_folder
 from moerge.progress import Progress
 from moerge_proto.digests import sha256_hex
 from moerge_proto.messages import FileEntry
@@ -58,9 +58,8 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress, key
     earlier = read_signature(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.part")
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
     try:
-        with lock:
+        with locked(folder.with_name(f".{folder.name}.lock")):
             files: list[FileEntry] = [file for file in version.files if file.name != CARD_FILE]
             signed_card = client.signed_card(version.number)
             signature = _require_signed(client, version, signed_card, key, earlier)

@@ -7,7 +7,6 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
-from filelock import FileLock
 
 from moerge.client.client import Client
 from moerge.client.signatures import (
@@ -19,7 +18,7 @@ from moerge.client.signatures import (
     read_provenance,
 )
 from moerge.errors import MoergeError
-from moerge.files import atomic_file, sync_folder
+from moerge.files import atomic_file, locked, sync_folder
 from moerge.progress import Progress
 from moerge_proto.digests import Digest, sha256_hex
 from moerge_proto.version_files import CARD_FILE, foreign_names
@@ -153,7 +152,7 @@ def rotate(client: Client, path: Path) -> tuple[Digest, Digest]:
         MoergeError: the file has no key, or the coordinator refuses.
     """
     new_path = path.with_name(f"{path.name}.next")
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    with locked(path.with_name(f".{path.name}.lock"), -1):
         old = read_version_key(path)
         new = make_version_key(new_path)
         client.rotate_version_key(KeyRotation.make(old, new))  # first, because it refuses signatures of an unknown key

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from moerge.files import locked
 from moerge.models.dense import place
 from moerge.models.dense_files import DenseFiles
 from moerge.progress import Progress, Tracker
@@ -115,7 +115,7 @@ def train(
     documents = {domain: _read(file) for domain, file in _train_files(texts).items()}
     home = finished.seed.parent
     home.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(home.with_name(f"{home.name}.lock")):
+    with locked(home.with_name(f"{home.name}.lock"), -1):
         trainer = _Trainer(training, device, progress)
         _made(finished.seed, partial(trainer.seed, documents))
         tokenizer = DenseFiles(finished.seed).tokenizer

@@ -13,12 +13,12 @@ import ray
 import ray.train
 import torch
 import torch.distributed as dist
-from filelock import FileLock
 from ray.train import RunConfig, ScalingConfig, TrainingFailedError
 from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, TorchTrainer, get_device, prepare_model
 
 from moerge.errors import MoergeError
+from moerge.files import locked
 from moerge.memory.machine import is_out_of_memory
 from moerge_lab.training.job import LOG, Process
 from moerge_lab.tuning.request import Request
@@ -148,5 +148,5 @@ def _only(work: Path, rank: int) -> Iterator[None]:
     if rank:
         yield
         return
-    with FileLock(work / "first", timeout=60):
+    with locked(work / "first", 60):
         yield

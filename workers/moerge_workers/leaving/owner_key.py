@@ -11,12 +11,11 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from filelock import FileLock
 from pydantic import ValidationError
 
 from moerge.client.client import Client
 from moerge.errors import MoergeError
-from moerge.files import atomic_file, sync_folder
+from moerge.files import atomic_file, locked, sync_folder
 from moerge_proto.owners import Identity, Role
 from moerge_proto.signatures import (
     JoinRequest,
@@ -48,17 +47,14 @@ def _next_file(path: Path) -> Path:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Context in which no other process makes or rotates this key; MoergeError: its folder isn't writable."""
-    lock = FileLock(path.with_name(f"{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock = locked(path.with_name(f"{path.name}.lock"), -1)
     except OSError as error:
         todo = "name a writable folder with `home`"
         raise MoergeError(f"can't write a key: {error.strerror}", where=str(path.parent), todo=todo) from error
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def _made(path: Path) -> Ed25519PrivateKey:

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from pydantic import BaseModel, ValidationError
 
 from moerge.errors import MoergeError
-from moerge.files import atomic_file
+from moerge.files import atomic_file, locked
 from moerge_proto.progress import LONGEST, Obstacle, Progress, Stage
 
 FILE = "status.json"
@@ -125,7 +125,7 @@ def is_running(home: Path) -> bool:
     if not (home / LOCK).is_file():
         return False
     try:
-        with FileLock(home / LOCK, blocking=False):
+        with locked(home / LOCK):
             return False
     except Timeout:
         return True
