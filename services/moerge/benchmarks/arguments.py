@@ -9,6 +9,7 @@ from moerge.benchmarks.models import SEED, Model, Role, model
 from moerge.benchmarks.settings import Settings
 from moerge.benchmarks.tasks import PAPER, TASKS, is_of_harness
 from moerge.errors import MoergeError
+from moerge.files import user_path
 from moerge.settings import single_values
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -84,6 +85,7 @@ def models(versions: Sequence[str], experts: Sequence[str], base: str | None, ou
 def _version(text: str, *, alone: bool) -> tuple[str, Role, str]:
     """Name and place of DIR or NAME=DIR."""
     name, equals, place = text.partition("=")
-    if equals and not Path(text).is_dir():
+    folder = user_path(text)
+    if equals and not folder.is_dir():
         return name, "version", place
-    return "version" if alone else Path(text).resolve().name, "version", text
+    return "version" if alone else folder.resolve().name, "version", text

@@ -1,7 +1,9 @@
 """The command line. Commands of other components are imported only when they are called."""
 
+import errno
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -34,6 +36,19 @@ from moerge.cli.options import name_options
 from moerge.errors import MoergeError, TerminatedError
 from moerge.files import is_of_full_disk
 from moerge.terminal import Screen, echo
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer has no public name of it
+_FAULTS = {
+    errno.EROFS: "name a folder that can be written",
+    errno.EIO: "check the disk, or the connection to it, such as with dmesg; or name a folder on another disk",
+    errno.ESTALE: "mount the file system again, then run the command again",
+    errno.ENOTCONN: "mount the file system again, then run the command again",
+    errno.ENOTDIR: "correct the path: one of its folders is a file",
+    errno.EEXIST: "name another folder: this is a file",
+    errno.EISDIR: "name a file: this is a folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""Faults of the system at a file or folder -> remedy."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +130,17 @@ class _Root(TyperGroup):
             return super().invoke(ctx)
         except ImportError as error:
             _raise_extra(error, ctx.invoked_subcommand)
+        except _UsageError as error:
+            for example in _examples(error):
+                echo(example, err=True)
+            raise
+
+
+def _examples(error: Any) -> list[str]:
+    """The examples in the help of a command that was used wrongly, each in one line."""
+    help_ = "" if error.ctx is None else error.ctx.command.help or ""
+    paragraphs = (" ".join(text.split()) for text in re.split(r"\n\s*\n", help_))
+    return [text for text in paragraphs if text.startswith("Example:")]
 
 
 def _component(name: str | None) -> Component | None:
@@ -174,6 +200,8 @@ def main() -> None:
         if isinstance(error, PermissionError) and error.filename is not None:
             todo = f"give it to this user (id {os.getuid()}), such as with chown or chmod"
             _end(MoergeError("permission denied", where=str(error.filename), todo=todo))
+        if error.errno in _FAULTS and error.filename is not None:
+            _end(MoergeError(str(error.strerror), where=str(error.filename), todo=_FAULTS[error.errno]))
         if not is_of_full_disk(error):
             raise
         todo = "free space, then run the command again, which continues where it can"

@@ -1,20 +1,22 @@
-"""Fields in errors, as options of the running command."""
+"""Options of the running command: fields in errors are named as options, and paths may begin with ~."""
 
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 from moerge.errors import MoergeError
+from moerge.files import user_path
 
 _FIELD = re.compile(r"`([a-z][a-z0-9_]*)`")
 
 
 def name_options(command: Any) -> None:
-    """Make the errors of a command and its subcommands name options.
+    """Make the errors of a command and its subcommands name options, and expand ~ in their paths.
 
     The library names fields: `host_memory` in backquotes. The command that is running replaces it by --host-memory,
-    if it has an option for a parameter of this name.
+    if it has an option for a parameter of this name. The shell leaves the ~ of --out=~/merged.
     """
     for subcommand in getattr(command, "commands", {}).values():
         name_options(subcommand)
@@ -23,6 +25,7 @@ def name_options(command: Any) -> None:
 
 
 def _naming(callback: Callable[..., Any], parameters: Sequence[Any]) -> Callable[..., Any]:
+    paths = {name for name, kind in get_type_hints(callback).items() if Path in (kind, *get_args(kind))}
     options = {parameter.name: parameter.opts[0] for parameter in parameters if parameter.param_type_name == "option"}
 
     def named(text: str) -> str:
@@ -31,9 +34,15 @@ def _naming(callback: Callable[..., Any], parameters: Sequence[Any]) -> Callable
     @wraps(callback)
     def run(*values: Any, **more: Any) -> Any:
         try:
-            return callback(*values, **more)
+            return callback(
+                *values, **{name: _expanded(value) if name in paths else value for name, value in more.items()}
+            )
         except MoergeError as error:
             error.what, error.where, error.todo = named(error.what), named(error.where), named(error.todo)
             raise
 
     return run
+
+
+def _expanded(path: Any) -> Path | None:
+    return None if path is None else user_path(path)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moerge.errors import MoergeError
-from moerge.files import file_sha256
+from moerge.files import file_sha256, user_path
 from moerge.progress import Progress
 from moerge_proto.digests import Digest
 from moerge_proto.provenance import Provenance
@@ -35,7 +35,7 @@ def expected_fingerprint(key: str) -> Digest:
     if len(digits) == _DIGITS and set(digits) <= set("0123456789abcdef"):
         return digits
     try:
-        text = Path(key).read_text(encoding="ascii")
+        text = user_path(key).read_text(encoding="ascii")
         loaded_key(text)
     except (OSError, ValueError) as error:
         what = "neither a fingerprint of 64 digits nor a file with a public key on P-256 in PEM"

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.merging.kept import KeptVersion, kept
+from moerge.merging.places import prompts_of
 from moerge.merging.prompts import Prompts
 from moerge.merging.settings import AUTO, MergeSettings, Source
 from moerge.models.adapters import base_name, is_adapter, quantised_by
@@ -136,21 +137,8 @@ class Texts:
     @property
     def prompts(self) -> dict[str, Prompts]:
         given = named_values("prompt", self.prompt).items()
-        lines = {name: [line for value in values for line in _prompts(value)] for name, values in given}
+        lines = {name: [line for value in values for line in prompts_of(value)] for name, values in given}
         return {name: Prompts(prompts, self.prompt_tokens) for name, prompts in lines.items()}
-
-
-def _prompts(value: str) -> list[str]:
-    if not value.startswith("@"):
-        return [value]
-    try:
-        lines = Path(value[1:]).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        todo = "name a UTF-8 text file with a prompt per line"
-        raise MoergeError(f"can't be read: {error}", where=f"`prompt` {value}", todo=todo) from error
-    if not (result := [line for line in lines if line.strip()]):
-        raise MoergeError("the file has no prompt", where=f"`prompt` {value}", todo="write a prompt per line")
-    return result
 
 
 def determined(settings: MergeSettings) -> dict[str, object]:

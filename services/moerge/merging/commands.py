@@ -211,6 +211,11 @@ def merge(
     Example: moerge merge --expert code=./code --text code='code/*.jsonl' --expert law=org/name --text law=law.txt
     --out merged
     """
+    from moerge.merging.places import require_places, require_texts
+
+    require_places(expert, add, base, from_, {"text": text, "held_out": held_out}, prompt)
+    require_texts(anchor_text or (), "`anchor_text`")
+
     from transformers.utils import logging
 
     from moerge.merging import arguments

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from typer.models import OptionInfo
 
 from moerge.errors import MoergeError
+from moerge.files import user_path
 from moerge.merging.recipe_file import OF_RUN, Form, Key, RecipeFile, read_recipe
 from moerge.settings import Keys
 from moerge.terminal import echo
@@ -29,7 +30,7 @@ class RecipeCommand(TyperGroup):
         if ctx.params["config"] is None:
             return super().invoke(ctx)
         keys = keys_of(self)
-        file = read_recipe(ctx.params["config"], keys)
+        file = read_recipe(user_path(ctx.params["config"]), keys)
         typed = {
             key.name: ctx.params[key.parameter]
             for key in keys

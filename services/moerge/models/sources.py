@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 
 from huggingface_hub import constants, get_token, snapshot_download
@@ -12,16 +13,30 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from moerge.bearer import bearer_token
 from moerge.errors import CheckpointError
-from moerge.files import atomic_file, cache_folder, require_own
+from moerge.files import atomic_file, cache_folder, require_own, user_path
 from moerge.network import require_environment
 from moerge_proto.digests import sha256_hex
 
 ADAPTER_CONFIG = "adapter_config.json"
+_TODO = "name a folder, or a hub id like name/model"
 BASE = "base_model_name_or_path"  # in these settings
 
-_HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_HUB_ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 _HUB_ADDRESS = re.compile(r"https://huggingface\.co/(?P<name>[\w.-]+/[\w.-]+)(/(resolve|tree)/.*)?/?")
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
+_CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<model>[\w.-]+)")
+"""The name of a model's folder in the hub's cache."""
+_KINDS = {
+    (".gguf", ".ggml"): "name the model that it was converted from, with config.json and safetensors; GGUF isn't read",
+    (".bin", ".pt", ".pth", ".ckpt", ".pkl"): "load it with transformers and write it with save_pretrained, as "
+    "safetensors; pickles aren't read",
+    (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar"): "unpack it, and name the folder in it with "
+    "config.json",
+    (".npz", ".msgpack", ".h5", ".onnx", ".tflite", ".keras"): "write it with transformers' save_pretrained, as "
+    "safetensors",
+}
+"""Endings of files that aren't a model's folder -> remedy."""
+_ENDINGS = (".safetensors", ".json", *(ending for endings in _KINDS for ending in endings))
 
 
 def checkpoint_folder(source: str) -> Path:
@@ -32,14 +47,35 @@ def checkpoint_folder(source: str) -> Path:
     Raises:
         CheckpointError: there is no such folder, and the hub lacks it or can't be reached.
     """
-    folder = Path(source)
-    if source and folder.is_dir():
+    if (folder := local_folder(source)) is not None:
         return folder
     if "+" in source:
         base, adapter = map(checkpoint_folder, _base_and_adapter(source))
         name = sha256_hex(f"{base.resolve()}\0{adapter.resolve()}".encode())[:16]
         return on_base(base, adapter, cache_folder() / "adapters" / name)
     return hub_snapshot(source)
+
+
+def local_folder(source: str) -> Path | None:
+    """The folder that a source names; None for a hub id or `BASE+ADAPTER`.
+
+    Raises:
+        CheckpointError: a file, a folder without a snapshot of the hub's cache, or neither a folder nor a hub id.
+    """
+    folder = user_path(source)
+    if source and folder.is_dir():
+        _require_no_cache(folder)
+        return folder
+    if source and folder.exists():
+        raise CheckpointError("a file, not a folder", where=source, todo=_of_file(folder))
+    if folder.is_symlink():
+        todo = "correct the link, or name the folder itself"
+        raise CheckpointError(f"a link to {folder.readlink()}, which is missing", where=source, todo=todo)
+    if "+" in source or _may_be_hub_id(source):
+        return None
+    address = _HUB_ADDRESS.fullmatch(source)
+    todo = f"name the hub id: {address['name']}" if address else _nearest(folder) or _TODO
+    raise CheckpointError("no such folder", where=source, todo=todo)
 
 
 def hub_snapshot(source: str, files: Sequence[str] = WANTED) -> Path:
@@ -49,16 +85,15 @@ def hub_snapshot(source: str, files: Sequence[str] = WANTED) -> Path:
     """
     match = _HUB_ID.fullmatch(source)
     if match is None:
-        raise CheckpointError("no such folder", where=source, todo="name a folder, or a hub id like name/model")
+        raise CheckpointError("no such folder", where=source, todo=_TODO)
     require_hub()
     try:
         return Path(snapshot_download(match["name"], revision=match["revision"], allow_patterns=list(files)))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         first = str(error).strip().splitlines()[0]
+        todo = "check the spelling and the network, or download it elsewhere and name the folder"
         raise CheckpointError(
-            f"no such folder, and the hub can't provide it: {first}",
-            where=source,
-            todo="check the spelling and the network, or download it elsewhere and name the folder",
+            f"no such folder, and the hub can't provide it: {first}", where=source, todo=_nearest(Path(source)) or todo
         ) from error
 
 
@@ -76,13 +111,13 @@ def source_from(folder: Path, source: str) -> str:
         CheckpointError: the working directory has a folder of this name, and `folder` doesn't.
     """
     path = beside(folder, source)
-    if Path(path).is_dir():
+    if os.path.exists(path):
         return path
     if "+" in source:
         return "+".join(source_from(folder, part) for part in source.split("+", 1))
-    if source.startswith(".") or not _HUB_ID.fullmatch(source):
+    if not _may_be_hub_id(source):
         return path
-    if Path(source).is_dir():
+    if _is_folder(source):
         todo = f"write its path from {folder}"
         raise CheckpointError("a folder of the working directory, not of the file's folder", where=source, todo=todo)
     return source
@@ -90,7 +125,7 @@ def source_from(folder: Path, source: str) -> str:
 
 def source_for(shown: Callable[[str], str], source: str) -> str:
     """A source with its folders as `shown` gives them, and its hub ids with their commits."""
-    if Path(source).is_dir():
+    if _is_folder(source):
         return shown(source)
     if "+" in source:
         return "+".join(source_for(shown, part) for part in _base_and_adapter(source))
@@ -115,7 +150,51 @@ def is_hub_snapshot(folder: Path) -> bool:
 def _base_and_adapter(source: str) -> tuple[str, str]:
     """The parts of `BASE+ADAPTER`, split at the first plus behind a folder, or else at the first."""
     splits = [(source[:place], source[place + 1 :]) for place, character in enumerate(source) if character == "+"]
-    return next((split for split in splits if Path(split[0]).is_dir()), splits[0])
+    return next((split for split in splits if _is_folder(split[0])), splits[0])
+
+
+def _of_file(file: Path) -> str:
+    """The remedy for a file given as a folder."""
+    if file.is_file() and os.access(file, os.R_OK):
+        with file.open("rb") as content:
+            if content.read(4) == b"GGUF":
+                return _KINDS[".gguf", ".ggml"]
+    for endings, todo in _KINDS.items():
+        if file.name.lower().endswith(endings):
+            return todo
+    if (file.parent / "config.json").is_file():
+        return f"name its folder: {file.parent}"
+    return "name a folder with config.json, safetensors and a tokenizer, as save_pretrained writes it"
+
+
+def _is_folder(source: str) -> bool:
+    return os.path.isdir(user_path(source))
+
+
+def _may_be_hub_id(source: str) -> bool:
+    """Tell whether a source that isn't a folder may be a hub id, not a path."""
+    return _HUB_ID.fullmatch(source) is not None and not source.lower().endswith(_ENDINGS)
+
+
+def _require_no_cache(folder: Path) -> None:
+    """Requires a folder that isn't the one around the snapshots in the hub's cache."""
+    for place in (folder, folder.parent):
+        if (match := _CACHED.fullmatch(place.name)) is None or any(folder.glob("*config.json")):
+            continue
+        todo = f"name the hub id, which is downloaded: {match['owner']}/{match['model']}"
+        if snapshot := next(place.glob("snapshots/*/*config.json"), None):
+            todo = f"name a snapshot in it, such as {snapshot.parent}"
+        raise CheckpointError("a folder of the hub's cache, not a model's", where=str(folder), todo=todo)
+
+
+def _nearest(path: Path) -> str:
+    """A remedy with the folder whose path resembles one that doesn't exist; empty without one."""
+    part = next((part for part in (path, *path.parents) if part.parent.is_dir()), path)
+    with suppress(OSError):
+        for name in get_close_matches(part.name, os.listdir(part.parent)):
+            if (near := part.with_name(name) / path.relative_to(part)).is_dir():
+                return f"did you mean {near}?"
+    return ""
 
 
 def on_base(base: Path, adapter: Path, folder: Path) -> Path:
@@ -151,5 +230,5 @@ def on_base(base: Path, adapter: Path, folder: Path) -> Path:
 
 def hub_id(source: str) -> str | None:
     """The model's name on the hub, `name/model`, from a hub id or an address; None for a folder and elsewhere."""
-    match = None if Path(source).is_dir() else _HUB_ID.fullmatch(source) or _HUB_ADDRESS.fullmatch(source)
+    match = None if _is_folder(source) else _HUB_ID.fullmatch(source) or _HUB_ADDRESS.fullmatch(source)
     return match["name"] if match else None

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from moerge.errors import MoergeError
-from moerge.files import atomic_file
+from moerge.files import atomic_file, user_path
 from moerge.terminal import output
 
 app = typer.Typer(subcommand_metavar="")
@@ -52,8 +52,8 @@ def route(
 def _content(text: str) -> str:
     if not text.startswith("@"):
         return text
-    path = Path(text[1:])
+    path = user_path(text[1:])
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise MoergeError(f"can't be read: {error}", where=str(path), todo="name a file of UTF-8 text") from error

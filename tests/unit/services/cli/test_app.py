@@ -67,7 +67,7 @@ def test_a_shell_completes_commands_of_components_too() -> None:
     assert CliRunner().invoke(app, prog_name="moerge", env=variables).stdout.split() == ["verify"]
 
 
-def test_full_disk_and_missing_permission_end_a_command_in_words(
+def test_faults_of_the_system_end_a_command_in_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
@@ -85,8 +85,22 @@ def test_full_disk_and_missing_permission_end_a_command_in_words(
     with pytest.raises(SystemExit):
         ends(errno.EACCES)
     assert capsys.readouterr().err.startswith("error: sums.part: permission denied")
+    with pytest.raises(SystemExit):
+        ends(errno.EROFS)
+    assert capsys.readouterr().err == (
+        "error: sums.part: Read-only file system\n  what to do: name a folder that can be written\n"
+    )
     with pytest.raises(OSError, match=r"sums\.part"):
-        ends(errno.EIO)
+        ends(errno.EBADF)
+
+
+@pytest.mark.parametrize("words", [["merge"], ["merge", "--exprt", "law=law"], ["coordinator", "init"]])
+def test_wrong_usage_shows_the_example_of_the_help(words: list[str]) -> None:
+    done = CliRunner().invoke(app, words)
+    command = " ".join(words[:1] if words[0] == "merge" else words)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"Example: moerge {command} ")
+    assert "--out merged\n" in done.stderr or words[0] != "merge", "the whole example is in one line"
 
 
 def test_a_damaged_join_request_is_refused_unsent() -> None:

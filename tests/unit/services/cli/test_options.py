@@ -1,4 +1,4 @@
-"""Fields in errors become options of the running command."""
+"""Options of the running command: its errors name them, and their paths may begin with ~."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +15,11 @@ from moerge.settings import byte_count
 
 group = typer.Typer()
 TEXT = "`host_memory`: `ridge_lambda` of `lambda_scale`, in `two words`"
+
+
+@group.command()
+def show(folder: Path, out: Annotated[Path | None, typer.Option()] = None, text: str = "") -> None:
+    typer.echo(f"{folder} {out} {text}")
 
 
 def refuse() -> None:
@@ -59,6 +64,18 @@ def test_the_library_names_the_field() -> None:
     assert caught.value.where == "`host_memory`"
 
 
+def test_paths_of_arguments_and_options_may_begin_with_the_user_s_home(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    command = get_command(group)
+    name_options(command)
+    command.main(["show", "~/a", "--out=~/b", "--text", "~/c"], standalone_mode=False)
+    assert capsys.readouterr().out == "/home/ann/a /home/ann/b ~/c\n", "a text is no path"
+    command.main(["show", "a~"], standalone_mode=False)
+    assert capsys.readouterr().out == "a~ None \n"
+
+
 def test_a_component_names_its_options(tmp_path: Path) -> None:
-    words = ["merge", "--out", str(tmp_path / "out"), "--host-memory", "much"]
+    words = ["merge", "--expert", f"law={tmp_path}", "--out", str(tmp_path / "out"), "--host-memory", "much"]
     assert str(CliRunner().invoke(app, words).exception).startswith("--host-memory: expected a size, found 'much'")

@@ -7,7 +7,7 @@ from huggingface_hub import constants
 
 from moerge.errors import CheckpointError, MoergeError
 from moerge.models.adapters import WEIGHTS
-from moerge.models.sources import ADAPTER_CONFIG, checkpoint_folder, hub_id, on_base
+from moerge.models.sources import ADAPTER_CONFIG, checkpoint_folder, hub_id, on_base, source_for, source_from
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
@@ -40,6 +40,102 @@ def test_an_environment_that_the_hub_cannot_use_is_named(
 def test_what_is_neither_is_told(source: str) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         checkpoint_folder(source)
+
+
+def test_a_path_may_begin_with_the_user_s_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    base, own = tmp_path / "base", tmp_path / "own"
+    for folder in (base, own):
+        folder.mkdir()
+    (own / ADAPTER_CONFIG).write_text("{}")
+    assert (checkpoint_folder("~/base"), hub_id("~/base")) == (base, None)
+    assert str(base) in (checkpoint_folder("~/base+~/own") / ADAPTER_CONFIG).read_text()
+    assert source_for(str, "~/base") == "~/base"
+    assert source_from(Path("/srv"), "~/base") == str(base)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "todo"),
+    [
+        ("law.gguf", b"", "GGUF isn't read"),
+        ("LAW.GGUF", b"", "GGUF isn't read"),
+        ("sha256-0a", b"GGUF\x03\0\0\0", "GGUF isn't read"),
+        ("pytorch_model.bin", b"", "pickles aren't read"),
+        ("law.pth", b"", "pickles aren't read"),
+        ("law.tar.gz", b"", "unpack it"),
+        ("law.7z", b"", "unpack it"),
+        ("law.onnx", b"", "as safetensors"),
+        ("model.safetensors", b"", "with config.json, safetensors and a tokenizer"),
+        ("law", b"", "with config.json, safetensors and a tokenizer"),
+    ],
+)
+def test_a_file_is_called_a_file_and_its_kind_has_a_remedy(
+    name: str, content: bytes, todo: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match="a file, not a folder") as caught:
+        checkpoint_folder(str(tmp_path / name))
+    assert todo in caught.value.todo
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_file_of_a_model_s_folder_names_the_folder(name: str, tmp_path: Path) -> None:
+    for file in ("config.json", name):
+        (tmp_path / file).write_text("{}")
+    with pytest.raises(CheckpointError, match="a file, not a folder") as caught:
+        checkpoint_folder(str(tmp_path / name))
+    assert caught.value.todo == f"name its folder: {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["./law", "../law", "~/law", "models/law.gguf", "models/law.safetensors", "models/config.json"],
+)
+def test_a_path_is_not_looked_up_on_the_hub(source: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint_folder(source)
+    assert caught.value.what == "no such folder"
+
+
+def test_a_misspelt_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "law").mkdir(parents=True)
+    (tmp_path / "models" / "art.gguf").touch()
+    for source, near in (("./modles/law", "models/law"), ("models/lw", "models/law"), ("./models/art", "")):
+        with pytest.raises(CheckpointError, match="no such folder") as caught:
+            checkpoint_folder(source)
+        assert caught.value.todo.startswith(f"did you mean {near}?" if near else "name a folder"), source
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "law").symlink_to("moved")
+    with pytest.raises(CheckpointError, match="a link to moved, which is missing"):
+        checkpoint_folder(str(tmp_path / "law"))
+
+
+def test_an_address_of_the_hub_has_its_id_as_remedy() -> None:
+    with pytest.raises(CheckpointError, match="no such folder") as caught:
+        checkpoint_folder("https://huggingface.co/lab/law/tree/main")
+    assert caught.value.todo == "name the hub id: lab/law"
+
+
+def test_a_folder_around_a_snapshot_of_the_hub_is_not_a_model_s(tmp_path: Path) -> None:
+    folder = tmp_path / "models--lab--my-law"
+    (folder / "snapshots").mkdir(parents=True)
+    for place in (folder, folder / "snapshots"):
+        with pytest.raises(CheckpointError, match="a folder of the hub's cache") as caught:
+            checkpoint_folder(str(place))
+        assert caught.value.todo == "name the hub id, which is downloaded: lab/my-law"
+    snapshot = folder / "snapshots" / ("a" * 40)
+    snapshot.mkdir()
+    (snapshot / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="a folder of the hub's cache") as caught:
+        checkpoint_folder(str(folder))
+    assert str(snapshot) in caught.value.todo
+    assert checkpoint_folder(str(snapshot)) == snapshot
+    (folder / "config.json").write_text("{}")
+    assert checkpoint_folder(str(folder)) == folder, "a copy under this name"
 
 
 def test_a_hub_id_in_the_cache_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
