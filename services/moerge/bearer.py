@@ -1,8 +1,16 @@
 """Bearer tokens, as people give them."""
 
+import re
+
 from moerge.errors import MoergeError
 
+_MADE = re.compile(r"moerge_[\w-]{40,}")
 _TODO = "give the token alone, as the command that made it printed it"
+
+
+def is_bearer_token(text: str) -> bool:
+    """Tell whether this is a token of a coordinator, which no message may show."""
+    return _MADE.fullmatch(text) is not None
 
 
 def bearer_token(text: str, where: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from moerge.bearer import bearer_token
+from moerge.bearer import bearer_token, is_bearer_token
 from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
 from moerge.settings import Keys, built, put, read_toml
@@ -196,5 +196,7 @@ def _token(values: Mapping[str, Any], places: Mapping[Keys, str]) -> str:
     if path.is_file():
         return bearer_token(path.read_text(encoding="utf-8-sig", errors="replace"), str(path))
     where = places.get(("token_file",), "MOERGE_TOKEN")
+    if is_bearer_token(path.name):
+        raise MoergeError("token_file is a token", where=where, todo="write it into a file, and name that file")
     todo = f"set MOERGE_TOKEN, or put the token into {path}; the operator makes it (moerge owner approve)"
     raise MoergeError("no token", where=where, todo=todo)

@@ -17,7 +17,7 @@ import stamina
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from moerge import network
-from moerge.bearer import bearer_token
+from moerge.bearer import bearer_token, is_bearer_token
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.network import is_loopback
 from moerge_proto.messages import Page, plainly
@@ -48,7 +48,6 @@ _REMEDIES = {
     413: f"ask the operator to raise the proxy's limit to {_MIB + 1} MiB or more: moerge sends chunks of {_MIB} MiB",
 }
 """Status of an answer that isn't the coordinator's -> remedy."""
-_SECRET = re.compile(r"moerge_[\w-]{40,}")  # a token of `moerge token add`
 _ADDRESS = "give the complete address with `coordinator` or MOERGE_COORDINATOR"
 
 
@@ -59,7 +58,7 @@ def about(seconds: float) -> float:
 
 def _address(url: str) -> httpx.URL:
     url = url.strip()
-    shown = "the address" if "@" in url or _SECRET.fullmatch(url) else repr(url)
+    shown = "the address" if "@" in url or is_bearer_token(url) else repr(url)
     try:
         parsed = httpx.URL(url)
         if parsed.userinfo:

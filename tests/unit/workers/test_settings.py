@@ -55,6 +55,13 @@ def test_an_unusable_token_is_refused_by_the_name_of_its_file(home: Path, conten
     assert (caught.value.where, "Zq7" in str(caught.value)) == (str(home / "token"), False)
 
 
+def test_a_token_in_place_of_its_file_is_not_shown(home: Path) -> None:
+    write(home, f'token_file = "moerge_{"Kx9" * 15}"\n')
+    with pytest.raises(MoergeError, match="token_file is a token") as caught:
+        read(home)
+    assert "Kx9" not in str(caught.value)
+
+
 DEFAULT, OWN = TextBefore(context_weight=1), TextBefore(tokens=64)
 
 
