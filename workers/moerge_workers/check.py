@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from rich.filesize import decimal
 
 from moerge.client.client import Client
 from moerge.client.register import registered
+from moerge.documents.corpus import FEW_DOCUMENTS
+from moerge.documents.files import silent
 from moerge.documents.fitting_sample import fitting_tokens
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.experts.fitted_files import fitted_bytes
@@ -26,6 +29,7 @@ from moerge.memory.shapes import Shape
 from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.models.families.family import mlp_layers
+from moerge.models.rows import described as described_rows
 from moerge.progress import NoProgress
 from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
 from moerge.statistics.describe import UNCOVERED, divided
@@ -160,7 +164,7 @@ class _Machine:
         check_expert(self.own, None, str(self.own.folder))
         config, size = self.own.config, sum(spec.bytes for spec in self.own.checkpoint.specs.values())
         shape = f"{config.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
-        return "; ".join(filter(None, (shape, self.own.left_out)))
+        return "; ".join(filter(None, (shape, self.own.left_out, described_rows(self.own))))
 
     def data(self) -> str:
         key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # only a run makes the home
@@ -196,8 +200,13 @@ class _Machine:
         """The own copy of the seed fits the expert."""
         own = own_seed(self.settings.seed)
         check_expert(own, None, str(own.folder))
-        require_expert_of_seed(self.own, own)
-        return f"{own.folder}: config and tokenizer are the expert's"
+        replaced = require_expert_of_seed(self.own, own, self._texts())
+        return "; ".join(filter(None, (f"{own.folder}: config and tokenizer are the expert's", replaced)))
+
+    def _texts(self) -> Iterator[str]:
+        """The first documents, with which tokenizers are compared."""
+        data = Data(self.settings, self.own, silent, secrets.token_bytes(32))
+        yield from (document.text for _, _, document in islice(data.documents(), FEW_DOCUMENTS))
 
     def disk(self) -> str:
         """The home has room for a body, a few statistics files and the expert's parts."""

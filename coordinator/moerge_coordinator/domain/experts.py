@@ -11,7 +11,8 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.errors import MoergeError
+from moerge.documents.pool import pool_texts
+from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.models.dense import require_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_small_files, counts, expert_digest, is_weights, require_of_seed
@@ -180,9 +181,14 @@ def _checked(
     folder = Path(tempfile.mkdtemp(prefix=".", dir=place))
     try:
         expert = ports.folders.shown(entries, folder)
-        check_small_files(expert, reference, who, ports.settings.vocabulary)
+        try:
+            check_small_files(expert, reference, who, ports.settings.vocabulary, pool_texts())
+        except IncompatibleExpertError as error:
+            if error.where == "config.json: vocab_size":
+                error.todo += '; if it only appends tokens, ask the operator for vocabulary = "pad" in coordinator.toml'
+            raise
         if seed is not None:
-            require_of_seed(ports.folders.seed(seed).side_files, expert, who, f"{seed.source}")
+            require_of_seed(ports.folders.seed(seed).side_files, expert, who, f"{seed.source}", pool_texts())
         yield expert
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,7 @@ from moerge.merging.prompts import Prompts
 from moerge.merging.settings import AUTO, MergeSettings, Source
 from moerge.models.adapters import base_name, is_adapter, quantised_by
 from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import DenseExpert
+from moerge.models.expert_folder import DenseExpert, require_model
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.settings import named_values, single_values, valid
 from moerge.trunk.methods.registry import METHODS
@@ -204,6 +204,7 @@ def sources(
     for name, place in folders.items():
         folder = _on_base(name, checkpoint_folder(place), base, texts.say)
         expert = DenseExpert(name, folder, license=spdx.get(name, UNKNOWN), hub_id=hub_id(place))
+        require_model(expert)  # before its tokenizer
         corpus = prompts[name] if name in prompts else texts.corpus(f"`text` {name}", files[name], expert)
         held_out = texts.corpus(f"`held_out` {name}", apart[name], expert) if name in apart else None
         result.append(Source(expert, corpus, held_out))

@@ -1,11 +1,14 @@
 """The checks of a merge or an addition, before anything is computed or written."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from rich.filesize import decimal
 
+from moerge.documents.corpus import FEW_DOCUMENTS, Corpus
+from moerge.documents.pool import pool_texts
 from moerge.errors import MoergeError
 from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import require_fittable
@@ -15,11 +18,11 @@ from moerge.merging.kept import KeptExpert, KeptVersion
 from moerge.merging.local import LocalBody, require_base, require_head
 from moerge.merging.prompts import Prompts
 from moerge.merging.settings import MergeSettings, Source
-from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
+from moerge.models.dense_files import Dense, DenseFiles
+from moerge.models.distance import UNRELATED, typical_distance
+from moerge.models.expert_folder import DenseExpert, check_expert, require_finite, require_of_seed
 from moerge.models.families.family import mlp_layers
 from moerge.models.side_files import chat_model
-from moerge.progress import Progress
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.plan import BASE
 from moerge_proto.options import ANCHOR
@@ -51,8 +54,7 @@ def check(
     if settings.recipe.fit:
         for expert in experts:
             require_fittable(expert)
-    every = experts if settings.base is None else [*experts, settings.base]
-    _check_experts(every, settings.computing.progress, None if version is None else version.slots[0].side_files, say)
+    _check_experts(sources, settings, version, say)
     if settings.chat_template is not None:
         chat_model(settings.chat_template, _models(experts, settings, version))
     rewritten = 0 if version is None else version.fused_bytes
@@ -104,19 +106,46 @@ def _check_kept_seed(settings: MergeSettings, body: LocalBody) -> None:
 
 
 def _check_experts(
-    experts: Sequence[DenseExpert], progress: Progress, reference: DenseFiles | None, say: Callable[[str], None]
+    sources: Sequence[Source], settings: MergeSettings, version: KeptVersion | None, say: Callable[[str], None]
 ) -> None:
-    """Requires complete and finite checkpoints of one architecture and tokenizer, by default the first one's."""
-    for number, expert in enumerate(experts):
-        first = reference or (experts[0] if number else None)
-        check_expert(expert, first, f"expert of {expert.domain!r}", say=say)
-    total = sum(spec.bytes for expert in experts for spec in expert.checkpoint.specs.values())
-    with progress.track("checking the experts", total, "B") as tracker:
-        for expert in experts:
+    """Requires complete and finite checkpoints of one architecture and tokenizer.
+
+    They are the seed's under its body, otherwise the version's or the first expert's. Without either of the first two,
+    one vocabulary may append tokens to the other.
+    """
+    seed = settings.base if METHODS[settings.recipe.body].is_seed else None
+    kept = None if version is None else version.slots[0].side_files
+    for number, source in enumerate(sources):
+        who, texts = f"expert of {source.expert.domain!r}", _texts(source)
+        first = None if seed is not None else kept or (sources[0].expert if number else None)
+        check_expert(source.expert, first, who, "pad" if kept is None else "same", say, texts)
+        if seed is not None and (replaced := require_of_seed(seed, source.expert, who, str(seed.folder), texts)):
+            say(f"{who}: {replaced}")
+    every = [source.expert for source in sources]
+    if settings.base is not None:
+        check_expert(settings.base, None if seed is not None else every[0], "the base", say=say)
+        every.append(settings.base)
+    total = sum(spec.bytes for expert in every for spec in expert.checkpoint.specs.values())
+    with settings.computing.progress.track("checking the experts", total, "B") as tracker:
+        for expert in every:
             try:
                 require_finite(expert.checkpoint, tracker)
             except MoergeError as error:
                 raise MoergeError(error.what, where=f"{expert.folder}: {error.where}", todo=error.todo) from error
+    origin: Dense = settings.base or (every[0] if version is None else version.body)
+    for expert in every:
+        if expert is not origin and typical_distance(origin.checkpoint, expert.checkpoint) > UNRELATED:
+            say(
+                f"warning: {expert.folder} was trained from another model than {origin.checkpoint.path}: their weights "
+                "have nothing in common, and a version of both answers badly. Train all experts from one seed model"
+            )
+
+
+def _texts(source: Source) -> Iterator[str]:
+    """Texts with which tokenizers are compared: public ones, and the domain's first documents."""
+    yield from pool_texts()
+    if isinstance(source.corpus, Corpus):
+        yield from (document.text for _, _, document in islice(source.corpus.documents(), FEW_DOCUMENTS))
 
 
 def _models(

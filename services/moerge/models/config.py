@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from moerge.models.families.effects import EFFECTS
 from moerge.models.families.family import EMBEDDING, HEAD, UNUSED, Family, head_dim
 from moerge.models.families.refused import REFUSED
 from moerge.models.families.registry import family_of, require_family
+from moerge.models.foreign import require_content
 from moerge.models.quantised import require_unquantised
 from moerge.models.wrappers import TWINS, is_wrapper, text_config, text_fields
 from moerge_proto.experts import Vocabulary
@@ -35,6 +37,7 @@ _DTYPE_TODO = "correct it, such as float32 or bfloat16, or remove it"
 _SENSELESS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
 """Errors of transformers for invalid settings."""
 
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _OF_MACHINE = {"_name_or_path", "transformers_version"}
 
 
@@ -48,8 +51,7 @@ def read_config(folder: Path) -> PretrainedConfig:
         IncompatibleExpertError: a refused model_type, or quantised weights.
     """
     path = file_of(folder, "config.json")
-    if not path.is_file():
-        raise CheckpointError("not found", where=str(path), todo="name a folder written by save_pretrained")
+    require_content(path)
     content = _content(path)
     try:
         config: PretrainedConfig = (
@@ -64,10 +66,32 @@ def read_config(folder: Path) -> PretrainedConfig:
     if not (config.dtype is None or (isinstance(config.dtype, torch.dtype) and config.dtype.is_floating_point)):
         raise CheckpointError(f"{config.dtype!r} is not a dtype of weights", where=f"{path}: dtype", todo=_DTYPE_TODO)
     config._attn_implementation = config._experts_implementation = None  # it may name a kernel to download
+    _remove_ids(config)
     require_unquantised(getattr(config, "quantization_config", None), str(path))
     if is_adapter(folder):
         config.update(Adapter(folder).config)
     return config
+
+
+def _remove_ids(config: PretrainedConfig) -> None:
+    """Removes token ids without a row in the embedding, which transformers' models refuse."""
+    for name in _IDS:
+        if largest_id(getattr(config, name, None)) >= config.vocab_size:
+            setattr(config, name, None)
+
+
+def largest_id(value: object) -> int:
+    """The largest of a config field's token ids; -1 without any."""
+    ids = value if isinstance(value, list) else [value]
+    return max((item for item in ids if isinstance(item, int)), default=-1)
+
+
+def ids_without_row(path: Path) -> dict[str, int]:
+    """The token ids of a config.json without a row in the embedding, by field; `read_config` removes them."""
+    content = _content(path)
+    fields = text_fields(content) if is_wrapper(content) else content
+    found = {name: largest_id(fields.get(name)) for name in _IDS}
+    return {name: id_ for name, id_ in found.items() if id_ >= fields.get("vocab_size", inf)}
 
 
 def config_bytes(path: Path, **changes: object) -> bytes:
@@ -96,7 +120,7 @@ def _content(path: Path) -> Mapping[str, Any]:
 
 def _model_type(content: Mapping[str, Any]) -> str:
     """The model_type of a config's text model, or of that one's equal."""
-    model_type = str((text_fields(content) if is_wrapper(content) else content).get("model_type"))
+    model_type = str((text_fields(content) if is_wrapper(content) else content).get("model_type", ""))
     return TWINS.get(model_type, model_type)
 
 
@@ -107,8 +131,7 @@ def require_plain_config(path: Path) -> None:
         CheckpointError: it is not a JSON object of finite numbers, or a count is too large.
         IncompatibleExpertError: its family is unknown.
     """
-    if not path.is_file():
-        raise CheckpointError("not found", where=str(path), todo="name a folder written by save_pretrained")
+    require_content(path)
     require_small(path, _MAX_CONFIG_BYTES)
     try:
         content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
@@ -129,7 +152,8 @@ def _require_limits(content: Mapping[str, Any]) -> None:
         for field in fields.keys() & _MOST.keys():
             value, most = fields[field], _MOST[field]
             if isinstance(value, int | float) and abs(value) > most:
-                raise CheckpointError(f"expected at most {most}, found {value}", where=f"config.json: {start}{field}")
+                where, todo = f"config.json: {start}{field}", "use the seed model's own config.json"
+                raise CheckpointError(f"expected at most {most}, found {value}", where=where, todo=todo)
 
 
 def _no_number(text: str) -> float:

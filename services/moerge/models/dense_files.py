@@ -4,15 +4,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from moerge.errors import MoergeError
 from moerge.files import require_own
 from moerge.models.adapters import file_of, is_adapter, tokenizer_folder
 from moerge.models.config import dense_config, is_wrapped, read_config
 from moerge.models.families.family import Family
 from moerge.models.families.registry import family_of
 from moerge.models.reader import Checkpoint
+from moerge.models.tokenizer import open_tokenizer
 from moerge.models.wrappers import described
 from moerge_proto.ranges import Source
 
@@ -77,16 +77,8 @@ class DenseFiles(_Opened):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, without running code of the folder; MoergeError if it can't be read."""
-        place = tokenizer_folder(self.folder)
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                place, local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError) as error:
-            todo = "save the expert's tokenizer in its folder (tokenizer.save_pretrained)"
-            raise MoergeError("the tokenizer can't be read", where=str(self.folder), todo=todo) from error
-        return tokenizer
+        """The tokenizer, without running code of the folder; CheckpointError if it can't be read."""
+        return open_tokenizer(tokenizer_folder(self.folder))
 
     def side_file(self, name: str) -> Path:
         """The path of a small file; it may be missing, and is no link out of the folder. See `file_of`."""

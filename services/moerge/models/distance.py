@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ ROW_FACTOR = 4
 """Limit of a row of embedding or head, in units of a tensor's limit and an average row's norm; honest: up to 2.2."""
 _LEAST_VECTOR = 0.05
 """Least root mean square of vectors (biases, gains) in a relative distance: smaller ones change little."""
+UNRELATED = 1.2
+"""Least typical distance of models of two seeds, which is 1.41 or more; that of experts of one seed is far below 1."""
+_SAMPLED = 16  # matrices
 _TINY = 1e-30
 _ELEMENTS = 2**24  # of a tensor in float64 at a time
 
@@ -88,6 +92,13 @@ def distance(tensor: Tensor, other: Tensor, *, rows: bool = False) -> Distance:
     result = Powers.of(one[:common], two[:common], lambda block: block.square().sum(dim=1))
     least = _LEAST_VECTOR**2 * common if tensor.dim() == 1 else 0.0
     return Distance(result.distance(least), result.row(result.smaller() / common) if rows else 0.0)
+
+
+def typical_distance(one: Checkpoint, other: Checkpoint) -> float:
+    """The median distance of some matrices that two models have in common, 0 without any."""
+    names = sorted(name for name, spec in one.specs.items() if len(spec.shape) > 1 and name in other.specs)
+    some = names[:: max(1, len(names) // _SAMPLED)]
+    return median(distance(one.tensor(name), other.tensor(name)).whole for name in some) if some else 0.0
 
 
 def require_near_others(

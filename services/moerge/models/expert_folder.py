@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,10 +15,11 @@ import torch
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import atomic_file, file_sha256, require_small, sync_folder
 from moerge.models.adapters import Adapter, base_of
-from moerge.models.config import config_bytes, require_plain_config, require_same_config
+from moerge.models.config import config_bytes, replaced_settings, require_plain_config, require_same_config
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import family_of
 from moerge.models.reader import Checkpoint, require_tensors
+from moerge.models.rows import described
 from moerge.models.side_files import require_side_files
 from moerge.models.sources import ADAPTER_CONFIG
 from moerge.models.stored import INDEX, SINGLE
@@ -175,29 +176,58 @@ def expert_digest(files: Mapping[str, str]) -> str:
     return digest_of({"expert": dict(files)})
 
 
+def require_model(expert: DenseFiles) -> None:
+    """Requires a config and weights that can be opened; CheckpointError says what the folder has instead."""
+    require_plain_config(expert.side_file("config.json"))
+    _ = expert.checkpoint
+
+
 def check_expert(
     expert: DenseFiles,
     reference: DenseFiles | None,
     who: str,
     vocabulary: Vocabulary = "same",
     say: Callable[[str], None] = lambda text: None,
+    texts: Iterable[str] = (),
 ) -> None:
     """As `check_small_files`, and requires exactly the config's tensors; reads no tensor.
 
-    `say` gets a sentence on tensors of a wrapper that are left out.
+    `say` gets a sentence on tensors of a wrapper that are left out, and one on settings that the version doesn't have.
     """
-    check_small_files(expert, reference, who, vocabulary)
+    require_model(expert)
+    check_small_files(expert, reference, who, vocabulary, texts)
     require_tensors(expert.checkpoint, expert.config)
     if expert.left_out:
         say(f"{who}: {expert.left_out}")
+    if lost := described(expert):
+        say(f"{who}: {lost}")
+    if reference is not None and (replaced := _replaced(reference, expert, "the first expert")):
+        say(f"{who}: {replaced}")
+
+
+def _replaced(reference: DenseFiles, expert: DenseFiles, others: str) -> str:
+    """A sentence on settings that a version has from `reference`, named `others`, in place of the expert's."""
+    names = replaced_settings(reference.config, expert.config)
+    context, sentences = "max_position_embeddings", list[str]()
+    if other := [name for name in names if name != context]:
+        sentences.append(f"versions have {', '.join(other)} of {others}; no logit depends on them")
+    if context in names:
+        least = min(getattr(item.config, context) for item in (reference, expert))
+        sentences.append(f"its context differs from that of {others}; versions have at most {least:,} tokens")
+    return "; ".join(sentences)
 
 
 def check_small_files(
-    expert: DenseFiles, reference: DenseFiles | None, who: str, vocabulary: Vocabulary = "same"
+    expert: DenseFiles,
+    reference: DenseFiles | None,
+    who: str,
+    vocabulary: Vocabulary = "same",
+    texts: Iterable[str] = (),
 ) -> None:
     """Requires config and tokenizer of a known family, compatible with `reference`; `who` names the expert in errors.
 
-    With `vocabulary="pad"`, one of the two vocabularies may append tokens to the other.
+    With `vocabulary="pad"`, one of the two vocabularies may append tokens to the other. `texts`: see
+    `require_same_tokenizer`.
 
     Raises:
         CheckpointError, IncompatibleExpertError: name the field, file or tensor.
@@ -212,11 +242,16 @@ def check_small_files(
     family_of(expert.config)
     if reference is not None:
         require_same_config(reference.config, expert.config, who, vocabulary)
-        require_same_tokenizer(reference, expert, who, vocabulary)
+        require_same_tokenizer(reference, expert, who, vocabulary, texts=texts)
 
 
-def require_of_seed(seed: DenseFiles, expert: DenseFiles, who: str, named: str) -> None:
+def require_of_seed(seed: DenseFiles, expert: DenseFiles, who: str, named: str, texts: Iterable[str] = ()) -> str:
     """Require an expert with the seed's config and tokenizer; the errors call them `who` and the seed `named`.
+
+    `texts`: see `require_same_tokenizer`.
+
+    Returns:
+        A sentence on settings that versions have from the seed, or nothing.
 
     Raises:
         IncompatibleExpertError: names the fields, or the part of the tokenizer, that differ.
@@ -224,10 +259,14 @@ def require_of_seed(seed: DenseFiles, expert: DenseFiles, who: str, named: str) 
     own, tokens = seed.config.vocab_size, expert.config.vocab_size
     if own != tokens:
         problem = f"{who} has {tokens:,} tokens, the seed {named} {own:,}: added tokens aren't in the seed's embedding"
-        todo = "train it without added tokens; or ask the operator for a merged body, which has these rows"
+        todo = (
+            f"train it without added tokens, remove rows without a token by model.resize_token_embeddings({own}), "
+            "or use a merged body, which has these rows"
+        )
         raise IncompatibleExpertError(problem, where="config.json: vocab_size", todo=todo)
     require_same_config(seed.config, expert.config, who, "same", f"the seed {named}")
-    require_same_tokenizer(seed, expert, who, "same", f"the seed {named}")
+    require_same_tokenizer(seed, expert, who, "same", f"the seed {named}", texts)
+    return _replaced(seed, expert, "the seed")
 
 
 def require_finite(checkpoint: Checkpoint, tracker: Tracker) -> None:
@@ -250,4 +289,5 @@ def _require_few_values(path: Path) -> None:
             values += piece.count(b",")
     for count, most, name in ((containers, _MOST_CONTAINERS, "lists and objects"), (values, _MOST_VALUES, "values")):
         if count > most:
-            raise CheckpointError(f"expected at most {most} {name}, found {count}", where=str(path))
+            todo = "use the seed model's own file; those of all known models are far smaller"
+            raise CheckpointError(f"expected at most {most} {name}, found {count}", where=str(path), todo=todo)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from moerge.errors import CheckpointError
 from moerge.files import require_small
+from moerge.models.foreign import require_content, weights_elsewhere
 from moerge.models.quantised import unsupported
 from moerge.models.wrappers import Part, part_of, text_name
 from moerge_proto.ranges import LocalFile, Ranges, read_bytes
@@ -181,14 +182,11 @@ def _plain_header(file: Path, source: Ranges | None) -> bytes:
 
     with _opened(file, source) as opened:
         start = read_bytes(opened, 0, 8)
-        if start == _POINTER:
-            todo = "fetch the file in its clone: git lfs pull"
-            raise CheckpointError("a pointer of Git LFS, without the weights", where=str(file), todo=todo)
+        require_content(file, start)
         length = int.from_bytes(start, "little")
         if length > _MAX_HEADER_BYTES:
-            raise CheckpointError(
-                f"expected a header of at most {_MAX_HEADER_BYTES} bytes, found {length}", where=str(file)
-            )
+            problem = f"not a safetensors file: expected a header of at most {_MAX_HEADER_BYTES} bytes, found {length}"
+            raise CheckpointError(problem, where=str(file), todo=_AGAIN)
         header = read_bytes(opened, 8, length)
     try:
         json.loads(header, object_pairs_hook=distinct)
@@ -210,8 +208,6 @@ def _skeleton(file: Path, source: Ranges | None, header: bytes) -> Iterator[Path
 
 
 _AGAIN = "the file may be incomplete: download it or save the model again"
-_POINTER = b"version "  # the first eight bytes of a Git LFS pointer
-_OTHER = ("pytorch_model*.bin", "*.bin", "*.gguf", "*.pth", "*.pt")  # weights in other formats
 
 
 def _weight_files(folder: Path, remote: Mapping[str, Ranges]) -> list[Path]:
@@ -233,7 +229,7 @@ def _weight_files(folder: Path, remote: Mapping[str, Ranges]) -> list[Path]:
     if shard := next((item.name for item in sorted(folder.glob("*.safetensors"))), None):
         todo = f"add the index of all shards, or name a single file {SINGLE}"
         raise CheckpointError(f"{shard} without {INDEX}", where=str(folder), todo=todo)
-    other = next((item.name for kind in _OTHER for item in sorted(folder.glob(kind))), None)
+    other = weights_elsewhere(folder)
     problem = "no safetensors weights" + (f", only {other}" if other else "")
     todo = f"name a folder with {SINGLE} or {INDEX}"
     if other and other.endswith(".bin"):

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from moerge.models.config import published_config
 from moerge.models.dense_files import Dense, DenseFiles
 from moerge.models.families.family import EMBEDDING, HEAD, Constant, Family, Host, Matrix, Piece
 from moerge.models.reader import Checkpoint
+from moerge.models.rows import tokens_without_row
 from moerge.models.side_files import published_generation, published_tokenizer
 from moerge.models.writer import StackedPlan, TensorPlan, copies, write_safetensors
 from moerge.trunk.heads import HeadInputs, head_plan, is_tied
@@ -285,10 +287,13 @@ def index_file(weights: Sequence[FilePlan]) -> FilePlan:
     return text_file(INDEX_FILE, json.dumps(index, indent=1) + "\n")
 
 
-def version_config(body: Dense, experts: int, top_k: int, *, tied: bool) -> dict[str, Any]:
-    embedding = body.checkpoint.specs[EMBEDDING]
+def version_config(body: Dense, experts: int, top_k: int, context: int | None = None, *, tied: bool) -> dict[str, Any]:
+    """The fields of config.json; `context` in tokens, by default the body's."""
+    embedding, config = body.checkpoint.specs[EMBEDDING], copy(body.config)
+    if context is not None:
+        config.max_position_embeddings = context
     dtype = str(embedding.dtype).removeprefix("torch.")
-    return published_config(body.family, body.config, experts, top_k, dtype, embedding.shape[0], tied)
+    return published_config(body.family, config, experts, top_k, dtype, embedding.shape[0], tied)
 
 
 def config_files(side_files: DenseFiles, published: Mapping[str, Any]) -> list[FilePlan]:
@@ -296,8 +301,9 @@ def config_files(side_files: DenseFiles, published: Mapping[str, Any]) -> list[F
     plans = [text_file(CONFIG_FILE, json.dumps(published, indent=2, sort_keys=True) + "\n")]
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     default = json.dumps({name: published.get(name) for name in ids}, indent=2) + "\n"
-    plans.append(text_file(GENERATION, published_generation(side_files) or default))
-    paths = [side_files.side_file(name) for name in TOKENIZER_FILES]
-    small = {path.name: published_tokenizer(path) for path in paths if path.is_file()}
+    rows = int(published["vocab_size"])
+    plans.append(text_file(GENERATION, published_generation(side_files, rows) or default))
+    paths, removed = [side_files.side_file(name) for name in TOKENIZER_FILES], tokens_without_row(side_files, rows)
+    small = {path.name: published_tokenizer(path, removed) for path in paths if path.is_file()}
     keys = {name: digest_of({"sha256": sha256_hex(data)}) for name, data in small.items()}
     return plans + [FilePlan(name, keys[name], partial(written, data), {}) for name, data in small.items()]

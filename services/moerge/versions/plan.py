@@ -213,7 +213,9 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     model = Model(family.host.class_name, str(dtype).removeprefix("torch."), total, total - idle, family.host.fused)
     seed = None if inputs.seed is None else SeedRecord(inputs.seed.name, inputs.seed.license)
     origin = Origin(inputs.method, inputs.merged, seed, 0 if is_tied(method, inputs.head) else head.parameters)
-    published = version_config(body, count, lineage.options.top_k, tied=lineage.tied)
+    configs = config, *(slot.side_files.config for slot in inputs.slots)
+    context = min(int(item.max_position_embeddings) for item in configs)
+    published = version_config(body, count, lineage.options.top_k, context, tied=lineage.tied)
     limits = engine_limits(published)
     texts = [
         index_file([*shared, routers]),

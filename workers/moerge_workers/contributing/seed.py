@@ -1,8 +1,11 @@
 """The seed's body: made from the owner's own copy of the seed, and compared with the coordinator's, byte for byte."""
 
 import shutil
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
+from moerge.documents.pool import pool_texts
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import file_sha256
 from moerge.models.bounds import feature_exponents
@@ -56,14 +59,14 @@ def remove_others(body: DenseBody) -> None:
             shutil.rmtree(other)
 
 
-def require_expert_of_seed(expert: DenseFiles, seed: DenseFiles) -> None:
-    """Require an expert with the seed's config and tokenizer.
+def require_expert_of_seed(expert: DenseFiles, seed: DenseFiles, texts: Iterable[str] = ()) -> str:
+    """Require an expert with the seed's config and tokenizer; result and `texts` are those of `require_of_seed`.
 
     Raises:
         IncompatibleExpertError: names the fields, or the part of the tokenizer, that differ.
     """
     try:
-        require_of_seed(seed, expert, "the expert", str(seed.folder))
+        return require_of_seed(seed, expert, "the expert", str(seed.folder), chain(pool_texts(), texts))
     except IncompatibleExpertError as error:
         todo = f"{error.todo}; or {_OTHER_SEED}"
         raise IncompatibleExpertError(error.what, where=error.where, todo=todo) from error

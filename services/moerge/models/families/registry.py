@@ -35,6 +35,9 @@ def require_family(model_type: str, fields: Collection[str] = ()) -> Family:
             todo = "name the dense model of this domain; instead of a version, name the experts that it was merged from"
             problem = f"model_type {model_type!r} is a mixture of experts, and an expert must be dense"
             raise IncompatibleExpertError(problem, where="config.json: model_type", todo=todo)
+        if not model_type:
+            todo = "name a folder written by save_pretrained, whose config.json says the architecture"
+            raise IncompatibleExpertError("there is no model_type", where="config.json: model_type", todo=todo)
         reason = f"is not supported: {why}" if why else "has no stock MoE class in moerge"
         problem = f"model_type {model_type!r} {reason}"
         todo = f"use one of the supported families: {', '.join(sorted(FAMILIES))}"
