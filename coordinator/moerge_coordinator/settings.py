@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
-from moerge.settings import built, put, read_toml, unknown
+from moerge.settings import UserPath, built, put, read_toml, unknown
 from moerge_proto.digests import Digest, Name
 from moerge_proto.experts import Vocabulary
 from moerge_proto.masks import KeeperKey
@@ -56,7 +56,7 @@ class Webhook(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     url: str = Field(repr=False)  # its path can be a secret
-    secret_file: Path
+    secret_file: UserPath
     events: list[Event] = Field(default_factory=lambda: list(get_args(Event)), min_length=1)
 
     @field_validator("url")
@@ -99,11 +99,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    home: Path  # folder of the database, the blobs and the versions
+    home: UserPath  # folder of the database, the blobs and the versions
     host: str = "127.0.0.1"  # address to listen on
     port: int = Field(default=8080, ge=0, le=65535)  # 0 chooses a free one
-    tls_certificate: Path | None = None  # PEM file; with `tls_key`, enables HTTPS
-    tls_key: Path | None = None
+    tls_certificate: UserPath | None = None  # PEM file; with `tls_key`, enables HTTPS
+    tls_key: UserPath | None = None
     plain_http: bool = False  # allows plain HTTP on other addresses than this machine's, for a proxy on another machine
     # addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed
     trusted_proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default_factory=lambda: ["127.0.0.1"])

@@ -41,7 +41,7 @@ def secrets_in(path: Path) -> list[bytes]:
     """The secrets in a file, one a line."""
     todo = 'write a line of "whsec_" and the base64 of 24 to 64 random bytes, readable by the coordinator'
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        lines = path.read_text(encoding="utf-8-sig").split()
         result = [base64.b64decode(line.removeprefix(_PREFIX), validate=True) for line in lines]
     except OSError as error:
         raise MoergeError(f"can't be read: {error.strerror}", where=str(path), todo=todo) from error

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter
@@ -53,9 +52,9 @@ Results = Annotated[list[BenchmarkResult], Field(min_length=1, max_length=MAX_RE
 _RESULTS: TypeAdapter[list[BenchmarkResult]] = TypeAdapter(Results)
 
 
-def read_results(path: Path) -> list[BenchmarkResult]:
-    """The results of a file, a JSON list. Raises OSError, or ValidationError for other content."""
-    return _RESULTS.validate_json(path.read_bytes())
+def read_results(text: str) -> list[BenchmarkResult]:
+    """The results in a file's text, a JSON list. Raises ValidationError for another text."""
+    return _RESULTS.validate_json(text)
 
 
 def results_json(results: list[BenchmarkResult]) -> bytes:

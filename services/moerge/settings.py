@@ -2,28 +2,54 @@
 
 import re
 import tomllib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ByteSize, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ByteSize, Field, TypeAdapter, ValidationError
 
 from moerge.errors import MoergeError
+from moerge.files import user_path
 from moerge_proto.messages import plainly
 
 M = TypeVar("M", bound=BaseModel)
 Keys = tuple[str, ...]
+UserPath = Annotated[Path, AfterValidator(user_path)]
+"""A path that may begin with ~."""
 _PREFIXES = {"": 1, "k": 1_000, "m": 1_000_000}
+_TEXT_EXPECTED = ("string_type", "list_type")
+_UTF16 = (BOM_UTF16_LE, BOM_UTF16_BE)
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, without a byte order mark.
+
+    Raises:
+        MoergeError: it can't be read, or is in another encoding.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise MoergeError(f"can't be read: {error.strerror}", where=str(path), todo="check the path") from error
+    try:
+        if not content.startswith(_UTF16) and b"\0" not in content[:2]:
+            return content.decode("utf-8-sig")
+        what = "UTF-16, not UTF-8"
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        what = f"not UTF-8: line {line} has the byte 0x{content[error.start]:02x}"
+    todo = "save it as UTF-8, such as by PowerShell's Set-Content -Encoding utf8"
+    raise MoergeError(what, where=str(path), todo=todo)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise MoergeError(f"not TOML: {error}", where=str(path), todo="correct the file") from error
-    except OSError as error:
-        raise MoergeError(f"can't be read: {error.strerror}", where=str(path), todo="check the path") from error
+        return tomllib.loads(read_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise MoergeError(f"not TOML: {error}", where=str(path), todo="correct the file; texts need quotes") from error
 
 
 def named_values(field: str, values: Sequence[str]) -> dict[str, list[str]]:
@@ -98,12 +124,17 @@ def put(values: dict[str, Any], keys: Keys, value: object) -> None:
 
 
 def built(
-    model: type[M], values: Mapping[str, Any], places: Mapping[Keys, str], elsewhere: str, apart: Sequence[str] = ()
+    model: type[M],
+    values: Mapping[str, Any],
+    places: Mapping[Keys, str],
+    elsewhere: str,
+    apart: Sequence[str] = (),
+    unquoted: Mapping[Keys, tuple[str, str]] = MappingProxyType({}),
 ) -> tuple[M | None, list[MoergeError]]:
     """The settings, or all of their errors; the model must refuse unknown keys.
 
     `places` maps keys to the place of their value and of all in it; `elsewhere` is that of others. Keys in `apart`
-    can't be set by name.
+    can't be set by name. `unquoted`: fault and remedy of values that look like texts, where a text is expected.
     """
     try:
         return model.model_validate(values), []
@@ -118,6 +149,9 @@ def built(
             result.append(unknown(model, loc, where, apart))
         elif item["type"] == "missing":
             result.append(MoergeError(f"{'.'.join(loc)} is missing", where=where, todo="set it there"))
+        elif item["type"] in _TEXT_EXPECTED and loc in unquoted:
+            fault, todo = unquoted[loc]
+            result.append(MoergeError(f"{'.'.join(loc)}: {fault}", where=where, todo=todo))
         else:
             message = plainly(item)
             what = f"{'.'.join(loc)}: {message}" if loc else message

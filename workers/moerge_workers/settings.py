@@ -8,8 +8,9 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, fie
 
 from moerge.bearer import bearer_token, is_bearer_token
 from moerge.errors import MoergeError
+from moerge.files import user_path
 from moerge.models.sources import checkpoint_folder
-from moerge.settings import Keys, built, put, read_toml
+from moerge.settings import Keys, UserPath, built, put, read_toml
 from moerge_proto.digests import Name
 from moerge_proto.options import FEDERATED, RARE_BELOW
 from moerge_proto.statistics_file import StatisticsSettings
@@ -43,7 +44,7 @@ class Settings(BaseModel):
     masks: Masks | None = None
     coordinator: str
     token: str = Field(repr=False)
-    token_file: Path | None = None
+    token_file: UserPath | None = None
     domain: Name
     expert: Path
     seed: Path | None = None
@@ -57,7 +58,7 @@ class Settings(BaseModel):
     body_contribution: bool = False
     fit: bool | None = None
     rare_below: int = Field(default=RARE_BELOW, ge=0)
-    home: Path
+    home: UserPath
     license: str = "unknown"
     slots: int = Field(default=1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
@@ -192,7 +193,7 @@ def _read(path: Path, *, is_default: bool) -> dict[str, Any]:
 
 
 def _token(values: Mapping[str, Any], places: Mapping[Keys, str]) -> str:
-    path = Path(str(values.get("token_file", Path(str(values["home"])) / "token"))).expanduser()
+    path = user_path(str(values.get("token_file", Path(str(values["home"])) / "token")))
     if path.is_file():
         return bearer_token(path.read_text(encoding="utf-8-sig", errors="replace"), str(path))
     where = places.get(("token_file",), "MOERGE_TOKEN")

@@ -10,6 +10,7 @@ from moerge.cli.common import show
 from moerge.client.signatures import folder_provenance, verify_folder
 from moerge.errors import MoergeError
 from moerge.progress import progress
+from moerge.settings import read_text
 from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.provenance import Input, Provenance
 from moerge_proto.signatures import fingerprint, in_groups
@@ -79,7 +80,7 @@ def _keys(items: list[Input]) -> list[str]:
 
 def _read(path: Path) -> list[VersionKey]:
     try:
-        return TypeAdapter(list[VersionKey]).validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
+        return TypeAdapter(list[VersionKey]).validate_json(read_text(path))
+    except ValidationError as error:
         todo = "write it with: moerge version keys --json"
         raise MoergeError("expected a list of version keys as JSON", where=str(path), todo=todo) from error

@@ -5,6 +5,7 @@ The keys are those of mergekit/moe/config.py (https://github.com/arcee-ai/mergek
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -48,7 +49,10 @@ def is_config(values: Mapping[str, Any]) -> bool:
 
 
 def translated(
-    values: Mapping[str, Any], places: Mapping[Keys, str], path: str
+    values: Mapping[str, Any],
+    places: Mapping[Keys, str],
+    path: str,
+    unquoted: Mapping[Keys, tuple[str, str]] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[Keys, str], list[str]]:
     """The keys of a recipe file, their places, and notes on ignored keys.
 
@@ -58,7 +62,7 @@ def translated(
     if (gates := values.get("gate_mode", "hidden")) != "hidden":
         todo = "remove the key, and give each expert positive_prompts: routers are solved from text"
         raise MoergeError(f"gate_mode {gates}: {_NONE}", where=places.get(("gate_mode",), path), todo=todo)
-    config, problems = built(_Config, values, places, path)
+    config, problems = built(_Config, values, places, path, unquoted=unquoted)
     if config is None:
         raise problems[0]
     if config.shared_experts:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from moerge.errors import MoergeError
 from moerge.merging import mergekit
-from moerge.settings import Keys, built, named_numbers, named_values
+from moerge.settings import Keys, built, named_numbers, named_values, read_text
 
 FILE = "merge.yaml"
 """The recipe file in the output of a merge."""
@@ -22,23 +22,29 @@ OF_RUN = ("out", "config", "dry_run", "json")
 """Names of options that are no keys."""
 _OF_MACHINE = ("slots", "host_memory", "keep_statistics")
 """Keys that change nothing in a version."""
-_FLOAT = "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+_TAG = "tag:yaml.org,2002:"
+_FLOAT = f"{_TAG}float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 _HEADER = f"""\
 # The options of this merge, with their defaults. Paths start from this file's folder. To repeat the merge:
 # moerge merge --config {FILE} --out NEW
 """
-_DEPTH = 3
+_DEPTH = 4
 """Nested keys with a line."""
+_KINDS = {f"{_TAG}bool": "a boolean", f"{_TAG}int": "a number", f"{_TAG}float": "a number", f"{_TAG}null": "no value"}
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, as YAML 1.2 does."""
+    """Reads 1e-3 as a number, as YAML 1.2 does, and no dates."""
 
 
 class _Dumper(yaml.SafeDumper):
     """Writes texts such as 1e-3 in quotes, for `_Loader`."""
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [resolver for resolver in resolvers if resolver[0] != f"{_TAG}timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(*_FLOAT)
 
@@ -164,32 +170,31 @@ def read_recipe(path: Path, keys: Iterable[Key]) -> RecipeFile:
     Raises:
         MoergeError: names the file, the line and the key.
     """
-    values, lines = _parsed(path)
+    values, lines, unquoted = _parsed(path)
     places, notes = {keys: f"{path}, line {line}" for keys, line in lines.items()}, list[str]()
     for name in (name for name in OF_RUN if name in values):
         where = places.get((name,), str(path))
         raise MoergeError(f"{name} is not a key", where=where, todo="remove it, and give it as an option")
     if mergekit.is_config(values):
-        values, places, notes = mergekit.translated(values, places, str(path))
+        values, places, notes = mergekit.translated(values, places, str(path), unquoted)
     fields: dict[str, Any] = {key.name: (key.form.type | None, None) for key in keys}
     model: type[BaseModel] = create_model("Recipe", __config__=ConfigDict(extra="forbid", strict=True), **fields)
-    recipe, problems = built(model, values, places, str(path))
+    recipe, problems = built(model, values, places, str(path), unquoted=unquoted)
     if recipe is None:
         raise problems[0]
     given = recipe.model_dump(exclude_unset=True, exclude_none=True)
     return RecipeFile(path, given, places, notes)
 
 
-def _parsed(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
-    """The content of a YAML file, and the line of each key."""
+def _parsed(path: Path) -> tuple[dict[str, Any], dict[Keys, int], dict[Keys, tuple[str, str]]]:
+    """The content of a YAML file, the line of each key, and the values that look like texts, as `built` takes them."""
     where, todo = str(path), "correct the file"
     try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
+        loader = _Loader(read_text(path))
         node = loader.get_single_node()
         lines = {} if node is None else _lines(node, where)
+        unquoted = {} if node is None else _unquoted(node)
         values = {} if node is None else loader.construct_document(node)
-    except OSError as error:
-        raise MoergeError(f"can't be read: {error.strerror}", where=where, todo="check the path") from error
     except yaml.MarkedYAMLError as error:
         place = where if error.problem_mark is None else f"{where}, line {error.problem_mark.line + 1}"
         raise MoergeError(f"not YAML: {error.problem}", where=place, todo=todo) from error
@@ -198,19 +203,43 @@ def _parsed(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
         raise MoergeError(f"not YAML: {first}", where=where, todo=todo) from error
     if not isinstance(values, dict):
         raise MoergeError("expected keys with values", where=f"{where}, line 1", todo="write a key as in top_k: 1")
-    return values, lines
+    return values, lines, unquoted
+
+
+def _inner(node: yaml.Node, keys: Keys) -> list[tuple[Keys, yaml.Node, yaml.Node]]:
+    """Keys, place and value of each entry in a node."""
+    if isinstance(node, yaml.MappingNode) and len(keys) < _DEPTH:
+        return [((*keys, str(key.value)), key, value) for key, value in node.value]
+    if isinstance(node, yaml.SequenceNode) and len(keys) < _DEPTH:
+        return [((*keys, str(number)), value, value) for number, value in enumerate(node.value)]
+    return []
+
+
+def _unquoted(node: yaml.Node, keys: Keys = ()) -> dict[Keys, tuple[str, str]]:
+    """Fault and remedy of each value in a node that YAML doesn't read as a text, if a text is expected there."""
+    if (fault := _fault(node)) is not None:
+        return {keys: fault}
+    found = [_unquoted(value, own) for own, _, value in _inner(node, keys)]
+    return {own: fault for item in found for own, fault in item.items()}
+
+
+def _fault(node: yaml.Node) -> tuple[str, str] | None:
+    """Fault and remedy of a key or value, unless it is a text, or has several parts."""
+    if (kind := _KINDS.get(node.tag)) is None:
+        return None
+    if not node.value:
+        return "no value", "write it behind the colon"
+    return f"{node.value} without quotes is {kind} in YAML, not a text", f'quote it: "{node.value}"'
 
 
 def _lines(node: yaml.Node, where: str, keys: Keys = ()) -> dict[Keys, int]:
-    """The line of each key and item in a node; refuses a key that is there twice."""
-    inner: list[tuple[str, yaml.Node, yaml.Node]] = []
-    if isinstance(node, yaml.MappingNode) and len(keys) < _DEPTH:
-        inner = [(str(key.value), key, value) for key, value in node.value]
-    elif isinstance(node, yaml.SequenceNode) and len(keys) < _DEPTH:
-        inner = [(str(number), value, value) for number, value in enumerate(node.value)]
+    """The line of each key and item in a node; refuses a key that is there twice, or is no text."""
     lines: dict[Keys, int] = {}
-    for name, at, value in inner:
-        own, line = (*keys, name), at.start_mark.line + 1
+    for own, at, value in _inner(node, keys):
+        line = at.start_mark.line + 1
+        if at is not value and (fault := _fault(at)) is not None:
+            what = ": ".join([*keys, f"the key {fault[0]}"])
+            raise MoergeError(what, where=f"{where}, line {line}", todo=fault[1])
         if own in lines:
             what = f"{'.'.join(own)} is also in line {lines[own]}"
             raise MoergeError(what, where=f"{where}, line {line}", todo="keep one of them")

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from moerge.errors import MoergeError
+from moerge.settings import read_text
 from moerge_proto.benchmarks import Benchmark, BenchmarkResult, read_results
 from moerge_proto.messages import plainly
 
@@ -18,9 +19,7 @@ _Conditions = tuple[object, ...]
 def results_in(path: Path) -> list[BenchmarkResult]:
     """The results of a file. MoergeError: it is unreadable, or a result is invalid; names the field."""
     try:
-        return read_results(path)
-    except OSError as error:
-        raise MoergeError(f"can't be read: {error.strerror}", where=str(path), todo="check the path") from error
+        return read_results(read_text(path))
     except ValidationError as error:
         first = error.errors()[0]
         problem = ": ".join([".".join(map(str, first["loc"])), plainly(first)]).removeprefix(": ")

@@ -21,6 +21,16 @@ def test_the_environment_overrides_the_file(home: Path) -> None:
     assert read_settings(home, {"MOERGE_COORDINATOR": "https://example.org"}).port == 0
 
 
+def test_paths_may_begin_with_the_user_s_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    text = 'tls_certificate = "~/c.pem"\n[webhook]\nurl = "https://example.org"\nsecret_file = "~/secrets"\n'
+    (home / "coordinator.toml").write_text(text, encoding="utf-8-sig")
+    settings = read_settings(home, {"MOERGE_COORDINATOR_TLS_KEY": "~/k.pem"})
+    assert (settings.tls_certificate, settings.tls_key) == (home / "c.pem", home / "k.pem")
+    assert settings.webhook is not None
+    assert settings.webhook.secret_file == home / "secrets"
+
+
 def test_an_unknown_variable_is_refused_with_the_nearest_key(home: Path) -> None:
     with pytest.raises(MoergeError, match="'prot'") as caught:
         read_settings(home, {"MOERGE_COORDINATOR_PROT": "81"})

@@ -55,6 +55,14 @@ def test_an_unusable_token_is_refused_by_the_name_of_its_file(home: Path, conten
     assert (caught.value.where, "Zq7" in str(caught.value)) == (str(home / "token"), False)
 
 
+def test_paths_may_begin_with_the_user_s_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    paths = 'home = "~/worker"\ntoken_file = "~/token"\nexpert = "~/expert"\n'
+    (home / "other.toml").write_text(f'coordinator = "https://example.org"\ndomain = "law"\ndata = ["a"]\n{paths}')
+    given = read_settings({}, home / "other.toml")
+    assert (given.home, given.expert, given.token) == (home / "worker", home / "expert", "secret")
+
+
 def test_a_token_in_place_of_its_file_is_not_shown(home: Path) -> None:
     write(home, f'token_file = "moerge_{"Kx9" * 15}"\n')
     with pytest.raises(MoergeError, match="token_file is a token") as caught:

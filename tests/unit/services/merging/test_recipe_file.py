@@ -153,6 +153,15 @@ def test_every_value_that_is_written_is_read(tmp_path: Path) -> None:
     }
 
 
+def test_a_file_may_be_of_another_editor(tmp_path: Path) -> None:
+    path, text = tmp_path / FILE, "expert: {law: law}\r\nchat: 2024-13-45\r\n"
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_bytes(text.encode(encoding))
+        assert read_recipe(path, KEYS).values == {"expert": {"law": "law"}, "chat": "2024-13-45"}
+    path.write_bytes(text.encode("utf-16"))
+    assert error_of("--config", path, "--out", tmp_path / "out").startswith(f"{path}: UTF-16, not UTF-8")
+
+
 # --- errors
 @pytest.mark.parametrize(
     ("text", "line", "what", "todo"),
@@ -166,7 +175,21 @@ def test_every_value_that_is_written_is_read(tmp_path: Path) -> None:
         ("recipe: best", 1, "recipe: expected 'recommended' or 'dume'", "correct the value"),
         ("body: mean", 1, "body: expected 'seed', ", "correct the value"),
         ("expert: law", 1, "expert: expected names with values", "correct the value"),
-        ("text:\n  law:\n    - a.txt\n    - 5", 4, "text.law.1: expected a valid string", "correct the value"),
+        ("text:\n  law:\n    - a.txt\n    - 5", 4, "text.law.1: 5 without quotes is a number", 'quote it: "5"'),
+        ("expert:\n  de: a\n  no: b", 3, "expert: the key no without quotes is a boolean", 'quote it: "no"'),
+        ("expert:\n  1e3: a", 2, "expert: the key 1e3 without quotes is a number", 'quote it: "1e3"'),
+        ("expert: {null: a}", 1, "expert: the key null without quotes is no value", 'quote it: "null"'),
+        ("on: a", 1, "the key on without quotes is a boolean", 'quote it: "on"'),
+        ("text:\n  law: off", 2, "text.law: off without quotes is a boolean", 'quote it: "off"'),
+        ("chat: 010", 1, "chat: 010 without quotes is a number", 'quote it: "010"'),
+        ("license: {law: 1:30}", 1, "license.law: 1:30 without quotes is a number", 'quote it: "1:30"'),
+        ("text:\n  law:", 2, "text.law: no value", "write it behind the colon"),
+        (
+            "base_model: a\nexperts:\n- source_model: b\n  positive_prompts: [a, yes]",
+            4,
+            "experts.0.positive_prompts.1: yes without quotes is a boolean",
+            'quote it: "yes"',
+        ),
         ("text:\n  law: []", 2, "text.law: expected at least 1, found 0", "correct the value"),
         ("weight:\n  law: much", 2, "weight.law: expected a valid number", "correct the value"),
         ("top_k: 1\nbody: seed\ntop_k: 2", 3, "top_k is also in line 1", "keep one of them"),
