@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +14,10 @@ from transformers import PreTrainedTokenizerBase
 from moerge.errors import CheckpointError
 from moerge.models.tokenizer import open_tokenizer
 
-_SECONDS, _MEMORY = 120, 2**32  # of one comparison: processor time, bytes
+_SECONDS, _MEMORY = 120, 2**31  # of one comparison: processor time, bytes
 _SEPARATORS = "", " ", "\n"
 _STRIDE = 7919  # a prime, which gives each token another partner
-_MOST_PAIRS, _MOST_MARKS = 2**15, 2**10
+_MOST_PAIRS, _MOST_MARKS, _AT_ONCE = 2**14, 2**10, 2**12
 _SHOWN = 12  # ids
 _RUNS = " ", "\n", "\t", "\r\n", "\u00a0", "\u3000", "\u200b", "0", "7", "-", "=", "a"
 _SAMPLES = (
@@ -74,17 +75,25 @@ def compared(
     """As `difference`, of tokenizers in memory."""
     known = min(max(item.get_vocab().values(), default=0) for item in (first, other))
     some = ["", *_SAMPLES, *_runs(), *_marked(first), *texts]
-    for special, rows in ((True, [*some, *_tokens(first)]), (False, some)):
-        ids = [item(rows, add_special_tokens=special, verbose=False)["input_ids"] for item in (first, other)]
-        for text, ours, theirs in zip(rows, *ids, strict=True):
-            if ours != theirs and max([*ours, *theirs], default=0) <= known:
-                return Difference(text, ours, theirs)
+    for special, rows in ((False, iter(some)), (True, chain(some, _tokens(first)))):
+        while piece := [*islice(rows, _AT_ONCE)]:
+            for text, ours, theirs in zip(piece, *(_ids(item, piece, special) for item in (first, other)), strict=True):
+                if ours != theirs and max([*ours, *theirs], default=0) <= known:
+                    return Difference(text, ours, theirs)
     return None
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) -> Iterable[list[int]]:
+    if tokenizer.is_fast:
+        encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=special)  # type: ignore[attr-defined]
+        return (item.ids for item in encoded)
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
+    return ids
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """Each token's own string, and pairs of them."""
-    own = tokenizer.batch_decode([[id_] for id_ in sorted(tokenizer.get_vocab().values())])
+    own = [tokenizer.decode(id_) for id_ in sorted(tokenizer.get_vocab().values())]
     yield from own
     for place in range(min(len(own), _MOST_PAIRS)):
         start = place * _STRIDE % len(own)

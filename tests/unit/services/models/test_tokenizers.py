@@ -131,7 +131,7 @@ def test_a_comparison_is_ended_by_its_limit_and_a_fault_is_told(tmp_path: Path, 
         difference(seed, seed, seconds=1)
     endless = {"type": "Split", "pattern": {"Regex": "(?:(?:a|a)+)+b"}, "behavior": "Isolated", "invert": False}
     other = changed(tmp_path, seed, lambda content: content.update(pre_tokenizer=endless))
-    with pytest.raises(CheckpointError, match="fails: .*limit"):
+    with pytest.raises(CheckpointError, match=r"fails: .*limit"):
         difference(seed, other.folder, ["a" * 200])
 
 
