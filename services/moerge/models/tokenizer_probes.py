@@ -85,7 +85,7 @@ def compared(
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) -> Iterable[list[int]]:
     if tokenizer.is_fast:
-        encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=special)  # type: ignore[attr-defined]
+        encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=special)
         return (item.ids for item in encoded)
     ids: list[list[int]] = tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
     return ids
@@ -93,7 +93,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) ->
 
 def _tokens(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """Each token's own string, and pairs of them."""
-    own = [tokenizer.decode(id_) for id_ in sorted(tokenizer.get_vocab().values())]
+    own = [str(tokenizer.decode(id_)) for id_ in sorted(tokenizer.get_vocab().values())]
     yield from own
     for place in range(min(len(own), _MOST_PAIRS)):
         start = place * _STRIDE % len(own)
