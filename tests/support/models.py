@@ -1,6 +1,7 @@
 """Tiny random dense models, and text for them."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from moerge.models.dense import mlp_names
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.families.family import FINAL_NORM, HEAD
 from moerge.models.families.registry import FAMILIES
@@ -187,3 +189,22 @@ def on_body(folder: Path, body: Path) -> tuple[DenseFiles, DenseBody]:
     """An expert, and a body's file for it."""
     files = DenseFiles(folder)
     return files, DenseBody(body, files.config)
+
+
+def keeping_expert(folder: Path, seed: Path, number: int, **changed: float) -> Path:
+    """A copy of a seed whose MLPs alone were changed, by random numbers; `changed`: further tensors, and what is added.
+
+    A name stands for all tensors that end with it, with __ for a dot.
+    """
+    shutil.copytree(seed, folder)
+    generator = torch.Generator().manual_seed(number)
+    mlps = set(mlp_names(DenseFiles(seed)))
+    tensors = load_file(seed / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name in mlps:
+            tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.02)
+        for end, more in changed.items():
+            if name.endswith(end.replace("__", ".")):
+                tensor.view(-1)[0] += more
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder

@@ -144,8 +144,10 @@ class Texts:
 def determined(settings: MergeSettings) -> dict[str, object]:
     """The values of options that determine a version, by field, as a merge with these settings has them."""
     recipe, statistics = settings.recipe, settings.statistics
+    some = recipe.fit and settings.unfitted  # by their comparison with the base, which is made again
     return {
-        **{name: getattr(recipe, name) for name in ("body", "head", "fit", "anchor")},
+        **{name: getattr(recipe, name) for name in ("body", "head", "anchor")},
+        "fit": None if some else recipe.fit,
         **{name: getattr(recipe.solve, name) for name in sorted(_APART)},
         **{name: getattr(statistics, name) for name in ("context", "precision")},
         "chat_template": settings.chat_template or AUTO,

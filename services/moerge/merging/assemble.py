@@ -21,7 +21,7 @@ from moerge.merging.anchor import PoolText, anchor_of
 from moerge.merging.local import LocalBody, given, local_body, local_version
 from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families.family import mlp_layers
+from moerge.models.families.family import HEAD, mlp_layers
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
@@ -138,10 +138,13 @@ def assemble(
     parts, body, members = list(kept.contributions), kept.body, list(experts)
     if settings.recipe.fit:
         seed = anchor if METHODS[body.method].is_seed else None  # under its own body it needs no fit
-        members = [
-            expert if expert is seed else fitted(expert, text, body, settings, work, say)
-            for expert, text in zip(experts, texts, strict=True)
-        ]
+
+        def member(expert: DenseExpert, text: StatisticsText) -> DenseExpert:
+            if expert is seed or expert.domain in settings.unfitted:
+                return expert
+            return fitted(expert, text, body, settings, work, say)
+
+        members = list(map(member, experts, texts))
     heads = head_contributions(experts, texts, settings, work, members) if heads is None else heads
     if routers is None:
         for expert, text in zip(members, texts, strict=True):
@@ -156,6 +159,7 @@ def assemble(
         head=settings.recipe.head,
         head_contributions=every,
         kept=kept.slots,
+        tied=settings.recipe.head == "seed" and body.seed is not None and HEAD not in body.seed.head.specs,
         chat_template=settings.chat_template,
     )
     return Assembled(lineage, inputs, KeptParts(body, inputs.slots, parts, every), routers)

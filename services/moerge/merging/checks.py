@@ -53,8 +53,10 @@ def check(
         raise MoergeError(why, where="`top_k`", todo="give 1")
     if settings.recipe.fit:
         for expert in experts:
-            require_fittable(expert)
+            if expert.domain not in settings.unfitted:
+                require_fittable(expert)
     _check_experts(sources, settings, version, say)
+    _tell_keeping(settings, say)
     if settings.chat_template is not None:
         chat_model(settings.chat_template, _models(experts, settings, version))
     rewritten = 0 if version is None else version.fused_bytes
@@ -141,6 +143,19 @@ def _check_experts(
             )
 
 
+def _tell_keeping(settings: MergeSettings, say: Callable[[str], None]) -> None:
+    """Says what experts keep of the base, and what follows."""
+    if settings.base is None or settings.keeping is None:
+        return
+    if len(settings.unfitted) == len(settings.keeping):
+        parts = "body and head" if settings.recipe.head == "seed" else "body"
+        say(f"every expert keeps the {parts} of {settings.base.folder}: the version has it, and no MLPs are fitted")
+        return
+    for domain, found in settings.keeping.items():
+        then = "; its MLPs stay as they are" if domain in settings.unfitted else ""
+        say(f"{domain}: {found}{then}")
+
+
 def _texts(source: Source) -> Iterator[str]:
     """Texts with which tokenizers are compared: public ones, and the domain's first documents."""
     yield from pool_texts()
@@ -172,7 +187,7 @@ def _check_disk(
     for expert in (*(source.expert for source in sources), *anchor):
         size, hidden = sum(spec.bytes for spec in expert.checkpoint.specs.values()), int(expert.config.hidden_size)
         total += size + 8 * hidden * (hidden + 1) * len(mlp_layers(expert.config))
-        total += fitted_bytes(expert) if settings.recipe.fit else 0
+        total += fitted_bytes(expert) if settings.recipe.fit and expert.domain not in settings.unfitted else 0
     for corpus in (source.corpus for source in sources):
         total += 4 * corpus.tokens if isinstance(corpus, Prompts) else corpus.size()
     total += 0 if settings.anchor_text is None else settings.anchor_text.size()

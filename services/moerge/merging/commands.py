@@ -1,6 +1,7 @@
 """`moerge merge`"""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -258,12 +259,15 @@ def merge(
         ),
         keep_statistics=keep_statistics,
         chat_template=chat_template,
+        automatic=body is None and recipe != "dume",
+        automatic_head=head is None and recipe != "dume",
     )
     report: Report | dry.Costs
     field, named = ("expert", expert) if version is None else ("add", add)
     sources = arguments.sources(field, named or (), texts, licenses, seed)
-    followed = arguments.determined(settings_of(sources, out, settings, version))
-    determined = {"recipe": recipe or (None if version else "recommended"), **followed}
+    followed = settings_of(sources, out, settings, version)
+    settings = replace(settings, keeping=followed.keeping)
+    determined = {"recipe": recipe or (None if version else "recommended"), **arguments.determined(followed)}
     written = recipe_text(keys_of(run.command), {**run.params, **determined}, out)
     if dry_run:
         report = dry.merge(sources, out, settings, say, version)

@@ -143,7 +143,8 @@ def _other_steps(
     if version is None:
         yield merging(shape, len(experts), METHODS[recipe.body], cores), 0
     if recipe.fit:
-        needs = [fitting_need(expert, settings.statistics, settings.computing.device) for expert in experts]
+        fitted = [expert for expert in experts if expert.domain not in settings.unfitted]
+        needs = [fitting_need(expert, settings.statistics, settings.computing.device) for expert in fitted]
         need, free = max(needs, key=Need.total), free_for(settings.computing.device)
         yield need, tokens_that_fit(need, shape.hidden, free)
     yield merging_head(shape, members, solved=HEADS[recipe.head].solved), 0

@@ -16,6 +16,7 @@ from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.scores import scores
 from moerge.merging.settings import AUTO, MergeSettings, Source
 from moerge.merging.texts import read_anchor_text, read_text
+from moerge.models.keeping import all_keep, keeping
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card_scores import recipe_card, scored_card
 from moerge.versions.plan import BASE, small_files_of
@@ -94,14 +95,36 @@ def settings_of(
         if out.resolve() == version.folder.resolve():
             raise MoergeError("is the version to add experts to", where=f"`out` {out}", todo="name a new folder")
         settings = version.settings(settings)
-    recipe, fit = settings.recipe, settings.fit
+    settings = _compared(sources, settings)
+    recipe, fit, some = settings.recipe, settings.fit, len(settings.unfitted) < len(sources)
     if fit is None:
         fit = recipe.fit or (
             (version is not None or METHODS[recipe.body].is_seed)
+            and some
             and are_fittable([source.expert for source in sources])
         )
     chat = _chat_template(settings, version)
     return replace(settings, recipe=recipe.model_copy(update={"fit": fit}), chat_template=chat)
+
+
+def _compared(sources: Sequence[Source], settings: MergeSettings) -> MergeSettings:
+    """The settings with the base's body and head if the experts keep them, and with the experts that need no fit."""
+    base, recipe, found = settings.base, settings.recipe, settings.keeping
+    if base is None or not (settings.automatic or METHODS[recipe.body].is_seed):
+        return settings
+    if found is None:
+        experts = [source.expert for source in sources]
+        total = len(experts) * sum(spec.bytes for spec in base.checkpoint.specs.values())
+        with settings.computing.progress.track("comparing the experts with the base", total, "B") as tracker:
+            found = {expert.domain: keeping(expert, base, tracker.advance) for expert in experts}
+    body, head = all_keep(found.values())
+    if settings.automatic and body:
+        recipe = recipe.model_copy(update={"body": "seed"})
+    is_seed = METHODS[recipe.body].is_seed
+    if settings.automatic_head and is_seed and head:
+        recipe = recipe.model_copy(update={"head": "seed"})
+    kept = [domain for domain, item in found.items() if item.keeps_body]
+    return replace(settings, recipe=recipe, keeping=found, unfitted=kept if is_seed and settings.fit is None else ())
 
 
 def _chat_template(settings: MergeSettings, version: KeptVersion | None) -> str | None:

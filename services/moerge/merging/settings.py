@@ -1,5 +1,6 @@
 """The settings of a version's assembly and of a merge, and the sources of a merge."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from moerge.documents.corpus import Corpus
@@ -7,6 +8,7 @@ from moerge.documents.splits import HELD_OUT_SHARE
 from moerge.merging.prompts import Prompts
 from moerge.merging.report import SCORED_TOKENS
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.keeping import Keeping
 from moerge.statistics.contribution import Computing
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.bodies import BodyOptions
@@ -39,7 +41,8 @@ class VersionSettings:
 
     `body` has the options of the body's method, without its `base`; that is also the seed of a seed's body. Token
     counts below `rare_below` are withheld from body contributions, as in workers. `privacy`: noise in router
-    contributions, for which `computing` needs a key. `chat_template`: see `Lineage`.
+    contributions, for which `computing` needs a key. `chat_template`: see `Lineage`. `unfitted`: domains whose experts
+    keep the seed's body, so that they need no fit.
     """
 
     recipe: VersionRecipe = RECOMMENDED
@@ -50,6 +53,7 @@ class VersionSettings:
     computing: Computing = field(default_factory=Computing)
     privacy: Privacy | None = None
     chat_template: str | None = None
+    unfitted: Collection[str] = ()
 
     @property
     def body_base(self) -> DenseExpert | None:
@@ -71,13 +75,19 @@ class MergeSettings(VersionSettings):
 
     Attributes:
         fit: whether new experts' MLPs are fitted to the body, in place of the recipe's `fit`; None: if the recipe says
-            so, under a seed's body, and to a body that stays as experts are added.
+            so, under a seed's body unless an expert keeps it, and to a body that stays as experts are added.
+        automatic: whether the base's body replaces the recipe's if every expert keeps it.
+        automatic_head: whether the base's head replaces the recipe's if every expert keeps body and head.
+        keeping: by domain, the experts' comparison with the base; None: not made yet.
         anchor_text: of the anchor, for its own tokenizer; None: the pool.
         scored_tokens: those per domain, of held-out documents; 0: no scores.
         chat_template: a domain, `base` or `auto`; None: that of the version that experts are added to, or `auto`.
     """
 
     fit: bool | None = None
+    automatic: bool = False
+    automatic_head: bool = False
+    keeping: Mapping[str, Keeping] | None = None
     anchor_text: Corpus | None = None
     held_out_share: float = HELD_OUT_SHARE
     scored_tokens: int = SCORED_TOKENS

@@ -1,0 +1,78 @@
+"""The tensors that an expert keeps of its seed: the body, or body and head, as after a training of MLPs alone."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from moerge.models.dense import body_names, stored_name
+from moerge.models.dense_files import DenseFiles
+from moerge.models.families.family import HEAD
+from moerge.models.reader import Checkpoint
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """The tensors outside the MLPs that differ from the seed's.
+
+    Attributes:
+        body: names of those of the body, in order.
+        head: names of those of the head.
+        rounded: whether all of them are equal in the seed's dtype.
+    """
+
+    body: tuple[str, ...] = ()
+    head: tuple[str, ...] = ()
+    rounded: bool = False
+
+    @property
+    def keeps_body(self) -> bool:
+        """Tell whether all features behind the seed's body are the expert's own, bit by bit."""
+        return not self.body
+
+    @property
+    def keeps_head(self) -> bool:
+        return not self.head
+
+    def __str__(self) -> str:
+        if self.keeps_body:
+            return "keeps the seed's body and head" if self.keeps_head else "keeps the seed's body, not its head"
+        text = f"has another body than the seed: {len(self.body)} tensors differ, the first is {self.body[0]}"
+        todo = "; they are equal in the seed's number format: save the expert in it" if self.rounded else ""
+        return f"{text}{todo}"
+
+
+def keeping(expert: DenseFiles, seed: DenseFiles, advance: Callable[[int], None] = lambda size: None) -> Keeping:
+    """The comparison of an expert of a seed with it, in the wider of two dtypes; two tensors in memory at a time.
+
+    `advance` gets the bytes of each compared tensor.
+    """
+    one, other = expert.checkpoint, seed.checkpoint
+    head = [expert.family.final_norm, *([HEAD] if HEAD in one.specs.keys() | other.specs.keys() else [])]
+    unlike, rounded = dict[str, list[str]](body=[], head=[]), True
+    for part, names in (("body", body_names(seed)), ("head", head)):
+        for name in names:
+            is_equal, is_rounded = _alike(one, other, name)
+            if not is_equal:
+                unlike[part].append(name)
+                rounded = rounded and is_rounded
+            advance(other.specs[stored_name(other, name)].bytes)
+    return Keeping(tuple(unlike["body"]), tuple(unlike["head"]), bool(unlike["body"]) and rounded)
+
+
+def _alike(one: Checkpoint, other: Checkpoint, name: str) -> tuple[bool, bool]:
+    """(equal, equal in the second one's dtype) for a tensor; a tied head is the embedding."""
+    if any(stored_name(item, name) not in item.specs for item in (one, other)):
+        return False, False
+    ours, theirs = (item.tensor(stored_name(item, name)) for item in (one, other))
+    if ours.shape != theirs.shape:
+        return False, False
+    wide = torch.promote_types(ours.dtype, theirs.dtype)
+    return torch.equal(ours.to(wide), theirs.to(wide)), torch.equal(ours.to(theirs.dtype), theirs)
+
+
+def all_keep(found: Iterable[Keeping]) -> tuple[bool, bool]:
+    """Tell whether all keep the body, and whether all keep body and head."""
+    every = list(found)
+    body = all(item.keeps_body for item in every)
+    return body, body and all(item.keeps_head for item in every)
