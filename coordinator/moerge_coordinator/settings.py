@@ -43,6 +43,20 @@ def _network(value: str) -> str:
     return value
 
 
+def _is_database(url: str) -> bool:
+    """Tell whether both libraries read the address, and alike. Their errors can have parts of the password."""
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        made, read = make_url(url), conninfo_to_dict(url)
+    except (ProgrammingError, ArgumentError, ValueError):
+        return False
+    return (made.password or "") == read.get("password", "") and "@" not in (made.host or "")
+
+
 def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
@@ -137,6 +151,11 @@ class Settings(BaseModel):
     def _address(cls, value: object) -> object:
         if not (isinstance(value, str) and value.startswith("postgresql://")):
             raise ValueError("expected an address that begins with postgresql://")
+        if not _is_database(value):
+            raise ValueError(
+                "expected postgresql://USER:PASSWORD@HOST/NAME; special characters of the password are written like "
+                "%40 for @, %2F for /, %25 for %"
+            )
         return value
 
     @property

@@ -10,7 +10,7 @@ from shlex import quote
 
 from filelock import Timeout
 from rich.filesize import decimal
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from moerge.blobs.s3 import require_store
@@ -19,7 +19,13 @@ from moerge.files import locked
 from moerge.network import require_free
 from moerge_coordinator.domain import version_keys
 from moerge_coordinator.settings import Settings, is_loopback, load
-from moerge_coordinator.storage.database import reading_engine, unknown_revision, unreachable
+from moerge_coordinator.storage.database import (
+    reading_engine,
+    require_sessions,
+    revision_of,
+    unknown_revision,
+    unusable,
+)
 from moerge_coordinator.storage.workflow_rows import require_json
 from moerge_coordinator.webhooks import client, secrets_in
 
@@ -77,28 +83,34 @@ def _home(home: Path) -> Iterator[MoergeError]:
 def _schema(settings: Settings) -> Iterator[MoergeError]:
     database = settings.database
     where = "database" if isinstance(database, str) else str(database)
+    init = f"run: moerge coordinator init {quote(str(settings.home))}"
     if isinstance(database, Path) and not database.is_file():
-        yield MoergeError("no database", where=where, todo=f"run: moerge coordinator init {quote(str(settings.home))}")
+        yield MoergeError("no database", where=where, todo=init)
         return
     engine = reading_engine(database)
     try:
+        if isinstance(database, str):
+            require_sessions(engine)
         with engine.connect() as connection:
-            revision = unknown_revision(connection)
-            if revision is None:
+            disagreement, newer = None, unknown_revision(connection)
+            if revision_of(connection) is None:
+                yield MoergeError("the database is empty", where=where, todo=init)
+            elif newer is None:
                 with Session(connection) as session:
                     disagreement = version_keys.disagreement(session, settings.home)
-    except OperationalError as error:
-        yield unreachable(error)
+    except MoergeError as error:
+        yield error
         return
-    except SQLAlchemyError as error:
-        todo = "restore a backup, or check the setting"
-        yield MoergeError(f"can't be read: {type(error).__name__}", where=where, todo=todo)
+    except DBAPIError as error:
+        todo = "restore a backup, or check the file and its permissions"
+        unreadable = MoergeError(f"can't be read: {error.orig}", where=where, todo=todo)
+        yield unusable(error.orig) if isinstance(database, str) else unreadable
         return
     finally:
         engine.dispose()
-    if revision is not None:
+    if newer is not None:
         todo = "install the version of moerge that last ran here, or a newer one; or restore an earlier backup"
-        yield MoergeError(f"its schema {revision} is newer than this build", where=where, todo=todo)
+        yield MoergeError(f"its schema {newer} is newer than this build", where=where, todo=todo)
     elif disagreement is not None:
         yield disagreement
     try:

@@ -4,6 +4,7 @@ Writing transactions of all processes run one at a time. A reading transaction s
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from moerge.errors import MoergeError
@@ -27,7 +28,27 @@ WRITING, LEADING, SERVING = 0x6D6F65726765_01, 0x6D6F65726765_02, 0x6D6F65726765
 """Keys of PostgreSQL's advisory locks."""
 KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 1, "keepalives_count": 3, "connect_timeout": 10}
 _log = logging.getLogger("moerge.coordinator")
-_OPTIONS = "-c lock_timeout=30s -c idle_in_transaction_session_timeout=5min"
+_SESSION = "SET lock_timeout = '30s'; SET idle_in_transaction_session_timeout = '5min'"
+_POOLER = "connect to PostgreSQL itself, or through a pooler in session mode"
+_REMEDIES = {
+    "unsupported startup parameter": _POOLER,
+    "authentication failed": "correct user and password in the address; special characters are written like %40 for @",
+    "no password supplied": "add the password: postgresql://USER:PASSWORD@HOST/NAME",
+    "database .*does not exist|no such database": "correct the name, or create it: CREATE DATABASE name OWNER user",
+    "role .*does not exist|no such user": "correct the user, or create it: CREATE ROLE name LOGIN PASSWORD '...'",
+    "failed to resolve host|could not translate host": "correct the host in the address",
+    "does not support SSL": "remove sslmode from the address, or turn on ssl in postgresql.conf",
+    "certificate": "correct the certificates that the address names, such as sslrootcert=FILE",
+    "no pg_hba.conf entry": "allow this machine, user and database in pg_hba.conf; hostssl needs ?sslmode=require",
+    "sslmode=require|is insecure|SSL.* required": "add ?sslmode=require to the address",
+    "too many|connection slots": "raise max_connections in postgresql.conf, or stop other clients",
+    "starting up|shutting down|recovery mode": "wait until PostgreSQL has started, then run the command again",
+    "lock timeout": "another process is writing; run the command again",
+    "permission denied": "make the user the owner: ALTER DATABASE name OWNER TO user",
+    "read-only transaction": "name the primary server, not a standby",
+    "": "check that PostgreSQL runs and listens at this host and port, and that no firewall is between",
+}
+"""Pattern of PostgreSQL's, a pooler's or the driver's message -> remedy; the first that matches."""
 
 
 def utc_now() -> datetime:
@@ -153,9 +174,14 @@ def reading_engine(database: Path | str) -> Engine:
 def _open_postgresql(url: str) -> Engine:
     engine = create_engine(
         make_url(url).set(drivername="postgresql+psycopg"),
-        connect_args={**KEEPALIVES, "options": _OPTIONS},
+        connect_args=dict(KEEPALIVES),
         pool_pre_ping=True,
     )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: DBAPIConnection, record: object) -> None:
+        connection.cursor().execute(_SESSION)  # not as start-up options, which poolers refuse
+        connection.commit()
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -165,18 +191,42 @@ def _open_postgresql(url: str) -> Engine:
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITING})")
 
     try:
+        require_sessions(engine.execution_options(reads=True))
         with engine.begin() as connection:
             migrate(connection)
-    except OperationalError as error:
+    except MoergeError:
         engine.dispose()
-        raise unreachable(error) from error
+        raise
+    except DBAPIError as error:
+        engine.dispose()
+        raise unusable(error.orig) from error
     return engine
 
 
-def unreachable(error: OperationalError) -> MoergeError:
-    """The error shown at the coordinator's start."""
-    todo = "check that PostgreSQL runs, and the address, user and password"
-    return MoergeError(f"no connection: {str(error.orig).strip()}", where="database", todo=todo)
+def require_sessions(engine: Engine) -> None:
+    """Requires a session of PostgreSQL for each connection: locks are a session's.
+
+    A pooler in another mode gives an idle connection's session to the next one.
+    """
+    with engine.connect() as first, engine.connect() as second:
+        sessions = set()
+        for connection in (first, second):
+            sessions.add(connection.execute(text("SELECT pg_backend_pid()")).scalar())
+            connection.commit()
+    if len(sessions) == 1:
+        what = "a pooler gives several connections one session of PostgreSQL, such as with pool_mode = transaction"
+        raise MoergeError(what, where="database", todo=_POOLER)
+
+
+def unusable(error: BaseException | None) -> MoergeError:
+    """The error shown at the coordinator's start, by that of PostgreSQL's driver."""
+    said = str(error)
+    if getattr(error, "sqlstate", None) is None:
+        what = f"no connection: {' '.join(said.split())}"
+    else:
+        what = said.partition("\n")[0]
+    todo = next(todo for pattern, todo in _REMEDIES.items() if re.search(pattern, said))
+    return MoergeError(what, where="database", todo=todo)
 
 
 def _reads(connection: Connection) -> bool:
@@ -199,8 +249,13 @@ def migrate(connection: Connection) -> None:
     command.upgrade(config, "head")
 
 
+def revision_of(connection: Connection) -> str | None:
+    """The revision of the schema; None for a database without one."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
 def unknown_revision(connection: Connection) -> str | None:
     """The revision of the schema, if made by a newer build."""
-    revision = MigrationContext.configure(connection).get_current_revision()
+    revision = revision_of(connection)
     known = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
     return revision if revision is not None and revision not in known else None

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from moerge.errors import MoergeError
-from moerge_coordinator.storage.database import KEEPALIVES, LEADING, SERVING
+from moerge_coordinator.storage.database import KEEPALIVES, LEADING, SERVING, unusable
 
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 3  # less than the server's timeout of a silent connection, set by KEEPALIVES
@@ -82,8 +82,7 @@ def beside_others(url: str, *, shared: bool) -> Iterator[None]:
     try:
         connection = _connected(url)
     except psycopg.OperationalError as error:
-        todo = "check that PostgreSQL runs, and the address, user and password"
-        raise MoergeError(f"no connection: {error}", where="database", todo=todo) from error
+        raise unusable(error) from error
     with connection:
         if not _locked(connection, f"pg_try_advisory_lock{'_shared' if shared else ''}", SERVING):
             todo = "stop it first, or give all coordinators the same s3 store"

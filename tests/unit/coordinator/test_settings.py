@@ -1,5 +1,6 @@
 """Settings of a coordinator: the file, and the environment over it."""
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,28 @@ def test_the_environment_overrides_the_file(home: Path) -> None:
     settings = read_settings(home, {"MOERGE_COORDINATOR_PORT": "81", "MOERGE_COORDINATOR_HOST": "::1", "PORT": "3"})
     assert (settings.port, settings.host) == (81, "::1")
     assert read_settings(home, {"MOERGE_COORDINATOR": "https://example.org"}).port == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "u:S3CRET/x@host/n",
+        "u:a@S3CRET@host/n",
+        "u:%zzS3CRET@host/n",
+        "u:p@host:S3CRET/n",
+        "u:p@host/n?S3CRET=1",
+        "[::1",
+    ],
+)
+def test_an_ambiguous_database_address_is_refused_unprinted(url: str, home: Path) -> None:
+    with pytest.raises(MoergeError, match="special characters of the password") as caught:
+        read_settings(home, {"MOERGE_COORDINATOR_DATABASE": f"postgresql://{url}"})
+    assert "S3CRET" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("url", ["u:%40%2F@h/n", "u@h", "/n", "u:p@[::1]:5432/n?sslmode=require", "/n?host=/run/db"])
+def test_a_database_address_is_read(url: str, home: Path) -> None:
+    assert read_settings(home, {"MOERGE_COORDINATOR_DATABASE": f"postgresql://{url}"}).database == f"postgresql://{url}"
 
 
 def test_paths_may_begin_with_the_user_s_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

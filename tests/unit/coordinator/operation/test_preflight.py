@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from moerge.blobs.s3 import S3
@@ -15,9 +16,11 @@ from moerge_coordinator.commands import serve
 from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.operation.preflight import problems
 from moerge_coordinator.settings import Settings
+from moerge_coordinator.storage.database import open_database
+from support.pooler import pooler, refusing
 from support.processes import run_command
 from support.receiver import SECRET
-from support.servers import CREDENTIALS
+from support.servers import CREDENTIALS, Postgres
 from support.servers import settings as toml
 
 
@@ -116,6 +119,97 @@ def test_a_folder_without_settings_or_database_is_a_problem(tmp_path: Path) -> N
     (tmp_path / "coordinator.toml").write_text("port = 0\n")
     [problem] = problems(tmp_path, {}, same)
     assert (problem.what, problem.where) == ("no database", str(tmp_path / "coordinator.sqlite"))
+
+
+def of_database(home: Path, url: str) -> list[MoergeError]:
+    return list(problems(home, {"MOERGE_COORDINATOR_DATABASE": url}, same))
+
+
+def test_an_empty_postgresql_database_is_empty_until_it_is_made(home: Path, postgres: Postgres) -> None:
+    url = postgres.database()
+    [problem] = of_database(home, url)
+    assert (problem.where, problem.what) == ("database", "the database is empty")
+    assert problem.todo == f"run: moerge coordinator init {home}"
+    (home / "coordinator.toml").write_text(f'port = 0\ndatabase = "{url}"\n')
+    initialise(home)
+    assert listed(home) == {}
+
+
+def test_a_file_that_is_no_database_is_named_with_the_reason(home: Path) -> None:
+    (home / "coordinator.sqlite").write_bytes(b"law" * 999)
+    [problem] = problems(home, {}, same)
+    assert (problem.where, problem.what) == (
+        str(home / "coordinator.sqlite"), "can't be read: file is not a database",
+    )  # fmt: skip
+
+
+def test_a_pooler_that_shares_sessions_is_refused(home: Path, postgres: Postgres) -> None:
+    with pooler(postgres.database()) as url:
+        [problem] = of_database(home, url)
+        assert "one session" in problem.what
+        assert "session mode" in problem.todo
+        with pytest.raises(MoergeError, match="one session"):
+            open_database(url)
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "todo"),
+    [
+        (("/postgres?", "/nowhere?"), 'database "nowhere" does not exist', "CREATE DATABASE"),
+        (("postgres:@", "nobody:@"), 'role "nobody" does not exist', "CREATE ROLE"),
+        (("?host=", "?host=/nowhere"), "No such file", "runs and listens"),
+        (("@/", "@nowhere.invalid/", "?host=", "?application_name="), "nowhere.invalid", "correct the host"),
+        (("@/", "@127.0.0.1:1/", "?host=", "?application_name="), "Connection refused", "runs and listens"),
+    ],
+)
+def test_a_database_that_can_t_be_reached_has_the_fault_s_remedy(
+    change: tuple[str, ...], what: str, todo: str, home: Path, postgres: Postgres
+) -> None:
+    url = postgres.url
+    for old, new in zip(change[::2], change[1::2], strict=True):
+        url = url.replace(old, new)
+    [problem] = of_database(home, url)
+    assert (problem.where, what in problem.what, todo in problem.todo) == ("database", True, True), problem
+    with pytest.raises(MoergeError) as caught:
+        open_database(url)
+    assert (caught.value.what, caught.value.todo) == (problem.what, problem.todo)
+
+
+@pytest.mark.parametrize(
+    ("message", "todo"),
+    [
+        ("unsupported startup parameter: options", "session mode"),
+        ("unsupported startup parameter in options: lock_timeout", "session mode"),
+        ('password authentication failed for user "moerge"', "correct user and password"),
+        ("SASL authentication failed", "correct user and password"),
+        ('no pg_hba.conf entry for host "10.0.0.1", user "moerge", no encryption', "pg_hba.conf"),
+        ("connection is insecure (try using `sslmode=require`)", "?sslmode=require"),
+        ("sorry, too many clients already", "max_connections"),
+        ("the database system is starting up", "wait"),
+        ("Datenbank nicht verfügbar", "runs and listens"),
+    ],
+)
+def test_a_server_s_refusal_has_its_remedy(message: str, todo: str, home: Path) -> None:
+    with refusing(message) as url:
+        [problem] = of_database(home, url)
+    assert message in problem.what
+    assert todo in problem.todo
+
+
+def test_encryption_that_a_server_lacks_is_named(home: Path) -> None:
+    with refusing("") as url:
+        [problem] = of_database(home, f"{url}?sslmode=require")
+    assert "remove sslmode" in problem.todo
+
+
+def test_a_user_who_may_not_make_tables_is_named(postgres: Postgres) -> None:
+    url = postgres.database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS reader")
+        connection.execute("CREATE ROLE reader LOGIN")
+    with pytest.raises(MoergeError, match="permission denied for schema public") as caught:
+        open_database(url.replace("postgres:@", "reader:@"))
+    assert "OWNER" in caught.value.todo
 
 
 def test_a_schema_of_a_newer_build_is_refused(home: Path) -> None:
