@@ -35,6 +35,7 @@ NOT_TYPED = {
     "python -m llama_cpp.server *": "needs llama.cpp; tests/engines runs it",
     "pg_dump *": "needs servers; tests/e2e/test_postgres_backup.py runs the same",
     "createdb *": "likewise",
+    "createuser *": "likewise",
     "pg_restore *": "likewise",
     "aws s3 sync *": "likewise, with another client of S3",
     "moerge coordinator inputs *": "needs the consent of every owner; tests/contract/test_rebuild.py runs it",
