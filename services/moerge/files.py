@@ -1,12 +1,14 @@
 """Files that are complete or absent, and their digests."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -115,12 +117,31 @@ def locked(path: Path, timeout: float = 0) -> AbstractContextManager[object]:
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in _UNLOCKED:
             raise
-        what = f"its file system can't lock files: {getattr(error, 'strerror', None) or error}"
-        todo = (
-            "name a folder on a local disk, or mount this one with locks; on NFS 3 start rpc.statd, or mount with "
-            "local_lock=flock if only this machine uses the folder"
-        )
-        raise MoergeError(what, where=str(path.parent), todo=todo) from error
+        raise _unlocked(path.parent, error) from error
+
+
+def require_locks(folder: Path) -> None:
+    """Requires a file system with locks, without which SQLite waits in vain.
+
+    Raises:
+        MoergeError: it has none.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as SQLite locks
+        except OSError as error:
+            if error.errno not in _UNLOCKED:
+                raise
+            raise _unlocked(folder, error) from error
+
+
+def _unlocked(folder: Path, error: Exception) -> MoergeError:
+    what = f"its file system can't lock files: {getattr(error, 'strerror', None) or error}"
+    todo = (
+        "name a folder on a local disk, or mount this one with locks; on NFS 3 start rpc.statd, or mount with "
+        "local_lock=all if only this machine uses the folder"
+    )
+    return MoergeError(what, where=str(folder), todo=todo)
 
 
 def sync_folder(folder: Path) -> None:

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from moerge.blobs.local import LocalBlobs
 from moerge.errors import MoergeError
-from moerge.files import atomic_file, file_sha256, private_folder, sync_folder
+from moerge.files import atomic_file, file_sha256, private_folder, require_locks, sync_folder
 from moerge.progress import Progress, Tracker
 from moerge_coordinator.domain import version_keys
 from moerge_coordinator.operation.verify import blob_file, folders, required_blobs, verify
@@ -84,6 +84,8 @@ def _into_folder(settings: Settings, target: Path, progress: Progress) -> Backup
         todo = "name a new folder, or an earlier backup"
         raise MoergeError("exists, but is not a backup", where=str(target), todo=todo)
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for place in (settings.home, target):
+        require_locks(place)
     for _ in range(_ATTEMPTS):
         folder = target / f"databases-{secrets.token_hex(4)}"
         try:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.s3 import require_store
 from moerge.errors import MoergeError
-from moerge.files import locked
+from moerge.files import locked, require_locks
 from moerge.network import require_free
 from moerge_coordinator.domain import version_keys
 from moerge_coordinator.settings import Settings, is_loopback, load
@@ -80,6 +80,14 @@ def _home(home: Path) -> Iterator[MoergeError]:
         yield MoergeError("another coordinator is using this home", where=str(home), todo=todo)
 
 
+def _has_locks(home: Path) -> bool:
+    try:
+        require_locks(home)
+    except MoergeError:
+        return False
+    return True
+
+
 def _schema(settings: Settings) -> Iterator[MoergeError]:
     database = settings.database
     where = "database" if isinstance(database, str) else str(database)
@@ -87,6 +95,8 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
     if isinstance(database, Path) and not database.is_file():
         yield MoergeError("no database", where=where, todo=init)
         return
+    if isinstance(database, Path) and not _has_locks(settings.home):
+        return  # `_home` tells it
     engine = reading_engine(database)
     try:
         if isinstance(database, str):

@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from moerge.errors import MoergeError
+from moerge.files import require_locks
 from moerge_coordinator.settings import Event
 
 WRITING, LEADING, SERVING = 0x6D6F65726765_01, 0x6D6F65726765_02, 0x6D6F65726765_03
@@ -130,6 +131,7 @@ def open_database(
 
 
 def _open_sqlite(database: Path) -> Engine:
+    require_locks(database.parent)
     maker = _sqlite(database, "foreign_keys=OFF")  # a migration may recreate a referenced table
     with maker.begin() as connection:
         migrate(connection)

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from moerge.errors import MoergeError
-from moerge.files import atomic_file, private_folder
+from moerge.files import atomic_file, private_folder, require_locks
 from moerge_proto.masks import MaskedPart, MasksRequest, keeper_key, opened_seed
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups
@@ -99,6 +99,7 @@ class Keeper:
         self._key = read_key(home)
         self.public_key = keeper_key(self._key)
         self._path = home / JOURNAL
+        require_locks(home)
         try:
             with self._database() as database:
                 database.executescript(_TABLES + _TRIGGERS)

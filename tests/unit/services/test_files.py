@@ -11,6 +11,9 @@ from filelock import Timeout
 
 from moerge.errors import MoergeError
 from moerge.files import alone, atomic_file, locked, sync_folder, user_path
+from moerge.keeper.journal import KEY, Keeper, make_key
+from moerge_coordinator.storage.database import open_database
+from moerge_workers.leaving.history import History
 
 SERVICES = Path(__file__).parents[3]
 
@@ -84,6 +87,20 @@ def test_a_folder_without_locks_is_named_with_the_remedy(
         pass
     assert raised.value.where == str(tmp_path / "merged.work")
     assert "local disk" in raised.value.todo
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_sqlite_is_not_opened_where_it_can_t_lock(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lockf(file: object, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    make_key(tmp_path)
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    for opened in (lambda: Keeper(tmp_path), lambda: History(tmp_path), lambda: open_database(tmp_path / "database")):
+        with pytest.raises(MoergeError, match="can't lock files") as raised:
+            opened()
+        assert raised.value.where == str(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [KEY]
 
 
 def test_other_faults_of_a_lock_are_the_system_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from moerge.errors import MoergeError
+from moerge.files import require_locks
 from moerge_workers.policy import Kind
 
 FILE = "history.sqlite"
@@ -113,6 +114,7 @@ class History:
         self.clock = clock
         path = home / FILE
         home.mkdir(parents=True, exist_ok=True)
+        require_locks(home)
         self._db = sqlite3.connect(path, isolation_level=None, timeout=60)
         try:
             self._db.executescript(_TABLES + _TRIGGERS)
