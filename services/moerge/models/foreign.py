@@ -37,7 +37,7 @@ def missing(path: Path) -> CheckpointError:
     """The error of a model's file that a folder lacks, by what is there instead."""
     folder, where = path.parent, str(path)
     if path.is_symlink():
-        todo = "copy the model with its files, such as with cp --dereference, or download it again"
+        todo = "copy the files behind the links, too, or download the model again"
         return CheckpointError(f"a link to {path.readlink()}, which is missing", where=where, todo=todo)
     if (name := weights_elsewhere(folder)) and not any(folder.glob("*.safetensors")):
         return CheckpointError(f"not found; the folder has {name}", where=where, todo=_todo_for(name))
