@@ -28,7 +28,7 @@ from moerge.memory.room import Room
 from moerge.memory.shapes import Shape
 from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert, check_expert
-from moerge.models.families.family import mlp_layers
+from moerge.models.families.family import mlp_layers, module_of
 from moerge.models.keeping import Keeping, keeping
 from moerge.models.rows import described as described_rows
 from moerge.progress import NoProgress
@@ -168,7 +168,7 @@ class _Machine:
         check_expert(self.own, None, str(self.own.folder))
         config, size = self.own.config, sum(spec.bytes for spec in self.own.checkpoint.specs.values())
         shape = f"{config.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
-        return "; ".join(filter(None, (shape, self.own.left_out, described_rows(self.own))))
+        return "; ".join(filter(None, (shape, _mlps(self.own), self.own.left_out, described_rows(self.own))))
 
     def data(self) -> str:
         key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # only a run makes the home
@@ -278,6 +278,13 @@ class _Machine:
 
     def estimate(self) -> str:
         return str(estimate(self._work, self._room, self.tokens, self.rate, self.settings.slots))
+
+
+def _mlps(expert: DenseExpert) -> str:
+    """The names of the linear modules of its MLPs, as trainers take them."""
+    modules = [module_of(name).format(layer="*") for name in expert.family.mlp]
+    folders = {module.rpartition(".")[0] for module in modules}
+    return f"MLPs: {', '.join(module.rpartition('.')[2] for module in modules)} of {', '.join(sorted(folders))}"
 
 
 def _existing(folder: Path) -> Path:
