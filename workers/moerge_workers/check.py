@@ -61,7 +61,8 @@ from moerge_workers.watching.events import ActorEvents
 _FILES = 3  # statistics files in the home at once: the journal, its replacement, and a body contribution
 _MOST_SKEW = 60.0  # seconds
 _PATIENCE = 5.0
-KEPT = "its MLPs aren't fitted, and no head contribution leaves if it keeps the head"
+_KEPT = "its MLPs aren't fitted"
+_KEPT_ALL = "its MLPs aren't fitted, and no head or head contribution leaves"
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,8 @@ class _Machine:
         check_expert(own, None, str(own.folder))
         replaced = require_expert_of_seed(self.own, own, self._texts())
         self.keeping = keeping(self.own, own)
-        follows = KEPT if self._is_kept else FITTED if self.settings.fit is not False else ""
+        kept = _KEPT_ALL if self.keeping.keeps_head else _KEPT
+        follows = kept if self._is_kept else FITTED if self.settings.fit is not False else ""
         text = f"{own.folder}: config and tokenizer are the expert's; the expert {self.keeping}"
         return "; ".join(filter(None, (text, follows, replaced)))
 

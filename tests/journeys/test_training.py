@@ -1,7 +1,6 @@
 """The programs of docs/training-an-expert.md, run as they stand there: their experts keep the seed's body and head."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,11 @@ from moerge.models.dense import mlp_names
 from moerge.models.dense_files import DenseFiles
 from moerge.models.keeping import keeping
 from moerge.models.sources import checkpoint_folder
-from support.models import seed_model
-from support.transcripts import ROOT
+from support.models import seed_model, texts
+from support.terminal import Shell
+from support.transcripts import ROOT, Part
+
+pytestmark = pytest.mark.slow
 
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training-an-expert.md").read_text(), re.DOTALL)
 
@@ -43,4 +45,11 @@ def test_an_expert_that_is_trained_as_the_page_says_keeps_body_and_head(
     assert any(
         not torch.equal(own.checkpoint.tensor(name).float(), base.checkpoint.tensor(name).float()) for name in names
     )
-    shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+    if program == 0 and number_format == torch.float32:
+        (tmp_path / "text").mkdir()
+        texts(tmp_path / "text" / "a.jsonl", 0, documents=1200)
+        with Shell(tmp_path) as owner, Part("docs/training-an-expert.md", "Check") as part:
+            assert (
+                "keeps the seed's body and head; its MLPs aren't fitted, and no head or head contribution leaves"
+                in owner.types(part.next("moerge worker check"))
+            )
