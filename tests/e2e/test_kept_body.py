@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from moerge.experts.parts import write_parts
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
+from moerge.models.expert_folder import DenseExpert
 from moerge.scoring.routers import forced
+from moerge_proto.experts import ExpertState, Parts
 from moerge_proto.versions import Version
 from moerge_workers.leaving.history import History
 from support.federation import Federation, federation_of
@@ -117,3 +121,31 @@ def test_an_expert_with_another_bit_is_not_taken_for_one_that_keeps_the_body(
     [row] = [item for item in federation.operator.experts() if item.domain == "geo"]
     assert row.parts is not None
     assert (row.parts.fitted, row.parts.own_head) == (True, True)
+
+
+def test_mlps_of_another_body_that_pass_for_kept_harm_their_own_domain_alone(
+    federation: Federation, workers: dict[str, Worker]
+) -> None:
+    for domain in ("law", "art"):
+        run(workers[domain])
+    before = federation.solve()
+    assert federation.seed
+    folder = keeping_expert(
+        federation.folder / "eve" / "expert", federation.seed, 9, o_proj__weight=3, v_proj__weight=3
+    )
+    parts = write_parts(DenseFiles(folder), federation.folder / "eve" / "parts", own_head=False)
+    claimed = Parts(
+        expert=DenseExpert("eve", folder).digest, body=federation.body().digest, fitted=False, own_head=False
+    )
+    eve = replace(federation.join("eve", folder), parts=claimed, at=parts)
+    assert eve.register().state is ExpertState.READY
+    federation.members["eve"] = replace(eve, at=folder)
+    federation.contribute(federation.body(), "eve")
+    after = federation.solve()
+    assert after.lineage.domains == [*before.lineage.domains, "eve"]
+    clean, harmed = (loaded(federation.version(version.number)) for version in (before, after))
+    for slot, domain in enumerate(before.lineage.domains):
+        with forced(harmed, slot), forced(clean, slot):
+            assert torch.equal(logits(harmed), logits(clean)), domain
+    with forced(harmed, len(before.lineage.domains)):
+        assert (logits(harmed) - logits(expert_model(DenseFiles(folder)))).abs().max() > 0.1, "not its own expert"
