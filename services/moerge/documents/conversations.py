@@ -8,6 +8,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from moerge.documents.chat_templates import TemplateRefusal, rendered
+from moerge.documents.fields import kind_of, names_of
 from moerge.documents.reader import as_text
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
@@ -45,15 +46,13 @@ def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -
 
     In `assistant` turns the tokens of the content count, without the template's marks around it. Other values raise
     TypeError or ValueError, as does a template that changes a turn's content. One that exceeds a limit of `Renderer`
-    raises MoergeError.
+    raises MoergeError. No message is an empty document.
     """
-    if not isinstance(value, list) or not value:
-        raise TypeError("not a list of messages")
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise TypeError("a message has no role")
-        if not isinstance(message.get("content"), str):
-            raise TypeError(f"the content of a message of {message['role']!r} is not a string")
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list of messages, found {kind_of(value)}")
+    if not value:
+        return Document("", rendered=True)
+    value = list(map(_message, value))
     text = as_text(_rendered(value, tokenizer))
     if turns == "all":
         return Document(text, rendered=True)
@@ -66,6 +65,25 @@ def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -
             roles = [message["role"] for message in value]
             return Document(text, list(_spans(places, contents, roles)), rendered=True)
     raise ValueError("the chat template changes the content of a turn, so its tokens can't be found")
+
+
+def _message(value: Any) -> dict[str, Any]:
+    """A message with a text as content. An only part of type `text` is one; several would be joined in various ways."""
+    if not isinstance(value, dict):
+        raise TypeError(f"expected a message with role and content, found {kind_of(value)}")
+    role, content = value.get("role"), value.get("content")
+    if not isinstance(role, str):
+        raise TypeError(f"a message has no role; its fields are {names_of(value)}")
+    match content:
+        case str():
+            return value
+        case [{"type": "text", "text": str(text)}]:
+            return {**value, "content": text}
+        case None:
+            raise TypeError(f"a message of {role!r} has no content, such as a call of a tool")
+        case [_, _, *_] if all(isinstance(part, dict) for part in content):
+            raise TypeError(f"a message of {role!r} has {len(content)} parts; expected one text")
+    raise TypeError(f"the content of a message of {role!r} is {kind_of(content)}, expected a text")
 
 
 def _rendered(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:

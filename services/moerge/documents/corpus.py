@@ -1,12 +1,13 @@
 """The documents of a domain, from its files, for its expert's tokenizer."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
+from moerge.documents.chat_templates import date_notice
 from moerge.documents.conversations import Document, Turns, conversation, encode, plain, require_template
 from moerge.documents.files import data_files, silent
 from moerge.documents.reader import BadLines, documents
@@ -34,6 +35,7 @@ class Corpus:
         chat: field or column with a document's messages, read through the tokenizer's chat template; None reads texts.
         chat_turns: the turns of a conversation whose tokens count.
         bad_share: share of the documents that may be unreadable.
+        settings: names of the caller's settings among `text_field`, `chat` and `bad_share`, for errors.
         where: names the sources in errors.
     """
 
@@ -47,10 +49,12 @@ class Corpus:
         chat: str | None = None,
         chat_turns: Turns = "all",
         bad_share: float = BAD_SHARE,
+        settings: Collection[str] = (),
         say: Callable[[str], None] = silent,
         where: str = "`data`",
     ) -> None:
         self._sources, self._say, self._bad_share, self._where = list(sources), say, bad_share, where
+        self._remedies, self._notice = settings, ""
         self._rule = rule or SplitRule()
         self.size()
         self._field = text_field if chat is None else chat
@@ -58,6 +62,7 @@ class Corpus:
         self._read: Callable[[Any], Document] = plain
         if chat is not None:
             require_template(self._tokenizer)
+            self._notice = date_notice(self._tokenizer)
             self._read = partial(conversation, tokenizer=self._tokenizer, turns=chat_turns)
 
     def under(self, rule: SplitRule) -> Self:
@@ -107,6 +112,9 @@ class Corpus:
 
     def _documents(self, tracker: Tracker | None) -> Iterator[Document]:
         files = data_files(*self._sources, where=self._where, say=self._say)
-        bad = BadLines(self._bad_share, self._say)
+        if self._notice:
+            self._say(self._notice)
+            self._notice = ""
+        bad = BadLines(self._bad_share, self._say, self._remedies)
         yield from (document for document in documents(files, self._field, self._read, bad, tracker) if document.text)
         self._say = silent

@@ -76,11 +76,21 @@ def test_a_few_documents_are_cut_into_pieces(folder: Path, count: int, in_pieces
 def test_an_unreadable_document_is_named_by_file_and_line(folder: Path) -> None:
     path = documents(folder, 3)
     path.write_text(path.read_text() + "not JSON\n")
-    with pytest.raises(MoergeError, match="not a JSON object") as raised:
+    with pytest.raises(MoergeError, match="not JSON: Expecting value") as raised:
         Corpus([str(path)], DenseFiles(folder), bad_share=0).read(folder=folder)
     assert raised.value.where == f"{path}, line 4"
     assert {item.name for item in folder.iterdir()} >= {path.name}
     assert not [item for item in folder.iterdir() if item.name.startswith("tmp")]
+
+
+def test_a_template_that_asks_for_the_date_is_told_once(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}{{ messages[0].content }}")
+    said: list[str] = []
+    corpus = Corpus([str(conversations(folder, 30))], DenseFiles(folder), chat="talk", say=said.append)
+    for _ in range(2):
+        texts = [document.text for _, _, document in corpus.documents()]
+    assert texts[0] == "2024question 0"
+    assert said == ["the chat template asks for the date; it gets 2024-07-26"]
 
 
 def test_memory_does_not_grow_with_the_text(folder: Path) -> None:
