@@ -1,7 +1,7 @@
 """Documents for a tokenizer: plain texts, and conversations through its chat template."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from moerge.documents.chat_templates import TemplateRefusal, rendered
 from moerge.documents.fields import kind_of, names_of
 from moerge.documents.reader import as_text
 from moerge.errors import MoergeError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.tokens import Tokens
 
 Turns = Literal["all", "assistant"]
@@ -22,12 +23,13 @@ class Document:
     """A text as the model reads it.
 
     Tokens of the characters in `counted` (starts and ends) count; None: all. `rendered` text is a chat template's, with
-    all special tokens.
+    all special tokens. `place`: its file and line, for errors.
     """
 
     text: str
     counted: Sequence[tuple[int, int]] | None = None
     rendered: bool = False
+    place: str = field(default="", compare=False)
 
 
 def plain(value: object) -> Document:
@@ -135,3 +137,17 @@ def encode(tokenizer: PreTrainedTokenizerBase, document: Document) -> Tokens:
             start, stop = next(spans, (0, 0))
         counted.append(start <= first < min(stop, last))
     return Tokens(ids, counted)
+
+
+def require_rows(ids: Sequence[int], expert: DenseFiles, where: str) -> None:
+    """Requires a row of the expert's embedding for each id."""
+    rows = int(expert.config.vocab_size)
+    if (id_ := next((id_ for id_ in ids if id_ >= rows), None)) is None:
+        return
+    token = expert.tokenizer.convert_ids_to_tokens(id_)
+    what = f"the expert's embedding has {rows:,} rows, none for the token {token!r} (id {id_})"
+    todo = (
+        "remove the token from the text, from the chat template or from the tokenizer; or train the expert with a row "
+        "for it, by model.resize_token_embeddings"
+    )
+    raise MoergeError(what, where=where, todo=todo)

@@ -2,15 +2,24 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
 from moerge.documents.chat_templates import date_notice
-from moerge.documents.conversations import Document, Turns, conversation, encode, plain, require_template
+from moerge.documents.conversations import (
+    Document,
+    Turns,
+    conversation,
+    encode,
+    plain,
+    require_rows,
+    require_template,
+)
 from moerge.documents.files import data_files, silent
-from moerge.documents.reader import BadLines, documents
+from moerge.documents.reader import BadLines, placed
 from moerge.documents.splits import Split, SplitRule
 from moerge.documents.text import Text
 from moerge.models.dense_files import DenseFiles
@@ -58,7 +67,7 @@ class Corpus:
         self._rule = rule or SplitRule()
         self.size()
         self._field = text_field if chat is None else chat
-        self._tokenizer = expert.tokenizer
+        self._expert, self._tokenizer = expert, expert.tokenizer
         self._read: Callable[[Any], Document] = plain
         if chat is not None:
             require_template(self._tokenizer)
@@ -81,7 +90,10 @@ class Corpus:
             yield digest, self._rule.split(place), document
 
     def encode(self, document: Document) -> Tokens:
-        return encode(self._tokenizer, document)
+        """A document's tokens; MoergeError if the expert's embedding has no row for one."""
+        tokens = encode(self._tokenizer, document)
+        require_rows(tokens.ids, self._expert, document.place or self._where)
+        return tokens
 
     def read(
         self,
@@ -116,5 +128,7 @@ class Corpus:
             self._say(self._notice)
             self._notice = ""
         bad = BadLines(self._bad_share, self._say, self._remedies)
-        yield from (document for document in documents(files, self._field, self._read, bad, tracker) if document.text)
+        for place, document in placed(files, self._field, self._read, bad, tracker):
+            if document.text:
+                yield replace(document, place=place)
         self._say = silent

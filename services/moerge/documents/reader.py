@@ -78,7 +78,18 @@ def documents(
     bad: BadLines,
     tracker: Tracker | None = None,
 ) -> Iterator[T]:
-    """The results of `read` for a field of every record or row, or for the text of a plain text file.
+    """The documents of `placed`, without their places."""
+    return (document for _, document in placed(files, field, read, bad, tracker))
+
+
+def placed(
+    files: Iterable[DataFile],
+    field: str,
+    read: Callable[[Any], T],
+    bad: BadLines,
+    tracker: Tracker | None = None,
+) -> Iterator[tuple[str, T]]:
+    """(place, result of `read`) for a field of every record or row, or for the text of a plain text file.
 
     `read` raises TypeError or ValueError for a value that is not a document. A record without the field, or with null,
     has no document. The tracker gets the number of bytes read.
@@ -99,7 +110,7 @@ def documents(
                     bad.missing()
                 else:
                     bad.good()
-                    yield document
+                    yield where, document
             if own.missing == _MISSING and not own.found:
                 break
         if own.missing and not own.found:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from moerge.documents.corpus import FEW_DOCUMENTS, Corpus
 from moerge.documents.fitting_sample import fitting_sample
@@ -14,15 +15,16 @@ from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.tokens import Tokens
 from moerge_proto.statistics_file import StatisticsSettings
-from support.models import tokenizer
+from support.models import small_settings, tokenizer
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tokenizer with a chat template."""
+    """A config, and a tokenizer with a chat template."""
     chat_tokenizer = tokenizer()
     chat_tokenizer.chat_template = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}"
     chat_tokenizer.save_pretrained(tmp_path)
+    AutoConfig.for_model("llama", **small_settings("llama")).save_pretrained(tmp_path)
     return tmp_path
 
 
