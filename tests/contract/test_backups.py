@@ -127,7 +127,9 @@ def test_backups_during_solves_are_whole(served: Coordinator, tmp_path: Path) ->
     try:
         for turn in range(3):
             moerge("coordinator", "backup", served.home, tmp_path / "backup")
-            moerge("coordinator", "restore", tmp_path / "backup", tmp_path / f"home-{turn}")
+            home = tmp_path / f"home-{turn}"
+            moerge("coordinator", "restore", tmp_path / "backup", home)
+            assert findings(home) == []
     finally:
         done.set()
         worker.join()

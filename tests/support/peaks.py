@@ -1,4 +1,4 @@
-"""The peak memory of a call in a process of its own, whose heap no other test has left with gaps."""
+"""Peaks of memory of calls in a process of their own, whose heap no other test has left with gaps."""
 
 from pathlib import Path
 
@@ -12,18 +12,21 @@ from moerge_lab.peaks import PeakMemory
 M_MMAP_THRESHOLD = -3
 ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 200000)
 {function}
-call(*map(Path, sys.argv[1:]))  # imports and caches
-peak = PeakMemory()
-call(*map(Path, sys.argv[1:]))
-print(peak.bytes() or 0)
+given = [Path(argument) for argument in sys.argv[1:]]
+call(given[0])  # imports and caches
+for path in given:
+    peak = PeakMemory()
+    call(path)
+    print("peak", peak.bytes() or 0)
 """
 
 
-def peak_of(function: str, *given: Path) -> int:
-    """The peak in bytes above the use before, of the second of two calls; 0 where it is unknown.
+def peaks_of(function: str, *given: Path) -> list[int]:
+    """The peak in bytes above the use before, of a call with each path; 0 where it is unknown.
 
     Args:
         function: Python code that defines `call`, and imports what it needs.
         given: its arguments.
     """
-    return int(moerge(*given, script=_SCRIPT.format(function=function)).split()[-1])
+    lines = moerge(*given, script=_SCRIPT.format(function=function)).splitlines()
+    return [int(line.removeprefix("peak ")) for line in lines if line.startswith("peak ")]

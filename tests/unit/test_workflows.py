@@ -51,7 +51,7 @@ def test_jobs_have_the_permissions_that_they_need(name: str) -> None:
     assert made["permissions"] == {"contents": "read"}
     for job in made["jobs"].values():
         needed = job.get("needs", [])
-        assert {needed} if isinstance(needed, str) else set(needed) <= made["jobs"].keys()
+        assert ({needed} if isinstance(needed, str) else set(needed)) <= made["jobs"].keys()
         writes = {key for key, value in job.get("permissions", {}).items() if value == "write"}
         used = {step.get("uses", "").partition("@")[0] for step in job.get("steps", ())}
         assert ("attestations" in writes) == ("actions/attest" in used)

@@ -12,7 +12,7 @@ from moerge.errors import ContributionError
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.validate import validate
 from moerge_proto.statistics_file import StatisticsFile
-from support.peaks import peak_of
+from support.peaks import peaks_of
 from support.statistics import honest_sums, manifest_of, written
 
 Change = Callable[[ShardSums], None]
@@ -138,5 +138,5 @@ def test_check_memory_is_one_triangle_and_one_square(tmp_path: Path) -> None:
     assert len(sums.arrays) > 2
     del sums
     assert check(path, hidden) == []
-    result = peak_of(CHECK, path)
+    [result] = peaks_of(CHECK, path)
     assert result < 1.5 * 12 * hidden**2
