@@ -445,7 +445,10 @@ def _foreign(response: httpx.Response) -> Problem:
     status = response.status_code
     if response.has_redirect_location:
         what = f"the server redirects to {_place(_target(response))}"
-        todo = "if that is a login page, ask the operator to exempt moerge's REST paths from it; if it is the coordinator, name it"
+        todo = (
+            "if that is a login page, ask the operator to exempt moerge's REST paths from it; "
+            "if it is the coordinator, name it"
+        )
     else:
         kind = _media_type(response) or "no content type"
         what = f"the server answers with status {status} and {kind}, not as a coordinator"
