@@ -21,7 +21,7 @@ TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(
 
 def sampled(folder: Path, tokens: int, **changed: Any) -> list[str]:
     """The texts of the sample, from a home whose key is made anew."""
-    tokenizer().save_pretrained(folder)
+    expert(folder, 1)
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     (folder / "key").unlink(missing_ok=True)
     given: dict[str, Any] = {"expert": folder, "policy": {"min_documents": 10}, **changed}
