@@ -107,7 +107,7 @@ def anchor(
 
     if off and text:
         raise MoergeError("text without an anchor", where="`text`", todo="leave one of them out")
-    texts = read_texts(text, text_field, MAX_ANCHOR_BYTES, "`text`") if text else None
+    texts = read_texts(text, text_field, MAX_ANCHOR_BYTES, "`text`", ("text_field",)) if text else None
     with Client(coordinator, secret) as client:
         if off:
             client.remove_anchor()

@@ -29,12 +29,14 @@ class Parts(Message):
     """The origin of an expert's MLPs and head that are registered for versions under one `body`.
 
     `expert`: the digest of the dense expert; under a merged body a registered one. `fitted`: whether its owner solved
-    the MLPs anew for the body.
+    the MLPs anew for the body. `own_head`: whether last norm and head are among the files; otherwise they are the
+    seed's, whose body the expert keeps.
     """
 
     expert: Digest
     body: Digest
     fitted: bool
+    own_head: bool = True
 
 
 class NewAdapter(Message):
@@ -56,7 +58,8 @@ class NewExpert(Message):
     by the same method, so that every owner contributes. `redistribute`: whether owners of the other experts in a
     version may download it, with this expert's MLPs, to evaluate it, and operators may export its inputs. A new
     registration changes it; an operator can't.
-    `parts`: the files have only MLPs, last norm and head, for versions under a body. They are never merged into a body.
+    `parts`: the files have only MLPs and perhaps last norm and head, for versions under a body. They are never merged
+    into a body.
     Those of a registered expert are redistributed if that is.
     `signature`: the owner's, over the digest of all files (`expert_message`), for the provenance of versions. None from
     an owner without a key, or of files that its worker doesn't have.

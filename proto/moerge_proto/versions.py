@@ -38,9 +38,10 @@ class NewVersion(Message):
 
     `experts=None` means every ready expert that has contributed under the body, in order of arrival; refused while an
     expert of the body is missing, unless `partial` is set. `round`: instead of experts. The solve starts when all have
-    contributed, or at the deadline if enough have, and takes these experts. `head`: None means `regmean` if every
-    expert has an active head contribution, otherwise `average`. `options`: the recommended ones are the defaults.
-    `tied` leaves the head out if it equals the embedding. `chat_template`: see `Lineage`.
+    contributed, or at the deadline if enough have, and takes these experts. `head`: None means the seed's, tied as
+    there, if every expert keeps it; `regmean` if every other expert has an active head contribution; otherwise
+    `average`. `options`: the recommended ones are the defaults. `tied` leaves the head out if it equals the embedding.
+    `chat_template`: see `Lineage`.
     """
 
     body: Digest | None = None
@@ -61,7 +62,8 @@ class VersionFile(FileEntry):
 
 
 class HeadLineage(Message):
-    """All inputs of a version's head beside body and experts. `contributions`: for `regmean`, one per expert, in order.
+    """All inputs of a version's head beside body and experts. `contributions`: for `regmean`, of experts with an own
+    head, in order.
 
     `revision`: of the method's formula. The JSON leaves out 1.
     """

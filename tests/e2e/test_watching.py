@@ -128,10 +128,12 @@ def test_json_log_has_one_object_per_line_with_the_figures(owner: Owner) -> None
     assert list(owner.member.client.progress()) == before  # law 1: its switch is off by default
 
 
-def test_json_log_objects_contain_no_private_data(owner: Owner) -> None:
-    data = owner.data(50)
+def test_json_log_objects_contain_no_private_data(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner.data(50)
+    monkeypatch.setenv("HOME", str(owner.folder))
+    data = "--data=~/the texts.jsonl"
     with (owner.folder / "the texts.jsonl").open("a") as out:
-        out.write('{"secret": 1}\n')
+        out.write('{"text": 1, "secret": 1}\n')
     owner.member.register()
     if owner.member.client.current_body() is None:
         merge(owner.server)

@@ -47,7 +47,7 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     both = {"body", "keepers"} ^ set(RouterManifest.model_fields)
     assert set(BodyManifest.model_fields) == both | {"attention_sizes", "vocab_size", "rare_below"}
     assert set(HeadManifest.model_fields) == both
-    assert set(Parts.model_fields) == {"expert", "body", "fitted"}
+    assert set(Parts.model_fields) == {"expert", "body", "fitted", "own_head"}
     assert set(NewEvaluation.model_fields) == {
         "number", "domain", "expert", "documents", "context", "stride", "dense", "version", "oracle", "routed",
         "software",

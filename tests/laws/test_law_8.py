@@ -212,7 +212,7 @@ print(total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 102
 """
 
 
-@pytest.mark.parametrize("form", ["jsonl.zst", "parquet", "arrow"])
+@pytest.mark.parametrize("form", ["jsonl.zst", "json", "parquet", "arrow"])
 def test_law_8_reading_documents_takes_no_more_for_more_of_them(tmp_path: Path, form: str) -> None:
     """100 MB of text in one file, in one row group, need less than 40 MB more than a small file."""
     sizes = {"small": 1_000, "large": 100_000}
@@ -225,6 +225,8 @@ def test_law_8_reading_documents_takes_no_more_for_more_of_them(tmp_path: Path, 
         elif form == "arrow":
             with pa.ipc.new_stream(path, pa.schema({"text": pa.string()})) as out:
                 out.write_table(pa.table({"text": texts}), max_chunksize=1000)
+        elif form == "json":
+            path.write_text(json.dumps([{"text": text} for text in texts]))
         else:
             path.write_bytes(zstandard.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode()))
     done = subprocess.run(  # noqa: S603  # our own script

@@ -28,7 +28,8 @@ from moerge.memory.room import Room
 from moerge.memory.shapes import Shape
 from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert, check_expert
-from moerge.models.families.family import mlp_layers
+from moerge.models.families.family import mlp_layers, module_of
+from moerge.models.keeping import Keeping, keeping
 from moerge.models.rows import described as described_rows
 from moerge.progress import NoProgress
 from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
@@ -45,6 +46,7 @@ from moerge_workers.computing.memory import free_memory, require_gpus, room_of
 from moerge_workers.contributing.body_check import require_kind
 from moerge_workers.contributing.evaluation import require_memory
 from moerge_workers.contributing.expert import require_allowed
+from moerge_workers.contributing.parts import FITTED
 from moerge_workers.contributing.seed import own_body, own_seed, require_expert_of_seed, require_same_body
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
@@ -59,6 +61,8 @@ from moerge_workers.watching.events import ActorEvents
 _FILES = 3  # statistics files in the home at once: the journal, its replacement, and a body contribution
 _MOST_SKEW = 60.0  # seconds
 _PATIENCE = 5.0
+_KEPT = "its MLPs aren't fitted"
+_KEPT_ALL = "its MLPs aren't fitted, and no head or head contribution leaves"
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def checks(settings: Settings) -> Iterator[Line]:
         yield Line("coordinator", "", error)
         return
     with client:
-        fleet = _Fleet(settings, own, client)
+        fleet = _Fleet(settings, own, client, machine.keeping)
         yield (reached := _line("coordinator", fleet.greeting))
         if reached.problem is not None:
             return
@@ -148,6 +152,7 @@ class _Machine:
     settings: Settings
     own: DenseExpert
     remarks: list[str] = field(default_factory=list)
+    keeping: Keeping | None = None
     tokens: int = 0
     documents: int = 0
     _room: Room = field(init=False)
@@ -164,7 +169,7 @@ class _Machine:
         check_expert(self.own, None, str(self.own.folder))
         config, size = self.own.config, sum(spec.bytes for spec in self.own.checkpoint.specs.values())
         shape = f"{config.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
-        return "; ".join(filter(None, (shape, self.own.left_out, described_rows(self.own))))
+        return "; ".join(filter(None, (shape, _mlps(self.own), self.own.left_out, described_rows(self.own))))
 
     def data(self) -> str:
         key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # only a run makes the home
@@ -192,16 +197,33 @@ class _Machine:
             f"public text: {len(budget.text.texts):,} documents, digest {budget.text.digest}",
             f"for about {self.documents:,} documents sums = {better} routes better, by public text alone",
             *([] if settings.masks is None else [divided(privacy, budget.contributions)]),
-            f"it {UNCOVERED}. Set fit and head_contributions to false, ask for the seed's head, and train with noise",
+            self._uncovered(),
         )
         return "; ".join(parts)
+
+    def _uncovered(self) -> str:
+        """A sentence on what noise doesn't cover."""
+        policy, found = self.settings.policy, self.keeping
+        if found is None or not self._is_kept or not found.keeps_head or policy.evaluation_sums:
+            todo = "Set fit and head_contributions to false, ask for the seed's head, and train with noise"
+            return f"it {UNCOVERED}. {todo}"
+        return "it covers all that leaves but the weights of the MLPs; train them with noise, too"
+
+    @property
+    def _is_kept(self) -> bool:
+        """Tell whether the expert keeps the seed's body, and isn't fitted."""
+        return self.keeping is not None and self.keeping.keeps_body and self.settings.fit is not True
 
     def seed(self) -> str:
         """The own copy of the seed fits the expert."""
         own = own_seed(self.settings.seed)
         check_expert(own, None, str(own.folder))
         replaced = require_expert_of_seed(self.own, own, self._texts())
-        return "; ".join(filter(None, (f"{own.folder}: config and tokenizer are the expert's", replaced)))
+        self.keeping = keeping(self.own, own)
+        kept = _KEPT_ALL if self.keeping.keeps_head else _KEPT
+        follows = kept if self._is_kept else FITTED if self.settings.fit is not False else ""
+        text = f"{own.folder}: config and tokenizer are the expert's; the expert {self.keeping}"
+        return "; ".join(filter(None, (text, follows, replaced)))
 
     def _texts(self) -> Iterator[str]:
         """The first documents, with which tokenizers are compared."""
@@ -218,7 +240,8 @@ class _Machine:
         sums = body_contribution_bytes if self.settings.body_contribution else router_contribution_bytes
         needed = body + _FILES * sums(Shape.of(self.own.config, torch.float32))
         needed += self.own.is_adapter * sum(spec.bytes for spec in specs.values())
-        needed += part_bytes(self.own) if self.settings.fit is False else fitted_bytes(self.own)
+        is_fitted = self.settings.fit is not False and not self._is_kept
+        needed += fitted_bytes(self.own) if is_fitted else part_bytes(self.own)
         free = shutil.disk_usage(home).free
         if free < needed:
             problem = f"{decimal(free)} free; body, parts and sums need {decimal(needed)}"
@@ -240,7 +263,7 @@ class _Machine:
         ]
         if settings.fit:
             require_fittable(self.own)
-        if settings.fit is not False and self.own.family.is_fittable:
+        if settings.fit is not False and self.own.family.is_fittable and not self._is_kept:
             tokens = fitting_tokens(self.own.config.hidden_size)
             lines.append(described(fitting_need(self.own, settings.statistics, settings.device), tokens))
         return "; ".join([*lines, *machine(free)])
@@ -257,6 +280,13 @@ class _Machine:
 
     def estimate(self) -> str:
         return str(estimate(self._work, self._room, self.tokens, self.rate, self.settings.slots))
+
+
+def _mlps(expert: DenseExpert) -> str:
+    """The names of the linear modules of its MLPs, as trainers take them."""
+    modules = [module_of(name).format(layer="*") for name in expert.family.mlp]
+    folders = {module.rpartition(".")[0] for module in modules}
+    return f"MLPs: {', '.join(module.rpartition('.')[2] for module in modules)} of {', '.join(sorted(folders))}"
 
 
 def _existing(folder: Path) -> Path:
@@ -276,6 +306,7 @@ class _Fleet:
     settings: Settings
     own: DenseExpert
     client: Client
+    keeping: Keeping | None = None
     _body: Body | None = None
 
     def greeting(self) -> str:
@@ -345,7 +376,9 @@ class _Fleet:
             return "its parts are already registered"
         require_allowed(self.settings, as_parts=is_seed)
         if is_seed:
-            return f"only the expert's parts leave, {decimal(part_bytes(own))}: MLPs, last norm and head"
+            own_head = self.keeping is None or not (self.keeping.keeps_body and self.keeping.keeps_head)
+            what = "MLPs, last norm and head" if own_head else "MLPs"
+            return f"only the expert's parts leave, {decimal(part_bytes(own, own_head=own_head))}: {what}"
         if body is None:
             return "no body yet; before `run` sends weights, it checks config and tokenizer"
         config, names = own.config, ("family", "hidden_size", "num_hidden_layers")

@@ -16,6 +16,7 @@ from moerge.cli.common import Coordinator, Secret, token_given
 from moerge.cli.versions import Which as Version
 from moerge.cli.versions import resolve
 from moerge.client.client import Client
+from moerge.documents.chat_templates import DATE
 from moerge.errors import MoergeError, TerminatedError
 from moerge.terminal import AsJson, echo, show_json
 from moerge.versions.benchmarks import results_in
@@ -115,7 +116,10 @@ def _options(
         str | None, typer.Option(help="Field or column with a document's text.", show_default="text")
     ] = None,
     chat: Annotated[
-        str | None, typer.Option(help="Read chat messages from this field instead, through the chat template.")
+        str | None,
+        typer.Option(
+            help=f"Read chat messages from this field instead, through the chat template, with {DATE} as the date."
+        ),
     ] = None,
     chat_turns: Annotated[
         Literal["all", "assistant"] | None,

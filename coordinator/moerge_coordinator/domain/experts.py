@@ -149,7 +149,7 @@ def add_checked(
             if parts is None:
                 require_tensors(expert.checkpoint, expert.config)
             else:
-                require_parts(expert)
+                require_parts(expert, own_head=parts.own_head)
         with ports.database.transaction("add expert") as session:
             if (same := known(session)) is not None:
                 return same
@@ -274,6 +274,9 @@ def _require_origin(session: Session, new: NewExpert) -> None:
     if body is None or body.retired is not None:
         problem = f"body {new.parts.body} is {'unknown' if body is None else 'retired'}"
         raise RefusedError(ProblemType.WRONG_BODY, problem, where="parts.body", todo="make parts for the current one")
+    if body.experts and not new.parts.own_head:
+        problem, todo = "a merged body has no seed's head", "make parts with the expert's own last norm and head"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="parts.own_head", todo=todo)
     origin = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.parts.expert))
     if origin is None or origin.state is ExpertState.REFUSED:
         right = not body.experts
@@ -297,8 +300,8 @@ def _add(session: Session, owner: str, new: NewExpert, family: str, entries: lis
     row = row or ExpertRow(digest=digest)
     row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
     row.redistribute = new.redistribute if dense is None else dense.redistribute
-    row.parts_of, row.parts_body, row.fitted = (
-        (None, None, None) if parts is None else (parts.expert, parts.body, parts.fitted)
+    row.parts_of, row.parts_body, row.fitted, row.own_head = (
+        (None,) * 4 if parts is None else (parts.expert, parts.body, parts.fitted, parts.own_head)
     )
     row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED, None, None, new.source
     row.adapter, row.files = new.adapter, entries

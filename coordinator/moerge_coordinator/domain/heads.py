@@ -9,7 +9,7 @@ from moerge.trunk.head_kinds import HEADS
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow
 from moerge_proto.bodies import HeadMethod
-from moerge_proto.options import FEDERATED, PAPER
+from moerge_proto.options import ANCHOR, FEDERATED, PAPER
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import HeadLineage
 
@@ -17,22 +17,27 @@ from moerge_proto.versions import HeadLineage
 def lineage_of(session: Session, asked: HeadMethod | None, experts: Sequence[str], body: BodyRow) -> HeadLineage:
     """The lineage of the head of a version with these experts, in this order, under a body.
 
-    Without a method, it is the recommended one if every expert has an active head contribution, otherwise the paper's.
+    Without a method, it is the seed's if every expert keeps it, the recommended one if every other expert has an active
+    head contribution, and otherwise the paper's.
     """
     rows = {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(experts)))}
-    contributions = _contributions(session, [rows[digest] for digest in experts])
-    complete = contributions.keys() >= set(experts)
-    method = HEADS[asked or (FEDERATED.head if complete else PAPER.head)]
+    own = [digest for digest in experts if rows[digest].own_head is not False]
+    contributions = _contributions(session, [rows[digest] for digest in own])
+    complete = contributions.keys() >= set(own)
+    automatic = (
+        "seed" if all(rows[digest].domain == ANCHOR for digest in own) else FEDERATED.head if complete else PAPER.head
+    )
+    method = HEADS[asked or automatic]
     if method.name == "seed" and body.experts:
         problem, todo = "a merged body has no seed's head", "use another head, or a seed's body"
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="head", todo=todo)
     if method.solved and not complete:
-        missing = ", ".join(rows[digest].domain for digest in experts if digest not in contributions)
+        missing = ", ".join(rows[digest].domain for digest in own if digest not in contributions)
         todo = f"ask their owners to allow head_contributions, or use the head {PAPER.head!r}"
         raise RefusedError(ProblemType.NOT_READY, f"no head contribution of {missing}", where="head", todo=todo)
     return HeadLineage(
         method=method.name,
-        contributions=[contributions[digest] for digest in experts] if method.solved else [],
+        contributions=[contributions[digest] for digest in own] if method.solved else [],
         revision=method.revision,
     )
 

@@ -49,7 +49,7 @@ def version_inputs(database: Database, blobs: Blobs, folders: Folders, lineage: 
 
 def _slot(folders: Folders, row: ExpertRow, experts: Mapping[str, ExpertRow]) -> Slot:
     files = folders.expert(row.digest)
-    return Slot(_record(row, experts), files.checkpoint, files, files.checkpoint)
+    return Slot(_record(row, experts), files.checkpoint, files, files.checkpoint if row.own_head is not False else None)
 
 
 def _experts(session: Session, digests: Sequence[str]) -> dict[str, ExpertRow]:

@@ -1,6 +1,6 @@
 """Versions: the lineage of a requested version, its number, access to its files, and retirement."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -46,8 +46,11 @@ def find_served(session: Session, number: int, where: str = "number") -> Version
     return row
 
 
-def lineage_of(session: Session, new: NewVersion) -> Lineage:
-    """The lineage of the requested version, from the present contributions, for routers and head."""
+def lineage_of(session: Session, new: NewVersion, is_tied: Callable[[BodyRow], bool] = lambda body: False) -> Lineage:
+    """The lineage of the requested version, from the present contributions, for routers and head.
+
+    Without a method, a seed's head is tied if `is_tied` says that it is the seed's embedding.
+    """
     ended = _ended(session, new)
     body = _usable_body(session, new.body if ended is None else ended.body)
     left_out = _left_out(session, new, body) if ended is None else ended.missing
@@ -66,15 +69,16 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     chosen = [part for part in parts if part.expert in experts and part.split in splits]
     cohorts.require_whole(session, chosen, new.options)
+    head = heads.lineage_of(session, new.head, experts, body)
     return Lineage(
         body=body.digest,
         seed=body.seed,
-        head=heads.lineage_of(session, new.head, experts, body),
+        head=head,
         experts=experts,
         domains=names,
         contributions=sorted(part.digest for part in chosen),
         options=new.options,
-        tied=new.tied,
+        tied=new.tied or (new.head is None and head.method == "seed" and is_tied(body)),
         withdrawn=withdrawn_in(session, body),
         left_out=left_out,
         chat_template=new.chat_template,

@@ -240,6 +240,7 @@ class ExpertRow(_Numbered):
     parts_of: Mapped[str | None] = mapped_column(String(64))  # a dense expert's digest, registered or not
     parts_body: Mapped[str | None] = mapped_column(String(64))
     fitted: Mapped[bool | None]  # of parts
+    own_head: Mapped[bool | None]  # of parts
     signature: Mapped[str | None] = mapped_column(String(128))
     fingerprint: Mapped[str | None] = mapped_column(String(64))
     created: Mapped[datetime]
@@ -250,7 +251,8 @@ class ExpertRow(_Numbered):
     def parts(self) -> Parts | None:
         if self.parts_of is None or self.parts_body is None:
             return None
-        return Parts(expert=self.parts_of, body=self.parts_body, fitted=bool(self.fitted))
+        own_head = self.own_head is not False
+        return Parts(expert=self.parts_of, body=self.parts_body, fitted=bool(self.fitted), own_head=own_head)
 
     @property
     def dense(self) -> str:

@@ -103,9 +103,9 @@ class TakeInExpert(Work):
         total = sum(spec.bytes for spec in checkpoint.specs.values())
         with progress().track(f"expert {digest[:12]}: checking weights", total, "B") as tracker:
             require_finite(checkpoint, tracker)
-        if seed is not None:
+        if seed is not None and new.own_head:
             require_near_seed(self.ports, files, seed, _named(new))
-        elif new.parts is not None:
+        elif seed is None and new.parts is not None:
             _require_head_of(self.ports.folders.expert(new.parts.expert), checkpoint, _named(new))
         while True:
             with self.ports.database.reading() as session:

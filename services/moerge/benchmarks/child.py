@@ -36,8 +36,11 @@ def main(path: Path) -> int:
     from lm_eval.api.registry import get_model  # type: ignore[import-untyped]
     from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
+    from moerge.documents.chat_templates import DATE
+    from moerge.documents.template_environment import install
     from moerge.memory.machine import is_out_of_memory
 
+    install(DATE)
     manager = TaskManager(include_defaults=False, include_path=str(TASK_FILES), metadata={"data": job.data})
     try:
         manager.load(list(job.tasks))  # before the model

@@ -98,7 +98,8 @@ def _state(row: Expert) -> str:
 
 
 def _parts(parts: Parts) -> str:
-    return f"parts for body {parts.body[:12]}, MLPs {'fitted' if parts.fitted else 'own'}"
+    kept = "" if parts.own_head else "; keeps the seed's body and head"
+    return f"parts for body {parts.body[:12]}, MLPs {'fitted' if parts.fitted else 'own'}{kept}"
 
 
 def _yes(value: bool) -> str:

@@ -39,7 +39,10 @@ from moerge_proto.versions import CHAMPION, AliasMove, Lineage, NewVersion, Vers
 
 _ROUTERS = "; ".join(f"{kind.name}: {kind.about}" for kind in ROUTERS.values())
 _HEADS = f"Last norm and language model head: {'; '.join(f'{kind.name}, {kind.about}' for kind in HEADS.values())}."
-_HEAD_RULE = f"{FEDERATED.head} if every expert has a head contribution, otherwise {PAPER.head}"
+_HEAD_RULE = (
+    f"the seed's if every expert keeps it, {FEDERATED.head} if every other one has a head contribution, otherwise "
+    f"{PAPER.head}"
+)
 _WEIGHTS = "DOMAIN=NUMBER, weight of its statistics"
 REPORT_FILE = "moerge-report.json"
 Which = Annotated[str, typer.Argument(metavar="VERSION", help="The version's number, or an alias such as champion.")]
@@ -128,8 +131,10 @@ def solve_version(
 
 def _chosen_head(client: Client, lineage: Lineage) -> str:
     head = lineage.head.method
+    if head == "seed":
+        return " Head: the seed's, because every expert keeps it."
     if HEADS[head].solved:
-        return f" Head: {head}, because all its experts have head contributions."
+        return f" Head: {head}, because all its experts have the seed's head or head contributions."
     sent = {item.domain for item in client.contributions("head") if item.active}
     missing = ", ".join(domain for domain in lineage.domains if domain not in sent)
     return f" Head: {head}, because these domains have no head contribution: {missing}."

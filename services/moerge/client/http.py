@@ -37,8 +37,8 @@ MESSAGE_BYTES = 2**26
 _PLAIN = {"Accept-Encoding": "identity"}
 _HERE, _NEAR, _FAR = range(3)
 _PROBLEM = ProblemType.INTERNAL.urn.removesuffix(ProblemType.INTERNAL)
-_REMEDY = "check the address and its path; ask the operator whether a proxy there passes /v1/ to the coordinator"
-_SIGN_IN = "ask the operator to exempt /v1/ and /healthz from a proxy's sign-in or filter: moerge sends its own token"
+_REMEDY = "check the address and its path; ask the operator whether a proxy there passes all paths to the coordinator"
+_SIGN_IN = "ask the operator to exempt moerge's REST paths from a proxy's sign-in or filter: moerge sends its own token"
 _MIB = CHUNK_BYTES // 2**20
 _REMEDIES = {
     401: _SIGN_IN,
@@ -445,7 +445,10 @@ def _foreign(response: httpx.Response) -> Problem:
     status = response.status_code
     if response.has_redirect_location:
         what = f"the server redirects to {_place(_target(response))}"
-        todo = "if that is a login page, ask the operator to exempt /v1/ from it; if it is the coordinator, name it"
+        todo = (
+            "if that is a login page, ask the operator to exempt moerge's REST paths from it; "
+            "if it is the coordinator, name it"
+        )
     else:
         kind = _media_type(response) or "no content type"
         what = f"the server answers with status {status} and {kind}, not as a coordinator"

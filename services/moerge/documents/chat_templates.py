@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import date
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -16,6 +18,8 @@ from typing import Any
 
 from moerge.errors import MoergeError
 
+DATE = date(2024, 7, 26)
+"""The date that templates get in place of today's, as Llama 3's without a clock. Another one makes other documents."""
 _SECONDS, _MEMORY = 10, 2**29  # of one conversation: processor time, bytes
 _LONGEST = 2**26  # characters of a rendered conversation
 _TODO = "correct the expert's chat_template.jinja, or chat_template in its tokenizer_config.json"
@@ -28,6 +32,7 @@ class TemplateRefusal(ValueError):  # noqa: N818  # the template's answer, no fa
 class Renderer:
     """A child process that renders conversations as transformers does. It starts with the first one.
 
+    Equal conversations have equal texts in every process, on every day: see `template_environment`.
     The system ends it at a conversation that takes more than `seconds` of processor time or `memory` bytes.
     """
 
@@ -69,7 +74,9 @@ class Renderer:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-P", "-m", __name__, str(self._seconds), str(self._memory)]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603  # our own command
+        zone = {**os.environ, "TZ": "UTC"}  # for strftime_now('%s')
+        pipe = subprocess.PIPE
+        child = subprocess.Popen(command, env=zone, stdin=pipe, stdout=pipe)  # noqa: S603  # our own command
         weakref.finalize(self, _end, child)
         return child
 
@@ -94,18 +101,30 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, prompt: b
 
     Errors are those of `Renderer.text`.
     """
+    values = {**tokenizer.special_tokens_map, "add_generation_prompt": prompt}
+    return _renderer(os.getpid()).text(_template(tokenizer), messages, **values)
+
+
+def date_notice(tokenizer: Any) -> str:
+    """A sentence on the date in a tokenizer's chat template; empty if it doesn't ask for one."""
+    return f"the chat template asks for the date; it gets {DATE}" if "strftime_now" in _template(tokenizer) else ""
+
+
+def _template(tokenizer: Any) -> str:
     try:
-        template = tokenizer.get_chat_template()
+        return str(tokenizer.get_chat_template())
     except ValueError as error:  # several templates without a default
         raise MoergeError(str(error), where="chat template", todo=_TODO) from error
-    values = {**tokenizer.special_tokens_map, "add_generation_prompt": prompt}
-    return _renderer(os.getpid()).text(template, messages, **values)
 
 
 def _serve(seconds: int, memory: int) -> None:
     """The child: a request on each line of standard input, an answer on each of standard output."""
+    from jinja2 import TemplateRuntimeError
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    from moerge.documents.template_environment import install
+
+    install(DATE)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold text
@@ -114,6 +133,7 @@ def _serve(seconds: int, memory: int) -> None:
         if (held := _data_bytes()) is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (held + memory, resource.RLIM_INFINITY))
         signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+        random.seed(0)
         try:
             texts: Any = render_jinja_template(
                 conversations=[request["messages"]], chat_template=request["template"], **request["values"]
@@ -122,7 +142,9 @@ def _serve(seconds: int, memory: int) -> None:
         except MemoryError:
             return
         except Exception as error:  # noqa: BLE001  # a template can raise any
-            answer = {"error": str(error) or type(error).__name__}
+            answer = {"error": type(error).__name__}
+            with suppress(TemplateRuntimeError):  # of a value that has no text
+                answer["error"] = str(error) or answer["error"]
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         if max(map(len, answer.values())) > _LONGEST:

@@ -1,15 +1,17 @@
 """Documents for a tokenizer: plain texts, and conversations through its chat template."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from moerge.documents.chat_templates import TemplateRefusal, rendered
+from moerge.documents.fields import kind_of, names_of
 from moerge.documents.reader import as_text
 from moerge.errors import MoergeError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.tokens import Tokens
 
 Turns = Literal["all", "assistant"]
@@ -21,12 +23,13 @@ class Document:
     """A text as the model reads it.
 
     Tokens of the characters in `counted` (starts and ends) count; None: all. `rendered` text is a chat template's, with
-    all special tokens.
+    all special tokens. `place`: its file and line, for errors.
     """
 
     text: str
     counted: Sequence[tuple[int, int]] | None = None
     rendered: bool = False
+    place: str = field(default="", compare=False)
 
 
 def plain(value: object) -> Document:
@@ -45,15 +48,13 @@ def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -
 
     In `assistant` turns the tokens of the content count, without the template's marks around it. Other values raise
     TypeError or ValueError, as does a template that changes a turn's content. One that exceeds a limit of `Renderer`
-    raises MoergeError.
+    raises MoergeError. No message is an empty document.
     """
-    if not isinstance(value, list) or not value:
-        raise TypeError("not a list of messages")
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise TypeError("a message has no role")
-        if not isinstance(message.get("content"), str):
-            raise TypeError(f"the content of a message of {message['role']!r} is not a string")
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list of messages, found {kind_of(value)}")
+    if not value:
+        return Document("", rendered=True)
+    value = list(map(_message, value))
     text = as_text(_rendered(value, tokenizer))
     if turns == "all":
         return Document(text, rendered=True)
@@ -66,6 +67,25 @@ def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -
             roles = [message["role"] for message in value]
             return Document(text, list(_spans(places, contents, roles)), rendered=True)
     raise ValueError("the chat template changes the content of a turn, so its tokens can't be found")
+
+
+def _message(value: Any) -> dict[str, Any]:
+    """A message with a text as content. An only part of type `text` is one; several would be joined in various ways."""
+    if not isinstance(value, dict):
+        raise TypeError(f"expected a message with role and content, found {kind_of(value)}")
+    role, content = value.get("role"), value.get("content")
+    if not isinstance(role, str):
+        raise TypeError(f"a message has no role; its fields are {names_of(value)}")
+    match content:
+        case str():
+            return value
+        case [{"type": "text", "text": str(text)}]:
+            return {**value, "content": text}
+        case None:
+            raise TypeError(f"a message of {role!r} has no content, such as a call of a tool")
+        case [_, _, *_] if all(isinstance(part, dict) for part in content):
+            raise TypeError(f"a message of {role!r} has {len(content)} parts; expected one text")
+    raise TypeError(f"the content of a message of {role!r} is {kind_of(content)}, expected a text")
 
 
 def _rendered(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -117,3 +137,17 @@ def encode(tokenizer: PreTrainedTokenizerBase, document: Document) -> Tokens:
             start, stop = next(spans, (0, 0))
         counted.append(start <= first < min(stop, last))
     return Tokens(ids, counted)
+
+
+def require_rows(ids: Sequence[int], expert: DenseFiles, where: str) -> None:
+    """Requires a row of the expert's embedding for each id."""
+    rows = int(expert.config.vocab_size)
+    if (id_ := next((id_ for id_ in ids if id_ >= rows), None)) is None:
+        return
+    token = expert.tokenizer.convert_ids_to_tokens(id_)
+    what = f"the expert's embedding has {rows:,} rows, none for the token {token!r} (id {id_})"
+    todo = (
+        "remove the token from the text, from the chat template or from the tokenizer; or train the expert with a row "
+        "for it, by model.resize_token_embeddings"
+    )
+    raise MoergeError(what, where=where, todo=todo)

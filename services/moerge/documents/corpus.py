@@ -1,15 +1,25 @@
 """The documents of a domain, from its files, for its expert's tokenizer."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
-from moerge.documents.conversations import Document, Turns, conversation, encode, plain, require_template
+from moerge.documents.chat_templates import date_notice
+from moerge.documents.conversations import (
+    Document,
+    Turns,
+    conversation,
+    encode,
+    plain,
+    require_rows,
+    require_template,
+)
 from moerge.documents.files import data_files, silent
-from moerge.documents.reader import BadLines, documents
+from moerge.documents.reader import BadLines, placed
 from moerge.documents.splits import Split, SplitRule
 from moerge.documents.text import Text
 from moerge.models.dense_files import DenseFiles
@@ -34,6 +44,7 @@ class Corpus:
         chat: field or column with a document's messages, read through the tokenizer's chat template; None reads texts.
         chat_turns: the turns of a conversation whose tokens count.
         bad_share: share of the documents that may be unreadable.
+        settings: names of the caller's settings among `text_field`, `chat` and `bad_share`, for errors.
         where: names the sources in errors.
     """
 
@@ -47,17 +58,20 @@ class Corpus:
         chat: str | None = None,
         chat_turns: Turns = "all",
         bad_share: float = BAD_SHARE,
+        settings: Collection[str] = (),
         say: Callable[[str], None] = silent,
         where: str = "`data`",
     ) -> None:
         self._sources, self._say, self._bad_share, self._where = list(sources), say, bad_share, where
+        self._remedies, self._notice = settings, ""
         self._rule = rule or SplitRule()
         self.size()
         self._field = text_field if chat is None else chat
-        self._tokenizer = expert.tokenizer
+        self._expert, self._tokenizer = expert, expert.tokenizer
         self._read: Callable[[Any], Document] = plain
         if chat is not None:
             require_template(self._tokenizer)
+            self._notice = date_notice(self._tokenizer)
             self._read = partial(conversation, tokenizer=self._tokenizer, turns=chat_turns)
 
     def under(self, rule: SplitRule) -> Self:
@@ -76,7 +90,10 @@ class Corpus:
             yield digest, self._rule.split(place), document
 
     def encode(self, document: Document) -> Tokens:
-        return encode(self._tokenizer, document)
+        """A document's tokens; MoergeError if the expert's embedding has no row for one."""
+        tokens = encode(self._tokenizer, document)
+        require_rows(tokens.ids, self._expert, document.place or self._where)
+        return tokens
 
     def read(
         self,
@@ -107,6 +124,11 @@ class Corpus:
 
     def _documents(self, tracker: Tracker | None) -> Iterator[Document]:
         files = data_files(*self._sources, where=self._where, say=self._say)
-        bad = BadLines(self._bad_share, self._say)
-        yield from (document for document in documents(files, self._field, self._read, bad, tracker) if document.text)
+        if self._notice:
+            self._say(self._notice)
+            self._notice = ""
+        bad = BadLines(self._bad_share, self._say, self._remedies)
+        for place, document in placed(files, self._field, self._read, bad, tracker):
+            if document.text:
+                yield replace(document, place=place)
         self._say = silent

@@ -5,22 +5,26 @@ import gzip
 import json
 import lzma
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import fsspec  # type: ignore[import-untyped]
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+from fsspec.utils import glob_translate  # type: ignore[import-untyped]
 
 from moerge.errors import MoergeError
+from moerge.files import user_path
 
-Form = Literal["lines", "text", "parquet", "arrow"]
+Form = Literal["json", "text", "parquet", "arrow"]
 FORMS: dict[str, Form] = {
-    ".jsonl": "lines",
-    ".ndjson": "lines",
-    ".json": "lines",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
     ".txt": "text",
     ".text": "text",
     ".md": "text",
@@ -47,7 +51,7 @@ class DataFile:
         suffixes = [suffix.lower() for suffix in PurePosixPath(self.url).suffixes[-2:]] or [""]
         if suffixes[-1] in _UNPACK:
             form = FORMS.get(suffixes[0]) if len(suffixes) == 2 else None
-            return form if form in ("lines", "text") else None
+            return form if form in ("json", "text") else None
         return FORMS.get(suffixes[-1])
 
     @contextmanager
@@ -55,8 +59,18 @@ class DataFile:
         """(its decompressed content, the file as stored), both binary."""
         place, path = _place_of(self.url, self.url)
         with place.open(path, "rb") as stored:
-            unpack = _UNPACK.get(PurePosixPath(self.url).suffix.lower(), lambda same: same)
+            unpack = _UNPACK.get(PurePosixPath(self.url).suffix.lower()) or self._unpack_by(stored)
             yield unpack(stored), stored
+
+    def _unpack_by(self, stored: Any) -> Callable[[Any], Any]:
+        """How a file is decompressed whose name doesn't say it."""
+        start = stored.read(len(_POINTER))
+        stored.seek(0)
+        if start == _POINTER:
+            todo = "fetch the file in its clone: git lfs pull"
+            raise MoergeError("a pointer of Git LFS, without the content", where=self.url, todo=todo)
+        suffix = next((suffix for suffix, magic in _MAGIC.items() if start.startswith(magic)), "")
+        return _UNPACK[suffix] if suffix and self.form in ("json", "text") else lambda same: same
 
 
 def arrow() -> Any:
@@ -80,8 +94,10 @@ _UNPACK: dict[str, Callable[[Any], Any]] = {
     ".xz": lzma.open,
     ".zst": _unzstd,
 }
+_MAGIC = {".gz": b"\x1f\x8b", ".bz2": b"BZh91AY&SY", ".xz": b"\xfd7zXZ\0", ".zst": b"\x28\xb5\x2f\xfd"}
+_POINTER = b"version https://git-lfs"
 _ACCESS = "check the address, your rights and credentials; for S3, AWS_ENDPOINT_URL and the other AWS_* variables"
-_READABLE = f"{', '.join(FORMS)}; JSON Lines and text also with {', '.join(_UNPACK)}"
+_READABLE = f"{', '.join(FORMS)}; JSON and text also with {', '.join(_UNPACK)}"
 
 
 def data_files(*sources: str, where: str = "`data`", say: Callable[[str], None] = silent) -> list[DataFile]:
@@ -96,7 +112,7 @@ def data_files(*sources: str, where: str = "`data`", say: Callable[[str], None] 
 def _files(source: str, where: str, say: Callable[[str], None]) -> list[DataFile]:
     try:
         place, path = _place_of(source, where)
-        local = "file" in (place.protocol if isinstance(place.protocol, tuple) else (place.protocol,))
+        local = isinstance(place, LocalFileSystem)
 
         def named(entries: dict[str, Any]) -> list[DataFile]:
             infos = {name: place.info(name) if item.get("islink") else item for name, item in entries.items()}
@@ -106,14 +122,15 @@ def _files(source: str, where: str, say: Callable[[str], None]) -> list[DataFile
         try:
             entry = place.info(path)
         except FileNotFoundError:
-            files = named(place.glob(path, detail=True))
+            files = named(_matches(place, path) if local else place.glob(path, detail=True))
         else:
             folder = entry["type"] == "directory"
-            files = _of_folder(place, path, named, say) if folder else named({path: entry})
+            files = _of_folder(place, path, named, where, say) if folder else named({path: entry})
     except ImportError as error:
         raise MoergeError(str(error), where=where, todo="install the missing package beside moerge") from error
     except (OSError, ValueError) as error:
-        raise MoergeError(f"can't be read: {error}", where=where, todo=_ACCESS) from error
+        todo = _ACCESS if "://" in source else "check the path and your rights; replace a link without its file"
+        raise MoergeError(f"can't be read: {error}", where=where, todo=todo) from error
     if not files:
         todo = f"quote the pattern, and check the path; moerge reads {_READABLE}"
         raise MoergeError("no file matches", where=where, todo=todo)
@@ -124,6 +141,8 @@ def _files(source: str, where: str, say: Callable[[str], None]) -> list[DataFile
 
 
 def _place_of(source: str, where: str) -> tuple[Any, str]:
+    if "://" not in source:
+        return LocalFileSystem(), str(Path.cwd() / user_path(source))
     if not source.startswith(_S3):
         return fsspec.url_to_fs(source)  # type: ignore[no-any-return]
     from moerge.blobs.objects import require_credentials
@@ -133,21 +152,42 @@ def _place_of(source: str, where: str) -> tuple[Any, str]:
     return Buckets(), source.removeprefix(_S3).rstrip("/")
 
 
-def _of_folder(place: Any, path: str, named: Any, say: Callable[[str], None]) -> list[DataFile]:
+def _matches(place: LocalFileSystem, path: str) -> dict[str, Any]:
+    """What a pattern matches. Its folders that exist are names, and so are its brackets if it matches nothing else."""
+    folder = next(str(parent) for parent in Path(path).parents if parent.is_dir())
+    pattern = path.removeprefix(folder).lstrip("/")
+    below = place.find(folder, None if "**" in pattern else pattern.count("/") + 1, withdirs=True, detail=True)
+    for tried in (pattern, pattern.replace("[", "[[]")):
+        wanted = re.compile(glob_translate(tried))
+        if found := {name: item for name, item in below.items() if wanted.match(os.path.relpath(name, folder))}:
+            return found
+    return {}
+
+
+def _of_folder(place: Any, path: str, named: Any, where: str, say: Callable[[str], None]) -> list[DataFile]:
     result = place.find(path, detail=True)
     states = {name.rpartition("/")[0]: name for name in result if name.rpartition("/")[2] == _DATASET}
     datasets = {folder: _dataset(place, name) for folder, name in states.items()}
-    kept = {}
+    kept, hidden = dict[str, Any](), list[str]()
     for path_of_file, entry in result.items():
         folder, _, name = path_of_file.rpartition("/")
         below = path_of_file[len(path.rstrip("/")) + 1 :].split("/")
-        hidden = any(part.startswith((".", "_")) for part in below)
-        if not hidden and name != _DATASETS and name in datasets.get(folder, [name]):
+        if any(part.startswith((".", "_")) for part in below):
+            hidden += [path_of_file] if DataFile(name, 0).form else []
+        elif name != _DATASETS and name in datasets.get(folder, [name]):
             kept[path_of_file] = entry
-    files = [file for file in named(kept) if file.form is not None]
-    if left := len(kept) - len(files):
-        say(f"left out of {path}: {left} linked folders or files of unknown formats")
-    return files
+    files = named(kept)
+    read = [file for file in files if file.form is not None]
+    unknown = [file.url for file in files if file.form is None]
+    linked = [name for name, entry in kept.items() if entry.get("islink") and place.isdir(name)]
+    kinds = {"hidden by . or _": hidden, "linked folders": linked, "files of unknown formats": unknown}
+    left = "; ".join(f"{kind}: {len(names)}, such as {names[0]!r}" for kind, names in kinds.items() if names)
+    if left and not read:
+        todo = f"name the files or folders themselves; moerge reads {_READABLE}"
+        raise MoergeError(f"no file of the folder is read; left out: {left}", where=where, todo=todo)
+    if left:
+        say(f"left out of {path}: {left}")
+    return read
 
 
 def _dataset(place: Any, name: str) -> list[str]:

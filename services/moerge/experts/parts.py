@@ -1,4 +1,4 @@
-"""An expert's parts for versions under a body: a folder with its MLPs and head, without attention and embedding."""
+"""An expert's parts for versions under a body: a folder with its MLPs and own head, without attention and embedding."""
 
 import json
 from collections.abc import Callable
@@ -17,14 +17,18 @@ from moerge.models.writer import TensorPlan, write_safetensors
 _CONFIG = "config.json"
 
 
-def write_parts(expert: DenseFiles, folder: Path, mlp: Callable[[str], Tensor] | None = None) -> Path:
+def write_parts(
+    expert: DenseFiles, folder: Path, mlp: Callable[[str], Tensor] | None = None, *, own_head: bool = True
+) -> Path:
     """Writes an expert's parts into `folder`; returns it. A tied head becomes `lm_head.weight`: the embedding's rows.
 
-    `mlp` gives an MLP's tensor by name, in any dtype; default: the expert's own.
+    `mlp` gives an MLP's tensor by name, in any dtype; default: the expert's own. Without `own_head` only MLPs are
+    written.
     """
     small = small_files(expert)
-    config = {**json.loads(small[_CONFIG]), "tie_word_embeddings": False}
-    small[_CONFIG] = f"{json.dumps(config, indent=2)}\n".encode()
+    if own_head:
+        config = {**json.loads(small[_CONFIG]), "tie_word_embeddings": False}
+        small[_CONFIG] = f"{json.dumps(config, indent=2)}\n".encode()
     for name, data in small.items():
         with atomic_file(folder / name) as out:
             out.write(data)
@@ -35,13 +39,15 @@ def write_parts(expert: DenseFiles, folder: Path, mlp: Callable[[str], Tensor] |
             return expert.checkpoint.tensor(stored_name(expert.checkpoint, name))
         return mlp(name).to(at.dtype)
 
-    specs = {name: expert.checkpoint.specs[stored_name(expert.checkpoint, name)] for name in part_names(expert)}
+    names = part_names(expert, own_head=own_head)
+    specs = {name: expert.checkpoint.specs[stored_name(expert.checkpoint, name)] for name in names}
     plans = [TensorPlan(name, at.dtype, at.shape, partial(tensor, name, at)) for name, at in specs.items()]
     with atomic_file(folder / SINGLE) as out:
         write_safetensors(out, plans)
     return folder
 
 
-def part_bytes(expert: DenseFiles) -> int:
+def part_bytes(expert: DenseFiles, *, own_head: bool = True) -> int:
     """The bytes of an expert's parts."""
-    return sum(expert.checkpoint.specs[stored_name(expert.checkpoint, name)].bytes for name in part_names(expert))
+    names = part_names(expert, own_head=own_head)
+    return sum(expert.checkpoint.specs[stored_name(expert.checkpoint, name)].bytes for name in names)

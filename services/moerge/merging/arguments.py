@@ -124,7 +124,9 @@ class Texts:
     held_out: Sequence[str] = ()
 
     def corpus(self, where: str, files: Sequence[str], expert: DenseFiles) -> Corpus:
-        return Corpus(files, expert, text_field=self.text_field, chat=self.chat, say=self.say, where=where)
+        settings = ("text_field", "chat")
+        field, chat = self.text_field, self.chat
+        return Corpus(files, expert, text_field=field, chat=chat, settings=settings, say=self.say, where=where)
 
     def of_anchor(self, files: Sequence[str], base: DenseFiles | None) -> Corpus | None:
         """The named text of the anchor, which is the base model; None without one."""

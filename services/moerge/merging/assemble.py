@@ -21,7 +21,7 @@ from moerge.merging.anchor import PoolText, anchor_of
 from moerge.merging.local import LocalBody, given, local_body, local_version
 from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families.family import HEAD, mlp_layers
+from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
@@ -159,7 +159,8 @@ def assemble(
         head=settings.recipe.head,
         head_contributions=every,
         kept=kept.slots,
-        tied=settings.recipe.head == "seed" and body.seed is not None and HEAD not in body.seed.head.specs,
+        seed_heads=settings.seed_heads,
+        tied=settings.recipe.head == "seed" and body.seed is not None and body.seed.is_tied,
         chat_template=settings.chat_template,
     )
     return Assembled(lineage, inputs, KeptParts(body, inputs.slots, parts, every), routers)
@@ -194,16 +195,17 @@ def head_contributions(
     work: Path,
     members: Sequence[DenseExpert],
 ) -> list[Path]:
-    """The experts' head contributions by the texts, in `work`; none unless the head is solved.
+    """The head contributions, by the texts, of experts with own heads, in `work`; none unless the head is solved.
 
     Under a seed's body they name the version's `members`, as in the service, which has no whole experts there.
     """
     if not HEADS[settings.recipe.head].solved:
         return []
-    paths = [work / f"head-{expert.domain}.safetensors" for expert in experts]
-    named = members if METHODS[settings.recipe.body].is_seed else experts
-    for expert, text, path, member in zip(experts, texts, paths, named, strict=True):
-        head_contribution(expert, text, path, settings.statistics, settings.computing, member.digest)
+    paths, named = list[Path](), members if METHODS[settings.recipe.body].is_seed else experts
+    for expert, text, member in zip(experts, texts, named, strict=True):
+        if expert.domain not in settings.seed_heads:
+            paths.append(path := work / f"head-{expert.domain}.safetensors")
+            head_contribution(expert, text, path, settings.statistics, settings.computing, member.digest)
     return paths
 
 

@@ -2,11 +2,13 @@
 
 import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from moerge.documents.chat_templates import DATE
 from moerge.merging.recipe_command import RecipeCommand, keys_of
 from moerge.merging.recipe_file import (
     CHECKPOINT,
@@ -160,7 +162,10 @@ def merge(
     ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     chat: Annotated[
-        str | None, typer.Option(help="Field or column with messages, read through the expert's chat template.")
+        str | None,
+        typer.Option(
+            help=f"Field or column with messages, read through the expert's chat template, with {DATE} as the date."
+        ),
     ] = None,
     context: Annotated[
         int | None, typer.Option(min=2, help=f"Context of the models, in tokens. Default: {_DEFAULTS.context}.")
@@ -231,6 +236,7 @@ def merge(
     logging.disable_progress_bar()
     errors = Screen(stderr=True)
 
+    @cache  # of equal lines, such as those of several domains, one is enough
     def say(line: str) -> None:
         errors.print(line, highlight=False, markup=False)
 

@@ -121,6 +121,8 @@ def merge(
     for anchor in new_anchor(settings, first=version is None):
         texts.append(_Text(anchor, read_anchor_text(anchor, settings, say)[1]))
     for text in texts if HEADS[recipe.head].solved else ():
+        if text.expert.domain in settings.seed_heads:
+            continue
         costs.append(passes.cost(HeadPass(text.expert, head_exponents(text.expert), precision, device), text))
     for text in texts:  # under the body, or the expert's own, which has the same shapes
         exponents = feature_exponents(text.expert) if body is None else body.exponents

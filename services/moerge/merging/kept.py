@@ -71,7 +71,7 @@ class KeptVersion:
 
     Attributes:
         contributions: of routers, by digest.
-        heads: of the head, in slot order; none if it isn't solved.
+        heads: of the head, in the order of slots with an own head; none if it isn't solved.
     """
 
     folder: Path
@@ -91,7 +91,7 @@ class KeptVersion:
                 expert.record,
                 Checkpoint(self.folder / (FUSED_FILE if is_fused else expert_name(slot))),
                 DenseFiles(folder),
-                Checkpoint.of_file(folder / HEAD_FILE),
+                Checkpoint.of_file(head) if (head := folder / HEAD_FILE).is_file() else None,
             )
             for slot, (expert, folder) in enumerate(zip(self.record.experts, folders, strict=True))
         ]
@@ -145,13 +145,14 @@ def _contributions(work: Path) -> Iterable[Path]:
 def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
     """Completes a work folder with body and contributions, so that experts can be added to its version.
 
-    Each expert's head is kept, because that of a version with more experts is made of all heads.
+    Each expert's own head is kept, because that of a version with more experts is made of all heads.
     """
     for slot in slots:
         folder = work / EXPERTS / slot.record.domain
-        plans = copies(slot.head, [stored_name(slot.head, name) for name in slot.side_files.family.head_names])
-        with atomic_file(folder / HEAD_FILE) as out:
-            write_safetensors(out, plans)
+        if (head := slot.head) is not None:
+            plans = copies(head, [stored_name(head, name) for name in slot.side_files.family.head_names])
+            with atomic_file(folder / HEAD_FILE) as out:
+                write_safetensors(out, plans)
         for name, data in small_files(slot.side_files).items():
             with atomic_file(folder / name) as file:
                 file.write(data)

@@ -1,8 +1,8 @@
 """Lineages of local files, and their inputs."""
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -196,6 +196,7 @@ def local_version(
     head: HeadMethod = RECOMMENDED.head,
     head_contributions: Sequence[Path] = (),
     kept: Sequence[Slot] = (),
+    seed_heads: Collection[str] = (),
     tied: bool = False,
     chat_template: str | None = None,
 ) -> tuple[Lineage, VersionInputs]:
@@ -205,7 +206,8 @@ def local_version(
         experts: in slot order, behind the slots of an earlier version that are `kept`.
         contributions: files of router contributions under the body; none if the routers come from elsewhere.
         head: the method of the head.
-        head_contributions: one per slot, in order, for a solved head.
+        head_contributions: one per slot with an own head, in order, for a solved head.
+        seed_heads: domains whose experts have the seed's head.
         tied: leave the head out if it equals the embedding.
         chat_template: see `Lineage`.
 
@@ -213,6 +215,7 @@ def local_version(
         MoergeError: the class doesn't allow the number of experts, in all or per token; or a head lacks its inputs.
     """
     slots = [*kept, *map(_slot, experts)]
+    slots = [replace(slot, head=None) if slot.record.domain in seed_heads else slot for slot in slots]
     if options.top_k > len(slots):
         problem = f"{options.top_k} experts per token, of {len(slots)}"
         raise MoergeError(problem, where="`top_k`", todo=f"give a whole number between 1 and {len(slots)}")
@@ -221,8 +224,8 @@ def local_version(
     if why := body.family.host.refusal(options.top_k):
         raise MoergeError(why, where="`top_k`", todo="give 1")
     require_head(head, body.method)
-    if HEADS[head].solved and len(head_contributions) != len(slots):
-        problem = f"{len(head_contributions)} head contributions of {len(slots)} experts"
+    if HEADS[head].solved and len(head_contributions) != (own := sum(slot.head is not None for slot in slots)):
+        problem = f"{len(head_contributions)} head contributions of {own} experts"
         raise MoergeError(problem, where="`head_contributions`", todo="give one per expert, or another head")
     heads = list(head_contributions) if HEADS[head].solved else []
     parts = dict(sorted((file_sha256(path), path) for path in contributions))

@@ -123,8 +123,11 @@ def _compared(sources: Sequence[Source], settings: MergeSettings) -> MergeSettin
     is_seed = METHODS[recipe.body].is_seed
     if settings.automatic_head and is_seed and head:
         recipe = recipe.model_copy(update={"head": "seed"})
-    kept = [domain for domain, item in found.items() if item.keeps_body]
-    return replace(settings, recipe=recipe, keeping=found, unfitted=kept if is_seed and settings.fit is None else ())
+    if not is_seed or settings.fit is not None:
+        return replace(settings, recipe=recipe, keeping=found)
+    unfitted = [domain for domain, item in found.items() if item.keeps_body]
+    seed_heads = [domain for domain in unfitted if found[domain].keeps_head]
+    return replace(settings, recipe=recipe, keeping=found, unfitted=unfitted, seed_heads=seed_heads)
 
 
 def _chat_template(settings: MergeSettings, version: KeptVersion | None) -> str | None:

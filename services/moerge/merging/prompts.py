@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from moerge.documents.chat_templates import TemplateRefusal, rendered
+from moerge.documents.conversations import require_rows
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
@@ -77,6 +78,7 @@ def checked(expert: DenseExpert, prompts: Prompts, context: int) -> tuple[Writer
         except TemplateRefusal as error:
             todo = "correct the expert's chat template, or give texts instead of prompts"
             raise MoergeError(f"the chat template refuses a prompt: {error}", where=where, todo=todo) from error
+        require_rows(begun[-1], expert, where)
         if not prompt.strip() or not begun[-1]:
             raise MoergeError("a prompt is empty", where=where, todo="remove it")
         if len(begun[-1]) >= context:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_origin
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from moerge.documents.chat_templates import DATE
 from moerge.errors import MoergeError
 from moerge.merging import mergekit
 from moerge.settings import Keys, built, named_numbers, named_values, read_text
@@ -28,6 +29,7 @@ _HEADER = f"""\
 # The options of this merge, with their defaults. Paths start from this file's folder. To repeat the merge:
 # moerge merge --config {FILE} --out NEW
 """
+_DATED = f"# A chat template that asks for the date gets {DATE}.\n"
 _DEPTH = 4
 """Nested keys with a line."""
 _KINDS = {f"{_TAG}bool": "a boolean", f"{_TAG}int": "a number", f"{_TAG}float": "a number", f"{_TAG}null": "no value"}
@@ -264,7 +266,7 @@ def recipe_text(keys: Iterable[Key], values: Mapping[str, Any], out: Path) -> st
         else:
             content[key.name] = value
     text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
-    return f"{_HEADER}{text}"
+    return f"{_HEADER}{_DATED if 'chat' in content else ''}{text}"
 
 
 def _shown(out: Path, path: str) -> str:

@@ -42,7 +42,7 @@ class VersionSettings:
     `body` has the options of the body's method, without its `base`; that is also the seed of a seed's body. Token
     counts below `rare_below` are withheld from body contributions, as in workers. `privacy`: noise in router
     contributions, for which `computing` needs a key. `chat_template`: see `Lineage`. `unfitted`: domains whose experts
-    keep the seed's body, so that they need no fit.
+    keep the seed's body, so that they need no fit; `seed_heads`: those of them that keep its head, too.
     """
 
     recipe: VersionRecipe = RECOMMENDED
@@ -54,6 +54,7 @@ class VersionSettings:
     privacy: Privacy | None = None
     chat_template: str | None = None
     unfitted: Collection[str] = ()
+    seed_heads: Collection[str] = ()
 
     @property
     def body_base(self) -> DenseExpert | None:

@@ -15,7 +15,7 @@ from moerge.models.dense_files import Dense
 from moerge.models.families.common import layer_starts
 from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.families.registry import family_of
-from moerge.models.reader import Checkpoint, require_tensors
+from moerge.models.reader import Checkpoint, Tensors, require_tensors
 from moerge.models.stored import TensorSpec
 
 
@@ -29,17 +29,22 @@ def body_names(expert: Dense) -> list[str]:
     return sorted(expert.checkpoint.specs.keys() - {*mlp_names(expert), *expert.family.head_names})
 
 
-def part_names(expert: Dense) -> list[str]:
-    """The tensors of an expert's parts: its MLPs and its head, which is never tied."""
-    return [*mlp_names(expert), *expert.family.head_names]
+def part_names(expert: Dense, *, own_head: bool = True) -> list[str]:
+    """The tensors of an expert's parts: its MLPs and its head, which is never tied, unless that is the seed's."""
+    return [*mlp_names(expert), *(expert.family.head_names if own_head else ())]
 
 
-def require_parts(expert: Dense) -> None:
+def require_parts(expert: Dense, *, own_head: bool = True) -> None:
     """Requires exactly the tensors of an expert's parts; CheckpointError names the first other one."""
-    require_tensors(expert.checkpoint, expert.config, part_names(expert))
+    require_tensors(expert.checkpoint, expert.config, part_names(expert, own_head=own_head))
 
 
-def stored_name(checkpoint: Checkpoint, name: str) -> str:
+def has_head(parts: Dense) -> bool:
+    """Tell whether an expert or its parts have a head of their own, beside MLPs."""
+    return parts.family.final_norm in parts.checkpoint.specs
+
+
+def stored_name(checkpoint: Tensors, name: str) -> str:
     """The name of a model's tensor in its checkpoint; a tied head is the embedding."""
     return EMBEDDING if name == HEAD and HEAD not in checkpoint.specs else name
 

@@ -7,7 +7,16 @@ from moerge.errors import CheckpointError
 _POINTER = b"version https://git-lfs"
 _MARKS = b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"
 _PAGES = b"<!doct", b"<html", b"<?xml"
-_OTHER_WEIGHTS = ("*.gguf", "*.ggml", "pytorch_model*.bin", "*.bin", "*.pth", "*.pt", "*.npz", "*.ckpt", "*.msgpack")
+_ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+REMEDIES = {
+    (".gguf", ".ggml"): "name the model that it was converted from, with config.json and safetensors; GGUF isn't read",
+    (".bin", ".pth", ".pt", ".ckpt", ".pkl"): "load it with transformers and write it with save_pretrained, as "
+    "safetensors; pickles aren't read",
+    _ARCHIVES: "unpack it, and name the folder in it with config.json",
+    (".npz", ".msgpack", ".h5", ".onnx", ".tflite", ".keras"): "write it with transformers' save_pretrained, as "
+    "safetensors",
+}
+"""Endings of files that aren't a model's folder -> remedy."""
 _SAVED = "name a folder written by save_pretrained"
 
 
@@ -37,10 +46,10 @@ def missing(path: Path) -> CheckpointError:
     """The error of a model's file that a folder lacks, by what is there instead."""
     folder, where = path.parent, str(path)
     if path.is_symlink():
-        todo = "copy the model with its files, such as with cp --dereference, or download it again"
+        todo = "copy the files behind the links, too, or download the model again"
         return CheckpointError(f"a link to {path.readlink()}, which is missing", where=where, todo=todo)
     if (name := weights_elsewhere(folder)) and not any(folder.glob("*.safetensors")):
-        return CheckpointError(f"not found; the folder has {name}", where=where, todo=_todo_for(name))
+        return CheckpointError(f"not found; the folder has {name}", where=where, todo=remedy(name))
     if inner := next((item.parent for item in sorted(folder.glob(f"*/{path.name}"))), None):
         return CheckpointError("not found", where=where, todo=f"name the folder with it, such as {inner}")
     if snapshot := next(iter(sorted(folder.glob(f"snapshots/*/{path.name}"))), None):
@@ -50,10 +59,10 @@ def missing(path: Path) -> CheckpointError:
 
 def weights_elsewhere(folder: Path) -> str | None:
     """The name of a file with weights in another format than safetensors."""
-    return next((item.name for kind in _OTHER_WEIGHTS for item in sorted(folder.glob(kind))), None)
+    endings = (ending for kind in REMEDIES if kind is not _ARCHIVES for ending in kind)
+    return next((item.name for ending in endings for item in sorted(folder.glob(f"*{ending}"))), None)
 
 
-def _todo_for(name: str) -> str:
-    if name.endswith((".gguf", ".ggml")):
-        return "name the model that it was converted from, with config.json and safetensors; moerge doesn't read GGUF"
-    return f"{_SAVED}, with config.json and safetensors"
+def remedy(name: str) -> str:
+    """The remedy for a file by its ending; empty for any other."""
+    return next((todo for endings, todo in REMEDIES.items() if name.lower().endswith(endings)), "")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,17 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from moerge.errors import CheckpointError
 from moerge.models.adapters import Adapter, is_adapter
 from moerge.models.families.family import HEAD, mlp_layers
-from moerge.models.stored import NOTHING_REMOTE, StoredTensors
+from moerge.models.stored import NOTHING_REMOTE, StoredTensors, TensorSpec
 from moerge.models.wrappers import Part, text_name
 from moerge_proto.ranges import Ranges, Source
+
+
+class Tensors(Protocol):
+    """Tensors by name."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]: ...
+    def tensor(self, name: str) -> Tensor: ...
 
 
 class Checkpoint:

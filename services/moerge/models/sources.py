@@ -14,6 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from moerge.bearer import bearer_token
 from moerge.errors import CheckpointError
 from moerge.files import atomic_file, cache_folder, require_own, user_path
+from moerge.models.foreign import REMEDIES, remedy
 from moerge.network import require_environment
 from moerge_proto.digests import sha256_hex
 
@@ -26,17 +27,7 @@ _HUB_ADDRESS = re.compile(r"https://huggingface\.co/(?P<name>[\w.-]+/[\w.-]+)(/(
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
 _CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<model>[\w.-]+)")
 """The name of a model's folder in the hub's cache."""
-_KINDS = {
-    (".gguf", ".ggml"): "name the model that it was converted from, with config.json and safetensors; GGUF isn't read",
-    (".bin", ".pt", ".pth", ".ckpt", ".pkl"): "load it with transformers and write it with save_pretrained, as "
-    "safetensors; pickles aren't read",
-    (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar"): "unpack it, and name the folder in it with "
-    "config.json",
-    (".npz", ".msgpack", ".h5", ".onnx", ".tflite", ".keras"): "write it with transformers' save_pretrained, as "
-    "safetensors",
-}
-"""Endings of files that aren't a model's folder -> remedy."""
-_ENDINGS = (".safetensors", ".json", *(ending for endings in _KINDS for ending in endings))
+_ENDINGS = (".safetensors", ".json", *(ending for endings in REMEDIES for ending in endings))
 
 
 def checkpoint_folder(source: str) -> Path:
@@ -158,10 +149,9 @@ def _of_file(file: Path) -> str:
     if file.is_file() and os.access(file, os.R_OK):
         with file.open("rb") as content:
             if content.read(4) == b"GGUF":
-                return _KINDS[".gguf", ".ggml"]
-    for endings, todo in _KINDS.items():
-        if file.name.lower().endswith(endings):
-            return todo
+                return remedy(".gguf")
+    if todo := remedy(file.name):
+        return todo
     if (file.parent / "config.json").is_file():
         return f"name its folder: {file.parent}"
     return "name a folder with config.json, safetensors and a tokenizer, as save_pretrained writes it"

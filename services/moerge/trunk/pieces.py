@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moerge.models.dense import body_names, stored_name
 from moerge.models.dense_files import Dense
-from moerge.models.reader import Checkpoint
+from moerge.models.reader import Tensors
 from moerge.models.writer import TensorPlan
 
 
@@ -31,7 +31,7 @@ Rule = Callable[[Piece], Tensor]
 """A pure function from a piece to its merged tensor, in the piece's dtype."""
 
 
-def merge_plan(checkpoints: Sequence[Checkpoint], names: Iterable[str], rule: Rule) -> list[TensorPlan]:
+def merge_plan(checkpoints: Sequence[Tensors], names: Iterable[str], rule: Rule) -> list[TensorPlan]:
     """The merged tensors, in the dense family's names: at most len(checkpoints) + 2 tensors in memory at a time.
 
     A tensor has the widest of its experts' dtypes. With vocabularies of unequal length, a row is merged from the
@@ -53,7 +53,7 @@ def body_plan(experts: Sequence[Dense], rule: Rule) -> list[TensorPlan]:
     return merge_plan([expert.checkpoint for expert in experts], names, rule)
 
 
-def _merged(checkpoints: Sequence[Checkpoint], name: str, dtype: torch.dtype, rule: Rule) -> Tensor:
+def _merged(checkpoints: Sequence[Tensors], name: str, dtype: torch.dtype, rule: Rule) -> Tensor:
     tensors = [tensor_of(checkpoint, name) for checkpoint in checkpoints]
     ends = sorted({len(tensor) for tensor in tensors})
     parts = []
@@ -63,6 +63,6 @@ def _merged(checkpoints: Sequence[Checkpoint], name: str, dtype: torch.dtype, ru
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
+def tensor_of(checkpoint: Tensors, name: str) -> Tensor:
     """A tensor of a checkpoint; for a tied head, the embedding."""
     return checkpoint.tensor(stored_name(checkpoint, name))

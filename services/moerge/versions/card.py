@@ -64,12 +64,14 @@ class Origin(NamedTuple):
         merged: the experts whose parameters the body contains.
         seed: of a seed's body.
         head: parameters of a head that isn't the embedding; 0 of one that is.
+        kept: domains whose experts keep the seed's body and head.
     """
 
     method: str
     merged: Sequence[ExpertRecord]
     seed: SeedRecord | None
     head: int
+    kept: Sequence[str] = ()
 
 
 class Contributed(NamedTuple):
@@ -162,7 +164,7 @@ Safety is not inherited: this model may answer harmful requests that one of its 
 | experts per token | {options.top_k} of {len(experts)} |
 | body (embedding, attention, norms) | {_body(origin)} |
 | head (last norm, language model head) | {_head(lineage, origin)} |
-| MLPs | {_mlps(experts, fused=model.fused)} |
+| MLPs | {_mlps(experts, origin, fused=model.fused)} |
 | routers | {_routers(lineage)} |
 
 ## Use
@@ -183,7 +185,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 | slot | domain | owner | licence | digest |
 |---|---|---|---|---|
-{markdown_rows((str(i), e.domain, e.owner, e.license, _digest(e)) for i, e in enumerate(experts))}
+{markdown_rows((str(i), e.domain, e.owner, e.license, _digest(e, origin)) for i, e in enumerate(experts))}
 {_ANCHORED if ANCHOR in lineage.domains else ""}
 ## Body
 
@@ -273,17 +275,21 @@ def _engines(limits: Sequence[EngineLimit]) -> str:
     return f"## Engines\n\n{lines}\n"
 
 
-def _mlps(experts: Sequence[ExpertRecord], *, fused: bool) -> str:
+def _mlps(experts: Sequence[ExpertRecord], origin: Origin, *, fused: bool) -> str:
     fitted = [expert.domain for expert in experts if expert.fitted]
     others = "; all others unchanged" if len(fitted) < len(experts) else ""
     text = f"fitted to the body: {', '.join(fitted)}{others}" if fitted else "the experts' own, unchanged"
+    if origin.kept:
+        keep = "keeps" if len(origin.kept) == 1 else "keep"
+        text += f"; {', '.join(origin.kept)} {keep} the seed's body and head"
     return f"{text}; in one file, which each version with other experts has anew" if fused else text
 
 
-def _digest(expert: ExpertRecord) -> str:
+def _digest(expert: ExpertRecord, origin: Origin) -> str:
     if expert.parts_of is None:
         return f"`{expert.digest}`"
-    return f"`{expert.digest}`, {'fitted MLPs' if expert.fitted else 'MLPs'} and head of `{expert.parts_of}`"
+    head = "" if expert.domain in origin.kept else " and head"
+    return f"`{expert.digest}`, {'fitted MLPs' if expert.fitted else 'MLPs'}{head} of `{expert.parts_of}`"
 
 
 def _routers(lineage: Lineage) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
-from moerge.models.dense import part_names, stored_name
+from moerge.models.dense import has_head, part_names, stored_name
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import small_files
 from moerge.models.reader import Checkpoint
@@ -135,4 +135,4 @@ class InputsFolder:
 
     def _slot(self, record: ExpertRecord) -> Slot:
         files = DenseFiles(self.expert(record.digest))
-        return Slot(record, files.checkpoint, files, files.checkpoint)
+        return Slot(record, files.checkpoint, files, files.checkpoint if has_head(files) else None)

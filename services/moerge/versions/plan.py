@@ -10,7 +10,7 @@ from torch import Tensor
 from moerge.errors import ContributionError
 from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody, DenseFiles
-from moerge.models.families.family import EMBEDDING, mlp_layers
+from moerge.models.families.family import EMBEDDING, HEAD, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_model, chat_template
 from moerge.routers import influence
@@ -52,13 +52,13 @@ class Slot:
     Attributes:
         weights: its MLPs.
         side_files: its config and tokenizer.
-        head: its last norm and head; a tied head is the embedding.
+        head: its last norm and head; a tied head is the embedding. None: the seed's.
     """
 
     record: ExpertRecord
     weights: Checkpoint
     side_files: DenseFiles
-    head: Checkpoint
+    head: Checkpoint | None
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ class Seed:
     license: str
     side_files: DenseFiles
     head: Checkpoint
+
+    @property
+    def is_tied(self) -> bool:
+        """Tell whether its head is its embedding."""
+        return HEAD not in self.head.specs
 
 
 @dataclass(frozen=True)
@@ -212,7 +217,8 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     idle = (count - lineage.options.top_k) * sum(file.parameters for file in mlps) // count
     model = Model(family.host.class_name, str(dtype).removeprefix("torch."), total, total - idle, family.host.fused)
     seed = None if inputs.seed is None else SeedRecord(inputs.seed.name, inputs.seed.license)
-    origin = Origin(inputs.method, inputs.merged, seed, 0 if is_tied(method, inputs.head) else head.parameters)
+    kept = [slot.record.domain for slot in inputs.slots if slot.head is None]
+    origin = Origin(inputs.method, inputs.merged, seed, 0 if is_tied(method, inputs.head) else head.parameters, kept)
     configs = config, *(slot.side_files.config for slot in inputs.slots)
     context = min(int(item.max_position_embeddings) for item in configs)
     published = version_config(body, count, lineage.options.top_k, context, tied=lineage.tied)

@@ -16,17 +16,20 @@ from typing import Any, Self
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
+from torch.nn import Parameter
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from moerge.files import locked
 from moerge.models.dense import place
 from moerge.models.dense_files import DenseFiles
+from moerge.models.families.registry import family_of
 from moerge.progress import Progress, Tracker
 from moerge_lab.demo.smollm import make_seed
 from moerge_lab.training.batches import joined
 from moerge_lab.training.job import Job
 from moerge_lab.training.job import train as run_job
 from moerge_lab.training.loop import Run
+from moerge_lab.training.parameters import Which
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 _SEED_THREADS, _EXPERT_THREADS = 2, 1  # part of the training: the number changes the order of sums
@@ -57,7 +60,8 @@ class Training:
     """All inputs of the weights except the texts. A row is `context` tokens, a step is `batch_rows` rows.
 
     Without `scratch` the seed is SmolLM2-135M-Instruct. `end` is the token after each text. `bfloat16` autocasts the
-    forward and backward pass; weights and optimizer are float32.
+    forward and backward pass; weights and optimizer are float32. `mlps`: experts train their MLPs alone, so that they
+    keep the seed's body and head.
     """
 
     scratch: Scratch | None
@@ -69,6 +73,7 @@ class Training:
     warmup: float = 0.1  # share of a phase's steps
     seed: int = 1
     bfloat16: bool = False
+    mlps: bool = False
 
 
 DEMO = Training(
@@ -156,7 +161,9 @@ class _Trainer:
             def make(domain: str, folder: Path, work: Path) -> None:
                 with loading:  # not thread-safe
                     model = LlamaForCausalLM.from_pretrained(seed, dtype=torch.float32)
-                self._fit(model, _rows(documents[domain], tokenizer, self._training), phase, work, shared, domain)
+                trains: Which | Mapping[str, Parameter] = _mlps(model) if self._training.mlps else "all"
+                rows = _rows(documents[domain], tokenizer, self._training)
+                self._fit(model, rows, phase, work, shared, domain, trains)
                 model.save_pretrained(folder)
                 tokenizer.save_pretrained(folder)
 
@@ -179,10 +186,17 @@ class _Trainer:
         )
 
     def _fit(
-        self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, work: Path, progress: Progress, title: str
+        self,
+        model: LlamaForCausalLM,
+        rows: Tensor,
+        phase: Phase,
+        work: Path,
+        progress: Progress,
+        title: str,
+        trains: Which | Mapping[str, Parameter] = "all",
     ) -> None:
         place(model, self._device)
-        run_job(Job(model, self._run(phase), [rows], folder=work, progress=progress, title=title))
+        run_job(Job(model, self._run(phase), [rows], trains=trains, folder=work, progress=progress, title=title))
 
 
 class _Shared:
@@ -205,9 +219,15 @@ def _train_files(texts: Mapping[str, Mapping[str, Path]]) -> dict[str, Path]:
     return {domain: splits["train"] for domain, splits in texts.items()}
 
 
+def _mlps(model: LlamaForCausalLM) -> dict[str, Parameter]:
+    parameters = dict(model.named_parameters())
+    return {name: parameters[name] for name in family_of(model.config).dense_mlp_names(model.config)}
+
+
 def _digest(training: Training, files: Mapping[str, Path]) -> str:
     corpora = {domain: hashlib.sha256(file.read_bytes()).hexdigest() for domain, file in files.items()}
-    record = {"training": asdict(training), "corpora": corpora}
+    fields = {name: value for name, value in asdict(training).items() if name != "mlps" or value}
+    record = {"training": fields, "corpora": corpora}
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 

@@ -83,7 +83,7 @@ def read_request(
     context = context_of(context, int(seed.config.max_position_embeddings), "the models'")
     read = {}
     for name, files in sorted(texts.items()):
-        corpus = Corpus(files, seed, text_field=field, where=f"`text` {name}")
+        corpus = Corpus(files, seed, text_field=field, settings=("text_field",), where=f"`text` {name}")
         read[name] = read_texts(corpus, f"reading text {name}", progress)
     run = Run.of(tokens, context, settings.batch, settings.rate)
     record = SoupBank(
@@ -158,7 +158,7 @@ def instantiate(
     """
     opened = read_bank(folder, target.device)
     bank, model = opened.record, opened.model
-    corpus = Corpus(files, opened.seed, text_field=field, where="`text`")
+    corpus = Corpus(files, opened.seed, text_field=field, settings=("text_field",), where="`text`")
     text = read_texts(corpus, "reading text", progress, held_out=False)
     vectors = embedded(model, text.documents, bank.context, "embedding documents", progress)
     weights = opened.clusters.weights(vectors)

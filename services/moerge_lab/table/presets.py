@@ -1,6 +1,6 @@
 """The presets of `moerge table --preset`: domains, the training of their experts, and the measurement."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -40,6 +40,12 @@ class Preset:
         return sources, trained.seed
 
 
+_SMOLLM = Preset(
+    corpora.DOMAINS,
+    Training(None, for_expert=Phase(tokens=60_000, learning_rate=2e-4), end=END, context=512, batch_rows=2),
+    Cut(context=1024, stride=512, tokens=10_000),
+    statistics_tokens=10_000,
+)
 PRESETS = {
     "demo": Preset(corpora.DOMAINS, DEMO, Cut(context=256, stride=128, tokens=20_000), statistics_tokens=10_000),
     "standard": Preset(
@@ -51,11 +57,9 @@ PRESETS = {
         Cut(context=256, stride=128, tokens=20_000),
         statistics_tokens=20_000,
     ),
-    "smollm": Preset(
-        corpora.DOMAINS,
-        Training(None, for_expert=Phase(tokens=60_000, learning_rate=2e-4), end=END, context=512, batch_rows=2),
-        Cut(context=1024, stride=512, tokens=10_000),
-        statistics_tokens=10_000,
+    "smollm": _SMOLLM,
+    "smollm-mlp": replace(
+        _SMOLLM, training=replace(_SMOLLM.training, for_expert=Phase(60_000, learning_rate=4e-4), mlps=True)
     ),
     "paper": Preset(
         (*corpora.DOMAINS, *corpora.FURTHER),
@@ -71,4 +75,5 @@ PRESETS = {
         device="cuda",
     ),
 }
-"""`standard` has 6 M parameters, `smollm` a pretrained seed of 135 M, `paper` 115 M as in DUME section 3.1."""
+"""`standard` has 6 M parameters, `smollm` a pretrained seed of 135 M, `paper` 115 M as in DUME section 3.1. Experts of
+`smollm-mlp` keep their seed's body and head."""

@@ -135,7 +135,8 @@ def read_inputs(
     context = context_of(wanted.context, longest, f"the {model}'s")
     digests, rows, source = {}, [], DenseFiles(folder)
     for domain in filter(wanted.texts.__contains__, needed):
-        corpus = Corpus(wanted.texts[domain], source, text_field=wanted.field, where=f"`text` {domain}")
+        field, named = wanted.field, ("text_field",)
+        corpus = Corpus(wanted.texts[domain], source, text_field=field, settings=named, where=f"`text` {domain}")
         text = read_texts(corpus, f"reading texts of {domain}", progress)
         rows.append(joined(text.documents, end_of_text(source), context))
         digests[domain] = text.digest

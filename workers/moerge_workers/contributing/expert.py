@@ -77,7 +77,7 @@ def _leaving(
     weights, or those of the expert's adapter alone.
     """
     body, adapter = "" if parts is None else parts.body, expert.adapter
-    name = "expert" if parts is None else "parts with fitted MLPs" if parts.fitted else "parts"
+    name = "expert" if parts is None else _parts(parts)
     whole = context.outbox.expert(expert.digest, expert_files(expert), name, body)
     require_allowed(context.settings, as_parts=parts is not None)
     if not context.outbox.may_leave(whole, context.replaced(body) if body else lambda: False):
@@ -97,12 +97,19 @@ def _leaving(
         yield
 
 
+def _parts(parts: Parts) -> str:
+    return "parts with fitted MLPs" if parts.fitted else "parts" if parts.own_head else "MLPs"
+
+
 def require_allowed(settings: Settings, *, as_parts: bool = False) -> None:
     """Require a policy that allows expert weights; `as_parts`: of which only the parts leave."""
     if not settings.policy.expert_weights:
         todo = "provide it another way (moerge expert add --source), or set expert_weights = true"
         problem = "the coordinator doesn't have this expert, and the policy forbids sending expert weights"
         if as_parts:
-            todo = "set expert_weights = true: MLPs, last norm and head leave, and neither attention nor embedding"
+            todo = (
+                "set expert_weights = true: MLPs leave, last norm and head unless they are the seed's, and neither "
+                "attention nor embedding"
+            )
             problem = "a version needs the expert's parts, and the policy forbids sending expert weights"
         raise MoergeError(problem, where=str(settings.expert), todo=todo)

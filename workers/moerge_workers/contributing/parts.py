@@ -1,8 +1,9 @@
-"""The stage of the parts: MLPs, last norm and head, with MLPs fitted to a body or the expert's own."""
+"""The stage of the parts: MLPs, fitted to a body or the expert's own, and the head, unless it is the seed's."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from moerge.client.register import WithdrawnError
 from moerge.documents.shards import enough
@@ -13,9 +14,11 @@ from moerge.experts.sample import WAYS, fitting_sample_that_fits
 from moerge.files import sync_folder
 from moerge.memory.machine import free_for, is_out_of_memory
 from moerge.models.batches import Batch
+from moerge.models.dense import has_head
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import HEAD, mlp_layers
+from moerge.models.keeping import Keeping, keeping
 from moerge.models.tokens import Tokens
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Parts
@@ -26,25 +29,35 @@ from moerge_workers.contributing.expert import KeptError, register_expert
 from moerge_workers.contributing.seed import OwnBody
 from moerge_workers.policy import body_kind
 
+Kind = Literal["fitted", "own", "mlps"]
+"""Parts with fitted MLPs and the own head; with the own MLPs and head; with the own MLPs and the seed's head."""
+_KINDS: tuple[Kind, ...] = ("fitted", "own", "mlps")
+FITTED = "its MLPs are fitted to that body. An expert whose training changes MLPs alone needs no fit"
+
 
 def run(context: Context, body: Body, weights: DenseBody) -> DenseExpert | None:
     """The expert's parts for a body, once the coordinator has them, or in a dry run would; `weights` are the body's.
 
-    Under a merged body only fitted MLPs need parts: the whole expert, if they aren't fitted, or the owner refused or
-    withdrew them; None, if the owner hasn't answered.
+    By default, an expert that keeps the seed's body isn't fitted. Under a merged body only fitted MLPs need parts: the
+    whole expert, if they aren't fitted, or the owner refused or withdrew them; None, if the owner hasn't answered.
 
     Raises:
         KeptError: under a seed's body, the parts may not leave now.
         WithdrawnError: under a seed's body, the parts were withdrawn.
     """
     own, needed = context.expert, body_kind(body.method) == "seed"
-    folder = _fitted(context, body, weights) if _fits(context, body) else None
+    found = None
+    if isinstance(weights, OwnBody) and not folders(context, body.digest):
+        found = keeping(own, weights.seed)
+    folder = _fitted(context, body, weights) if _fits(context, body, found) else None
     fitted = folder is not None
     if folder is None and not needed:
         return own
-    parts = DenseExpert(own.domain, folder or _own_parts(context, body), own.owner, own.license)
+    folder = folder or _own_parts(context, body, found)
+    parts = DenseExpert(own.domain, folder, own.owner, own.license)
+    new = Parts(expert=own.digest, body=body.digest, fitted=fitted, own_head=has_head(parts))
     try:
-        register_expert(context, parts, Parts(expert=own.digest, body=body.digest, fitted=fitted))
+        register_expert(context, parts, new)
     except WithdrawnError:
         if needed:
             raise
@@ -61,13 +74,12 @@ def run(context: Context, body: Body, weights: DenseBody) -> DenseExpert | None:
 
 def folders(context: Context, body: str) -> list[Path]:
     """The folders of the expert's parts for a body, by digest; those with fitted MLPs first."""
-    names = (_name(context, fitted=fitted) for fitted in (True, False))
-    return [path for name in names if (path := _place(context, body) / name).is_dir()]
+    return [path for kind in _KINDS if (path := _place(context, body) / _name(context, kind)).is_dir()]
 
 
 def is_fitted(context: Context, body: str, digest: str) -> bool:
     """Tell whether the expert with that digest is the expert's parts with MLPs fitted to a body."""
-    folder = _place(context, body) / _name(context, fitted=True)
+    folder = _place(context, body) / _name(context, "fitted")
     return folder.is_dir() and DenseExpert(context.settings.domain, folder).digest == digest
 
 
@@ -75,20 +87,25 @@ def _place(context: Context, body: str) -> Path:
     return context.settings.home / "parts" / body
 
 
-def _name(context: Context, *, fitted: bool) -> str:
-    return f"{'fitted' if fitted else 'own'}-{context.expert.digest[:12]}"
+def _name(context: Context, kind: Kind) -> str:
+    return f"{kind}-{context.expert.digest[:12]}"
 
 
-def _fits(context: Context, body: Body) -> bool:
+def _fits(context: Context, body: Body, found: Keeping | None = None) -> bool:
     """Tell whether to fit the MLPs: as set, by default under a seed's body and as a newcomer under a merged one.
 
-    By default, parts that were made before stay, because a domain has one expert per body.
+    By default, an expert that keeps the seed's body isn't fitted, and parts that were made before stay, because a
+    domain has one expert per body.
     """
     settings, expert = context.settings, context.expert
     if settings.fit is not None:
         return settings.fit
     if made := folders(context, body.digest):
-        return made[0].name == _name(context, fitted=True)
+        return made[0].name == _name(context, "fitted")
+    if found is not None:
+        context.events.say(f"the expert {found}" + ("" if found.keeps_body else f"; {FITTED}"))
+        if found.keeps_body:
+            return False
     is_newcomer = expert.digest not in body.experts and settings.policy.expert_weights
     if not (FEDERATED.fit if body_kind(body.method) == "seed" else is_newcomer):
         return False
@@ -100,12 +117,17 @@ def _fits(context: Context, body: Body) -> bool:
     return True
 
 
-def _own_parts(context: Context, body: Body) -> Path:
+def _own_parts(context: Context, body: Body, found: Keeping | None) -> Path:
     """The folder of the expert's parts with its own MLPs; made if missing."""
-    folder = _place(context, body.digest) / _name(context, fitted=False)
-    if not folder.is_dir():
+    kinds: tuple[Kind, ...] = ("own", "mlps")
+    places = {kind: _place(context, body.digest) / _name(context, kind) for kind in kinds}
+    if (made := next((path for path in places.values() if path.is_dir()), None)) is not None:
+        return made
+    has_own_head = found is None or not (found.keeps_body and found.keeps_head)
+    if has_own_head:
         _tell_tied(context)
-        _complete(folder, lambda part: write_parts(context.expert, part))
+    folder = places["own" if has_own_head else "mlps"]
+    _complete(folder, lambda part: write_parts(context.expert, part, own_head=has_own_head))
     return folder
 
 
@@ -131,7 +153,7 @@ def _fitted(context: Context, body: Body, weights: DenseBody) -> Path | None:
     Raises:
         MoergeError: not enough memory.
     """
-    folder = _place(context, body.digest) / _name(context, fitted=True)
+    folder = _place(context, body.digest) / _name(context, "fitted")
     if folder.is_dir():
         return folder
     if (sample := _sample(context)) is None:

@@ -4,6 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from moerge.errors import MoergeError
+from moerge.models.dense import has_head
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
@@ -34,7 +35,8 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
     exponents = statistics.exponents(body.exponents)
     share = settings.policy.merged_share if body_kind(body.method) == "merged" else 1.0
     counts = context.data.counts(body.digest, share)
-    work = RouterPass(expert, weights, exponents, statistics.precision, settings.device, statistics.before)
+    mlps = expert if has_head(expert) else context.expert  # the same MLPs
+    work = RouterPass(mlps, weights, exponents, statistics.precision, settings.device, statistics.before)
     for split in ("statistics", "tuning"):
         keepers = list[str]()
         if split == "tuning":

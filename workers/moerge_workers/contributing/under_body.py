@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from moerge.models.dense import has_head
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_workers.contributing import head, parts, router
@@ -13,8 +14,8 @@ from moerge_workers.policy import body_kind
 def run(context: Context, body: Body, own_grams: Path | None) -> list[Contribution]:
     """Check a body, send what it lacks, and return the active router contributions under it.
 
-    Under a seed's body no text is read before the check, and the head contribution is the parts'. `own_grams` as in
-    `checked_body`, which has the errors of the check.
+    Under a seed's body no text is read before the check, and the head contribution is the parts'; there is none if the
+    expert keeps the seed's head. `own_grams` as in `checked_body`, which has the errors of the check.
 
     Raises:
         KeptError: under a seed's body, the parts may not leave now.
@@ -29,6 +30,11 @@ def run(context: Context, body: Body, own_grams: Path | None) -> list[Contributi
         context.look_at_data()
     if (expert := parts.run(context, body, weights)) is None:
         return []
-    if is_seed and head.run(context, expert, body.digest) is None and context.is_replaced(body.digest):
+    if (
+        is_seed
+        and has_head(expert)
+        and head.run(context, expert, body.digest) is None
+        and context.is_replaced(body.digest)
+    ):
         return []
     return router.run(context, body, weights, expert)

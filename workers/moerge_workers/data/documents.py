@@ -43,6 +43,7 @@ class Data(Corpus):
             chat=settings.chat,
             chat_turns=settings.chat_turns,
             bad_share=settings.bad_share,
+            settings=("text_field", "chat", "bad_share"),
             say=say,
         )
 

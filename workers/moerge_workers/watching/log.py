@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 
 import structlog
@@ -14,9 +13,10 @@ from structlog.typing import EventDict, WrappedLogger
 
 from moerge import log
 from moerge.errors import MoergeError
+from moerge.files import user_path
 
 _logger = structlog.get_logger("moerge")
-_ENDS = r"(?=, (?:line|row|after)\b|: |['\"]|\n|$)"
+_ENDS = r"(?=, (?:line|row|record|after)\b|: |['\"]|\n|$)"
 """The text that can follow a file's name in a message."""
 
 
@@ -45,7 +45,7 @@ def configure(sources: Sequence[str]) -> None:
 def _root(source: str) -> str:
     """The common prefix of all files of a path, glob or URL."""
     fixed = re.split(r"[*?\[]", source.removeprefix("file://"))[0]
-    return fixed if "://" in fixed else str(Path(fixed).absolute())
+    return fixed if "://" in fixed else str(user_path(fixed).absolute())
 
 
 def _log_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -76,7 +76,7 @@ def solve_form(current: Contributors | None = None, *, is_seed: bool = False) ->
     weights = {"": "as they contributed", "balanced": "all the same"}
     gram = "added to the diagonal of every layer's gram"
     heads = [(kind.name, f"{kind.name}: {kind.about}") for kind in HEADS.values() if is_seed or kind.name != "seed"]
-    rule = f"recommended: {FEDERATED.head}, if every expert has a head contribution; else {PAPER.head}"
+    rule = f"recommended: the seed's, if every expert keeps it; else {FEDERATED.head}, or without sums {PAPER.head}"
     fields = [
         Field("head", "Head", options=(("", "recommended"), *heads), hint=rule),
         Field("ridge_lambda", "lambda", value=str(best.ridge_lambda), hint=gram),

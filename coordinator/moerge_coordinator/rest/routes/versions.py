@@ -50,7 +50,7 @@ def solve(state: Coordinator, caller: Operator, new: NewVersion) -> Workflow:
     gives its existing version.
     """
     with state.database.reading() as session:
-        lineage = versions.lineage_of(session, new)
+        lineage = versions.lineage_of(session, new, lambda body: state.folders.seed(body).is_tied)
     return state.workflows.start_version(lineage)
 
 

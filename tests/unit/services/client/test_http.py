@@ -89,14 +89,14 @@ def test_a_redirection_to_no_address_is_no_network_fault(address: str, target: s
 
 REMEDIES = {
     200: "check the address",
-    401: "exempt /v1/",
-    403: "exempt /v1/",
+    401: "exempt moerge's REST paths",
+    403: "exempt moerge's REST paths",
     404: "check the address",
     407: "HTTPS_PROXY",
     411: "Content-Length",
     413: "chunks of 8 MiB",
-    500: "passes /v1/",
-    530: "passes /v1/",
+    500: "passes all paths",
+    530: "passes all paths",
 }
 ABOUT_BLANK = b'{"type": "about:blank", "title": "no", "status": 403, "detail": "no"}'
 

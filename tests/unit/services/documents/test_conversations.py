@@ -29,6 +29,9 @@ TALK = [
 ]
 
 
+PARTS = [{"type": "text", "text": " th\u00e4t "}]
+
+
 def chat_tokenizer(template: str | None = CHATML) -> Any:
     talker = tokenizer()
     talker.chat_template = template
@@ -71,10 +74,14 @@ def test_whatever_is_said_the_assistant_s_share_is_exact(turns: list[tuple[str, 
 @pytest.mark.parametrize(
     ("value", "template", "reason"),
     [
-        ("text", CHATML, "not a list of messages"),
-        ([], CHATML, "not a list of messages"),
-        ([{"content": "a"}], CHATML, "no role"),
-        ([{"role": "user", "content": ["a"]}], CHATML, "'user' is not a string"),
+        ("text", CHATML, "expected a list of messages, found a text"),
+        (["text"], CHATML, "expected a message with role and content, found a text"),
+        ([{"from": "human", "value": "a"}], CHATML, "a message has no role; its fields are from, value"),
+        ([{"role": "user", "content": ["a"]}], CHATML, "'user' is a list, expected a text"),
+        ([{"role": "assistant", "content": None, "tool_calls": []}], CHATML, "no content, such as a call of a tool"),
+        ([{"role": "assistant"}], CHATML, "no content"),
+        ([{"role": "user", "content": PARTS * 2}], CHATML, "'user' has 2 parts; expected one text"),
+        ([{"role": "user", "content": [{"type": "image", "url": "a"}]}], CHATML, "'user' is a list, expected a text"),
         (TALK, REFUSES, "refuses it: roles must alternate"),
         ([{"role": "assistant", "content": "a</think>b"}], FORGETS, "changes the content of a turn"),
     ],
@@ -82,6 +89,17 @@ def test_whatever_is_said_the_assistant_s_share_is_exact(turns: list[tuple[str, 
 def test_what_is_no_conversation_is_told(value: object, template: str, reason: str) -> None:
     with pytest.raises((TypeError, ValueError), match=reason):
         conversation(value, chat_tokenizer(template), "assistant")
+
+
+def test_a_content_of_one_text_part_is_that_text() -> None:
+    """Engines join several parts in different ways, so these are refused."""
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in TALK]
+    talker = chat_tokenizer()
+    assert conversation(parts, talker, "assistant") == conversation(TALK, talker, "assistant")
+
+
+def test_no_message_is_an_empty_document() -> None:
+    assert conversation([], chat_tokenizer("{{ 'always' }}"), "assistant").text == ""
 
 
 def test_a_tokenizer_without_a_template_is_refused() -> None:

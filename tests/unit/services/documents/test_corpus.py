@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from moerge.documents.corpus import FEW_DOCUMENTS, Corpus
 from moerge.documents.fitting_sample import fitting_sample
@@ -14,15 +15,16 @@ from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.tokens import Tokens
 from moerge_proto.statistics_file import StatisticsSettings
-from support.models import tokenizer
+from support.models import small_settings, tokenizer
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tokenizer with a chat template."""
+    """A config, and a tokenizer with a chat template."""
     chat_tokenizer = tokenizer()
     chat_tokenizer.chat_template = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}"
     chat_tokenizer.save_pretrained(tmp_path)
+    AutoConfig.for_model("llama", **small_settings("llama")).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -76,11 +78,21 @@ def test_a_few_documents_are_cut_into_pieces(folder: Path, count: int, in_pieces
 def test_an_unreadable_document_is_named_by_file_and_line(folder: Path) -> None:
     path = documents(folder, 3)
     path.write_text(path.read_text() + "not JSON\n")
-    with pytest.raises(MoergeError, match="not a JSON object") as raised:
+    with pytest.raises(MoergeError, match="not JSON: Expecting value") as raised:
         Corpus([str(path)], DenseFiles(folder), bad_share=0).read(folder=folder)
     assert raised.value.where == f"{path}, line 4"
     assert {item.name for item in folder.iterdir()} >= {path.name}
     assert not [item for item in folder.iterdir() if item.name.startswith("tmp")]
+
+
+def test_a_template_that_asks_for_the_date_is_told_once(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}{{ messages[0].content }}")
+    said: list[str] = []
+    corpus = Corpus([str(conversations(folder, 30))], DenseFiles(folder), chat="talk", say=said.append)
+    for _ in range(2):
+        texts = [document.text for _, _, document in corpus.documents()]
+    assert texts[0] == "2024question 0"
+    assert said == ["the chat template asks for the date; it gets 2024-07-26"]
 
 
 def test_memory_does_not_grow_with_the_text(folder: Path) -> None:

@@ -524,11 +524,11 @@ def test_an_output_without_a_name_is_refused(folder: Path, out: str) -> None:
 @pytest.mark.parametrize(
     ("more", "status", "error"),
     [
-        (["--text=code=code.txt"], 1, "--text: no expert of code"),
+        (["--text=code={folder}/law.jsonl"], 1, "--text: no expert of code"),
         (["--license=code=mit"], 1, "--license: no expert of code"),
-        (["--expert=code=law"], 1, "--text: no text of code"),
-        (["--expert=law=law"], 1, "'law' is given 2 times"),
-        (["--expert=Law=law"], 1, "'Law' is not a valid domain name"),
+        (["--expert=code={folder}/law"], 1, "--text: no text of code"),
+        (["--expert=law={folder}/law"], 1, "'law' is given 2 times"),
+        (["--expert=Law={folder}/law"], 1, "'Law' is not a valid domain name"),
         (["--lambda=0"], 1, "--lambda"),
         (["--body=seed"], 1, "--base: the method 'seed' needs the seed model"),
         (["--head=seed"], 1, "--head: the seed's head under a body by 'regmean'"),
@@ -539,7 +539,7 @@ def test_an_output_without_a_name_is_refused(folder: Path, out: str) -> None:
 def test_wrong_options_are_told_with_their_exit_status(
     folder: Path, tmp_path: Path, more: list[str], status: int, error: str
 ) -> None:
-    done = run_command(*command(folder, tmp_path / "out", *more))
+    done = run_command(*command(folder, tmp_path / "out", *(word.format(folder=folder) for word in more)))
     assert (done.returncode, done.stdout) == (status, ""), done.stderr
     assert error in done.stderr
     assert "Traceback" not in done.stderr

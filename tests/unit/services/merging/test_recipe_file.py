@@ -153,6 +153,12 @@ def test_every_value_that_is_written_is_read(tmp_path: Path) -> None:
     }
 
 
+def test_a_file_with_chats_names_the_date_of_their_template(tmp_path: Path) -> None:
+    line = "# A chat template that asks for the date gets 2024-07-26.\n"
+    assert line in recipe_text(KEYS, {**NOTHING, "chat": "messages"}, tmp_path)
+    assert line not in recipe_text(KEYS, NOTHING, tmp_path)
+
+
 def test_a_file_may_be_of_another_editor(tmp_path: Path) -> None:
     path, text = tmp_path / FILE, "expert: {law: law}\r\nchat: 2024-13-45\r\n"
     for encoding in ("utf-8", "utf-8-sig"):

@@ -192,7 +192,7 @@ def upgrade() -> None:
         _reference("domain", "domains.name"),
         _reference("owner", "owners.name"),
         *_columns(DIGEST, "license", "parts_of?", "parts_body?"),
-        *_columns(sa.Boolean, "redistribute", "fitted?"),
+        *_columns(sa.Boolean, "redistribute", "fitted?", "own_head?"),
         *_columns(sa.String(32), "family"),
         *_columns(WORD, "state"),
         *_columns(sa.JSON, "files", "problem?", "adapter?"),
