@@ -105,10 +105,10 @@ def _texts(own: DenseExpert) -> Path:
     return own.folder.parent / "data" / "texts.jsonl"
 
 
-def _write_texts(path: Path, seed: int) -> None:
-    """Documents of 560 letters, more than MLPs are fitted to; every tenth is there twice."""
+def _write_texts(path: Path, seed: int, letters_each: int) -> None:
+    """140 documents; every tenth is there twice."""
     generator = torch.Generator().manual_seed(seed)
-    letters = torch.randint(97 + seed, 110 + seed, (140, 560), generator=generator)
+    letters = torch.randint(97 + seed, 110 + seed, (140, letters_each), generator=generator)
     letters[::10] = letters[1::10]
     path.parent.mkdir(parents=True)
     path.write_text("".join(json.dumps({"text": "".join(map(chr, row))}) + "\n" for row in letters.tolist()))
@@ -122,9 +122,10 @@ class Owners:
         self.owned, self.workers = list[DenseExpert](), list[Worker]()
 
     def join(self, domain: str) -> None:
+        """The first owner with a seed has more text than MLPs are fitted to."""
         home, seed = self.federation.folder / domain, len(self.owned) + 1
         own = DenseExpert(domain, expert(home / "expert", seed, **SMALL), f"{domain}-owner", f"licence-{seed}")
-        _write_texts(_texts(own), seed)
+        _write_texts(_texts(own), seed, 560 if self.federation.seed and not self.owned else 120)
         (home / "worker").mkdir()
         (home / "worker" / "key").write_bytes(KEY)
         member, server = self.federation.join(domain, own.folder), self.federation.server

@@ -91,21 +91,21 @@ KINDS: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "settings", "top_k"), [(*kind, k) for kind in KINDS for k in allowed(kind[0])])
+@pytest.mark.parametrize(("family", "settings", "top_k"), [(*kind, allowed(kind[0])[-1]) for kind in KINDS])
 def test_law_6_equal_experts_give_logits_of_the_dense_model(
     tmp_path: Path, family: str, settings: dict[str, object], top_k: int
 ) -> None:
     dense = expert(tmp_path / "dense", seed=1, family=family, **settings)
-    version = loaded(published([dense, dense, dense], tmp_path, top_k))
+    version = loaded(published([dense, dense], tmp_path, top_k))
     original = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
     torch.testing.assert_close(logits(version), logits(original), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("family", "settings"), KINDS)
+@pytest.mark.parametrize(("family", "settings"), {kind[0]: kind for kind in reversed(KINDS)}.values())
 def test_law_6_forced_expert_gives_logits_of_body_mlps_and_head(
     tmp_path: Path, family: str, settings: dict[str, object]
 ) -> None:
-    experts = [expert(tmp_path / str(seed), seed=seed, family=family, **settings) for seed in (1, 2, 3)]
+    experts = [expert(tmp_path / str(seed), seed=seed, family=family, **settings) for seed in (1, 2)]
     folder = published(experts, tmp_path)
     version, seen = loaded(folder), []
     for slot, own in enumerate(experts):

@@ -44,13 +44,7 @@ def features(on: Fleet, layer: int, *, fitted: bool, anchor: bool) -> list[Tenso
     return item
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        *("recommended", "recommended:fit=1", "recommended:body=seed,fit=1"),
-        *("recommended:anchor=1", "recommended:body=seed,fit=1,anchor=1"),
-    ],
-)
+@pytest.mark.parametrize("spec", ["recommended", "recommended:fit=1", "recommended:body=seed,fit=1,anchor=1"])
 def test_routers_are_discriminants_of_features_with_owner_mlps(tmp_path: Path, spec: str) -> None:
     on = fleet(tmp_path)
     model = only(spec, on)
@@ -107,6 +101,10 @@ def test_router_statistics_alone_have_noise(tmp_path: Path, sums: Sums) -> None:
         with StatisticsFile(path) as file:
             assert file.manifest.settings.privacy == Privacy(epsilon=2.0, sums=sums)
     assert not list(on.work.glob("head-*"))
+
+
+def test_head_contributions_have_no_noise(tmp_path: Path) -> None:
+    on = fleet(tmp_path)
     published("recommended:epsilon=2", on)
     for path in on.work.glob("head-*"):
         with StatisticsFile(path) as file:
@@ -118,10 +116,10 @@ def test_an_anchor_is_the_seed_and_no_part_of_a_merged_body(tmp_path: Path, body
     on = fleet(tmp_path)
     assert on.base is not None
     stacks = published(f"recommended:body={body},fit=1,anchor=1", on).state_dict()
-    merged = load_file(on.work / "body" / "body.safetensors")
-    published(f"recommended:body={body},fit=1", on)
-    for name, tensor in load_file(on.work / "body" / "body.safetensors").items():
-        assert torch.equal(tensor, merged[name]), name
+    merged = (on.work / "body" / "body.safetensors").read_bytes()
+    if body == "regmean":
+        published("recommended", on)
+        assert (on.work / "body" / "body.safetensors").read_bytes() == merged
     base = load_file(on.base / "model.safetensors")
     for layer in range(3):
         at = f"model.layers.{layer}.mlp"

@@ -65,7 +65,7 @@ def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {precision: under_its_body(model, folder / precision, precision) for precision in PRECISIONS}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     seed=st.integers(0, 2**30),
     scale=st.sampled_from([0.0, 1e-3, 1.0, 1e3]),

@@ -182,7 +182,7 @@ def test_the_bytes_are_the_same_whatever_the_windows(owner: Owner, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@examples(max_examples=12, deadline=None)
+@examples(max_examples=6, deadline=None)
 @given(
     shards=st.sampled_from([1, 3, None]),
     kills=st.lists(st.integers(0, 8).map(lambda halves: halves / 2), max_size=4),
