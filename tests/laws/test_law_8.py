@@ -201,10 +201,10 @@ def test_law_8_influence_is_measured_with_few_grams_in_memory() -> None:
 PEAK_OF_READING = """
 import resource, sys
 from moerge.documents.files import data_files
-from moerge.documents.reader import BadLines, as_text, documents
+from moerge.documents.reader import BadLines, as_text, placed
 import pyarrow.parquet  # type: ignore[import-untyped]
 def characters(path):
-    return sum(map(len, documents(data_files(path), "text", as_text, BadLines())))
+    return sum(len(text) for _, text in placed(data_files(path), "text", as_text, BadLines()))
 characters(sys.argv[1])  # what is loaded once
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 total = characters(sys.argv[2])

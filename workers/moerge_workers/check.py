@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -15,7 +14,6 @@ from rich.filesize import decimal
 
 from moerge.client.client import Client
 from moerge.client.register import registered
-from moerge.documents.corpus import FEW_DOCUMENTS
 from moerge.documents.files import silent
 from moerge.documents.fitting_sample import fitting_tokens
 from moerge.errors import IncompatibleExpertError, MoergeError
@@ -106,7 +104,7 @@ def checks(settings: Settings) -> Iterator[Line]:
         yield Line("coordinator", "", error)
         return
     with client:
-        fleet = _Fleet(settings, own, client, machine.keeping)
+        fleet = _Fleet(settings, own, client, machine.has_own_head)
         yield (reached := _line("coordinator", fleet.greeting))
         if reached.problem is not None:
             return
@@ -203,8 +201,7 @@ class _Machine:
 
     def _uncovered(self) -> str:
         """A sentence on what noise doesn't cover."""
-        policy, found = self.settings.policy, self.keeping
-        if found is None or not self._is_kept or not found.keeps_head or policy.evaluation_sums:
+        if self.has_own_head or self.settings.policy.evaluation_sums:
             todo = "Set fit and head_contributions to false, ask for the seed's head, and train with noise"
             return f"it {UNCOVERED}. {todo}"
         return "it covers all that leaves but the weights of the MLPs; train them with noise, too"
@@ -214,21 +211,25 @@ class _Machine:
         """Tell whether the expert keeps the seed's body, and isn't fitted."""
         return self.keeping is not None and self.keeping.keeps_body and self.settings.fit is not True
 
+    @property
+    def has_own_head(self) -> bool:
+        """Tell whether last norm and head leave with the expert's parts, as they do with fitted MLPs."""
+        return self.keeping is None or not self.keeping.keeps_all or not self._is_kept
+
     def seed(self) -> str:
         """The own copy of the seed fits the expert."""
         own = own_seed(self.settings.seed)
         check_expert(own, None, str(own.folder))
         replaced = require_expert_of_seed(self.own, own, self._texts())
         self.keeping = keeping(self.own, own)
-        kept = _KEPT_ALL if self.keeping.keeps_head else _KEPT
+        kept = _KEPT if self.has_own_head else _KEPT_ALL
         follows = kept if self._is_kept else FITTED if self.settings.fit is not False else ""
         text = f"{own.folder}: config and tokenizer are the expert's; the expert {self.keeping}"
         return "; ".join(filter(None, (text, follows, replaced)))
 
     def _texts(self) -> Iterator[str]:
         """The first documents, with which tokenizers are compared."""
-        data = Data(self.settings, self.own, silent, secrets.token_bytes(32))
-        yield from (document.text for _, _, document in islice(data.documents(), FEW_DOCUMENTS))
+        yield from Data(self.settings, self.own, silent, secrets.token_bytes(32)).first_texts()
 
     def disk(self) -> str:
         """The home has room for a body, a few statistics files and the expert's parts."""
@@ -306,7 +307,7 @@ class _Fleet:
     settings: Settings
     own: DenseExpert
     client: Client
-    keeping: Keeping | None = None
+    has_own_head: bool = True
     _body: Body | None = None
 
     def greeting(self) -> str:
@@ -376,9 +377,8 @@ class _Fleet:
             return "its parts are already registered"
         require_allowed(self.settings, as_parts=is_seed)
         if is_seed:
-            own_head = self.keeping is None or not (self.keeping.keeps_body and self.keeping.keeps_head)
-            what = "MLPs, last norm and head" if own_head else "MLPs"
-            return f"only the expert's parts leave, {decimal(part_bytes(own, own_head=own_head))}: {what}"
+            what = "MLPs, last norm and head" if self.has_own_head else "MLPs"
+            return f"only the expert's parts leave, {decimal(part_bytes(own, own_head=self.has_own_head))}: {what}"
         if body is None:
             return "no body yet; before `run` sends weights, it checks config and tokenizer"
         config, names = own.config, ("family", "hidden_size", "num_hidden_layers")

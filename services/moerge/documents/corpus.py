@@ -89,6 +89,10 @@ class Corpus:
             digest, place = self._rule.named(document.text)
             yield digest, self._rule.split(place), document
 
+    def first_texts(self) -> Iterator[str]:
+        """The texts of the first documents, such as for a comparison of tokenizers."""
+        return (document.text for document in islice(self._documents(None), FEW_DOCUMENTS))
+
     def encode(self, document: Document) -> Tokens:
         """A document's tokens; MoergeError if the expert's embedding has no row for one."""
         tokens = encode(self._tokenizer, document)

@@ -71,17 +71,6 @@ def as_text(value: object) -> str:
     return value
 
 
-def documents(
-    files: Iterable[DataFile],
-    field: str,
-    read: Callable[[Any], T],
-    bad: BadLines,
-    tracker: Tracker | None = None,
-) -> Iterator[T]:
-    """The documents of `placed`, without their places."""
-    return (document for _, document in placed(files, field, read, bad, tracker))
-
-
 def placed(
     files: Iterable[DataFile],
     field: str,
@@ -146,7 +135,7 @@ def read_texts(sources: Sequence[str], field: str, most: int, where: str, settin
     `settings` are those of `BadLines`.
     """
     result, size = list[str](), 0
-    for text in documents(data_files(*sources, where=where), field, as_text, BadLines(settings=settings)):
+    for _, text in placed(data_files(*sources, where=where), field, as_text, BadLines(settings=settings)):
         if (size := size + len(text.encode())) > most:
             raise MoergeError(f"more than {most:,} bytes of text", where=where, todo="name fewer or shorter files")
         result += [text] if text else []

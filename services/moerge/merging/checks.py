@@ -2,12 +2,11 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 
 from rich.filesize import decimal
 
-from moerge.documents.corpus import FEW_DOCUMENTS, Corpus
+from moerge.documents.corpus import Corpus
 from moerge.documents.pool import pool_texts
 from moerge.errors import MoergeError
 from moerge.experts.fitted_files import fitted_bytes
@@ -160,7 +159,7 @@ def _texts(source: Source) -> Iterator[str]:
     """Texts with which tokenizers are compared: public ones, and the domain's first documents."""
     yield from pool_texts()
     if isinstance(source.corpus, Corpus):
-        yield from (document.text for _, _, document in islice(source.corpus.documents(), FEW_DOCUMENTS))
+        yield from source.corpus.first_texts()
 
 
 def _models(

@@ -126,7 +126,7 @@ def _compared(sources: Sequence[Source], settings: MergeSettings) -> MergeSettin
     if not is_seed or settings.fit is not None:
         return replace(settings, recipe=recipe, keeping=found)
     unfitted = [domain for domain, item in found.items() if item.keeps_body]
-    seed_heads = [domain for domain in unfitted if found[domain].keeps_head]
+    seed_heads = [domain for domain, item in found.items() if item.keeps_all]
     return replace(settings, recipe=recipe, keeping=found, unfitted=unfitted, seed_heads=seed_heads)
 
 

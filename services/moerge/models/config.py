@@ -15,7 +15,7 @@ from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import require_small
 from moerge.models.adapters import Adapter, file_of, is_adapter
 from moerge.models.families.effects import EFFECTS
-from moerge.models.families.family import EMBEDDING, HEAD, UNUSED, Family, head_dim
+from moerge.models.families.family import EMBEDDING, HEAD, TOKEN_IDS, UNUSED, Family, head_dim
 from moerge.models.families.refused import REFUSED
 from moerge.models.families.registry import family_of, require_family
 from moerge.models.foreign import require_content
@@ -37,7 +37,6 @@ _DTYPE_TODO = "correct it, such as float32 or bfloat16, or remove it"
 _SENSELESS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
 """Errors of transformers for invalid settings."""
 
-_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _OF_MACHINE = {"_name_or_path", "transformers_version"}
 
 
@@ -75,7 +74,7 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 def _remove_ids(config: PretrainedConfig) -> None:
     """Removes token ids without a row in the embedding, which transformers' models refuse."""
-    for name in _IDS:
+    for name in TOKEN_IDS:
         if largest_id(getattr(config, name, None)) >= config.vocab_size:
             setattr(config, name, None)
 
@@ -90,7 +89,7 @@ def ids_without_row(path: Path) -> dict[str, int]:
     """The token ids of a config.json without a row in the embedding, by field; `read_config` removes them."""
     content = _content(path)
     fields = text_fields(content) if is_wrapper(content) else content
-    found = {name: largest_id(fields.get(name)) for name in _IDS}
+    found = {name: largest_id(fields.get(name)) for name in TOKEN_IDS}
     return {name: id_ for name, id_ in found.items() if id_ >= fields.get("vocab_size", inf)}
 
 

@@ -34,9 +34,14 @@ class Keeping:
     def keeps_head(self) -> bool:
         return not self.head
 
+    @property
+    def keeps_all(self) -> bool:
+        """Tell whether only MLPs differ, so that no head of its own is needed."""
+        return self.keeps_body and self.keeps_head
+
     def __str__(self) -> str:
         if self.keeps_body:
-            return "keeps the seed's body and head" if self.keeps_head else "keeps the seed's body, not its head"
+            return "keeps the seed's body and head" if self.keeps_all else "keeps the seed's body, not its head"
         text = f"has another body than the seed: {len(self.body)} tensors differ, the first is {self.body[0]}"
         todo = "; they are equal in the seed's number format: save the expert in it" if self.rounded else ""
         return f"{text}{todo}"
@@ -74,5 +79,4 @@ def _alike(one: Checkpoint, other: Checkpoint, name: str) -> tuple[bool, bool]:
 def all_keep(found: Iterable[Keeping]) -> tuple[bool, bool]:
     """Tell whether all keep the body, and whether all keep body and head."""
     every = list(found)
-    body = all(item.keeps_body for item in every)
-    return body, body and all(item.keeps_head for item in every)
+    return all(item.keeps_body for item in every), all(item.keeps_all for item in every)

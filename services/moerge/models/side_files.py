@@ -10,6 +10,7 @@ from moerge.errors import CheckpointError, MoergeError
 from moerge.files import json_object
 from moerge.models.config import largest_id
 from moerge.models.dense_files import DenseFiles
+from moerge.models.families.family import TOKEN_IDS
 from moerge.models.tokenizer import JSON, MAX_BYTES
 from moerge_proto.version_files import GENERATION, SPECIAL_TOKENS, TEMPLATE, TOKENIZER
 
@@ -39,7 +40,7 @@ def _ids(value: object) -> bool:
 
 
 _DECODING: dict[str, Callable[[object], bool]] = {
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), _ids),
+    **dict.fromkeys(TOKEN_IDS, _ids),
     **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "repetition_penalty"), _number),
     **dict.fromkeys(("max_length", "max_new_tokens"), _length),
     **dict.fromkeys(("do_sample", "use_cache", "_from_model_config"), lambda value: isinstance(value, bool)),

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 from moerge.errors import IncompatibleExpertError
 from moerge.models.config import published_config
 from moerge.models.dense_files import Dense, DenseFiles
-from moerge.models.families.family import EMBEDDING, HEAD, Constant, Family, Host, Matrix, Piece
+from moerge.models.families.family import EMBEDDING, HEAD, TOKEN_IDS, Constant, Family, Host, Matrix, Piece
 from moerge.models.reader import Checkpoint
 from moerge.models.rows import tokens_without_row
 from moerge.models.side_files import published_generation, published_tokenizer
@@ -299,8 +299,7 @@ def version_config(body: Dense, experts: int, top_k: int, context: int | None = 
 def config_files(side_files: DenseFiles, published: Mapping[str, Any]) -> list[FilePlan]:
     """config.json, and a dense model's generation_config.json and tokenizer, without code or odd decoding."""
     plans = [text_file(CONFIG_FILE, json.dumps(published, indent=2, sort_keys=True) + "\n")]
-    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-    default = json.dumps({name: published.get(name) for name in ids}, indent=2) + "\n"
+    default = json.dumps({name: published.get(name) for name in TOKEN_IDS}, indent=2) + "\n"
     rows = int(published["vocab_size"])
     plans.append(text_file(GENERATION, published_generation(side_files, rows) or default))
     paths, removed = [side_files.side_file(name) for name in TOKENIZER_FILES], tokens_without_row(side_files, rows)

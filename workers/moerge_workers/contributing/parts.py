@@ -123,7 +123,7 @@ def _own_parts(context: Context, body: Body, found: Keeping | None) -> Path:
     places = {kind: _place(context, body.digest) / _name(context, kind) for kind in kinds}
     if (made := next((path for path in places.values() if path.is_dir()), None)) is not None:
         return made
-    has_own_head = found is None or not (found.keeps_body and found.keeps_head)
+    has_own_head = found is None or not found.keeps_all
     if has_own_head:
         _tell_tied(context)
     folder = places["own" if has_own_head else "mlps"]

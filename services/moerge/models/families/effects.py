@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
-from moerge.models.families.family import UNUSED, Effect, head_dim
+from moerge.models.families.family import TOKEN_IDS, UNUSED, Effect, head_dim
 
 _ORIGINAL, _PART = "original_max_position_embeddings", "partial_rotary_factor"
 _READ: dict[str, Mapping[str, Any]] = {
@@ -93,10 +93,9 @@ def _activation(field: str) -> Effect:
     return lambda config: "silu" if (name := getattr(config, field)) == "swish" else name
 
 
-_OF_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _OF_TRAINING = ("attention_dropout", "initializer_range")
 EFFECTS: dict[str, Effect] = {
-    **unused((*_OF_TOKENS, *_OF_TRAINING)),
+    **unused((*TOKEN_IDS, *_OF_TRAINING)),
     "head_dim": lambda config: config.to_dict()["head_dim"] or head_dim(config),
     **{name: _activation(name) for name in ("hidden_act", "hidden_activation", "mlp_hidden_act", "mamba_hidden_act")},
     "rope_parameters": rope,

@@ -23,6 +23,9 @@ DENSE_CONTEXT = "dense_max_position_embeddings"
 Matrix = Literal["gate", "up", "down"]
 """A matrix of an expert."""
 
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Config fields with ids of special tokens."""
+
 UNUSED: Any = object()
 """The effect of a config field on which no logit depends."""
 Effect = Callable[[PretrainedConfig], Any]

@@ -14,14 +14,15 @@ from obstore.store import S3Store
 from moerge.blobs.s3 import S3
 from moerge.documents.buckets import Buckets
 from moerge.documents.files import data_files
-from moerge.documents.reader import BadLines, as_text, documents
+from moerge.documents.reader import BadLines
 from moerge.errors import MoergeError
+from support.documents import documents
 
 TEXTS = [f"document {number} \u00e9" for number in range(3000)]
 
 
 def read(source: object) -> list[str]:
-    return list(documents(data_files(str(source)), "text", as_text, BadLines()))
+    return list(documents(data_files(str(source)), "text", BadLines()))
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_source_in_a_store_that_can_t_be_read_is_named(
     assert "NoSuchBucket" in refused("s3://nosuchbucket/a.jsonl").what
     obstore.delete(store, "a.jsonl")
     with pytest.raises(MoergeError, match="can't be read") as caught:
-        list(documents([file], "text", as_text, BadLines()))
+        list(documents([file], "text", BadLines()))
     assert caught.value.where == f"{url}/a.jsonl"
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     Buckets.clear_instance_cache()

@@ -14,15 +14,15 @@ import pytest
 import zstandard
 
 from moerge.documents.files import data_files
-from moerge.documents.reader import BadLines, as_text, documents
+from moerge.documents.reader import BadLines
 from moerge.errors import MoergeError
-from support.documents import texts_of
+from support.documents import documents, texts_of
 
 TEXTS = [f"document {number}\nof two lines, \u2028 and \u00e9" for number in range(150)]
 
 
 def read(*sources: object, field: str = "text", share: float = 0.0, say: Callable[[str], None] = print) -> list[str]:
-    return list(documents(data_files(*map(str, sources), say=say), field, as_text, BadLines(share, say)))
+    return list(documents(data_files(*map(str, sources), say=say), field, BadLines(share, say)))
 
 
 def lines(texts: list[str], field: str = "text") -> bytes:
@@ -216,7 +216,7 @@ def test_a_file_without_the_field_names_those_that_it_has(tmp_path: Path, form: 
     else:
         path.write_text(json.dumps(rows) if form == "json" else "".join(f"{json.dumps(row)}\n" for row in rows))
     with pytest.raises(MoergeError, match="no document in the field 'text'; found fields: id, content, talk") as caught:
-        list(documents(data_files(str(path)), "text", as_text, BadLines(settings=("text_field", "chat"))))
+        list(documents(data_files(str(path)), "text", BadLines(settings=("text_field", "chat"))))
     assert caught.value.where == str(path)
     assert caught.value.todo == "name the field with the documents: `text_field` content or `chat` talk"
 
@@ -311,7 +311,7 @@ def test_a_remedy_is_a_setting_that_the_caller_has(tmp_path: Path, settings: tup
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"broken\n")
     with pytest.raises(MoergeError) as caught:
-        list(documents(data_files(str(path)), "text", as_text, BadLines(0.01, settings=settings)))
+        list(documents(data_files(str(path)), "text", BadLines(0.01, settings=settings)))
     assert caught.value.todo == todo
 
 
