@@ -5,8 +5,9 @@ in counter mode (SP 800-38A) under a secret seed of 32 bytes: per layer, little-
 cross. The first counter block is the layer's number in its upper 8 bytes.
 
 The owner seals each keeper's seed with HPKE (RFC 9180; DHKEM X25519, HKDF-SHA256, AES-256-GCM). Its `info` has the
-contribution's digest. A keeper's answer has the sums of masks over all parts, per layer: the gram's, [H(H+1)/2], then
-the cross of each domain in order of name, [H] each, as little-endian words without a header.
+digest of the owner's public key and of all that the owner signs but the seals. So a copied seal opens in no other part.
+A keeper's answer has the sums of masks over all parts, per layer: the gram's, [H(H+1)/2], then the cross of each domain
+in order of name, [H] each, as little-endian words without a header.
 """
 
 import os
@@ -25,7 +26,7 @@ from pydantic import Field, StringConstraints, model_validator
 from moerge_proto.digests import Digest, Name, canonical_json, digest_of, sha256_hex
 from moerge_proto.messages import Message
 from moerge_proto.ranges import Source, opened
-from moerge_proto.signatures import PublicKey, Signature, is_signed
+from moerge_proto.signatures import PublicKey, Signature, is_signed, public_key_of
 from moerge_proto.statistics_file import MAX_OWNERS, Int64, Privacy, RouterManifest, gram_length
 
 LEAST_OWNERS = 3
@@ -38,7 +39,7 @@ Sealed = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{160}$")]
 """A sealed seed: 32 bytes of encapsulated key, 32 of seed, 16 of tag."""
 Words = NDArray[np.uint64]
 _SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM)
-_INFO = b"moerge mask 1 "
+_INFO = b"moerge mask 2 "
 
 
 def new_seed() -> bytes:
@@ -47,20 +48,6 @@ def new_seed() -> bytes:
 
 def keeper_key(key: X25519PrivateKey) -> KeeperKey:
     return key.public_key().public_bytes_raw().hex()
-
-
-def seal(seed: bytes, keeper: KeeperKey, contribution: Digest) -> Sealed:
-    """A seed, encrypted for a keeper and bound to a contribution."""
-    public = X25519PublicKey.from_public_bytes(bytes.fromhex(keeper))
-    return _SUITE.encrypt(seed, public, info=_INFO + bytes.fromhex(contribution)).hex()
-
-
-def opened_seed(sealed: Sealed, key: X25519PrivateKey, contribution: Digest) -> bytes | None:
-    """The seed; None if it was sealed for another keeper or contribution, or was changed."""
-    try:
-        return _SUITE.decrypt(bytes.fromhex(sealed), key, info=_INFO + bytes.fromhex(contribution))
-    except InvalidTag:
-        return None
 
 
 def mask(seed: bytes, layer: int, length: int) -> Words:
@@ -101,11 +88,22 @@ class MaskedPart(Message):
         return max(self.seals.owners, 1 if self.privacy is None else self.privacy.owners)
 
     @classmethod
-    def signed(cls, key: Ed25519PrivateKey, owners: int, sealed: Mapping[KeeperKey, Sealed], **facts: object) -> Self:
-        blank = Seals(owners=owners, sealed=dict(sealed), signature="0" * 128)
+    def signed(cls, key: Ed25519PrivateKey, owners: int, seeds: Mapping[KeeperKey, bytes], **facts: object) -> Self:
+        """A part whose seeds are sealed for their keepers."""
+        blank = Seals(owners=owners, sealed=dict.fromkeys(seeds, "0" * 160), signature="0" * 128)
         part = cls.model_validate({**facts, "seals": blank})
-        seals = blank.model_copy(update={"signature": key.sign(part.message()).hex()})
-        return part.model_copy(update={"seals": seals})
+        info = part._info(public_key_of(key))
+        part = part._with(sealed={keeper: _sealed(seed, keeper, info) for keeper, seed in seeds.items()})
+        return part._with(signature=key.sign(part.message()).hex())
+
+    def _with(self, **seals: object) -> Self:
+        return self.model_copy(update={"seals": self.seals.model_copy(update=seals)})
+
+    def _info(self, public_key: PublicKey) -> bytes:
+        """What the seals are bound to."""
+        fields = self.model_dump(mode="json", exclude={"seals": {"signature", "sealed"}})
+        facts = {**fields, "keepers": sorted(self.seals.sealed), "public_key": public_key}
+        return _INFO + bytes.fromhex(digest_of(facts))
 
     def message(self) -> bytes:
         """The signed bytes."""
@@ -114,6 +112,19 @@ class MaskedPart(Message):
 
     def is_genuine(self, public_key: PublicKey) -> bool:
         return is_signed(public_key, self.message(), self.seals.signature)
+
+    def seed(self, key: X25519PrivateKey, public_key: PublicKey) -> bytes | None:
+        """The seed for a keeper; None if its owner, with this public key, sealed none for it in this part."""
+        sealed = self.seals.sealed.get(keeper_key(key))
+        try:
+            return None if sealed is None else _SUITE.decrypt(bytes.fromhex(sealed), key, info=self._info(public_key))
+        except InvalidTag:
+            return None
+
+
+def _sealed(seed: bytes, keeper: KeeperKey, info: bytes) -> Sealed:
+    public = X25519PublicKey.from_public_bytes(bytes.fromhex(keeper))
+    return _SUITE.encrypt(seed, public, info=info).hex()
 
 
 def facts_of(manifest: RouterManifest) -> dict[str, object]:

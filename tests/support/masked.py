@@ -12,7 +12,7 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.cohort import write_masked
 from moerge.statistics.whitening import Limits
 from moerge_proto.digests import sha256_hex
-from moerge_proto.masks import MaskedPart, facts_of, new_seed, seal
+from moerge_proto.masks import MaskedPart, facts_of, new_seed
 from moerge_proto.signatures import JoinRequest
 from moerge_proto.statistics_file import Privacy, RouterManifest, StatisticsFile
 from support.rows import START
@@ -47,9 +47,9 @@ class MaskedOwner:
     ) -> MaskedPart:
         """A signed part with random seeds."""
         contribution = contribution or sha256_hex(f"{self.domain} {body}".encode())
-        sealed = {keeper: seal(new_seed(), keeper, contribution) for keeper in keepers}
+        seeds = {keeper: new_seed() for keeper in keepers}
         facts = {"owner": self.name, "domain": self.domain, "body": body, "hidden_size": hidden, "layers": 2}
-        return MaskedPart.signed(self.key, owners, sealed, contribution=contribution, privacy=privacy, **facts)
+        return MaskedPart.signed(self.key, owners, seeds, contribution=contribution, privacy=privacy, **facts)
 
     def contribution(
         self, path: Path, manifest: RouterManifest, sums: ShardSums, keepers: Sequence[str]
@@ -68,9 +68,8 @@ class MaskedOwner:
         noise = None if privacy is None else Limits.of(privacy, manifest.layers)
         write_masked(exact, path, list(seeds.values()), noise)
         digest = file_sha256(path)
-        sealed = {keeper: seal(seed, keeper, digest) for keeper, seed in seeds.items()}
         owners = 3 if privacy is None else privacy.owners
-        return MaskedPart.signed(self.key, owners, sealed, contribution=digest, **facts_of(manifest))
+        return MaskedPart.signed(self.key, owners, seeds, contribution=digest, **facts_of(manifest))
 
 
 def keeper_of(home: Path, owners: Sequence[MaskedOwner]) -> Keeper:

@@ -1,7 +1,8 @@
 """A keeper's folder: its key, and its journal of approved owners, cohorts and answers, in SQLite.
 
 The law of a keeper: a cohort is the set of a request's contributions, of enough owners. Its answer is always the same,
-and no other cohort has one of its domains under the same body. So no two answers differ by some of their owners.
+and no other cohort has one of its contributions, or one of its domains under the same body. So no two answers differ by
+some of their owners.
 """
 
 import json
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, private_folder, require_locks
-from moerge_proto.masks import MaskedPart, MasksRequest, keeper_key, opened_seed
+from moerge_proto.masks import MaskedPart, MasksRequest, keeper_key
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups
 
@@ -31,8 +32,8 @@ CREATE TABLE IF NOT EXISTS cohorts (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, digest TEXT NOT NULL UNIQUE, body TEXT NOT NULL, parts TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS members (
-    body TEXT NOT NULL, owner TEXT NOT NULL, domain TEXT NOT NULL, cohort INTEGER NOT NULL REFERENCES cohorts (number),
-    PRIMARY KEY (body, owner, domain)
+    body TEXT NOT NULL, owner TEXT NOT NULL, domain TEXT NOT NULL, contribution TEXT NOT NULL PRIMARY KEY,
+    cohort INTEGER NOT NULL REFERENCES cohorts (number)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS answers (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, digest TEXT NOT NULL, parts TEXT NOT NULL, refusal TEXT NOT NULL
@@ -178,10 +179,8 @@ class Keeper:
             what = f"not signed by an approved key of {part.owner!r}"
             todo = f"the keeper's operator approves the owner: moerge keeper approve; or {part.owner} contributes again"
             raise KeeperError(what, where=part.contribution, todo=todo)
-        sealed = part.seals.sealed.get(self.public_key)
-        seed = None if sealed is None else opened_seed(sealed, self._key, part.contribution)
-        if seed is None:
-            what = f"no seed is sealed for this keeper, whose key is {self.public_key}"
+        if (seed := part.seed(self._key, known[-1])) is None:
+            what = f"no seed of this part is sealed for this keeper, whose key is {self.public_key}"
             raise KeeperError(what, where=part.contribution, todo=f"{part.owner} names this key in worker.toml")
         return seed
 
@@ -192,11 +191,12 @@ def _refusal(database: sqlite3.Connection, request: MasksRequest) -> str:
     least = max(request.parts, key=lambda part: part.owners)
     if len(owners) < least.owners:
         return f"{len(owners)} owners; {least.owner} asks for at least {least.owners}"
-    query = "SELECT cohort FROM members WHERE body = ? AND owner = ? AND domain = ?"
+    query = "SELECT cohort FROM members WHERE (body = ? AND owner = ? AND domain = ?) OR contribution = ?"
     for part in request.parts:
-        if (found := database.execute(query, (part.body, part.owner, part.domain)).fetchone()) is not None:
+        values = part.body, part.owner, part.domain, part.contribution
+        if (found := database.execute(query, values).fetchone()) is not None:
             return (
-                f"{part.owner}/{part.domain} is in cohort {found[0]} under this body, "
+                f"{part.owner}/{part.domain} or its contribution is in cohort {found[0]}, "
                 f"and this set differs from that cohort"
             )
     return ""
@@ -206,8 +206,8 @@ def _add(database: sqlite3.Connection, request: MasksRequest, names: str) -> Non
     body = request.parts[0].body
     row = (_now(), request.digest, body, names)
     number = database.execute("INSERT INTO cohorts (at, digest, body, parts) VALUES (?, ?, ?, ?)", row).lastrowid
-    members = {(body, part.owner, part.domain, number) for part in request.parts}
-    database.executemany("INSERT INTO members VALUES (?, ?, ?, ?)", sorted(members))
+    members = [(body, part.owner, part.domain, part.contribution, number) for part in request.parts]
+    database.executemany("INSERT INTO members VALUES (?, ?, ?, ?, ?)", members)
 
 
 def _keys(database: sqlite3.Connection, owner: str) -> list[str]:
