@@ -27,7 +27,7 @@ from moerge_proto.digests import Digest, Name, canonical_json, digest_of, sha256
 from moerge_proto.messages import Message
 from moerge_proto.ranges import Source, opened
 from moerge_proto.signatures import PublicKey, Signature, is_signed, public_key_of
-from moerge_proto.statistics_file import MAX_OWNERS, Int64, Privacy, RouterManifest, gram_length
+from moerge_proto.statistics_file import MAX_OWNERS, Int64, RouterManifest, gram_length
 
 LEAST_OWNERS = 3
 """Fewest owners of a sum: of two, each would know the other's part."""
@@ -68,10 +68,7 @@ class Seals(Message):
 
 
 class MaskedPart(Message):
-    """One contribution of a cohort, as its owner has signed it. Keepers know nothing else of it.
-
-    `privacy`: its noise, which is that of all parts, because it is divided among them.
-    """
+    """One contribution of a cohort, as its owner has signed it. Keepers know nothing else of it."""
 
     owner: Name
     domain: Name
@@ -79,13 +76,7 @@ class MaskedPart(Message):
     contribution: Digest
     hidden_size: int = Field(ge=1, le=2**20)
     layers: int = Field(ge=1, le=2**12)
-    privacy: Privacy | None = Field(default=None, exclude_if=lambda value: value is None)
     seals: Seals
-
-    @property
-    def owners(self) -> int:
-        """Fewest owners of a sum."""
-        return max(self.seals.owners, 1 if self.privacy is None else self.privacy.owners)
 
     @classmethod
     def signed(cls, key: Ed25519PrivateKey, owners: int, seeds: Mapping[KeeperKey, bytes], **facts: object) -> Self:
@@ -129,8 +120,7 @@ def _sealed(seed: bytes, keeper: KeeperKey, info: bytes) -> Sealed:
 
 def facts_of(manifest: RouterManifest) -> dict[str, object]:
     """The facts of a part that are in the manifest of its file."""
-    facts = manifest.model_dump(include={"owner", "domain", "body", "hidden_size", "layers"})
-    return {**facts, "privacy": manifest.settings.privacy}
+    return manifest.model_dump(include={"owner", "domain", "body", "hidden_size", "layers"})
 
 
 class MasksRequest(Message):
@@ -144,8 +134,6 @@ class MasksRequest(Message):
             raise ValueError("parts: expected each contribution once")
         if len({(part.body, part.hidden_size, part.layers) for part in self.parts}) > 1:
             raise ValueError("parts: expected contributions under one body")
-        if len({part.privacy for part in self.parts}) > 1:
-            raise ValueError("parts: expected contributions with equal noise")
         return self
 
     @property

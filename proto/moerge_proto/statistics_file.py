@@ -109,15 +109,13 @@ class Privacy(Message):
 
     Features are whitened with the texts `public`, and a document passes the model alone. `sums`: of the documents'
     mean outer products and means (`grams`), or of means alone, beside the gram of the public text (`means`). See
-    `moerge.statistics.release`. The noise of the gram is divided among at least so many `owners`, whose files are
-    masked: only their sum keeps to the bound.
+    `moerge.statistics.release`.
     """
 
     epsilon: float = Field(gt=0, le=100, allow_inf_nan=False)
     delta: float = Field(default=1e-6, gt=0, le=0.01)
     sums: Sums = "grams"
     public: Digest = POOL
-    owners: int = Field(default=1, ge=1, le=MAX_OWNERS, exclude_if=lambda value: value == 1)
 
 
 class StatisticsSettings(Message):
@@ -242,8 +240,8 @@ class RouterManifest(_Manifest):
             raise ValueError("keepers: expected sorted and distinct keys")
         if self.keepers and self.split != "statistics":
             raise ValueError("keepers: expected none with the split `tuning`")
-        if (noise := self.settings.privacy) is not None and (noise.owners > 1) != bool(self.keepers):
-            raise ValueError("settings.privacy.owners: expected more than 1 with keepers, and 1 without")
+        if self.keepers and self.settings.privacy is not None:
+            raise ValueError("settings.privacy: expected none with keepers, because nobody can check a sum with noise")
         return self
 
     @property

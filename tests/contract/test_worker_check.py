@@ -9,8 +9,7 @@ import pytest
 
 from moerge import __version__
 from moerge.documents.pool import PublicDocuments
-from moerge.statistics.whitening import epsilon_alone
-from moerge_proto.statistics_file import POOL, Privacy
+from moerge_proto.statistics_file import POOL
 from moerge_workers.check import checks
 from moerge_workers.leaving import owner_key
 from moerge_workers.settings import Settings
@@ -138,14 +137,6 @@ def test_the_privacy_line_names_budget_better_sums_and_what_is_not_covered(
     line = lines_of(federation, privacy={"epsilon": 100.0, "public": str(public)})["privacy"]
     assert "sums = grams" in line
     assert f"public text: 30 documents, digest {PublicDocuments.read(str(public), '').digest}" in line
-
-
-def test_the_privacy_line_says_whom_divided_noise_protects_from(federation: Federation) -> None:
-    masks, seed = {"keepers": ["0" * 64], "owners": 4}, federation.members["law"].folder
-    policy = {"bodies": ["seed"]}
-    line = lines_of(federation, privacy={"epsilon": 1.0}, masks=masks, seed=seed, policy=policy)["privacy"]
-    assert "the sum over 4 or more owners" in line
-    assert f"other owners, the bound is epsilon {epsilon_alone(Privacy(epsilon=1.0, owners=4)):.3g};" in line
 
 
 def test_a_withdrawn_expert_is_a_problem(federation: Federation, tmp_path: Path) -> None:

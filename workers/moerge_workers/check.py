@@ -31,7 +31,7 @@ from moerge.models.keeping import Keeping, keeping
 from moerge.models.rows import described as described_rows
 from moerge.progress import NoProgress
 from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
-from moerge.statistics.describe import UNCOVERED, divided
+from moerge.statistics.describe import UNCOVERED
 from moerge.statistics.estimate import estimate
 from moerge.statistics.membership import expected_auc
 from moerge.statistics.passes import BodyPass, RouterPass
@@ -186,15 +186,13 @@ class _Machine:
         with tempfile.TemporaryDirectory(dir=_existing(settings.home)) as folder:
             file = Path(folder) / "whitening"
             whitenings = Whitenings(file, privacy, len(mlp_layers(self.own.config)))
-            behind = self.own if settings.masks is None else own_seed(settings.seed)
-            work = replace(self._work, expert=behind, body=behind, before=None, device="cpu")
+            work = replace(self._work, before=None, device="cpu")
             write_whitenings(work, settings.router_statistics, file, budget.text)
             better = suited(self.documents, whitenings)
         parts = (
             f"{budget}; {spent:,} of {every:,} documents with noise have spent it",
             f"public text: {len(budget.text.texts):,} documents, digest {budget.text.digest}",
             f"for about {self.documents:,} documents sums = {better} routes better, by public text alone",
-            *([] if settings.masks is None else [divided(privacy, budget.contributions)]),
             self._uncovered(),
         )
         return "; ".join(parts)

@@ -1,9 +1,7 @@
 """Cohorts: masked contributions whose keepers have answered with the sums of their masks, once and whole."""
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import BinaryIO
 
@@ -14,12 +12,8 @@ from moerge.blobs.store import Blobs
 from moerge.errors import ContributionError
 from moerge.models.families.registry import FAMILIES
 from moerge.statistics.cohort import Cohort, CohortFiles
-from moerge.statistics.passes import RouterPass
-from moerge.statistics.release import release_cohort, write_whitenings
-from moerge.statistics.validate import validate
-from moerge.statistics.whitening import Whitenings
+from moerge.statistics.validate import validate, validate_means
 from moerge_coordinator.domain.ports import Ports
-from moerge_coordinator.domain.seeds import parts_of
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import BodyRow, CohortRow, ContributionRow, KeyRow, tell
@@ -27,7 +21,7 @@ from moerge_proto.contributions import NewContribution
 from moerge_proto.masks import MaskedPart, MasksRequest, Seals, facts_of
 from moerge_proto.options import SolveOptions
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import Manifest, Privacy, RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile
 from moerge_proto.versions import Lineage
 
 Fetch = Callable[[str, MasksRequest, BinaryIO], str]
@@ -129,7 +123,7 @@ def unmask(ports: Ports, lineage: Lineage, fetch: Fetch) -> None:
             return
         _require_enough(rows)
         body = session.scalars(select(BodyRow).where(BodyRow.digest == lineage.body)).one()
-    blobs, released = ports.blobs, None
+    blobs = ports.blobs
     with ExitStack() as stack:
         files = [stack.enter_context(StatisticsFile(blobs.source(row.digest))) for row in rows]
         Cohort(files)  # before a keeper is asked
@@ -137,17 +131,13 @@ def unmask(ports: Ports, lineage: Lineage, fetch: Fetch) -> None:
         urls = {key: _address(ports.settings.keepers, key) for part in request.parts for key in part.seals.sealed}
         answers = {key: blobs.put("masks", partial(fetch, url, request)).sha256 for key, url in sorted(urls.items())}
         found = CohortFiles((), [blobs.source(answer) for answer in answers.values()])
-        cohort = found.opened(stack, files)
-        if cohort.manifest.settings.privacy is not None:
-            released = _released(ports, cohort, cohort.manifest.settings.privacy, body, request.digest)
-            cohort = replace(found, released=blobs.source(released)).opened(stack, files)
-        _require_plausible(cohort, body)
+        _require_plausible(found.opened(stack, files), body)
     with ports.database.transaction("add cohort") as session:
         named = ContributionRow.digest.in_([row.digest for row in rows])
         members = list(session.scalars(select(ContributionRow).where(named)))
         if all(row.cohort is not None for row in members):
             return  # a concurrent copy of the step
-        made = CohortRow(body=body.digest, answers=answers, released=released)
+        made = CohortRow(body=body.digest, answers=answers)
         session.add(made)
         session.flush()
         for row in members:
@@ -155,27 +145,25 @@ def unmask(ports: Ports, lineage: Lineage, fetch: Fetch) -> None:
         tell(session, f"cohort {made.number} is unmasked, as a sum: {', '.join(request.domains)}")
 
 
-def _released(ports: Ports, cohort: Cohort, privacy: Privacy, body: BodyRow, name: str) -> str:
-    """The digest of the sums of a cohort with noise, made with the whitening behind the seed; once, because a later
-    build could compute others.
-    """
-    folder, settings = ports.settings.home / "cohorts" / name, cohort.manifest.settings
-    whitenings = Whitenings(folder / "whitenings", privacy, body.layers)
-    work = RouterPass(parts_of(ports, body), ports.folders.body(body), cohort.manifest.exponents, settings.precision)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        write_whitenings(work, settings, whitenings.path)
-        return ports.blobs.put("released", partial(release_cohort, cohort, body.bounds, whitenings)).sha256
-    finally:
-        shutil.rmtree(folder)  # a killed process leaves it
-
-
 def _require_plausible(cohort: Cohort, body: BodyRow) -> None:
-    try:
+    """Checks the sum like one contribution. Of a domain only the sum of its features is known."""
+    todo = f"leave out the expert whose part is wrong; {ANEW}"
+    for domain in cohort.domains:
+        with _telling(cohort, [domain], todo):
+            validate_means(cohort, domain, body.exponents, body.bounds)
+    with _telling(cohort, cohort.domains, f"nobody can tell whose part is wrong; {ANEW}"):
         validate(cohort, body.exponents, body.bounds, normalised=FAMILIES[body.family].gain is not None)
+
+
+@contextmanager
+def _telling(cohort: Cohort, domains: Sequence[str], todo: str) -> Iterator[None]:
+    """Names the owners whose parts may be wrong."""
+    try:
+        yield
     except ContributionError as error:
-        what = f"the sum of {cohort.name}: {error.what}"
-        todo = f"nobody can tell whose contribution is wrong, and {ANEW}"
+        owners = sorted({file.manifest.owner for file in cohort.members if file.manifest.domain in domains})
+        wrong = f"the part of {' or '.join(owners)} is wrong, or a keeper's answer"
+        what = f"the sum of {cohort.name}: {error.what}; {wrong}"
         raise ContributionError(what, where=error.where, todo=todo) from error
 
 
@@ -210,10 +198,5 @@ def sources(database: Database, blobs: Blobs, lineage: Lineage) -> list[CohortFi
             session.scalars(select(CohortRow).where(CohortRow.number.in_(members)).order_by(CohortRow.number))
         )
     return [
-        CohortFiles(
-            members[row.number],
-            [blobs.source(answer) for answer in row.answers.values()],
-            None if row.released is None else blobs.source(row.released),
-        )
-        for row in cohorts
+        CohortFiles(members[row.number], [blobs.source(answer) for answer in row.answers.values()]) for row in cohorts
     ]

@@ -188,9 +188,9 @@ class Keeper:
 def _refusal(database: sqlite3.Connection, request: MasksRequest) -> str:
     """The reason to refuse a new cohort of genuine parts; empty if the law allows an answer."""
     owners = {part.owner for part in request.parts}
-    least = max(request.parts, key=lambda part: part.owners)
-    if len(owners) < least.owners:
-        return f"{len(owners)} owners; {least.owner} asks for at least {least.owners}"
+    least = max(request.parts, key=lambda part: part.seals.owners)
+    if len(owners) < least.seals.owners:
+        return f"{len(owners)} owners; {least.owner} asks for at least {least.seals.owners}"
     query = "SELECT cohort FROM members WHERE (body = ? AND owner = ? AND domain = ?) OR contribution = ?"
     for part in request.parts:
         values = part.body, part.owner, part.domain, part.contribution

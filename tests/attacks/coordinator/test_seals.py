@@ -25,7 +25,7 @@ def parts(keeper: Keeper) -> dict[str, MaskedPart]:
     return {owner.domain: owner.part([keeper.public_key]) for owner in (*HONEST, *FRIENDS)}
 
 
-def copied(part: MaskedPart, thief: MaskedOwner = HOSTILE, **change: object) -> MaskedPart:
+def copied(part: MaskedPart, thief: MaskedOwner, **change: object) -> MaskedPart:
     """A part with another owner's seals, which the thief signs in its own name."""
     blank = Seals(owners=3, sealed=part.seals.sealed, signature="0" * 128)
     forged = part.model_copy(update={"owner": thief.name, "seals": blank, **change})
@@ -43,15 +43,15 @@ def test_two_sums_do_not_differ_by_one_owner(keeper: Keeper, parts: dict[str, Ma
     """Their difference would be the mask of art, with each part in one answered request of three owners."""
 
     def stolen(*owners: MaskedOwner) -> list[MaskedPart]:
-        change = {} if domain == "same" else {"domain": HOSTILE.domain}
-        return [copied(parts[owner.domain], **change) for owner in owners]
+        change: dict[str, object] = {} if domain == "same" else {"domain": HOSTILE.domain}
+        return [copied(parts[owner.domain], HOSTILE, **change) for owner in owners]
 
     require_refused(keeper, [parts["code"], parts["law"], *stolen(MUSIC, SEA, ART)])
     require_refused(keeper, [parts["music"], parts["sea"], *stolen(CODE, LAW)])
 
 
 def test_three_owners_that_work_together_get_no_mask_of_a_fourth(keeper: Keeper, parts: dict[str, MaskedPart]) -> None:
-    require_refused(keeper, [copied(parts["art"]), *(parts[owner.domain] for owner in FRIENDS)])
+    require_refused(keeper, [copied(parts["art"], HOSTILE), *(parts[owner.domain] for owner in FRIENDS)])
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,11 @@ from uuid import UUID
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from moerge.errors import MoergeError
 from moerge.keeper.journal import JOURNAL, Keeper, KeeperError
 from moerge_proto.digests import sha256_hex
 from moerge_proto.masks import MaskedPart, MasksRequest
-from moerge_proto.statistics_file import Privacy
 from support.masked import MaskedOwner, keeper_of
 
 OWNERS = [MaskedOwner(domain) for domain in ("art", "code", "law", "music", "trade", "wine")]
@@ -52,21 +50,6 @@ def test_fewer_owners_than_one_asks_for_are_refused(keeper: Keeper) -> None:
     twice = [OWNERS[0].part([keeper.public_key], contribution=digit * 64) for digit in "12345"]
     with pytest.raises(KeeperError, match="1 owners"):
         keeper.seeds(request(twice))
-
-
-def test_noise_is_divided_among_as_many_owners_with_equal_noise(keeper: Keeper) -> None:
-    """Else the sum would have less noise than its owners agreed to, whatever the coordinator asks for."""
-    privacy = Privacy(epsilon=1.0, owners=4)
-    parts = [owner.part([keeper.public_key], privacy=privacy) for owner in OWNERS]
-    with pytest.raises(KeeperError, match="3 owners; art-owner asks for at least 4"):
-        keeper.seeds(request(parts[:3]))
-    for other in (None, privacy.model_copy(update={"owners": 3}), privacy.model_copy(update={"epsilon": 2.0})):
-        with pytest.raises(ValidationError, match="expected contributions with equal noise"):
-            request([*parts[:4], OWNERS[4].part([keeper.public_key], privacy=other)])
-    without = parts[0].model_copy(update={"privacy": None})
-    with pytest.raises(KeeperError, match="not signed by an approved key of 'art-owner'"):
-        keeper.seeds(request([without, *(owner.part([keeper.public_key]) for owner in OWNERS[1:])]))
-    assert len(keeper.seeds(request(parts[:4]))) == 4
 
 
 def test_whole_further_cohorts_and_other_bodies_are_answered(keeper: Keeper) -> None:
