@@ -113,11 +113,24 @@ class Settings(BaseModel):
             raise ValueError("masks and tuning_share exclude each other: tuning splits are not summed")
         if self.masks is not None and self.privacy is not None:
             raise ValueError("masks and privacy exclude each other: nobody can check a sum of masked sums with noise")
+        if self.privacy is not None:
+            self._require_noise_alone()
         if self.policy.evaluation_sums and not self.held_out_share:
             raise ValueError("policy.evaluation_sums needs held-out documents: set held_out_share, such as 0.1")
         if self.policy.evaluation_sums and self.statistics.context < 2:
             raise ValueError("policy.evaluation_sums needs a context of 2 or more tokens")
         return self
+
+    def _require_noise_alone(self) -> None:
+        """With a budget nothing else that depends on the text leaves; `contributing.covered` knows the rest."""
+        needs = {
+            "fit = false": bool(self.fit),
+            "evaluation_sums = false in the policy": self.policy.evaluation_sums,
+            'bodies = ["seed"] in the policy': "merged" in self.policy.bodies,
+        }
+        for need, is_missing in needs.items():
+            if is_missing:
+                raise ValueError(f"privacy needs {need}: its noise is in router contributions alone")
 
 
 def home_of(domain: str) -> Path:

@@ -16,10 +16,7 @@ from moerge.statistics.kinds import CONTRIBUTIONS
 from moerge.statistics.membership import FEW_DOCUMENTS, expected_auc
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, StatisticsFileError
 
-UNCOVERED = (
-    "covers router sums alone: fitted MLPs, head contributions, body contributions, comparisons with merged bodies, "
-    "evaluations and the expert's own weights are functions of the text without noise"
-)
+UNCOVERED = "the expert's weights have no noise: train them with differential privacy, too"
 """On what noise doesn't protect."""
 MOST_RANKED = 8  # grams whose rank is measured
 
@@ -133,7 +130,7 @@ def _reveals(file: StatisticsFile) -> Iterator[str]:
             f"of each document at most what epsilon {privacy.epsilon:.3g} and delta {privacy.delta:g} allow "
             "(differential privacy); sums of the same document in other files add to it"
         )
-        yield f"this {UNCOVERED}"
+        yield UNCOVERED
     if manifest.is_masked or privacy is not None:
         return
     yield f"the amount of text: {manifest.tokens:,} tokens, {manifest.documents:,} documents"
