@@ -6,8 +6,9 @@ cross. The first counter block is the layer's number in its upper 8 bytes.
 
 The owner seals each keeper's seed with HPKE (RFC 9180; DHKEM X25519, HKDF-SHA256, AES-256-GCM). Its `info` has the
 digest of the owner's public key and of all that the owner signs but the seals. So a copied seal opens in no other part.
-A keeper's answer has the sums of masks over all parts, per layer: the gram's, [H(H+1)/2], then the cross of each domain
-in order of name, [H] each, as little-endian words without a header.
+A keeper's answer begins with the digests of request and keeper, its public key, 32 bytes each. Then it has the sums of
+masks over all parts, per layer: the gram's, [H(H+1)/2], then the cross of each domain in order of name, [H] each, as
+little-endian words.
 """
 
 import os
@@ -21,18 +22,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import FailFast, Field, StringConstraints, model_validator
 
 from moerge_proto.digests import Digest, Name, canonical_json, digest_of, sha256_hex
 from moerge_proto.messages import Message
-from moerge_proto.ranges import Source, opened
+from moerge_proto.ranges import Source, opened, read_bytes
 from moerge_proto.signatures import PublicKey, Signature, is_signed, public_key_of
-from moerge_proto.statistics_file import MAX_OWNERS, Int64, RouterManifest, gram_length
+from moerge_proto.statistics_file import Int64, RouterManifest, gram_length
 
 LEAST_OWNERS = 3
 """Fewest owners of a sum: of two, each would know the other's part."""
-MAX_PARTS = 10_000
+MAX_PARTS = 300
+MAX_REQUEST_BYTES = 2**20
 SEED_BYTES = 32
+_HEAD_BYTES = 64
 KeeperKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """A keeper's X25519 public key, in lower-case hex."""
 Sealed = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{160}$")]
@@ -62,7 +65,7 @@ class Seals(Message):
     `owners`: fewest owners whose sum may be unmasked.
     """
 
-    owners: int = Field(ge=LEAST_OWNERS, le=MAX_OWNERS)
+    owners: int = Field(ge=LEAST_OWNERS, le=MAX_PARTS)
     sealed: dict[KeeperKey, Sealed] = Field(min_length=1, max_length=10)
     signature: Signature
 
@@ -74,8 +77,8 @@ class MaskedPart(Message):
     domain: Name
     body: Digest
     contribution: Digest
-    hidden_size: int = Field(ge=1, le=2**20)
-    layers: int = Field(ge=1, le=2**12)
+    hidden_size: int = Field(ge=1, le=2**14)
+    layers: int = Field(ge=1, le=2**10)
     seals: Seals
 
     @classmethod
@@ -126,7 +129,7 @@ def facts_of(manifest: RouterManifest) -> dict[str, object]:
 class MasksRequest(Message):
     """Asks a keeper for the sums of the masks of a whole cohort."""
 
-    parts: list[MaskedPart] = Field(min_length=1, max_length=MAX_PARTS)
+    parts: Annotated[list[MaskedPart], FailFast(), Field(min_length=1, max_length=MAX_PARTS)]
 
     @model_validator(mode="after")
     def _of_one_shape(self) -> Self:
@@ -146,14 +149,20 @@ class MasksRequest(Message):
         return sorted({part.domain for part in self.parts})
 
     @property
+    def keepers(self) -> set[str]:
+        """The public keys of all keepers."""
+        return {keeper for part in self.parts for keeper in part.seals.sealed}
+
+    @property
     def answer_bytes(self) -> int:
         return MaskSums.size_of(self.parts[0].hidden_size, self.parts[0].layers, len(self.domains))
 
 
-def summed(request: MasksRequest, seeds: Sequence[bytes]) -> Iterator[bytes]:
-    """The answer, layer by layer; one seed for each part. Memory: three grams."""
+def summed(request: MasksRequest, keeper: KeeperKey, seeds: Sequence[bytes]) -> Iterator[bytes]:
+    """A keeper's answer, layer by layer; one seed for each part. Memory: three grams."""
     hidden, domains = request.parts[0].hidden_size, request.domains
     length = gram_length(hidden)
+    yield bytes.fromhex(request.digest + keeper)
     for layer in range(request.parts[0].layers):
         gram, cross = np.zeros(length, dtype="<u8"), np.zeros((len(domains), hidden), dtype="<u8")
         for part, seed in zip(request.parts, seeds, strict=True):
@@ -167,6 +176,9 @@ def summed(request: MasksRequest, seeds: Sequence[bytes]) -> Iterator[bytes]:
 class MaskSums:
     """A keeper's answer over `domains`, one tensor in memory at a time.
 
+    Attributes:
+        request, keeper: the digest of the request, and the keeper's key, as the file says.
+
     Raises:
         ValueError: on opening, if its size is another.
     """
@@ -177,10 +189,12 @@ class MaskSums:
             found = self._file.size
             self._file.close()
             raise ValueError(f"expected {size} bytes, found {found}")
+        head = read_bytes(self._file, 0, _HEAD_BYTES).hex()
+        self.request, self.keeper = head[:_HEAD_BYTES], head[_HEAD_BYTES:]
 
     @staticmethod
     def size_of(hidden_size: int, layers: int, domains: int) -> int:
-        return 8 * layers * (gram_length(hidden_size) + domains * hidden_size)
+        return _HEAD_BYTES + 8 * layers * (gram_length(hidden_size) + domains * hidden_size)
 
     def gram(self, layer: int) -> Int64:
         return self._words(layer, 0, gram_length(self._hidden))

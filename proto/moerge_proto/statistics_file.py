@@ -53,8 +53,6 @@ MAX_TOKENS = 2**36
 MAX_EXPERT_TOKENS = 2**30
 """The same, in a body or head contribution; different owners' are never added as integers."""
 MAX_CONTEXT_WEIGHT = 64
-MAX_OWNERS = 1000
-"""As a minimum, of a sum."""
 POOL = "aee96030ac5b2bd8fb7cb9b075b5bf616fc5b692cef0cb699e6c08a40c6116b9"
 """The SHA-256 of the library's file of public texts (`moerge.documents.pool`)."""
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from sqlalchemy import select
 
 from moerge.blobs.local import LocalBlobs, LocalChunks
+from moerge.keeper.answer import answer
 from moerge.keeper.journal import Keeper, make_key
 from moerge_coordinator.domain import cohorts, contributions, owner_keys, owners, versions, withdrawal
 from moerge_coordinator.domain.ports import Ports
@@ -18,7 +19,7 @@ from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
-from moerge_proto.masks import MasksRequest, summed
+from moerge_proto.masks import MasksRequest
 from moerge_proto.options import SolveOptions
 from moerge_proto.owners import Role
 from moerge_proto.signatures import sign_contribution
@@ -43,7 +44,6 @@ class Rounds:
     experts: dict[str, ExpertRow]
     owners: dict[str, MaskedOwner]
     folder: Path
-    asked: list[str] = field(default_factory=list)
 
     def new(
         self, domain: str, number: int = 0, add: int = 0, tensor: str = "layers.0.gram", masked: bool = True
@@ -83,15 +83,19 @@ class Rounds:
         with self.ports.database.reading() as session:
             return versions.lineage_of(session, NewVersion.model_validate(given))
 
-    def fetch(self, url: str, request: MasksRequest, out: BinaryIO) -> str:
-        """The keeper's answer, without HTTP."""
-        self.asked.append(url)
-        answer = b"".join(summed(request, self.keeper.seeds(request)))
-        out.write(answer)
-        return sha256_hex(answer)
+    def ask(self, *domains: str) -> MasksRequest:
+        return cohorts.ask(self.ports.database, self.ports.blobs, domains)
 
-    def unmask(self, lineage: Lineage) -> None:
-        cohorts.unmask(self.ports, lineage, self.fetch)
+    def answer(self, request: MasksRequest) -> Path:
+        """The keeper's answer."""
+        path, asked = self.folder / f"answer-{request.digest[:12]}", self.folder / "request.json"
+        asked.write_text(request.model_dump_json())
+        answer(self.keeper, asked, path)
+        return path
+
+    def unmask(self) -> int:
+        """Asks the keeper, and makes the sum known."""
+        return cohorts.unmask(self.ports.database, self.ports.blobs, [self.answer(self.ask())])
 
     def withdraw(self, digest: str) -> None:
         with self.ports.database.transaction("test") as session:
@@ -103,7 +107,7 @@ class Rounds:
 def rounds_in(folder: Path) -> Iterator[Rounds]:
     make_key(folder / "keeper")
     keeper, known = Keeper(folder / "keeper"), {domain: MaskedOwner(domain) for domain in DOMAINS}
-    settings = Settings(home=folder, keepers={keeper.public_key: "http://127.0.0.1:1"})
+    settings = Settings(home=folder)
     with closing(rows_in_memory(Clock())) as database:
         blobs = LocalBlobs(folder / "blobs")
         uploads = Uploads(database, blobs, LocalChunks(folder / "uploads"), settings)

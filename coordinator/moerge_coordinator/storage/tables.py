@@ -291,9 +291,9 @@ class BodyRow(_Numbered):
 
 
 class CohortRow(_Numbered):
-    """Masked contributions whose sum is known.
+    """Masked contributions that count together.
 
-    `answers`: keeper's key -> digest of its answer.
+    `answers`: keeper's key -> digest of its answer; empty until the sum is known.
     """
 
     __tablename__ = "cohorts"

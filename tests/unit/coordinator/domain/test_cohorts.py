@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from moerge.errors import MoergeError
 from moerge.keeper.journal import KeeperError
 from moerge_coordinator.domain import cohorts
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import CohortRow
 from moerge_proto.options import SolveOptions
@@ -35,11 +33,14 @@ def test_a_cohort_is_made_once_and_its_sum_is_that_of_all(rounds: Rounds) -> Non
     sent = [rounds.send(domain) for domain in DOMAINS]
     assert {row.effective_rank for row in sent} == {None}
     assert all("can't be checked" in row.warnings[0] for row in sent)
+    with pytest.raises(RefusedError, match="masked contributions of art, code, law are in no cohort"):
+        rounds.lineage()
+    request = rounds.ask()
+    assert rounds.ask() == request
+    with pytest.raises(RefusedError, match="cohort 1 waits for its keepers' answers"):
+        rounds.lineage()
+    assert rounds.unmask() == 1
     lineage = rounds.lineage()
-    for _ in range(2):
-        rounds.unmask(lineage)
-    assert rounds.asked == ["http://127.0.0.1:1"]
-    assert rounds.lineage() == lineage
     [found] = cohorts.sources(rounds.ports.database, rounds.ports.blobs, lineage)
     assert sorted(found.members) == lineage.contributions == sorted(row.digest for row in sent)
     plain = [honest_sums(HIDDEN, TOKENS, 1, HIDDEN, seed=seed).arrays["layers.1.gram"] for seed in range(3)]
@@ -49,16 +50,21 @@ def test_a_cohort_is_made_once_and_its_sum_is_that_of_all(rounds: Rounds) -> Non
     with rounds.ports.database.reading() as session:
         [cohort] = session.scalars(select(CohortRow))
         assert set(cohort.answers.values()) <= needed(session)
+    with pytest.raises(RefusedError, match="no masked contribution is without a cohort"):
+        rounds.ask()
+    with pytest.raises(RefusedError, match="cohort that waits"):
+        cohorts.unmask(rounds.ports.database, rounds.ports.blobs, [])
 
 
 def test_a_cohort_counts_whole_or_not_at_all(rounds: Rounds) -> None:
     new = {domain: rounds.new(domain) for domain in DOMAINS}
     sent = {domain: rounds.accept(domain, new[domain]) for domain in DOMAINS}
-    whole = rounds.lineage()
-    rounds.unmask(whole)
+    rounds.ask()
     for change in ({"number": 1}, {"number": 1, "masked": False}):
         with pytest.raises(RefusedError, match="'law' is in the sum of cohort 1 under this body"):
             rounds.send("law", **change)
+    rounds.unmask()
+    whole = rounds.lineage()
     left = [rounds.experts[domain].digest for domain in ("art", "code")]
     with pytest.raises(RefusedError, match=r"cohort 1 lacks contribution .* of law"):
         rounds.lineage(experts=left)
@@ -67,16 +73,58 @@ def test_a_cohort_counts_whole_or_not_at_all(rounds: Rounds) -> None:
         rounds.lineage()
     rounds.accept("law", new["law"])
     assert rounds.lineage() == whole
-    assert rounds.asked == ["http://127.0.0.1:1"]
+
+
+def test_a_cohort_that_waits_can_be_dissolved(rounds: Rounds) -> None:
+    """Contributions that were withdrawn in the meantime are in no sum."""
+    sent = {domain: rounds.send(domain) for domain in DOMAINS}
+    first = rounds.ask()
+    rounds.withdraw(sent["law"].digest)
+    with pytest.raises(RefusedError, match=r"contribution .* of law was withdrawn from cohort 1"):
+        cohorts.unmask(rounds.ports.database, rounds.ports.blobs, [])
+    cohorts.dissolve(rounds.ports.database)
+    with pytest.raises(RefusedError, match="masked contributions of 2 owners"):
+        rounds.ask()
+    rounds.send("law", number=1)
+    second = rounds.ask()
+    assert second.digest != first.digest
+    assert rounds.unmask() == 1
+    assert rounds.lineage().contributions == sorted(part.contribution for part in second.parts)
+
+
+def test_answers_of_all_keepers_to_this_request_are_needed(rounds: Rounds, tmp_path: Path) -> None:
+    for domain in DOMAINS:
+        rounds.send(domain)
+    good = rounds.answer(rounds.ask())
+    content, bad = good.read_bytes(), tmp_path / "bad"
+
+    def refusal(*answers: Path) -> str:
+        with pytest.raises(MoergeError) as caught:
+            cohorts.unmask(rounds.ports.database, rounds.ports.blobs, answers)
+        return caught.value.what
+
+    assert f"no answer of 1 of 1 keepers: {rounds.keeper.public_key}" in refusal()
+    for changed, problem in (
+        (content[:-1], "not an answer to this request: expected"),
+        (bytes(32) + content[32:], "an answer of keeper"),
+        (content[:32] + bytes(32) + content[64:], "an answer of keeper 000000000000"),
+        (content[:64] + bytes(len(content) - 64), "the sum of the cohort of art, code, law"),
+    ):
+        bad.write_bytes(changed)
+        assert problem in refusal(bad)
+    assert cohorts.unmask(rounds.ports.database, rounds.ports.blobs, [good]) == 1
 
 
 def test_fewer_owners_than_one_asks_for_wait(rounds: Rounds) -> None:
     for domain in DOMAINS[:2]:
         rounds.send(domain)
-    with pytest.raises(RefusedError, match="masked contributions of 2 owners, art-owner, code-owner") as caught:
-        rounds.lineage()
-    assert caught.value.kind == ProblemType.NOT_READY
-    assert rounds.asked == []
+    for step in (rounds.lineage, rounds.ask):
+        with pytest.raises(RefusedError, match="masked contributions of 2 owners, art-owner, code-owner") as caught:
+            step()
+        assert caught.value.kind == ProblemType.NOT_READY
+    rounds.send("law")
+    with pytest.raises(RefusedError, match="masked contributions of 2 owners, art-owner, law-owner"):
+        rounds.ask("art", "law")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +134,7 @@ def test_fewer_owners_than_one_asks_for_wait(rounds: Rounds) -> None:
 def test_options_that_need_each_owners_sums_are_refused(rounds: Rounds, options: dict[str, Any]) -> None:
     for domain in DOMAINS:
         rounds.send(domain)
+    rounds.unmask()
     with pytest.raises(RefusedError, match="are masked"):
         rounds.lineage(options=SolveOptions.model_validate(options))
     assert rounds.lineage(options=SolveOptions(domain_weights=dict.fromkeys(DOMAINS, 2.0)))
@@ -108,15 +157,9 @@ def test_seals_must_be_the_owners_and_for_the_files_keepers(rounds: Rounds) -> N
     assert rounds.accept("law", new).active
 
 
-def test_a_keeper_without_an_address_and_a_refusal_stop_the_solve(rounds: Rounds) -> None:
+def test_a_refusal_of_the_keeper_makes_no_sum(rounds: Rounds) -> None:
     for domain in DOMAINS:
         rounds.send(domain)
-    lineage, known = rounds.lineage(), rounds.ports
-    rounds.ports = replace(known, settings=Settings(home=rounds.folder))
-    with pytest.raises(MoergeError, match="no address of the keeper with the key"):
-        rounds.unmask(lineage)
-    rounds.ports = known
-    other = MaskedOwner("law")
-    rounds.keeper.approve(other.request, replace=True)
+    rounds.keeper.approve(MaskedOwner("law").request, replace=True)
     with pytest.raises(KeeperError, match="not signed by an approved key of 'law-owner'"):
-        rounds.unmask(lineage)
+        rounds.unmask()
