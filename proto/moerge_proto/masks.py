@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
-from pydantic import FailFast, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from moerge_proto.digests import Digest, Name, canonical_json, digest_of, sha256_hex
 from moerge_proto.messages import Message
@@ -129,7 +129,7 @@ def facts_of(manifest: RouterManifest) -> dict[str, object]:
 class MasksRequest(Message):
     """Asks a keeper for the sums of the masks of a whole cohort."""
 
-    parts: Annotated[list[MaskedPart], FailFast(), Field(min_length=1, max_length=MAX_PARTS)]
+    parts: list[MaskedPart] = Field(min_length=1, max_length=MAX_PARTS)
 
     @model_validator(mode="after")
     def _of_one_shape(self) -> Self:

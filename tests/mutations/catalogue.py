@@ -145,11 +145,11 @@ MUTATIONS = (
         ("tests/attacks/test_keeper.py",),
     ),
     Mutation(
-        "all-wrong-parts",
-        "a keeper's parsing ends at the first wrong part",
+        "many-parts",
+        "a keeper's parsing ends after a bounded number of parts",
         PROTO,
-        "Annotated[list[MaskedPart], FailFast(), Field(",
-        "Annotated[list[MaskedPart], Field(",
+        "parts: list[MaskedPart] = Field(min_length=1, max_length=MAX_PARTS)",
+        "parts: list[MaskedPart] = Field(min_length=1)",
         ("tests/attacks/test_keeper.py",),
     ),
     Mutation(

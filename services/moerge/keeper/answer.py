@@ -32,7 +32,7 @@ def answer(keeper: Keeper, request: Path, out: Path) -> MasksRequest:
 
 
 def read_request(path: Path) -> MasksRequest:
-    """The request in a file; at most `MAX_REQUEST_BYTES` are read, and parsing ends at the first wrong part."""
+    """The request in a file, of at most `MAX_REQUEST_BYTES`."""
     todo = "copy the file again that moerge coordinator cohort wrote"
     with path.open("rb") as file:
         content = file.read(MAX_REQUEST_BYTES + 1)
