@@ -137,6 +137,22 @@ MUTATIONS = (
         ("tests/attacks/owner/test_masked_sums.py",),
     ),
     Mutation(
+        "reversed-names",
+        "names of others have no bidirectional controls in a terminal",
+        LIBRARY,
+        "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]",
+        "]",
+        ("tests/attacks/test_terminal.py",),
+    ),
+    Mutation(
+        "folded-people",
+        "a person is who the settings name exactly so",
+        COORDINATOR,
+        '.decode("latin-1").strip())',
+        '.decode("latin-1").strip().lower())',
+        ("tests/contract/test_people.py",),
+    ),
+    Mutation(
         "endless-request",
         "a keeper reads a bounded request",
         LIBRARY,
