@@ -1097,6 +1097,14 @@ MUTATIONS = (
         ("tests/unit/services/benchmarks/test_arguments.py",),
     ),
     Mutation(
+        "adapter-of-another-seed",
+        "an adapter keeps the seed's body only if it is on that seed",
+        LIBRARY,
+        "if adapter and base_of(adapter).samefile(seed.folder) else None",
+        "if adapter else None",
+        ("tests/unit/services/models/test_keeping.py",),
+    ),
+    Mutation(
         "unconfined-code",
         "programs that models write have no network, and write nowhere else",
         LIBRARY,
