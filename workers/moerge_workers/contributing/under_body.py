@@ -52,7 +52,7 @@ def _require_covered(context: Context, body: Body, weights: OwnBody) -> None:
     require_covered(
         context.settings,
         own.family,
-        keeping(own, weights.seed),
+        keeping(own, weights.seed, adapter=own.adapter),
         was_fitted=any(parts.is_fitted(context, body.digest, item.digest) for item in made),
         had_head=any(map(has_head, made)),
     )
