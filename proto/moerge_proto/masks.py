@@ -28,7 +28,13 @@ from moerge_proto.digests import Digest, Name, canonical_json, digest_of, sha256
 from moerge_proto.messages import Message
 from moerge_proto.ranges import Source, opened, read_bytes
 from moerge_proto.signatures import PublicKey, Signature, is_signed, public_key_of
-from moerge_proto.statistics_file import Int64, RouterManifest, gram_length
+from moerge_proto.statistics_file import (
+    MAX_MASKED_HIDDEN,
+    MAX_MASKED_LAYERS,
+    Int64,
+    RouterManifest,
+    gram_length,
+)
 
 LEAST_OWNERS = 3
 """Fewest owners of a sum: of two, each would know the other's part."""
@@ -77,8 +83,8 @@ class MaskedPart(Message):
     domain: Name
     body: Digest
     contribution: Digest
-    hidden_size: int = Field(ge=1, le=2**14)
-    layers: int = Field(ge=1, le=2**10)
+    hidden_size: int = Field(ge=1, le=MAX_MASKED_HIDDEN)
+    layers: int = Field(ge=1, le=MAX_MASKED_LAYERS)
     seals: Seals
 
     @classmethod

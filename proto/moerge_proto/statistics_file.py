@@ -56,6 +56,8 @@ MAX_CONTEXT_WEIGHT = 64
 POOL = "aee96030ac5b2bd8fb7cb9b075b5bf616fc5b692cef0cb699e6c08a40c6116b9"
 """The SHA-256 of the library's file of public texts (`moerge.documents.pool`)."""
 
+MAX_MASKED_HIDDEN, MAX_MASKED_LAYERS = 2**14, 2**10
+"""Of masked sums: a keeper's answer is as large, and keepers believe what owners sign."""
 Int64 = NDArray[np.int64]
 Kind = Literal["router", "body", "head"]
 """A contribution's purpose: the routers under one body, merged bodies, or heads."""
@@ -238,6 +240,8 @@ class RouterManifest(_Manifest):
             raise ValueError("keepers: expected sorted and distinct keys")
         if self.keepers and self.split != "statistics":
             raise ValueError("keepers: expected none with the split `tuning`")
+        if self.keepers and (self.hidden_size > MAX_MASKED_HIDDEN or self.layers > MAX_MASKED_LAYERS):
+            raise ValueError(f"keepers: expected none with H above {MAX_MASKED_HIDDEN}, or so many layers")
         if self.keepers and self.settings.privacy is not None:
             raise ValueError("settings.privacy: expected none with keepers, because nobody can check a sum with noise")
         return self

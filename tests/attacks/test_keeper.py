@@ -13,7 +13,9 @@ from moerge.errors import MoergeError
 from moerge.keeper.answer import answer, read_request
 from moerge.keeper.journal import Keeper, KeeperError
 from moerge_proto.masks import MAX_PARTS, MAX_REQUEST_BYTES, MasksRequest
+from moerge_proto.statistics_file import RouterManifest
 from support.masked import MaskedOwner, keeper_of
+from support.statistics import honest_sums, manifest_of
 
 OWNERS = [MaskedOwner(domain) for domain in ("art", "code", "law")]
 LISTENING = "uvicorn", "starlette", "fastapi", "http.server", "socketserver"
@@ -56,6 +58,10 @@ def test_owners_choose_no_answer_of_terabytes(keeper: Keeper, shape: dict[str, i
     part = OWNERS[0].part([keeper.public_key])
     with pytest.raises(ValidationError, match="less than or equal"):
         MasksRequest.model_validate({"parts": [part.model_copy(update=shape).model_dump()]})
+    manifest = manifest_of(honest_sums(8, 512, 1, 8, 0), 1).model_dump() | shape | {"keepers": [keeper.public_key]}
+    manifest["exponents"] = [0] * manifest["layers"]
+    with pytest.raises(ValidationError, match="keepers: expected none with H above 16384"):
+        RouterManifest.model_validate(manifest)
 
 
 def test_repeated_and_refused_requests_leave_no_rows(keeper: Keeper, tmp_path: Path) -> None:

@@ -169,6 +169,14 @@ MUTATIONS = (
         ("tests/attacks/test_keeper.py",),
     ),
     Mutation(
+        "huge-answer",
+        "owners can't sign a shape whose answer has terabytes",
+        PROTO,
+        "hidden_size: int = Field(ge=1, le=MAX_MASKED_HIDDEN)",
+        "hidden_size: int = Field(ge=1, le=2**20)",
+        ("tests/attacks/test_keeper.py",),
+    ),
+    Mutation(
         "full-disk-answer",
         "a keeper begins no answer that doesn't fit on its disk",
         LIBRARY,
