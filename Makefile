@@ -11,8 +11,8 @@ PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --con
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
 
-# The papers' table on the demo's experts. Another preset: make table PRESET=standard
-PRESET ?= demo
+# The papers' table on four small experts. Another preset: make table PRESET=standard
+PRESET ?= small
 table: $(VENV)/.demo
 	$(BIN)/moerge table --preset $(PRESET) --json-file build/table.json --svg build/table.svg
 

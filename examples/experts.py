@@ -1,8 +1,8 @@
-"""Links the demo's experts and texts into the folder `demo`; experts that are missing are trained first, for minutes.
+"""Links the tables' small experts and texts into the folder `demo`; missing experts are trained first, for minutes.
 
 `demo/experts` has a folder each for code, geography, medicine and security, and for their seed model. `demo/texts` has
 a folder for each domain with its splits: train.jsonl, which the expert was trained on, and statistics.jsonl,
-tuning.jsonl and heldout.jsonl, which it hasn't seen. Experts are those of `make demo` and `moerge table --preset demo`.
+tuning.jsonl and heldout.jsonl, which it hasn't seen. Experts are those of `moerge table --preset small`.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from moerge_lab.table.presets import PRESETS
 if __name__ == "__main__":
     logging.disable_progress_bar()
     cache, demo = cache_folder(), Path("demo")
-    _, seed = PRESETS["demo"].sources(cache, progress())
+    _, seed = PRESETS["small"].sources(cache, progress())
     demo.mkdir(exist_ok=True)
     for name, folder in (("experts", seed.parent), ("texts", cache / "texts")):
         (demo / name).unlink(missing_ok=True)

@@ -33,7 +33,7 @@ FEW = "the demo's four experts (2.6 M parameters), float32; the same 2000 tokens
 
 @cache
 def sources() -> dict[str, Sources]:
-    return PRESETS["demo"].sources(cache_folder(), progress())[0]
+    return PRESETS["small"].sources(cache_folder(), progress())[0]
 
 
 @cache

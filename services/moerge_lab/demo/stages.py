@@ -9,7 +9,7 @@ from rich.text import Text
 from moerge.terminal import Screen
 
 STAGES = (
-    ("Train a small seed model, and four experts from it", "5 minutes"),
+    ("Train a small seed model, and four experts from it", "1 minute"),
     ("Start a coordinator; three owners join", "1 minute"),
     ("Publish a version of three experts", "1 minute"),
     ("The fourth owner joins; publish a version of four", "1 minute"),

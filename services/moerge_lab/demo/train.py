@@ -86,8 +86,8 @@ class Training:
 
 
 DEMO = Training(
-    Scratch(2048, 192, 1024, layers=3, heads=3, phase=Phase(tokens=1_200_000, learning_rate=4e-3)),
-    for_expert=Phase(tokens=160_000, learning_rate=1e-3),
+    Scratch(1024, 96, 384, layers=3, heads=3, phase=Phase(tokens=250_000, learning_rate=5e-3)),
+    for_expert=Phase(tokens=60_000, learning_rate=2e-3),
 )
 
 

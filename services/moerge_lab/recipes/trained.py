@@ -28,8 +28,8 @@ STARTS = ("random", "ridge", "recommended", "fitted")
 """Routers before training: random; DUME's; or the whole model of `recommended`, or of `recommended:fit=1`."""
 BODIES: tuple[BodyMethod, ...] = ("average", "ties", "dare")
 TRAINING: Options = {"train": 250_000, "rate": 3e-4, "batch": 8}
-"""Tokens of the training, its highest learning rate, and rows of a batch. Rates were chosen on the demo's tuning text
-(docs/quality.md)."""
+"""Tokens of the training, its highest learning rate, and rows of a batch. Rates were chosen on the tuning text of
+`small` (docs/quality.md)."""
 _WORDS = {"routing": ROUTINGS, "start": STARTS, "body": BODIES}
 
 

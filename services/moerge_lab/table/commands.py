@@ -56,7 +56,7 @@ def table(
 
     Cells are 100 x the perplexity of the domain's own dense expert / the model's. Default: all untrained recipes.
 
-    Example: moerge table --preset demo --recipe dume --recipe regmean
+    Example: moerge table --preset small --recipe dume --recipe regmean
     """
     if ctx.invoked_subcommand is not None:
         return _refuse_options(ctx)
@@ -126,7 +126,7 @@ def joined(
 
     The first version has two experts. Recipes: those with a body and solved routers; default dume and recommended.
 
-    Example: moerge table joined --preset demo
+    Example: moerge table joined --preset small
     """
     from moerge_lab.table.joining import join
     from moerge_lab.table.runs import joinable
@@ -156,7 +156,7 @@ def soups(
 
     Cells are 100 x the seed model's perplexity / the model's. Default: all recipes for specialists.
 
-    Example: moerge table soups --preset demo --tokens 10000
+    Example: moerge table soups --preset small --tokens 10000
     """
     from moerge_lab.table.measure import measure
     from moerge_lab.table.plots import picture

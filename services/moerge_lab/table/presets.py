@@ -10,7 +10,7 @@ from moerge.progress import Progress
 from moerge.scoring.draw import Cut
 from moerge_lab.demo import corpora
 from moerge_lab.demo.smollm import END
-from moerge_lab.demo.train import DEMO, Phase, Scratch, Training, train
+from moerge_lab.demo.train import Phase, Scratch, Training, train
 from moerge_lab.table.texts import Sources
 
 
@@ -47,7 +47,15 @@ _SMOLLM = Preset(
     statistics_tokens=10_000,
 )
 PRESETS = {
-    "demo": Preset(corpora.DOMAINS, DEMO, Cut(context=256, stride=128, tokens=20_000), statistics_tokens=10_000),
+    "small": Preset(
+        corpora.DOMAINS,
+        Training(
+            Scratch(2048, 192, 1024, layers=3, heads=3, phase=Phase(tokens=1_200_000, learning_rate=4e-3)),
+            for_expert=Phase(tokens=160_000, learning_rate=1e-3),
+        ),
+        Cut(context=256, stride=128, tokens=20_000),
+        statistics_tokens=10_000,
+    ),
     "standard": Preset(
         (*corpora.DOMAINS, *corpora.FURTHER),
         Training(
@@ -78,5 +86,5 @@ PRESETS = {
         device="cuda",
     ),
 }
-"""`standard` has 6 M parameters, `smollm` a pretrained seed of 135 M, `paper` 115 M as in DUME section 3.1. Experts of
-`smollm-mlp` and `smollm-lora` keep their seed's body and head."""
+"""`small` has 2.6 M parameters, `standard` 6 M, `smollm` a pretrained seed of 135 M, `paper` 115 M as in DUME section
+3.1. Experts of `smollm-mlp` and `smollm-lora` keep their seed's body and head."""

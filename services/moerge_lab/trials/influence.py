@@ -35,10 +35,10 @@ Directions = Sequence[NDArray[np.float64]]
 
 
 class Fleet:
-    """The demo's owners: experts and texts, their body, and the honest router contributions."""
+    """Four owners: experts and texts, their body, and the honest router contributions."""
 
     def __init__(self, tokens: int, home: Path) -> None:
-        inputs, self.home = inputs_of("demo"), home
+        inputs, self.home = inputs_of("small"), home
         self.texts = list(inputs.texts().values())
         self.experts = [DenseExpert(name, source.expert, name) for name, source in inputs.sources.items()]
         grams, self.heads = list[Path](), list[Path]()
@@ -120,7 +120,7 @@ class Fleet:
 def influence(
     tokens: Annotated[int, typer.Option(min=1, help="Of each domain's statistics.")] = 10_000,
 ) -> None:
-    """Measure the influence of the last of the demo's owners on the routers, by honest and by hostile sums.
+    """Measure the influence of the last of four owners on the routers, by honest and by hostile sums.
 
     Rank, draws and moves are the worst of all domains, as measured by the coordinator. Counted is the largest share of
     a domain's held-out tokens that go to another expert. Scores are normalised perplexities.

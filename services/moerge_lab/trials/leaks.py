@@ -1,4 +1,4 @@
-"""`leaks`: the information about an owner's text that forged bodies of the demo's experts extract."""
+"""`leaks`: the information about an owner's text that forged bodies of the small experts extract."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -76,10 +76,10 @@ def _rank_of_the_token_before(read: Tensor, token: int, before: int, body: Tenso
 
 
 class Attacked:
-    """An owner of the demo, its text, and the honest body."""
+    """An owner, its text, and the honest body."""
 
     def __init__(self, domain: str, documents: int, max_stray: float, home: Path) -> None:
-        _, sources, *_ = inputs_of("demo")
+        _, sources, *_ = inputs_of("small")
         experts = {name: DenseExpert(name, source.expert) for name, source in sources.items()}
         self.expert, self.home, self.max_stray = experts[domain], home, max_stray
         corpus = Corpus(sources[domain].text, self.expert)

@@ -143,13 +143,13 @@ def membership(
     others: Annotated[int, typer.Option(min=2, help="Documents of the domain that the attacker has besides.")] = 300,
     trials: Annotated[int, typer.Option(min=1, help="Random choices of documents.")] = 3,
 ) -> None:
-    """Measure how well someone with a document can tell whether it is in a router contribution of the demo.
+    """Measure how well someone with a document can tell whether it is in a router contribution.
 
     The attacker has the sums, the model, and other documents of the domain. Figures are the area under the curve of the
     likelihood ratio, and in brackets the share of documents that are found at 1 % false alarms. Documents are all of a
     domain's text; the expert was trained on some.
     """
-    _, sources, seed, _ = inputs_of("demo")
+    _, sources, seed, _ = inputs_of("small")
     domains, numbers = domain or list(sources), documents or [100, 300, 1000, 3000]
     results = dict[str, list[str]]()
     for name in domains:

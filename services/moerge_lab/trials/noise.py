@@ -177,7 +177,7 @@ def _row(label: str, fixed: Fixed, contributions: Sequence[Path]) -> Run:
 
 
 def noise(
-    preset: PresetName = "demo",
+    preset: PresetName = "small",
     tokens: Annotated[int, typer.Option(min=1, help="Scored tokens of each domain.")] = 5_000,
     documents: Annotated[list[int] | None, typer.Option(help="Documents of each owner; repeat.")] = None,
     subjects: Annotated[

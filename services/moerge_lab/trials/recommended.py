@@ -74,7 +74,7 @@ def _from(label: str, text: Callable[[Fleet, Domain], list[list[int]]]) -> Run:
 
 def constants(
     names: Annotated[list[str] | None, typer.Argument(help="Constants, such as 'evenness 2', or recipes.")] = None,
-    preset: PresetName = "demo",
+    preset: PresetName = "small",
     tokens: MostTokens = maxsize,
 ) -> None:
     """Change one constant or option of the recommended recipe at a time; by default every one.
@@ -90,7 +90,7 @@ def constants(
 
 
 def prompts(
-    preset: PresetName = "demo",
+    preset: PresetName = "small",
     tokens: MostTokens = 20_000,
     beginnings: Annotated[int, typer.Option(min=1, help="Beginnings of documents of each domain.")] = 8,
     written: Annotated[int, typer.Option(help="Tokens of text that each expert writes.")] = 10_000,

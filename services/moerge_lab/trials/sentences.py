@@ -72,7 +72,7 @@ def _print_row(name: str, choices: Mapping[str, Sequence[Tensor]]) -> None:
 
 
 def sentences(
-    preset: PresetName = "demo",
+    preset: PresetName = "small",
     texts: Annotated[int, typer.Option(min=1, help="Texts of each domain and kind.")] = 60,
 ) -> None:
     """Measure the share of a text's tokens for its own domain's expert in `recommended`, after some numbers of tokens.

@@ -121,10 +121,12 @@ def _print_distances(experts: Sequence[DenseExpert]) -> None:
 
 
 def strays(
-    expert: Annotated[list[str] | None, typer.Option(help="DOMAIN=DIR. Default: the demo's experts.")] = None,
+    expert: Annotated[list[str] | None, typer.Option(help="DOMAIN=DIR. Default: the small experts.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="DOMAIN=FILES")] = None,
     seed: Annotated[Path | None, typer.Option(help="Folder of your experts' seed model.")] = None,
-    tokens: Annotated[int, typer.Option(help="Of each owner's text; the default is 64 H of the demo's.")] = 12_288,
+    tokens: Annotated[
+        int, typer.Option(help="Of each owner's text; default: 64 H of the small experts.")
+    ] = 12_288,
 ) -> None:
     """Measure distances of experts, and stray and loss of each method's bodies, as owners do.
 
@@ -135,7 +137,7 @@ def strays(
     texts, folders = named_values("text", text or []), single_values("expert", expert or [])
     sources: Mapping[str, Sources] = {name: Sources(Path(folder), texts[name]) for name, folder in folders.items()}
     if not sources:
-        _, sources, seed, _ = inputs_of("demo")
+        _, sources, seed, _ = inputs_of("small")
     elif seed is None:
         raise MoergeError("the seed model is missing", where="`seed`", todo="name its folder")
     with TemporaryDirectory() as folder:

@@ -15,7 +15,7 @@ from moerge.errors import MoergeError
 from moerge.progress import LogProgress, NoProgress
 from moerge.scoring.draw import Cut
 from moerge_lab.demo import corpora
-from moerge_lab.demo.train import DEMO, Phase, Scratch, Training, _config, _digest, train
+from moerge_lab.demo.train import Phase, Scratch, Training, _config, _digest, train
 from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.training import checkpoint
 from support.models import tokenizer
@@ -42,14 +42,14 @@ def parameters(training: Training, words: PreTrainedTokenizerFast) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("demo", 1, 4), ("standard", 5, 10), ("paper", 114, 116)])
+@pytest.mark.parametrize(("name", "least", "most"), [("small", 1, 4), ("standard", 5, 10), ("paper", 114, 116)])
 def test_experts_are_as_large_as_the_preset_says(name: str, least: float, most: float) -> None:
     assert least * 1e6 <= parameters(PRESETS[name].training, tokenizer()) <= most * 1e6
 
 
 def test_the_demo_s_experts_keep_their_place() -> None:
     """Caches are named by this digest; what changes it makes everyone train again."""
-    assert _digest(DEMO, {}) == "f0626cd7afa5b6eb2c6fad907e993803cec16068e9151e2a0bfed3fca4b15b4a"
+    assert _digest(PRESETS["small"].training, {}) == "f0626cd7afa5b6eb2c6fad907e993803cec16068e9151e2a0bfed3fca4b15b4a"
 
 
 def texts(folder: Path) -> None:

@@ -373,7 +373,7 @@ def test_experts_may_differ_in_architecture_not_in_tokenizer(
         ({"recipe": ["dume"], "sweep": "q=1,2"}, "no recipe has the option 'q'"),
         ({"recipe": ["dume"], "sweep": "k=1,two"}, "expected OPTION=NUMBER,NUMBER"),
         ({"against": "ties"}, "name one of: d0 expert, d1 expert, averaging"),
-        ({"preset": "demo"}, "--expert: a preset has its own experts, texts and base"),
+        ({"preset": "small"}, "--expert: a preset has its own experts, texts and base"),
     ],
 )
 def test_unsuitable_options_are_refused_before_the_work(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -396,7 +396,7 @@ def test_soups_need_other_text_of_every_domain(tmp_path: Path, other: list[str],
 
 def test_options_before_a_subcommand_are_refused() -> None:
     with pytest.raises(MoergeError, match="--preset: has no effect here"):
-        table("--preset", "demo", "version", "v1")
+        table("--preset", "small", "version", "v1")
 
 
 def test_line_separators_within_a_text_end_no_document(tmp_path: Path) -> None:

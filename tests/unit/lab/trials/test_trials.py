@@ -48,7 +48,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ran(cache: Path, patch: pytest.MonkeyPatch, *line: str) -> list[str]:
     """The lines that a trial prints about tiny experts."""
     training = Training(SMALL, for_expert=Phase(128, 1e-3), context=32, batch_rows=2)
-    patch.setitem(PRESETS, "demo", Preset(DOMAINS, training, Cut(32, 16, 100), 400))
+    patch.setitem(PRESETS, "small", Preset(DOMAINS, training, Cut(32, 16, 100), 400))
     patch.setenv("XDG_CACHE_HOME", str(cache))
     ended = CliRunner().invoke(app, line, catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
