@@ -27,8 +27,9 @@ from moerge_proto.digests import Digest, canonical_json, sha256_hex
 from moerge_proto.messages import Message
 
 SIGNATURE_FILE, PROVENANCE_FILE = "model.sig", "provenance.sigstore.json"
-_TOOLS = ".cache", ".eval_results", ".git", ".gitattributes", ".github", ".gitignore"
-UNSIGNED = (*_TOOLS, SIGNATURE_FILE, PROVENANCE_FILE)
+TOOLS = ".cache", ".eval_results", ".git", ".gitattributes", ".github", ".gitignore"
+"""Names of other tools in a version's folder, which its signature doesn't cover."""
+UNSIGNED = (*TOOLS, SIGNATURE_FILE, PROVENANCE_FILE)
 """Names in a version's folder that its signature doesn't cover. Nothing reads them when it loads the model."""
 _BUNDLE: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"

@@ -977,6 +977,22 @@ MUTATIONS = (
         ("tests/unit/coordinator/rest/test_demands.py",),
     ),
     Mutation(
+        "irregular-files",
+        "a version's folder has regular files only",
+        LIBRARY,
+        "if odd := [path.relative_to(folder).as_posix() for path in paths if not path.is_file()]:",
+        "if odd := [path.name for path in paths if False]:",
+        ("tests/attacks/test_copies.py",),
+    ),
+    Mutation(
+        "unnamed-tools",
+        "verify names what a version's signature doesn't cover",
+        LIBRARY,
+        "unsigned = [name for name in TOOLS if (folder / name).exists()]",
+        "unsigned = list[str]()",
+        ("tests/attacks/test_copies.py",),
+    ),
+    Mutation(
         "programs-run",
         "programs that models write aren't executed",
         LIBRARY,

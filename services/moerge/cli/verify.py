@@ -15,7 +15,9 @@ from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.provenance import Input, Provenance
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.version_keys import VersionKey
-from moerge_proto.version_signatures import PROVENANCE_FILE
+from moerge_proto.version_signatures import PROVENANCE_FILE, TOOLS
+
+_GIT = "Git runs commands of a .git folder: remove one that isn't yours."
 
 Key = Annotated[
     str | None, typer.Option(help="Fingerprint of the operator's version key, or the file of its public key.")
@@ -33,21 +35,27 @@ def verify(
 ) -> None:
     """Verify a version's files against its signature, model.sig, without a coordinator.
 
-    Refuses altered, missing and additional files. Without --key, compare the printed fingerprint with the operator's.
-    Also verifies provenance.sigstore.json, and prints which owner signed which inputs of the version. Without --keys it
-    can't know of revocations.
+    Refuses altered, missing and additional files, and what isn't a regular file. Names the folders of git and other
+    tools, which no signature covers. Without --key, compare the printed fingerprint with the operator's. Also verifies
+    provenance.sigstore.json, and prints which owner signed which inputs of the version. Without --keys it can't know of
+    revocations.
 
     Example: moerge verify my-model --key version-key.pub
     """
+    unsigned = [name for name in TOOLS if (folder / name).exists()]
     signed = verify_folder(folder, key, progress(), [] if keys is None else _read(keys))
     provenance = folder_provenance(folder, signed)
     if as_json:
         facts = {"version": signed.number, "release": signed.release, "key": signed.fingerprint}
         inputs = None if provenance is None else [item.model_dump(mode="json") for item in provenance.inputs]
-        show_json({**facts, "compared": key is not None, "files": dict(signed.files), "inputs": inputs})
+        show_json(
+            {**facts, "compared": key is not None, "files": dict(signed.files), "unsigned": unsigned, "inputs": inputs}
+        )
         return
     by = in_groups(signed.fingerprint)
     echo(f"{folder}: version {signed.number}, {len(signed.files)} files as signed by key {by}")
+    if unsigned:
+        echo(f"Not signed, so not verified: {', '.join(unsigned)}. {_GIT}", err=True)
     if provenance is None:
         echo(f"It has no {PROVENANCE_FILE}, so nothing says from whom its inputs came.", err=True)
     else:

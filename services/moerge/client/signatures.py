@@ -14,6 +14,7 @@ from moerge_proto.version_keys import VersionKey, successors
 from moerge_proto.version_signatures import (
     PROVENANCE_FILE,
     SIGNATURE_FILE,
+    TOOLS,
     UNSIGNED,
     SignedVersion,
     fingerprint,
@@ -172,9 +173,10 @@ def verify_folder(folder: Path, key: str | None, progress: Progress, keys: Seque
         keys: the operator's, with rotations and revocations.
 
     Raises:
-        MoergeError: there is no signature, another key or a revoked one made it, or a file is altered, missing or not
-            signed.
+        MoergeError: there is no signature, another key or a revoked one made it, or a file is altered, missing, not
+            signed or not a regular file.
     """
+    regular_files(folder)  # before a signature is opened that is a FIFO
     signed = read_signature(folder)
     if signed is None:
         todo = "name the folder of a pulled version, or a copy of one"
@@ -190,14 +192,22 @@ def verify_folder(folder: Path, key: str | None, progress: Progress, keys: Seque
 
 def folder_digests(folder: Path, progress: Progress) -> dict[str, Digest]:
     """Name -> SHA-256 of the files of a version's folder that its signature covers."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink()]
-    paths = [path for path in paths if path.relative_to(folder).parts[0] not in UNSIGNED]
+    paths = [path for path in regular_files(folder) if path.relative_to(folder).parts[0] not in UNSIGNED]
     found = dict[str, Digest]()
     with progress.track("verifying files", sum(path.stat().st_size for path in paths), "B") as tracker:
         for path in paths:
             found[path.relative_to(folder).as_posix()] = file_sha256(path)
             tracker.advance(path.stat().st_size)
     return found
+
+
+def regular_files(folder: Path) -> list[Path]:
+    """The files of a version's folder without those of other tools. MoergeError: names what is no regular file."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    paths = [path for path in paths if path.relative_to(folder).parts[0] not in TOOLS]
+    if odd := [path.relative_to(folder).as_posix() for path in paths if not path.is_file()]:
+        raise MoergeError(f"not regular files: {named(odd)}", where=str(folder), todo="remove them, or pull again")
+    return paths
 
 
 def differing(expected: Mapping[str, Digest], found: Mapping[str, Digest]) -> list[str]:
