@@ -221,6 +221,22 @@ def test_a_provenance_with_another_owner_is_found(federation: Federation, versio
     assert not (tmp_path / "new").exists()
 
 
+def test_an_alias_that_is_set_back_is_refused(federation: Federation, version: Version, tmp_path: Path) -> None:
+    folder, later = tmp_path / "model", federation.solve(options=SolveOptions(ridge_lambda=3000)).number
+    federation.operator.promote("champion", later)
+    federation.moerge("pull", "champion", folder)
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
+        database.execute("UPDATE aliases SET version = ? WHERE name = 'champion'", (version.number,))
+    done = run_command("pull", "champion", folder, **federation.server.environment())
+    told = f"champion is version {version.number}; the folder has version {later}"
+    assert (done.returncode, told in " ".join(done.stderr.split())) == (1, True)
+    assert verify_folder(folder, None, SILENT).number == later
+    federation.moerge("pull", "champion", folder, "--older")
+    assert verify_folder(folder, None, SILENT).number == version.number
+    federation.moerge("pull", later, folder)
+    federation.moerge("pull", version.number, folder)
+
+
 def test_a_locally_changed_file_is_told_from_another_served_one(
     federation: Federation, version: Version, tmp_path: Path
 ) -> None:

@@ -977,6 +977,14 @@ MUTATIONS = (
         ("tests/unit/coordinator/rest/test_demands.py",),
     ),
     Mutation(
+        "older-alias",
+        "pull refuses an alias of an earlier version than the folder's",
+        LIBRARY,
+        "if earlier is not None and number < earlier.number and not version.isdecimal() and not older:",
+        "if False:",
+        ("tests/attacks/test_swap.py",),
+    ),
+    Mutation(
         "irregular-files",
         "a version's folder has regular files only",
         LIBRARY,

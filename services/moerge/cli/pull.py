@@ -12,6 +12,7 @@ from moerge.cli.versions import Which, resolve
 from moerge.client.client import Client
 from moerge.client.pull import pull as pull_version
 from moerge.client.signatures import expected_fingerprint, read_signature
+from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.terminal import echo
 from moerge.versions.hub_results import REGISTERED, write_hub_results
@@ -27,14 +28,15 @@ def pull(
     hub_results: Annotated[
         bool, typer.Option("--hub-results", help="Also write reported benchmarks for the hub, .eval_results/*.yaml.")
     ] = False,
+    older: Annotated[bool, typer.Option("--older", help="Accept an alias of an earlier version.")] = False,
 ) -> None:
     """Download a version into FOLDER, in the format of transformers. Existing files are reused.
 
     Checks every file, the model card too, against the version's signature, before FOLDER appears. The first pull
     into FOLDER pins the key; --key names it before. Follows rotations that the pinned key has signed. Refuses unsigned
-    versions, revoked keys, and other files for a number that was pulled before. An interrupted pull leaves FOLDER
-    unchanged; the next one resumes. --hub-results writes the operators' results of the hub's benchmarks, over all
-    questions; a later pull without it removes them.
+    versions, revoked keys, other files for a number that was pulled before, and, without --older, an alias of an
+    earlier version than FOLDER's. An interrupted pull leaves FOLDER unchanged; the next one resumes. --hub-results
+    writes the operators' results of the hub's benchmarks, over all questions; a later pull without it removes them.
 
     Example: moerge pull champion my-model
     """
@@ -44,6 +46,10 @@ def pull(
         pinned = expected_fingerprint(key)
     with Client(coordinator, secret) as client:
         number = resolve(client, version)
+        if earlier is not None and number < earlier.number and not version.isdecimal() and not older:
+            what = f"{version} is version {number}; the folder has version {earlier.number}, a later one"
+            todo = f"set `older` if the operator says that {version} was rolled back"
+            raise MoergeError(what, where=str(folder), todo=todo)
         fetched = pull_version(client, client.version(number), folder, progress(), key)
         tasks = write_hub_results(list(client.benchmarks(number)), folder) if hub_results else []
     signed = read_signature(folder)
