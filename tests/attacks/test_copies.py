@@ -11,7 +11,9 @@ from typer.testing import CliRunner, Result
 from moerge.cli.app import app
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
-from moerge_proto.version_signatures import TOOLS, sign_version
+from moerge_proto.digests import sha256_hex
+from moerge_proto.provenance import Provenance
+from moerge_proto.version_signatures import PROVENANCE_FILE, TOOLS, sign_version, signed_bundle
 
 KEY = generate_private_key(SECP256R1())
 
@@ -21,7 +23,10 @@ def folder(tmp_path: Path) -> Path:
     """A signed folder."""
     (folder := tmp_path / "model").mkdir()
     (folder / "config.json").write_text("{}")
-    (folder / "model.sig").write_text(sign_version(KEY, 3, "1", {"config.json": file_sha256(folder / "config.json")}))
+    files = {"config.json": file_sha256(folder / "config.json")}
+    statement = Provenance.make(files, {}, "solver", [], "1", None).statement()
+    (folder / "model.sig").write_text(sign_version(KEY, 3, "1", files, sha256_hex(statement)))
+    (folder / PROVENANCE_FILE).write_text(signed_bundle(KEY, statement))
     return folder
 
 

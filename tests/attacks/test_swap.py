@@ -89,9 +89,10 @@ def sign_again(federation: Federation, number: int, key: EllipticCurvePrivateKey
     envelope = json.loads((federation.version(number) / PROVENANCE_FILE).read_text())["dsseEnvelope"]
     statement = json.loads(base64.b64decode(envelope["payload"]))
     statement["subject"] = [{"name": name, "digest": {"sha256": files[name]}} for name in files if name != "README.md"]
+    stated = json.dumps(statement).encode()
     bundles = {
-        "model.sig": sign_version(key, number, "0", files).encode(),
-        PROVENANCE_FILE: signed_bundle(key, json.dumps(statement).encode()).encode(),
+        "model.sig": sign_version(key, number, "0", files, sha256_hex(stated)).encode(),
+        PROVENANCE_FILE: signed_bundle(key, stated).encode(),
     }
     rows = [
         json.dumps({"name": name, "sha256": _linked(federation, number, name, data), "size": len(data)})
@@ -237,6 +238,45 @@ def test_an_alias_that_is_set_back_is_refused(federation: Federation, version: V
     federation.moerge("pull", version.number, folder)
 
 
+def test_a_provenance_that_was_removed_is_missed(federation: Federation, version: Version, tmp_path: Path) -> None:
+    folder = pulled(federation, version.number, tmp_path / "model")
+    query = "UPDATE versions SET provenance = ? WHERE number = ?"
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database:
+        [[row]] = database.execute("SELECT provenance FROM versions WHERE number = ?", (version.number,))
+        database.execute(query, (None, version.number))
+        database.commit()
+        for place in (folder, tmp_path / "new"):
+            with pytest.raises(MoergeError, match="has no provenance"):
+                pulled(federation, version.number, place)
+        assert PROVENANCE_FILE in verified(federation, version)
+        (federation.version(version.number) / PROVENANCE_FILE).rename(tmp_path / PROVENANCE_FILE)
+        assert verified(federation, version) == {PROVENANCE_FILE: "replaced"}
+        (tmp_path / PROVENANCE_FILE).rename(federation.version(version.number) / PROVENANCE_FILE)
+        database.execute(query, (row, version.number))
+        database.commit()
+    (folder / PROVENANCE_FILE).unlink()
+    done = run_command("verify", folder)
+    assert (done.returncode, "has no provenance" in " ".join(done.stderr.split())) == (1, True)
+
+
+def test_a_provenance_that_the_signature_does_not_name_is_found(
+    federation: Federation, version: Version, tmp_path: Path
+) -> None:
+    """Another one for the same files, by the version key, such as an earlier one."""
+    envelope = json.loads((federation.version(version.number) / PROVENANCE_FILE).read_text())["dsseEnvelope"]
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    statement["predicate"]["buildDefinition"]["resolvedDependencies"] = []
+    data = signed_bundle(own_key(federation), json.dumps(statement).encode()).encode()
+    row = {"name": PROVENANCE_FILE, "size": len(data)}
+    row["sha256"] = _linked(federation, version.number, PROVENANCE_FILE, data)
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
+        values = (json.dumps(row), version.number)
+        database.execute("UPDATE versions SET provenance = ? WHERE number = ?", values)
+    assert verified(federation, version) == {PROVENANCE_FILE: "replaced"}
+    with pytest.raises(MoergeError, match=r"not the one that model\.sig names"):
+        pulled(federation, version.number, tmp_path / "new")
+
+
 def test_a_locally_changed_file_is_told_from_another_served_one(
     federation: Federation, version: Version, tmp_path: Path
 ) -> None:
@@ -294,8 +334,9 @@ def test_only_the_key_elsewhere_signs_a_version(federation: Federation, version:
         assert f"of version {version.number} by release" in refused(federation, number, replayed)
         provenance = good.model_copy(update={"provenance": replayed.provenance})
         assert f"it is not that of version {number}" in refused(federation, number, provenance)
-        files = SignedVersion.of(replayed.signature).files
-        other_lineage = good.model_copy(update={"signature": sign_version(key, number, row.release, files)})
+        other = SignedVersion.of(replayed.signature)
+        signature = sign_version(key, number, row.release, other.files, other.provenance)
+        other_lineage = good.model_copy(update={"signature": signature})
         assert "are others: README.md, model-router" in refused(federation, number, other_lineage)
         assert operator.version(number).key is None
 

@@ -977,6 +977,22 @@ MUTATIONS = (
         ("tests/unit/coordinator/rest/test_demands.py",),
     ),
     Mutation(
+        "unnamed-provenance",
+        "the signature of a version names its provenance",
+        LIBRARY,
+        "if sha256_hex(statement) != signed.provenance:",
+        "if False:",
+        ("tests/attacks/test_swap.py",),
+    ),
+    Mutation(
+        "provenance-left-out",
+        "a version without its provenance is refused",
+        LIBRARY,
+        "if bundle is None:\n",
+        "if bundle is None:\n        return Provenance.make(signed.files, {}, '', [], '', None)\n",
+        ("tests/attacks/test_swap.py",),
+    ),
+    Mutation(
         "older-alias",
         "pull refuses an alias of an earlier version than the folder's",
         LIBRARY,

@@ -15,7 +15,7 @@ from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.provenance import Input, Provenance
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.version_keys import VersionKey
-from moerge_proto.version_signatures import PROVENANCE_FILE, TOOLS
+from moerge_proto.version_signatures import TOOLS
 
 _GIT = "Git runs commands of a .git folder: remove one that isn't yours."
 
@@ -47,7 +47,7 @@ def verify(
     provenance = folder_provenance(folder, signed)
     if as_json:
         facts = {"version": signed.number, "release": signed.release, "key": signed.fingerprint}
-        inputs = None if provenance is None else [item.model_dump(mode="json") for item in provenance.inputs]
+        inputs = [item.model_dump(mode="json") for item in provenance.inputs]
         show_json(
             {**facts, "compared": key is not None, "files": dict(signed.files), "unsigned": unsigned, "inputs": inputs}
         )
@@ -56,11 +56,8 @@ def verify(
     echo(f"{folder}: version {signed.number}, {len(signed.files)} files as signed by key {by}")
     if unsigned:
         echo(f"Not signed, so not verified: {', '.join(unsigned)}. {_GIT}", err=True)
-    if provenance is None:
-        echo(f"It has no {PROVENANCE_FILE}, so nothing says from whom its inputs came.", err=True)
-    else:
-        columns = ["owner", "domain", "signed by the owner", "not signed", "owner's key"]
-        show("Inputs of the version", columns, _rows(provenance))
+    columns = ["owner", "domain", "signed by the owner", "not signed", "owner's key"]
+    show("Inputs of the version", columns, _rows(provenance))
     if key is None:
         echo("No key was given: compare the fingerprint with the operator's, over another channel.", err=True)
 

@@ -62,15 +62,12 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress, key
         with locked(folder.with_name(f".{folder.name}.lock")):
             files: list[FileEntry] = [file for file in version.files if file.name != CARD_FILE]
             signed_card = client.signed_card(version.number)
-            signature = _require_signed(client, version, signed_card, key, earlier)
+            bundles = _require_signed(client, version, signed_card, key, earlier)
             _take_over(folder, partial, files, progress)
             title = f"fetching version {version.number}"
             fetched = client.download(f"/v1/versions/{version.number}/files", files, partial, progress, title=title)
             with atomic_file(partial / CARD_FILE) as out:
                 out.write(signed_card.card.encode())
-            bundles = {SIGNATURE_FILE: signature}
-            if signed_card.provenance is not None:
-                bundles[PROVENANCE_FILE] = signed_card.provenance
             for name, text in bundles.items():
                 with atomic_file(partial / name) as out:
                     out.write(text.encode())
@@ -87,8 +84,8 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress, key
 
 def _require_signed(
     client: Client, version: Version, card: SignedCard, key: str | None, earlier: SignedVersion | None
-) -> str:
-    """The signature; requires that the expected key has made it, of the card and the listed files."""
+) -> dict[str, str]:
+    """Signature and provenance; requires that the expected key has made them, of the card and the listed files."""
     signed = parsed(card.signature, f"version {version.number}")
     require_valid(signed, keys := list(client.version_keys()))
     if key is not None:
@@ -97,9 +94,8 @@ def _require_signed(
         require_key(signed, earlier.fingerprint, "one of the earlier pull into this folder", keys)
     served = {file.name: file.sha256 for file in version.files} | {CARD_FILE: sha256_hex(card.card.encode())}
     require_served(signed, version.number, served, earlier, keys)
-    if card.provenance is not None:
-        read_provenance(card.provenance, signed, f"version {version.number}")
-    return str(card.signature)
+    read_provenance(card.provenance, signed, f"version {version.number}")
+    return {SIGNATURE_FILE: str(card.signature), PROVENANCE_FILE: str(card.provenance)}
 
 
 def _take_over(folder: Path, partial: Path, files: Sequence[FileEntry], progress: Progress) -> None:

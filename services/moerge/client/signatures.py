@@ -6,7 +6,7 @@ from pathlib import Path
 from moerge.errors import MoergeError
 from moerge.files import file_sha256, user_path
 from moerge.progress import Progress
-from moerge_proto.digests import Digest
+from moerge_proto.digests import Digest, sha256_hex
 from moerge_proto.provenance import Provenance
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_files import CARD_FILE
@@ -122,17 +122,21 @@ def require_served(
         raise MoergeError(what, where=f"version {number}", todo=f"keep the folder; {_ASK}, and why a version changed")
 
 
-def read_provenance(bundle: str, signed: SignedVersion, where: str) -> Provenance:
+def read_provenance(bundle: str | None, signed: SignedVersion, where: str) -> Provenance:
     """The verified content of a version's `provenance.sigstore.json`.
 
     Raises:
-        MoergeError: another key than the version's has signed it, it is of other files, or an owner's signature in it
-            is not genuine.
+        MoergeError: it is missing, or isn't the one that the version's signature names; another key has signed it, it
+            is of other files, or an owner's signature in it is not genuine.
     """
+    todo = f"don't use the version; {_ASK}"
+    if bundle is None:
+        raise MoergeError(f"has no {PROVENANCE_FILE}, which its signature names", where=where, todo=todo)
     try:
         statement = signed_statement(bundle, signed.public_key)
+        if sha256_hex(statement) != signed.provenance:
+            raise ValueError(f"not the one that {SIGNATURE_FILE} names")
     except ValueError as error:
-        todo = f"don't use the version; {_ASK}"
         raise MoergeError(f"{PROVENANCE_FILE}: {error}", where=where, todo=todo) from error
     return parsed_provenance(statement, signed.files, where)
 
@@ -156,13 +160,10 @@ def parsed_provenance(statement: bytes, files: Mapping[str, Digest], where: str)
     return made
 
 
-def folder_provenance(folder: Path, signed: SignedVersion) -> Provenance | None:
-    """The verified provenance of a version's folder; None without one."""
-    try:
-        bundle = (folder / PROVENANCE_FILE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    return read_provenance(bundle, signed, str(folder))
+def folder_provenance(folder: Path, signed: SignedVersion) -> Provenance:
+    """The verified provenance of a version's folder."""
+    path = folder / PROVENANCE_FILE
+    return read_provenance(path.read_text(encoding="utf-8") if path.exists() else None, signed, str(folder))
 
 
 def verify_folder(folder: Path, key: str | None, progress: Progress, keys: Sequence[VersionKey] = ()) -> SignedVersion:
