@@ -7,13 +7,13 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from moerge.cli.common import show
-from moerge.client.signatures import folder_provenance, verify_folder
+from moerge.client.signatures import folder_provenance, owner_lines, verify_folder
 from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.settings import read_text
 from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.provenance import Input, Provenance
-from moerge_proto.signatures import fingerprint, in_groups
+from moerge_proto.signatures import in_groups
 from moerge_proto.version_keys import VersionKey
 from moerge_proto.version_signatures import TOOLS
 
@@ -56,14 +56,16 @@ def verify(
     echo(f"{folder}: version {signed.number}, {len(signed.files)} files as signed by key {by}")
     if unsigned:
         echo(f"Not signed, so not verified: {', '.join(unsigned)}. {_GIT}", err=True)
-    columns = ["owner", "domain", "signed by the owner", "not signed", "owner's key"]
+    columns = ["owner", "domain", "signed by the owner", "not signed"]
     show("Inputs of the version", columns, _rows(provenance))
+    for line in owner_lines(provenance):
+        echo(line)
     if key is None:
         echo("No key was given: compare the fingerprint with the operator's, over another channel.", err=True)
 
 
 def _rows(provenance: Provenance) -> list[list[str]]:
-    """The inputs of each owner and domain. Fingerprints are short; --json has the keys."""
+    """The inputs of each owner and domain."""
     owned = dict[tuple[str, str], list[Input]]()
     for item in provenance.inputs:
         if (origin := item.annotations).owner is not None:
@@ -73,14 +75,9 @@ def _rows(provenance: Provenance) -> list[list[str]]:
             *who,
             ", ".join(item.annotations.kind for item in items if item.is_signed),
             ", ".join(item.annotations.kind for item in items if not item.is_signed),
-            ", ".join(dict.fromkeys(in_groups(fingerprint(key))[:19] for key in _keys(items))),
         ]
         for who, items in owned.items()
     ]
-
-
-def _keys(items: list[Input]) -> list[str]:
-    return [key for item in items if item.is_signed and (key := item.annotations.public_key) is not None]
 
 
 def _read(path: Path) -> list[VersionKey]:

@@ -1,6 +1,6 @@
 """The check of a version's signature, and of a folder against it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from moerge.errors import MoergeError
@@ -8,7 +8,8 @@ from moerge.files import file_sha256, user_path
 from moerge.progress import Progress
 from moerge_proto.digests import Digest, sha256_hex
 from moerge_proto.provenance import Provenance
-from moerge_proto.signatures import in_groups
+from moerge_proto.signatures import PublicKey, in_groups
+from moerge_proto.signatures import fingerprint as owner_fingerprint
 from moerge_proto.version_files import CARD_FILE
 from moerge_proto.version_keys import VersionKey, successors
 from moerge_proto.version_signatures import (
@@ -154,10 +155,41 @@ def parsed_provenance(statement: bytes, files: Mapping[str, Digest], where: str)
         raise MoergeError(f"{PROVENANCE_FILE}: {error}", where=where, todo=todo) from error
     if changed := differing({name: digest for name, digest in files.items() if name != CARD_FILE}, made.files):
         raise MoergeError(f"{PROVENANCE_FILE} is of other files: {named(changed)}", where=where, todo=todo)
+    if foreign := [item.name for item in made.inputs if item.annotations.body not in (None, made.body)]:
+        raise MoergeError(f"{PROVENANCE_FILE} has inputs of other bodies: {named(foreign)}", where=where, todo=todo)
     if forged := [item.name for item in made.inputs if item.is_signed and not item.is_genuine]:
         what = f"{PROVENANCE_FILE} has signatures that are not by the owners' keys: {named(forged)}"
+        todo += ". If a development build signed them, their owners register and contribute again"
         raise MoergeError(what, where=where, todo=todo)
     return made
+
+
+def require_owners(made: Provenance, earlier: Provenance, accepted: Collection[str], where: str) -> None:
+    """Requires that owners of an earlier pull sign with the keys that they had there.
+
+    Owners who had none, and those in `accepted`, may have any.
+
+    Raises:
+        MoergeError: names the owners, with the fingerprints of both.
+    """
+    pinned = {owner: keys for owner, keys in earlier.owner_keys.items() if any(keys) and owner not in accepted}
+    for owner, keys in made.owner_keys.items():
+        if not keys <= pinned.get(owner, keys):
+            what = (
+                f"inputs of owner {owner} are signed by {_named(keys)}; at the earlier pull by {_named(pinned[owner])}"
+            )
+            todo = f"compare the fingerprint with the owner's; if it is right, set `accept_owner` {owner}"
+            raise MoergeError(what, where=where, todo=todo)
+
+
+def owner_lines(made: Provenance) -> list[str]:
+    """A line for each owner, with the fingerprints of its keys."""
+    return [f"owner {owner}: {_named(keys)}" for owner, keys in sorted(made.owner_keys.items())]
+
+
+def _named(keys: Collection[PublicKey | None]) -> str:
+    known = sorted(f"key {in_groups(owner_fingerprint(key))}" for key in keys if key is not None)
+    return ", ".join([*known, *(["nobody"] if None in keys else [])])
 
 
 def folder_provenance(folder: Path, signed: SignedVersion) -> Provenance:

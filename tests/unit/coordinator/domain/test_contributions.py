@@ -98,7 +98,7 @@ class Law:
     def check(self, sha256: str) -> contributions.Checked:
         with self.ports.database.reading() as session:
             caller = owners.identity(session, Role.OWNER, "law-owner")
-        return contributions.check(self.ports, caller, sha256)
+        return contributions.check(self.ports, caller, NewContribution(sha256=sha256))
 
     def send(self, sha256: str, *supersedes: str) -> Contribution:
         self.check(sha256)

@@ -86,7 +86,7 @@ class Seeded:
         assert ports.blobs.put("file", partial(copied_bytes, path)).sha256 == file_sha256(path)
         with ports.database.reading() as session:
             caller = owners.identity(session, Role.OWNER, owner)
-        contributions.accept(ports, client.sent, contributions.check(ports, caller, client.sent.sha256))
+        contributions.accept(ports, client.sent, contributions.check(ports, caller, client.sent))
 
     def lineage(self) -> Lineage:
         with self.ports.database.reading() as session:
