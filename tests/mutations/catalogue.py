@@ -1006,7 +1006,7 @@ MUTATIONS = (
         COORDINATOR,
         "            require_signed(session, manifest, new)\n            body =",
         "            body =",
-        ("tests/contract/test_keys.py",),
+        ("tests/unit/coordinator/domain/test_contributions.py",),
     ),
     Mutation(
         "unnamed-provenance",

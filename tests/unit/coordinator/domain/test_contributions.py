@@ -313,9 +313,10 @@ def test_acceptance_rechecks_the_body_and_the_signature(law: Law) -> None:
         session.merge(other).current = False
         session.merge(law.body).current = True
         owner_keys.add_key(session, "law-owner", "00" * 32, "public_key")
-    with pytest.raises(RefusedError) as caught:
-        contributions.accept(law.ports, new, CHECKED)
-    assert caught.value.where == "signature"
+    for call in (lambda: law.check(new.sha256), lambda: contributions.accept(law.ports, new, CHECKED)):
+        with pytest.raises(RefusedError) as caught:
+            call()
+        assert caught.value.where == "signature"
     law.ports.blobs.delete(new.sha256)
     with pytest.raises(RefusedError, match="no complete upload"):
         contributions.accept(law.ports, new, CHECKED)
