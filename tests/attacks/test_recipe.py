@@ -42,7 +42,7 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path: Path, text: str, number: int) -
     assert read_recipe(tmp_path / "merge.yaml", KEYS).values == {"scored_tokens": number}
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+@pytest.mark.parametrize("kind", ["large", "fifo", "device"])
 def test_only_small_regular_files_are_read(tmp_path: Path, kind: str) -> None:
     path = Path("/dev/full") if kind == "device" else tmp_path / "merge.yaml"
     if kind == "fifo":

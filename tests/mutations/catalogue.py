@@ -337,14 +337,6 @@ MUTATIONS = (
         ("tests/unit/coordinator/dashboard/test_site.py",),
     ),
     Mutation(
-        "foreign-form",
-        "dashboard: a form of another site does nothing",
-        COORDINATOR,
-        'if expected is None or not hmac.compare_digest(fields.pop(_FIELD, "").encode(), expected.encode()):',
-        "if expected is None:",
-        ("tests/unit/coordinator/dashboard/test_session.py",),
-    ),
-    Mutation(
         "like-an-allowed-source",
         "the coordinator's own requests: allowed sources only",
         COORDINATOR,
@@ -975,6 +967,22 @@ MUTATIONS = (
         "if found.tag != seen:",
         "if seen is None:",
         ("tests/unit/coordinator/rest/test_demands.py",),
+    ),
+    Mutation(
+        "foreign-forms",
+        "a form counts from a page of the same origin only",
+        COORDINATOR,
+        'if (not host or host != headers.get("host")) if site is None else site != "same-origin":',
+        'if (not host or host != headers.get("host")) if site is None else site == "cross-site":',
+        ("tests/unit/coordinator/dashboard/test_session.py",),
+    ),
+    Mutation(
+        "foreign-hosts",
+        "without Sec-Fetch-Site a form's Origin is the Host",
+        COORDINATOR,
+        '(not host or host != headers.get("host"))',
+        "(not host)",
+        ("tests/unit/coordinator/dashboard/test_session.py",),
     ),
     Mutation(
         "recipe-aliases",
