@@ -185,9 +185,9 @@ class Provenance(_Part):
     def owner_keys(self) -> dict[str, set[PublicKey | None]]:
         """Owner -> the keys that signed its inputs; None of an unsigned one."""
         result = dict[str, set[PublicKey | None]]()
-        for origin in (item.annotations for item in self.inputs):
-            if origin.owner is not None:
-                result.setdefault(origin.owner, set()).add(origin.public_key)
+        for item in self.inputs:
+            if (owner := item.annotations.owner) is not None:
+                result.setdefault(owner, set()).add(item.annotations.public_key if item.is_signed else None)
         return result
 
     @property

@@ -98,6 +98,13 @@ def test_verify_prints_who_signed_what(folder: Path) -> None:
     ]
 
 
+def test_a_key_without_a_signature_is_nobody_s(folder: Path) -> None:
+    body, expert, *_ = inputs()
+    claimed = expert.model_copy(update={"annotations": expert.annotations.model_copy(update={"signature": None})})
+    made = Provenance.make(digests(folder), {}, "s", [body, claimed], "1.2.3", None)
+    assert made.owner_keys == {"firm": {None}}
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
