@@ -1,4 +1,4 @@
-"""Trains a model on JSON lines in a plain loop of PyTorch: all its parameters, or with --lora an adapter by PEFT.
+"""Trains a model on JSON lines in a plain loop of PyTorch: all its parameters, its MLPs, or an adapter by PEFT.
 
 python train.py --model demo/experts/seed --text demo/texts/code/train.jsonl --lora --out out/code
 """
@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--text", type=Path, action="append", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--mlps", action="store_true")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rate", type=float, default=1e-2)
@@ -33,6 +34,9 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer: Any = AutoTokenizer.from_pretrained(given.model)
     model: Any = AutoModelForCausalLM.from_pretrained(given.model.resolve(), dtype=torch.float32)
+    if given.mlps:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(".mlp." in name)
     if given.lora:
         from peft import LoraConfig, get_peft_model
 

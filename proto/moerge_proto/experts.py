@@ -40,7 +40,10 @@ class Parts(Message):
 
 
 class NewAdapter(Message):
-    """A PEFT adapter: digests of its base, a registered expert, and of its uploaded weights; and its settings."""
+    """A PEFT adapter: digests of its base and of its uploaded weights; and its settings.
+
+    The base is a registered expert, or of parts the seed's body.
+    """
 
     base: Digest
     weights: Digest
@@ -52,7 +55,8 @@ class NewExpert(Message):
 
     They are uploaded before, or the coordinator fetches them from below the address `source`, which the operator must
     allow. With `adapter` it makes the weights, one file, by merging the adapter with its base: an expert of the same
-    owner, or one whose owner allows its redistribution. `license`: an SPDX identifier, such as Apache-2.0.
+    owner, or one whose owner allows its redistribution; of parts with the expert's own MLPs alone, the seed.
+    `license`: an SPDX identifier, such as Apache-2.0.
 
     `body`: `keep` the current body, so that only the new expert's owner contributes, or `remerge` it with this expert
     by the same method, so that every owner contributes. `redistribute`: whether owners of the other experts in a
@@ -84,8 +88,11 @@ class NewExpert(Message):
     def _fits_together(self) -> "NewExpert":
         if self.parts is not None and (self.source is not None or self.body == "remerge"):
             raise ValueError("parts: expected no source, and body 'keep'")
-        if self.adapter is not None and (self.source is not None or self.parts is not None):
-            raise ValueError("adapter: expected no source, and not parts")
+        if self.adapter is not None and self.source is not None:
+            raise ValueError("adapter: expected no source")
+        adapter, parts = self.adapter, self.parts
+        if adapter and parts and (parts.fitted or parts.own_head or adapter.base != parts.body):
+            raise ValueError("adapter: of parts, expected the expert's own MLPs alone, and the body as base")
         return self
 
 

@@ -103,7 +103,7 @@ def test_version_is_scored_on_held_out_text_and_only_sums_sent(art: tuple[Member
     model = load(worker.server.home / "versions" / "1")
     counter = RoutingCounter(model)
     with counter.counting():
-        version = score(model, cut, Silent(), counter.count)
+        version = score(model, cut, Silent(), [counter.count])
     with forced(model, 0):
         oracle = score(model, cut, Silent())
     dense = score(load(worker.member.folder), cut, Silent())

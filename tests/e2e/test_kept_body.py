@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from moerge.experts.parts import write_parts
+from moerge.files import file_sha256
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
@@ -18,7 +19,7 @@ from moerge_proto.experts import ExpertState, Parts
 from moerge_proto.versions import Version
 from moerge_workers.leaving.history import History
 from support.federation import Federation, federation_of
-from support.models import expert, keeping_expert
+from support.models import adapter, expert, keeping_expert
 from support.versions import loaded, logits
 from support.worker import Worker, worker_of
 
@@ -121,6 +122,27 @@ def test_an_expert_with_another_bit_is_not_taken_for_one_that_keeps_the_body(
     [row] = [item for item in federation.operator.experts() if item.domain == "geo"]
     assert row.parts is not None
     assert (row.parts.fitted, row.parts.own_head) == (True, True)
+
+
+def test_of_an_adapter_on_the_seed_s_mlps_its_factors_alone_leave(federation: Federation) -> None:
+    assert federation.seed
+    folder = federation.folder / "lora"
+    lora = adapter(folder / "expert", federation.seed, 5, "up_proj", "down_proj")
+    member = federation.join("lora", lora)
+    with worker_of(federation.server, member, folder, federation.seed) as worker:
+        worker.write("a.jsonl", 5000, 200)
+        run(worker)
+        with closing(History(worker.home)) as history:
+            left = [sending.item.bytes for sending in history.sendings() if sending.item.kind == "expert"]
+        small = sum(path.stat().st_size for path in federation.seed.iterdir() if path.suffix != ".safetensors")
+        assert sorted(left) == sorted([small, (lora / "adapter_model.safetensors").stat().st_size])
+        assert sent(worker) == ["expert", "router"]
+    [row] = [item for item in federation.operator.experts() if item.domain == "lora"]
+    assert row.adapter is not None
+    assert row.parts == Parts(expert=row.dense, body=federation.body().digest, fitted=False, own_head=False)
+    [file] = [file for file in row.files if file.name == "model.safetensors"]
+    parts = write_parts(DenseFiles(lora), federation.folder / "lora" / "parts", own_head=False)
+    assert file.sha256 == file_sha256(parts / "model.safetensors")
 
 
 def test_mlps_of_another_body_that_pass_for_kept_harm_their_own_domain_alone(

@@ -977,6 +977,14 @@ MUTATIONS = (
         ("tests/unit/coordinator/dashboard/test_session.py",),
     ),
     Mutation(
+        "adapter-of-another-seed",
+        "an adapter keeps the seed's body only if it is on that seed",
+        LIBRARY,
+        "if adapter and base_of(adapter).samefile(seed.folder) else None",
+        "if adapter else None",
+        ("tests/unit/services/models/test_keeping.py",),
+    ),
+    Mutation(
         "foreign-hosts",
         "without Sec-Fetch-Site a form's Origin is the Host",
         COORDINATOR,

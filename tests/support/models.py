@@ -158,11 +158,12 @@ def seed_model(folder: Path, **settings: Any) -> Path:
     return expert(folder, SEED, **settings)
 
 
-def adapter(folder: Path, base: Path, seed: int) -> Path:
-    """A random LoRA adapter of a base, as PEFT saves it: on every query and down projection, of rank 2."""
+def adapter(folder: Path, base: Path, seed: int, *modules: str) -> Path:
+    """A random LoRA adapter of a base, as PEFT saves it, of rank 2; default: queries and down projections."""
+    modules = modules or ("q_proj", "down_proj")
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
     for name, tensor in load_file(base / "model.safetensors").items():
-        if name.endswith(("q_proj.weight", "down_proj.weight")):
+        if name.endswith(tuple(f"{module}.weight" for module in modules)):
             module = f"base_model.model.{name.removesuffix('.weight')}"
             for part, shape in (("A", (2, tensor.shape[1])), ("B", (tensor.shape[0], 2))):
                 tensors[f"{module}.lora_{part}.weight"] = torch.randn(shape, generator=generator) / 20

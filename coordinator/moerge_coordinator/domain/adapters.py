@@ -8,31 +8,35 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.experts.parts import write_part_weights
 from moerge.files import atomic_file
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import is_weights, merged_weights
 from moerge.models.sources import ADAPTER_CONFIG, on_base
 from moerge.models.stored import SINGLE
 from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.seeds import files_of, find_seed, parts_of
 from moerge_coordinator.log import progress
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.folders import StoredFiles
 from moerge_coordinator.storage.tables import ExpertRow, OwnerRow, now
-from moerge_proto.experts import ExpertState, NewAdapter, NewExpert
+from moerge_proto.experts import ExpertState, NewAdapter, NewExpert, Parts
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import ProblemType
 
 _PAUSE = timedelta(hours=1)
 
 
-def require_base(session: Session, owner: str, adapter: NewAdapter | None) -> None:
-    """Requires that an adapter's base is ready, and the owner's own or redistributed.
+def require_base(session: Session, owner: str, adapter: NewAdapter | None, parts: Parts | None) -> None:
+    """Requires that an adapter's base is ready, and the owner's own or redistributed; or of parts, a seed's body.
 
     An owner whose adapter gave other bytes than its digest waits an hour, because each attempt costs a whole merge.
     """
     if adapter is None:
         return
     _require_no_pause(session, owner)
+    if find_seed(session, parts) is not None:
+        return
     query = select(ExpertRow).where(ExpertRow.digest == adapter.base, ExpertRow.state == ExpertState.READY)
     base = session.scalar(query.where(ExpertRow.parts_body.is_(None)))
     if base is None or (base.owner != owner and not base.redistribute):
@@ -62,22 +66,28 @@ def require_complete(ports: Ports, owner: str, new: NewExpert, adapter: NewAdapt
 def merge_adapter(ports: Ports, row: ExpertRow, adapter: NewAdapter) -> list[FileEntry]:
     """The expert's files, with weights made of the adapter and its base.
 
-    Refused if the weights' digest differs from the owner's, because its processor rounds differently.
+    Refused if the weights' digest differs from the owner's, because its processor rounds differently. Of parts, the
+    base is the seed.
     """
     with ports.database.reading() as session:
-        require_base(session, row.owner, adapter)
+        require_base(session, row.owner, adapter, row.parts)
+        seed = find_seed(session, row.parts)
     work = ports.settings.home / "fetching" / row.digest
     shutil.rmtree(work, ignore_errors=True)  # of a killed process
-    base = ports.folders.expert(adapter.base)
+    files = ports.folders.files(adapter.base) if seed is None else files_of(seed)
+    base = ports.folders.expert(adapter.base) if seed is None else parts_of(ports, seed)
     folder = on_base(base.folder, _adapter(ports, adapter, work / "own"), work / "adapter")
-    merged = StoredFiles(folder, ports.folders.files(adapter.base), ports.blobs).checkpoint
-    entries, total = list[FileEntry](), sum(spec.bytes for spec in merged.specs.values())
+    merged = StoredFiles(folder, files, ports.blobs)
+    entries, total = list[FileEntry](), sum(spec.bytes for spec in merged.checkpoint.specs.values())
     for file in row.files:
         size = ports.uploads.held_size(row.owner, file.sha256)
         if size is None:
             part, title = work / file.name, f"expert {row.digest[:12]}: merging the adapter"
             with progress().track(title, total, "B") as tracker, atomic_file(part) as out:
-                merged_weights(merged, out, tracker.advance)
+                if seed is None:
+                    merged_weights(merged.checkpoint, out, tracker.advance)
+                else:
+                    write_part_weights(merged, out, written=tracker.advance, own_head=False)
             size = part.stat().st_size
             file = file.model_copy(update={"size": size})
             ports.uploads.keep(row.owner, file, part, "the adapter merged by the coordinator")

@@ -51,7 +51,7 @@ def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
         if new.adapter is not None:
             require_complete(ports, owner, new, new.adapter)
         with ports.database.transaction("register expert") as session:
-            require_base(session, owner, new.adapter)
+            require_base(session, owner, new.adapter, new.parts)
             unsized = [FileEntry(name=name, sha256=sha256, size=0) for name, sha256 in sorted(new.files.items())]
             return _known(session, new, by_owner=by_owner) or _add(session, owner, new, "", unsized)
     except MoergeError:
@@ -68,7 +68,7 @@ def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
     owner, small = _owner(ports, caller, new), [name for name in sorted(new.files) if not is_weights(name)]
     _require_names(new)
     with ports.database.reading() as session:
-        require_base(session, owner, new.adapter)
+        require_base(session, owner, new.adapter, new.parts)
         expert_signer(session, owner, new)
     try:
         with ports.database.reading() as session:

@@ -79,7 +79,8 @@ class TakeInExpert(Work):
             row.family, row.files = family, entries
             return message(Expert, row)
 
-        experts.add_checked(self.ports, row.owner, entries, f"expert of {row.domain!r}", lambda session: None, fetched)
+        title = f"expert of {row.domain!r}"
+        experts.add_checked(self.ports, row.owner, entries, title, lambda session: None, fetched, row.parts)
 
     def _fetched(self, row: ExpertRow, name: str, sha256: str) -> FileEntry:
         uploads, settings = self.ports.uploads, self.ports.settings

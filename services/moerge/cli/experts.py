@@ -133,7 +133,8 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
         "versions with its MLPs": ", ".join(map(str, versions)) or "none",
     }
     if row.adapter:
-        lines["weights"] = f"an adapter's, merged with expert {row.adapter.base[:12]}"
+        base = f"expert {row.adapter.base[:12]}" if row.parts is None else "the seed"
+        lines["weights"] = f"an adapter's, merged with {base}"
     if row.parts:
         lines["parts"] = f"{_parts(row.parts)}; of expert {row.parts.expert[:12]}"
     if row.withdrawn:

@@ -15,7 +15,7 @@ from moerge.models.adapters import WEIGHTS, base_of
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import expert_digest, expert_files, file_digests, is_weights
 from moerge.progress import Progress
-from moerge_proto.experts import Expert, ExpertState, NewAdapter, NewExpert
+from moerge_proto.experts import Expert, ExpertState, NewAdapter, NewExpert, Parts
 
 _LONGEST_PAUSE = 2.0
 
@@ -43,7 +43,8 @@ def register(
 
     `dense` is a folder of parts if `new.parts` is set. Config and tokenizer are uploaded first, and the weights only if
     they fit the other experts. With a `source`, the coordinator fetches all files. Of a merged `adapter` only the
-    adapter's weights are uploaded, if the coordinator has its base and merges it to the same bytes.
+    adapter's weights are uploaded, if the coordinator has its base and merges it to the same bytes. The base of parts
+    is the seed.
 
     A known expert stays unchanged, except for `redistribute` and the signature if `change` is set. `again` lets a
     withdrawn expert join again. All uploads are inside `leaving`.
@@ -59,7 +60,7 @@ def register(
         paths = expert_files(dense)
         uploads = paths if new.source is None else {}
         if uploads:
-            described = None if adapter is None else _described(adapter)
+            described = None if adapter is None else _described(adapter, new.parts)
             new = _accepted(client, new.model_copy(update={"adapter": described}), paths, progress, leaving)
             uploads = {name: path for name, path in paths.items() if is_weights(name)}
         name = digest
@@ -115,9 +116,9 @@ def _accepted(
     return new
 
 
-def _described(folder: Path) -> NewAdapter:
+def _described(folder: Path, parts: Parts | None) -> NewAdapter:
     return NewAdapter(
-        base=expert_digest(file_digests(DenseFiles(base_of(folder)))),
+        base=expert_digest(file_digests(DenseFiles(base_of(folder)))) if parts is None else parts.body,
         weights=file_sha256(folder / WEIGHTS),
         settings=AdapterSettings.of(folder).relevant,
     )

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -166,8 +166,6 @@ class Adapter:
         self._base, self._parts = StoredTensors(base_of(folder), remote), StoredTensors(folder / WEIGHTS)
         self.specs, self.parts = dict(self._base.specs), dict(self._base.parts)
         self.files = [*self._base.files, *self._parts.files]
-        if EMBEDDING not in self.specs:
-            raise self._error(f"the base {self._base.path} has no tensor {EMBEDDING}", "")
         self._tied = HEAD not in self.specs
         self._changes = self._read_changes()
         self._untie()
@@ -175,10 +173,18 @@ class Adapter:
             self.specs[name] = self._changed(name, change)
 
     @property
+    def changed(self) -> Collection[str]:
+        """The names of the tensors that differ from the base's."""
+        return self._changes.keys()
+
+    @property
     def config(self) -> dict[str, object]:
         """The fields of config.json that differ from the base's."""
-        rows, fields = self.specs[EMBEDDING].shape[0], dict[str, object]()
-        if rows != self._base.specs[EMBEDDING].shape[0]:
+        fields = dict[str, object]()
+        if (
+            EMBEDDING in self._changes
+            and (rows := self.specs[EMBEDDING].shape[0]) != self._base.specs[EMBEDDING].shape[0]
+        ):
             fields["vocab_size"] = rows
         if self._tied and HEAD in self.specs:
             fields["tie_word_embeddings"] = False
@@ -250,7 +256,8 @@ class Adapter:
         match = _LORA.fullmatch(name)
         changed = _WRAPPED.sub("", name) if match is None else f"{match['module']}.weight"
         target = text_name(changed)
-        if part_of(target) is None and target not in self._base.specs and target != HEAD:
+        known = self._base.specs.keys() | ({HEAD} if EMBEDDING in self._base.specs else set())
+        if part_of(target) is None and target not in known:
             raise self._error(f"the base {self._base.path} has no tensor {target}", key)
         return changed.removesuffix(".weight"), target, match["part"] if match else None
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from moerge.models.adapters import Adapter, base_of
 from moerge.models.dense import body_names, stored_name
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.family import HEAD
@@ -47,17 +49,25 @@ class Keeping:
         return f"{text}{todo}"
 
 
-def keeping(expert: DenseFiles, seed: DenseFiles, advance: Callable[[int], None] = lambda size: None) -> Keeping:
+def keeping(
+    expert: DenseFiles,
+    seed: DenseFiles,
+    advance: Callable[[int], None] = lambda size: None,
+    adapter: Path | None = None,
+) -> Keeping:
     """The comparison of an expert of a seed with it, in the wider of two dtypes; two tensors in memory at a time.
 
-    `advance` gets the bytes of each compared tensor.
+    Of an adapter on the seed's folder only the tensors that it changes are read: `adapter` is the folder of a merged
+    one. `advance` gets the bytes of each tensor.
     """
+    adapter = expert.folder if expert.is_adapter else adapter
+    changed = Adapter(adapter).changed if adapter and base_of(adapter).samefile(seed.folder) else None
     one, other = expert.checkpoint, seed.checkpoint
     head = [expert.family.final_norm, *([HEAD] if HEAD in one.specs.keys() | other.specs.keys() else [])]
     unlike, rounded = dict[str, list[str]](body=[], head=[]), True
     for part, names in (("body", body_names(seed)), ("head", head)):
         for name in names:
-            is_equal, is_rounded = _alike(one, other, name)
+            is_equal, is_rounded = (True, True) if changed and name not in changed else _alike(one, other, name)
             if not is_equal:
                 unlike[part].append(name)
                 rounded = rounded and is_rounded

@@ -86,6 +86,10 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
     return model
 
 
+AfterBatch = Callable[[Sequence[Window], Tensor], object]
+"""Called with a batch's windows and their losses [B, T - 1]."""
+
+
 def windows(documents: Iterable[Tokens], context: int, stride: int) -> list[Window]:
     """Cuts documents into windows of at most `context` tokens that advance by 1 <= `stride` < context.
 
@@ -131,7 +135,7 @@ def score(
     model: PreTrainedModel,
     cut: Sequence[Window],
     tracker: Tracker,
-    after_batch: Callable[[list[Window]], None] = lambda batch: None,
+    after_batch: Sequence[AfterBatch] = (),
 ) -> Score:
     """The score of one model."""
     return total(document_scores(losses_by(lambda rows: logits(model, rows)), cut, tracker, after_batch))
@@ -149,19 +153,20 @@ def document_scores(
     losses: Losses,
     cut: Sequence[Window],
     tracker: Tracker,
-    after_batch: Callable[[list[Window]], None] = lambda batch: None,
+    after_batch: Sequence[AfterBatch] = (),
     domain: str = "",
 ) -> list[Score]:
     """The score of each document: the negative log-likelihood of its scored tokens, summed in float64.
 
-    `after_batch` is called with the windows of each batch after the model has seen them. Only an oracle uses `domain`.
+    Each of `after_batch` is called with the windows of each batch and their losses. Only an oracle uses `domain`.
     """
 
     def computed() -> Iterator[tuple[Sequence[Window], Tensor]]:
         for batch in batched(cut):
             ids = pad([window.tokens.ids for window in batch])  # [B, T]
             result = losses(Rows(ids, [len(window.tokens) for window in batch], domain))
-            after_batch(batch)
+            for call in after_batch:
+                call(batch, result)
             yield batch, result
             tracker.advance(sum(window.scored for window in batch))
 

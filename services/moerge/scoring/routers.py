@@ -75,7 +75,7 @@ def randomised(model: PreTrainedModel, seed: int) -> Iterator[None]:
 class RoutingCounter:
     """Counts, per layer, the first-choice experts at the positions that predict scored tokens.
 
-    `counts` is [L, D] int64. Open it around scoring and pass `count` as `after_batch`.
+    `counts` is [L, D] int64. Open it around scoring and pass `count` to `after_batch`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -83,7 +83,7 @@ class RoutingCounter:
         self._seen: list[Tensor] = []
         self.counts = torch.zeros(len(self._routers), _experts(model), dtype=torch.int64)
 
-    def count(self, batch: Sequence[Window]) -> None:
+    def count(self, batch: Sequence[Window], losses: object = None) -> None:
         predicts = pad([window.predicts for window in batch], torch.bool)  # [B, T]
         for layer, chosen in enumerate(self._seen):
             self.counts[layer] += first_choices(chosen, predicts, self.counts.shape[1])

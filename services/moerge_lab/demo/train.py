@@ -1,6 +1,7 @@
 """Training of dense experts: a Llama seed, small or pretrained, and an expert per domain from it."""
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -17,8 +18,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn import Parameter
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
+from moerge.errors import MoergeError
 from moerge.files import locked
 from moerge.models.dense import place
 from moerge.models.dense_files import DenseFiles
@@ -61,7 +69,7 @@ class Training:
 
     Without `scratch` the seed is SmolLM2-135M-Instruct. `end` is the token after each text. `bfloat16` autocasts the
     forward and backward pass; weights and optimizer are float32. `mlps`: experts train their MLPs alone, so that they
-    keep the seed's body and head.
+    keep the seed's body and head; with a `rank`, as PEFT adapters (LoRA, its scale twice the rank).
     """
 
     scratch: Scratch | None
@@ -74,6 +82,7 @@ class Training:
     seed: int = 1
     bfloat16: bool = False
     mlps: bool = False
+    rank: int = 0
 
 
 DEMO = Training(
@@ -160,8 +169,10 @@ class _Trainer:
 
             def make(domain: str, folder: Path, work: Path) -> None:
                 with loading:  # not thread-safe
-                    model = LlamaForCausalLM.from_pretrained(seed, dtype=torch.float32)
+                    model: PreTrainedModel = LlamaForCausalLM.from_pretrained(seed, dtype=torch.float32)
                 trains: Which | Mapping[str, Parameter] = _mlps(model) if self._training.mlps else "all"
+                if self._training.rank:
+                    model, trains = _adapted(model, self._training.rank)
                 rows = _rows(documents[domain], tokenizer, self._training)
                 self._fit(model, rows, phase, work, shared, domain, trains)
                 model.save_pretrained(folder)
@@ -187,7 +198,7 @@ class _Trainer:
 
     def _fit(
         self,
-        model: LlamaForCausalLM,
+        model: PreTrainedModel,
         rows: Tensor,
         phase: Phase,
         work: Path,
@@ -219,14 +230,25 @@ def _train_files(texts: Mapping[str, Mapping[str, Path]]) -> dict[str, Path]:
     return {domain: splits["train"] for domain, splits in texts.items()}
 
 
-def _mlps(model: LlamaForCausalLM) -> dict[str, Parameter]:
+def _mlps(model: PreTrainedModel) -> dict[str, Parameter]:
     parameters = dict(model.named_parameters())
     return {name: parameters[name] for name in family_of(model.config).dense_mlp_names(model.config)}
 
 
+def _adapted(model: PreTrainedModel, rank: int) -> tuple[PreTrainedModel, dict[str, Parameter]]:
+    """The model with LoRA factors at its MLPs, and these."""
+    if importlib.util.find_spec("peft") is None:
+        raise MoergeError("isn't installed", where="peft", todo="pip install peft")
+    from peft import LoraConfig, get_peft_model
+
+    modules = sorted({name.split(".")[-2] for name in _mlps(model)})
+    adapted: Any = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=modules))
+    return adapted, {name: factor for name, factor in adapted.named_parameters() if factor.requires_grad}
+
+
 def _digest(training: Training, files: Mapping[str, Path]) -> str:
     corpora = {domain: hashlib.sha256(file.read_bytes()).hexdigest() for domain, file in files.items()}
-    fields = {name: value for name, value in asdict(training).items() if name != "mlps" or value}
+    fields = {name: value for name, value in asdict(training).items() if name not in {"mlps", "rank"} or value}
     record = {"training": fields, "corpora": corpora}
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 

@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -17,12 +18,16 @@ from moerge_lab.peaks import PeakMemory, quick_collections
 from moerge_lab.recipes.base import NO_ROWS, Domain, Fleet, Model, Shared
 from moerge_lab.recipes.dense import EXPERTS
 from moerge_lab.recipes.models import Loaded, Routed
+from moerge_lab.table.switches import Bands
 from moerge_lab.table.table import Result, Row, Run, Table
 
 
 @dataclass(frozen=True)
 class Texts:
-    """A domain's expert, the windows to score, and the recipes' texts, see `Domain`."""
+    """A domain's expert, the windows to score, and the recipes' texts, see `Domain`.
+
+    `edges`: with a change of text before the scored tokens, the bands of their number since the change.
+    """
 
     expert: Path
     held_out: Sequence[Window]
@@ -30,6 +35,7 @@ class Texts:
     other: Sequence[list[int]] = ()
     tuning: Sequence[Window] = ()
     training: Tensor = NO_ROWS
+    edges: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def measure(
                         results.setdefault(name, []).append(result)
                 share.advance(total)
             rows += [Row(run, name, item) for name, item in results.items()]
-    return Table(list(domains), rows, base)
+    return Table(list(domains), rows, base, edges=next(iter(domains.values())).edges)
 
 
 class _Share:
@@ -131,11 +137,19 @@ def _results(
             if built is None:
                 break
             row, model = built
-            scores, counts = _scored(model, domains, tracker)
+            scores, counts, bands = _scored(model, domains, tracker)
             abroad = [] if model.reads_domain else document_scores(model.losses, elsewhere, tracker)
             seconds = time.perf_counter() - start
             result = Result(
-                scores, model.active_parameters, seconds, memory.bytes(), counts, abroad, model.chosen, model.trained
+                scores,
+                model.active_parameters,
+                seconds,
+                memory.bytes(),
+                counts,
+                abroad,
+                model.chosen,
+                model.trained,
+                bands,
             )
             del built, model  # frees this one before the next one is built
             yield row.replace(run.recipe.name, run.label, 1) if row.startswith(run.recipe.name) else row, result
@@ -143,18 +157,21 @@ def _results(
 
 def _scored(
     model: Model, domains: Mapping[str, Texts], tracker: Tracker
-) -> tuple[dict[str, list[Score]], dict[str, Tensor]]:
-    """The model's score of each domain's documents; and the tokens per expert, if it has routers."""
-    if not isinstance(model, Routed):
-        scored = document_scores
-        return {name: scored(model.losses, item.held_out, tracker, domain=name) for name, item in domains.items()}, {}
-    scores, counts = dict[str, list[Score]](), dict[str, Tensor]()
+) -> tuple[dict[str, list[Score]], dict[str, Tensor], dict[str, list[list[Score]]]]:
+    """The model's score of each domain's documents; the tokens per expert, if it has routers; and scores by bands."""
+    scores, counts, bands = dict[str, list[Score]](), dict[str, Tensor](), dict[str, list[list[Score]]]()
     for domain, texts in domains.items():
-        counter = RoutingCounter(model.model)
-        with counter.counting():
-            scores[domain] = document_scores(model.losses, texts.held_out, tracker, counter.count, domain)
-        counts[domain] = counter.counts.sum(dim=0)
-    return scores, counts
+        by_band = Bands(texts.edges)
+        score = partial(document_scores, model.losses, texts.held_out, tracker, domain=domain)
+        if isinstance(model, Routed):
+            counter = RoutingCounter(model.model)
+            with counter.counting():
+                scores[domain] = score([by_band.add, counter.count])
+            counts[domain] = counter.counts.sum(dim=0)
+        else:
+            scores[domain] = score([by_band.add])
+        bands[domain] = by_band.scores()
+    return scores, counts, bands
 
 
 def _drawn(documents: Sequence[list[int]], most: int, seed: int) -> list[list[int]]:

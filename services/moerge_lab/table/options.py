@@ -20,7 +20,7 @@ HeldOut = Annotated[
 Other = Annotated[list[str] | None, typer.Option(help="NAME=FILES of each domain's other text, to specialise on.")]
 Base = Annotated[str | None, typer.Option(help="DIR or HUB/ID of the experts' seed model.")]
 PresetName = Annotated[
-    Literal["demo", "standard", "smollm", "smollm-mlp", "paper"] | None,
+    Literal["demo", "standard", "smollm", "smollm-mlp", "smollm-lora", "paper"] | None,
     typer.Option(help="Ready-made experts, texts and base; missing experts are trained."),
 ]
 Recipes = Annotated[

@@ -61,6 +61,9 @@ PRESETS = {
     "smollm-mlp": replace(
         _SMOLLM, training=replace(_SMOLLM.training, for_expert=Phase(60_000, learning_rate=4e-4), mlps=True)
     ),
+    "smollm-lora": replace(
+        _SMOLLM, training=replace(_SMOLLM.training, for_expert=Phase(60_000, learning_rate=4e-3), mlps=True, rank=16)
+    ),
     "paper": Preset(
         (*corpora.DOMAINS, *corpora.FURTHER),
         Training(
@@ -76,4 +79,4 @@ PRESETS = {
     ),
 }
 """`standard` has 6 M parameters, `smollm` a pretrained seed of 135 M, `paper` 115 M as in DUME section 3.1. Experts of
-`smollm-mlp` keep their seed's body and head."""
+`smollm-mlp` and `smollm-lora` keep their seed's body and head."""

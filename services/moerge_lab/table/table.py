@@ -17,6 +17,8 @@ from moerge_lab.training.job import Trained
 
 AHEAD = "†"
 """Marks recipes that choose experts also by scored tokens."""
+RECOVERED = 95
+"""A score behind a change of text that counts as recovered from it."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Result:
         counts: domain -> [D], scored tokens by first-choice expert, over layers; empty without routers.
         elsewhere: score of each document of no domain; empty without such text, and for an oracle.
         chosen: options that the recipe chose by the tuning text.
+        bands: domain -> band -> score of each document, by tokens since a change of text; else without bands.
     """
 
     documents: Mapping[str, Sequence[Score]]
@@ -74,6 +77,7 @@ class Result:
     elsewhere: Sequence[Score] = ()
     chosen: Numbers = field(default_factory=dict)
     trained: Trained | None = None
+    bands: Mapping[str, Sequence[Sequence[Score]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,7 @@ class Table:
         base: the seed model's score of each document of no domain; empty without such text.
         against: the row to compare the others' averages with, if any.
         slots: the domains of a version's experts, including an anchor.
+        edges: first token of each band behind a change of text; empty: texts don't change.
     """
 
     domains: Sequence[str]
@@ -128,6 +133,7 @@ class Table:
     against: str | None = None
     frame: Frame = field(default_factory=Frame)
     slots: Sequence[str] = ()
+    edges: Sequence[int] = ()
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
@@ -140,6 +146,21 @@ class Table:
     def average(self, row: Row) -> Figure:
         """The normalised average perplexity score, per seed."""
         return mean(self.normalised(row, domain) for domain in self.domains)
+
+    def bands(self, row: Row) -> list[Figure]:
+        """The average of a row's tokens in each band behind a change of text."""
+        return [mean(self._band(row, domain, band) for domain in self.domains) for band in range(len(self.edges))]
+
+    def recovers(self, row: Row) -> int | None:
+        """The tokens behind a change of text after which all bands have 95 or more; None: never."""
+        below = [band for band, figure in enumerate(self.bands(row)) if figure.mean < RECOVERED]
+        later = max(below, default=-1) + 1
+        return self.edges[later] if later < len(self.edges) else None
+
+    def _band(self, row: Row, domain: str, band: int) -> Figure:
+        dense = self.row(self.frame.own(domain)).results[0].bands[domain][band]
+        models = [result.bands[domain][band] for result in row.results]
+        return Figure.of(dense, models, list(self.domains).index(domain))
 
     def elsewhere(self, row: Row) -> Figure | None:
         """100 x the seed model's perplexity on text of no domain / this row's, per seed."""
@@ -177,6 +198,12 @@ class Table:
         record, result = _figures(row, self.average(row)), self.difference(row)
         if result is not None:
             record |= {"difference": result.mean, "difference_error": result.error}
+        if self.edges:
+            found = [
+                {"from": edge, "score": figure.mean, "error": figure.error}
+                for edge, figure in zip(self.edges, self.bands(row), strict=True)
+            ]
+            record["behind_switch"] = {"bands": found, "recovers": self.recovers(row)}
         if abroad := self.elsewhere(row):
             there: dict[str, object] = {"score": abroad.mean, "error": abroad.error, "scores": list(abroad.values)}
             if gained := self.difference(row, self.elsewhere):
@@ -193,6 +220,8 @@ class Table:
         else:
             yield self._lines(title, self._scores)
             yield self._lines("Cost of running, and of building and scoring", self._costs, caption=False)
+        if self.edges:
+            yield self._by_band()
         yield from (self._routing(row) for row in self.rows if row.run.recipe.name == VERSION and row.shares())
 
     def _lines(self, title: str, *parts: Callable[[Row], dict[str, str]], caption: bool = True) -> RichTable:
@@ -234,6 +263,23 @@ class Table:
             cells["trained"] = parameters(row.trained.parameters) if row.trained else ""
             cells["tokens"] = f"{row.trained.tokens:,}" if row.trained else ""
         return {**cells, "seconds": f"{row.seconds:.1f}", "memory": memory}
+
+    def _by_band(self) -> RichTable:
+        caption = f"{RECOVERED} again: tokens after which it stays at {RECOVERED} or more"
+        table = RichTable("recipe", title="Average by tokens since the change of text", caption=caption)
+        for edge, after in zip(self.edges, [*self.edges[1:], None], strict=True):
+            table.add_column(f"{edge} to {after - 1}" if after else f"from {edge}", justify="right")
+        table.add_column(f"{RECOVERED} again", justify="right")
+        experts = {self.frame.own(domain) for domain in self.domains}
+        for row in self.rows:
+            if row.name not in experts:
+                again = self.recovers(row)
+                table.add_row(
+                    shown(row),
+                    *(f"{figure.mean:.1f}" for figure in self.bands(row)),
+                    "no" if again is None else str(again),
+                )
+        return table
 
     def _routing(self, row: Row) -> RichTable:
         table = RichTable("text of", title="Share of tokens per expert, over all layers")

@@ -17,6 +17,7 @@ from moerge.scoring.draw import Cut, spread
 from moerge.scoring.perplexity import Window
 from moerge_lab.recipes.base import NO_ROWS
 from moerge_lab.table.measure import Texts
+from moerge_lab.table.switches import edges_of
 from moerge_lab.training.batches import joined
 from moerge_lab.training.inputs import end_of_text
 
@@ -149,7 +150,10 @@ def switched(domains: Mapping[str, Texts], cut: Cut) -> dict[str, Texts]:
         if not held_out[name]:
             todo = "give more text, or a smaller `context`"
             raise MoergeError(f"no scored document has {half} tokens", where=f"`switch` {name}", todo=todo)
-    return {name: replace(domain, held_out=held_out[name], tuning=tuning[name]) for name, domain in domains.items()}
+    return {
+        name: replace(domain, held_out=held_out[name], tuning=tuning[name], edges=edges_of(half))
+        for name, domain in domains.items()
+    }
 
 
 def _behind_others(cut: Mapping[str, Sequence[Window]], half: int, tokens: int) -> dict[str, list[Window]]:

@@ -110,7 +110,7 @@ class Fleet:
         for slot, texts in enumerate(self.texts):
             counter = RoutingCounter(model.model)
             with counter.counting():
-                result = total(document_scores(model.losses, texts.held_out, NoProgress(), counter.count))
+                result = total(document_scores(model.losses, texts.held_out, NoProgress(), [counter.count]))
             scores.append(normalised(self.dense[slot], result))
             shares = (counter.counts.sum(dim=0) / counter.counts.sum()).tolist()
             strayed = max(strayed, *shares[:slot], *shares[slot + 1 :])

@@ -17,7 +17,7 @@ from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.table.table import Table
 from moerge_lab.table.texts import Sources, Split, read_texts
 
-PresetName = Annotated[str, typer.Option(help="demo, standard, smollm, smollm-mlp or paper.")]
+PresetName = Annotated[str, typer.Option(help="demo, standard, smollm, smollm-mlp, smollm-lora or paper.")]
 
 
 class Inputs(NamedTuple):

@@ -47,6 +47,8 @@ _PARTS = "training", "text"
 _COVERED = RECOMMENDED.model_copy(update={"body": "seed", "head": "seed"})
 VERSIONS = {"fitted, solved head": _COVERED.model_copy(update={"fit": True, "head": "regmean"}), "covered": _COVERED}
 """The recommended version under a seed's body; and the one of which noise covers all but the experts' weights."""
+KEPT = {"kept body": _COVERED}
+"""Of experts that keep the seed's body and head."""
 
 
 def passages(domain: str, sources: Sources, most: int) -> list[Tokens]:
@@ -191,7 +193,7 @@ def noise(
     columns = ["no noise", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)]
     print_head("version", "documents", "sums", *columns)
     with TemporaryDirectory(prefix="moerge-noise-") as home:
-        for path, recipe in VERSIONS.items():
+        for path, recipe in (KEPT if inputs.preset.training.mlps else VERSIONS).items():
             work = Path(home) / path.replace(" ", "-")
             work.mkdir()
             fixed = Fixed(recipe, fleet_of(texts, inputs.settings, 0, work), work)

@@ -87,11 +87,14 @@ def _leaving(
         part = "adapter" if WEIGHTS in paths else "config and tokenizer"
         item = context.outbox.expert(digest, paths, part, body)
     elif adapter is not None:
+        size = decimal((adapter / WEIGHTS).stat().st_size)
         context.events.say(
-            "the coordinator has no base of this adapter that you may use, or merges it to other bytes, so the whole "
-            f"expert leaves, {decimal(whole.bytes)}; the adapter alone has "
-            f"{decimal((adapter / WEIGHTS).stat().st_size)}, and suffices if its base is an expert there, yours or "
-            "with redistribute = true"
+            f"the coordinator's processor rounds otherwise, so the merged MLPs leave, {decimal(whole.bytes)}, and not "
+            f"the adapter, {size}"
+            if parts is not None
+            else "the coordinator has no base of this adapter that you may use, or merges it to other bytes, so the "
+            f"whole expert leaves, {decimal(whole.bytes)}; the adapter alone has {size}, and suffices if its base is "
+            "an expert there, yours or with redistribute = true"
         )
     with context.outbox.sending(item):
         yield

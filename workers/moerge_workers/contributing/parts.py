@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,10 +14,11 @@ from moerge.experts.parts import write_parts
 from moerge.experts.sample import WAYS, fitting_sample_that_fits
 from moerge.files import sync_folder
 from moerge.memory.machine import free_for, is_out_of_memory
+from moerge.models.adapters import base_of
 from moerge.models.batches import Batch
 from moerge.models.dense import has_head
-from moerge.models.dense_files import DenseBody
-from moerge.models.expert_folder import DenseExpert
+from moerge.models.dense_files import DenseBody, DenseFiles
+from moerge.models.expert_folder import DenseExpert, file_digests
 from moerge.models.families.family import HEAD, mlp_layers
 from moerge.models.keeping import Keeping, keeping
 from moerge.models.tokens import Tokens
@@ -48,7 +50,7 @@ def run(context: Context, body: Body, weights: DenseBody) -> DenseExpert | None:
     own, needed = context.expert, body_kind(body.method) == "seed"
     found = None
     if isinstance(weights, OwnBody) and not folders(context, body.digest):
-        found = keeping(own, weights.seed)
+        found = keeping(own, weights.seed, adapter=own.adapter)
     folder = _fitted(context, body, weights) if _fits(context, body, found) else None
     fitted = folder is not None
     if folder is None and not needed:
@@ -56,6 +58,10 @@ def run(context: Context, body: Body, weights: DenseBody) -> DenseExpert | None:
     folder = folder or _own_parts(context, body, found)
     parts = DenseExpert(own.domain, folder, own.owner, own.license)
     new = Parts(expert=own.digest, body=body.digest, fitted=fitted, own_head=has_head(parts))
+    if own.adapter is not None and not new.fitted and not new.own_head and isinstance(weights, OwnBody):
+        base = DenseFiles(base_of(own.adapter))
+        if base.folder.samefile(weights.seed.folder) or file_digests(base) == file_digests(weights.seed):
+            parts = replace(parts, adapter=own.adapter)
     try:
         register_expert(context, parts, new)
     except WithdrawnError:

@@ -71,11 +71,11 @@ def test_first_choice_is_counted_once_per_scored_token(tmp_path: Path) -> None:
     cut = windows(all_counted([ROWS[0], ROWS[1][:3]]), 16, 8)
     counter = RoutingCounter(model)
     with counter.counting():
-        score(model, cut, Silent(), counter.count)
+        score(model, cut, Silent(), [counter.count])
     assert counter.counts.sum(dim=1).tolist() == [41] * 3
     forced_counter = RoutingCounter(model)
     with forced(model, 1), forced_counter.counting():
-        score(model, cut, Silent(), forced_counter.count)
+        score(model, cut, Silent(), [forced_counter.count])
     assert forced_counter.counts.tolist() == [[0, 41]] * 3
 
 
@@ -87,7 +87,7 @@ def test_uncounted_tokens_are_read_but_not_scored(tmp_path: Path) -> None:
     for name, ids in {"all": ROWS[0], "first": ROWS[0][:30]}.items():
         result[name] = score(model, windows([Tokens(ids)], 64, 32), Silent())
     with counter.counting():
-        last = score(model, windows([marked], 64, 32), Silent(), counter.count)
+        last = score(model, windows([marked], 64, 32), Silent(), [counter.count])
     assert last.tokens == 10
     assert last.nll == pytest.approx(result["all"].nll - result["first"].nll, rel=1e-5)
     assert counter.counts.sum(dim=1).tolist() == [10] * 3

@@ -1,6 +1,7 @@
 """`moerge table`, as a user runs it, on a tiny version."""
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 from typer.main import get_command
 
@@ -18,14 +20,15 @@ from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
 from moerge.progress import LogProgress
 from moerge.scoring.draw import Cut, spread
-from moerge.scoring.perplexity import Window, score, total, windows
+from moerge.scoring.perplexity import Score, Window, score, total, windows
 from moerge_lab.recipes.registry import RECIPES, parse
 from moerge_lab.table.commands import app
 from moerge_lab.table.inputs import read
 from moerge_lab.table.measure import Settings, Texts, measure
 from moerge_lab.table.options import Given
 from moerge_lab.table.runs import possible, with_experts
-from moerge_lab.table.table import Run
+from moerge_lab.table.switches import Bands, edges_of
+from moerge_lab.table.table import Result, Row, Run, Table
 from moerge_lab.table.texts import Sources, Split, read_elsewhere, read_texts, switched
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import HeadLineage, Lineage
@@ -218,6 +221,31 @@ def test_a_user_scores_tuning_text_behind_switches(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert (result["settings"]["split"], result["settings"]["switch"]) == ("tuning", True)
     assert result["elsewhere"] == {"tokens": 0, "documents": 0}
+    assert [band["from"] for band in result["averages"][0]["behind_switch"]["bands"]] == [0]  # of half a context: 8
+
+
+def test_scores_behind_a_switch_are_by_band() -> None:
+    assert edges_of(40) == [0, 8, 16, 32]
+    cut = [Window(Tokens([*range(8)]), 4, document) for document in (0, 1, 0)]
+    losses = torch.arange(21, dtype=torch.float32).reshape(3, 7)  # of tokens 1 to 7; the last four are scored
+    bands = Bands([0, 2])
+    bands.add(cut, losses)
+    first, second = [3 + 4 + 17 + 18, 10 + 11], [5 + 6 + 19 + 20, 12 + 13]
+    assert bands.scores() == [
+        [Score(first[0], 4), Score(first[1], 2)],
+        [Score(second[0], 4), Score(second[1], 2)],
+    ]
+
+
+def test_a_recipe_recovers_from_a_switch_where_all_later_bands_do() -> None:
+    def row(name: str, *scores: float) -> Row:
+        bands = {"law": [[Score(-math.log(score / 100), 1)] for score in scores]}
+        return Row(Run(RECIPES["averaging"], {}, name), name, [Result({"law": [Score(0, 1)]}, 1, 1, bands=bands)])
+
+    rows = [row("law expert", 100, 100, 100), row("one", 95.5, 90, 96), row("two", 90, 99, 94)]
+    table = Table(["law"], rows, edges=(0, 8, 16))
+    assert [figure.mean for figure in table.bands(rows[1])] == pytest.approx([95.5, 90, 96])
+    assert [table.recovers(item) for item in rows] == [0, 16, None]
 
 
 def test_models_are_compared_on_text_of_no_domain(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from moerge.models.dense_files import DenseFiles
 from moerge.models.keeping import all_keep, keeping
-from support.models import DISTINCT, expert, keeping_expert
+from moerge.models.reader import Checkpoint
+from support.models import DISTINCT, adapter, expert, keeping_expert
 
 TINY = 2.0**-24
 
@@ -77,3 +78,23 @@ def test_a_missing_tensor_and_another_shape_are_differences(tmp_path: Path, seed
     save_file(tensors, own / "model.safetensors", {"format": "pt"})
     found = keeping(DenseFiles(own), DenseFiles(seed))
     assert found.body == ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight")
+
+
+def test_of_an_adapter_on_the_seed_the_changed_tensors_alone_are_read(
+    tmp_path: Path, seed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(checkpoint: Checkpoint, name: str) -> None:
+        raise AssertionError(name)
+
+    own, base = DenseFiles(adapter(tmp_path / "mlps", seed, 2, "up_proj", "down_proj")), DenseFiles(seed)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "tensor", unread)
+        assert keeping(own, base).keeps_all
+    queries = [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(3)]
+    assert keeping(DenseFiles(adapter(tmp_path / "queries", seed, 2)), base).body == tuple(queries)
+
+
+def test_an_adapter_on_another_model_than_the_seed_is_compared_as_a_whole(tmp_path: Path, seed: Path) -> None:
+    other = keeping_expert(tmp_path / "other", seed, 2, layers__0__self_attn__k_proj__weight=TINY)
+    own = DenseFiles(adapter(tmp_path / "own", other, 2, "up_proj"))
+    assert keeping(own, DenseFiles(seed)).body == ("model.layers.0.self_attn.k_proj.weight",)

@@ -47,7 +47,7 @@ def test_scores_and_routing_are_those_of_the_whole_model(
     whole = load(version)
     counter = RoutingCounter(whole)
     with counter.counting():
-        expected = [score(whole, block, Silent(), counter.count) for block in BLOCKS]
+        expected = [score(whole, block, Silent(), [counter.count]) for block in BLOCKS]
     with forced(whole, 1):
         oracle = [score(whole, block, Silent()) for block in BLOCKS]
     model = streamed(published_weights(version))
