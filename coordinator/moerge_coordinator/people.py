@@ -26,7 +26,7 @@ class People:
         self._app, self._proxies = app, [ip_network(proxy) for proxy in proxies]
         self._header = settings.header.lower().encode()
         self._known = {
-            value.casefold(): Identity(role=role, owner=None, domains=[], name=name)
+            value.strip(): Identity(role=role, owner=None, domains=[], name=name)
             for role, people in ((Role.READER, settings.readers), (Role.OPERATOR, settings.operators))
             for name, value in people.items()
         }
@@ -43,7 +43,7 @@ class People:
         given = [value for name, value in scope["headers"] if name == self._header]
         if len(given) != 1:  # a proxy that adds its header to the caller's own proves nothing
             return None
-        return self._known.get(given[0].decode("latin-1").strip().casefold())
+        return self._known.get(given[0].decode("latin-1").strip())
 
 
 def person_of(request: HTTPConnection) -> Identity | None:

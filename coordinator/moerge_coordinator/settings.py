@@ -16,7 +16,6 @@ from moerge.errors import MoergeError
 from moerge.settings import UserPath, built, put, read_toml, unknown
 from moerge_proto.digests import Digest, Name
 from moerge_proto.experts import Vocabulary
-from moerge_proto.masks import KeeperKey
 
 FILE = "coordinator.toml"
 PREFIX = "MOERGE_COORDINATOR_"
@@ -125,7 +124,6 @@ class Settings(BaseModel):
     # instead of a SQLite file in `home`: postgresql://USER:PASSWORD@HOST/NAME
     database: Path | str = Field(default_factory=lambda known: known["home"] / "coordinator.sqlite", repr=False)
     webhook: Webhook | None = None  # receiver of events
-    keepers: dict[KeeperKey, Annotated[str, AfterValidator(require_address)]] = Field(default_factory=dict)  # of masks
     public_text: Digest | None = None  # of whitenings of noisy contributions, beside the pool
     s3: S3 | None = None  # store of blobs and chunks, instead of folders in `home`; coordinators can share it
     cache_bytes: int = Field(default=200 * 2**30, ge=0)  # maximum size of the store's cache in `home`
@@ -178,14 +176,6 @@ class Settings(BaseModel):
     def _names_the_proxy(self) -> "Settings":
         if self.sign_in is not None and "trusted_proxies" not in self.model_fields_set:
             raise ValueError("sign_in: set trusted_proxies too; every program at these addresses can claim any person")
-        return self
-
-    @model_validator(mode="after")
-    def _encrypts_masks(self) -> "Settings":
-        for address in self.keepers.values():
-            url = httpx.URL(address)
-            if url.scheme != "https" and not is_loopback(url.host) and not self.plain_http:
-                raise ValueError("keepers: plain HTTP to another machine; use https://, or set plain_http")
         return self
 
     @model_validator(mode="after")

@@ -37,8 +37,8 @@ class Contribution(Message):
 
     A router contribution belongs to one `body`. A body or head contribution serves every body or head with its expert,
     and has no `split`, `body` and `shards`. `effective_rank`: median of its grams' trace^2 / sum of squared entries.
-    `fingerprint`: of the key that made `signature`; both are None if its owner had no key. `cohort`: of masked ones
-    whose sum is known, and which count together or not at all.
+    `fingerprint`: of the key that made `signature`; both are None if its owner had no key. `cohort`: of masked ones,
+    which count together or not at all, once their sum is known.
     """
 
     number: int

@@ -53,11 +53,11 @@ MAX_TOKENS = 2**36
 MAX_EXPERT_TOKENS = 2**30
 """The same, in a body or head contribution; different owners' are never added as integers."""
 MAX_CONTEXT_WEIGHT = 64
-MAX_OWNERS = 1000
-"""As a minimum, of a sum."""
 POOL = "aee96030ac5b2bd8fb7cb9b075b5bf616fc5b692cef0cb699e6c08a40c6116b9"
 """The SHA-256 of the library's file of public texts (`moerge.documents.pool`)."""
 
+MAX_MASKED_HIDDEN, MAX_MASKED_LAYERS = 2**14, 2**10
+"""Of masked sums: a keeper's answer is as large, and keepers believe what owners sign."""
 Int64 = NDArray[np.int64]
 Kind = Literal["router", "body", "head"]
 """A contribution's purpose: the routers under one body, merged bodies, or heads."""
@@ -109,15 +109,13 @@ class Privacy(Message):
 
     Features are whitened with the texts `public`, and a document passes the model alone. `sums`: of the documents'
     mean outer products and means (`grams`), or of means alone, beside the gram of the public text (`means`). See
-    `moerge.statistics.release`. The noise of the gram is divided among at least so many `owners`, whose files are
-    masked: only their sum keeps to the bound.
+    `moerge.statistics.release`.
     """
 
     epsilon: float = Field(gt=0, le=100, allow_inf_nan=False)
     delta: float = Field(default=1e-6, gt=0, le=0.01)
     sums: Sums = "grams"
     public: Digest = POOL
-    owners: int = Field(default=1, ge=1, le=MAX_OWNERS, exclude_if=lambda value: value == 1)
 
 
 class StatisticsSettings(Message):
@@ -242,8 +240,10 @@ class RouterManifest(_Manifest):
             raise ValueError("keepers: expected sorted and distinct keys")
         if self.keepers and self.split != "statistics":
             raise ValueError("keepers: expected none with the split `tuning`")
-        if (noise := self.settings.privacy) is not None and (noise.owners > 1) != bool(self.keepers):
-            raise ValueError("settings.privacy.owners: expected more than 1 with keepers, and 1 without")
+        if self.keepers and (self.hidden_size > MAX_MASKED_HIDDEN or self.layers > MAX_MASKED_LAYERS):
+            raise ValueError(f"keepers: expected none with H above {MAX_MASKED_HIDDEN}, or so many layers")
+        if self.keepers and self.settings.privacy is not None:
+            raise ValueError("settings.privacy: expected none with keepers, because nobody can check a sum with noise")
         return self
 
     @property

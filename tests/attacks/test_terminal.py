@@ -26,8 +26,8 @@ from support.http_server import serving
 from support.merging import SMALL
 from support.models import expert
 
-HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\rdone\x7f"
-SHOWN = "\ufffd]0;owned\ufffd\ufffd[2J\ufffd31m\ufffddone\ufffd"
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\rdone\x7f\u202egnp.\u2066"
+SHOWN = "\ufffd]0;owned\ufffd\ufffd[2J\ufffd31m\ufffddone\ufffd\ufffdgnp.\ufffd"
 WHEN = "2030-01-01T00:00:00Z"
 
 

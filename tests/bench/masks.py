@@ -53,7 +53,7 @@ class Round:
             if keepers:
                 request, answer = MasksRequest(parts=parts), self.folder / "answer"
                 with answer.open("wb") as out:
-                    out.writelines(summed(request, self.keeper.seeds(request)))
+                    out.writelines(summed(request, keepers[0], self.keeper.seeds(request)))
                 masks.append(stack.enter_context(MaskSums(answer, self.hidden, self.layers, request.domains)))
             cohort = Cohort(files, masks)
             for layer in range(self.layers):

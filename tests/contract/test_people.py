@@ -21,7 +21,7 @@ SETTINGS = f"""
 trusted_proxies = ["{PROXY}/32"]
 [sign_in]
 header = "{HEADER}"
-operators = {{ anna = "Anna@hospital.example" }}
+operators = {{ anna = "anna@hospital.example" }}
 readers = {{ ben = "ben@hospital.example" }}
 """
 
@@ -110,7 +110,7 @@ def test_a_reader_reads(proxy: Proxy) -> None:
         assert browser.get("/dashboard/owners").status_code == 403
 
 
-@pytest.mark.parametrize("person", ["", "eve@hospital.example", "anna"])
+@pytest.mark.parametrize("person", ["", "eve@hospital.example", "anna", "Anna@hospital.example"])
 def test_others_need_a_token(proxy: Proxy, person: str) -> None:
     with proxy.client(person) as browser:
         assert is_sign_in(browser.get("/dashboard/versions"))

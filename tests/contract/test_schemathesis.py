@@ -28,7 +28,7 @@ from support.statistics import written
 pytestmark = pytest.mark.slow
 OUT_OF_REACH = 2**40
 """An id that no generated request has, so that none revokes its own token."""
-EXAMPLES = 40
+EXAMPLES = 20
 """Per operation."""
 _REFUSALS = [401, 403, 404, 409, 410, 422]
 """Statuses of a refused request that conforms to the document."""

@@ -9,13 +9,12 @@ import pytest
 
 from moerge import __version__
 from moerge.documents.pool import PublicDocuments
-from moerge.statistics.whitening import epsilon_alone
-from moerge_proto.statistics_file import POOL, Privacy
+from moerge_proto.statistics_file import POOL
 from moerge_workers.check import checks
 from moerge_workers.leaving import owner_key
 from moerge_workers.settings import Settings
 from support.federation import Federation, federation_of, registered
-from support.models import expert, texts
+from support.models import expert, seed_model, texts
 from support.processes import moerge
 from support.wrappers import wrapper
 
@@ -129,23 +128,21 @@ def test_a_seed_s_body_is_compared_with_the_own_copy(federation: Federation, tmp
 def test_the_privacy_line_names_budget_better_sums_and_what_is_not_covered(
     federation: Federation, tmp_path: Path
 ) -> None:
-    lines = lines_of(federation, privacy={"epsilon": 0.001})
+    policy, seed = {"bodies": ["seed"]}, federation.members["law"].folder
+    given: dict[str, Any] = {"policy": policy, "seed": seed}
+    lines = lines_of(federation, privacy={"epsilon": 0.001}, **given)
     assert "epsilon 0.001, delta 1e-06 for each document; 0 of 0 documents with noise have spent it" in lines["privacy"]
     assert "sums = means routes better" in lines["privacy"]
-    assert "covers router sums alone: fitted MLPs" in lines["privacy"]
+    assert "the expert's weights have no noise" in lines["privacy"]
     assert f"public text: 64 documents, digest {POOL}" in lines["privacy"]
     public = texts(tmp_path / "public.jsonl", 5, 30)
-    line = lines_of(federation, privacy={"epsilon": 100.0, "public": str(public)})["privacy"]
+    line = lines_of(federation, privacy={"epsilon": 100.0, "public": str(public)}, **given)["privacy"]
     assert "sums = grams" in line
     assert f"public text: 30 documents, digest {PublicDocuments.read(str(public), '').digest}" in line
-
-
-def test_the_privacy_line_says_whom_divided_noise_protects_from(federation: Federation) -> None:
-    masks, seed = {"keepers": ["0" * 64], "owners": 4}, federation.members["law"].folder
-    policy = {"bodies": ["seed"]}
-    line = lines_of(federation, privacy={"epsilon": 1.0}, masks=masks, seed=seed, policy=policy)["privacy"]
-    assert "the sum over 4 or more owners" in line
-    assert f"other owners, the bound is epsilon {epsilon_alone(Privacy(epsilon=1.0, owners=4)):.3g};" in line
+    given["seed"] = seed_model(tmp_path / "seed")
+    line = lines_of(federation, privacy={"epsilon": 1.0}, **given)["privacy"]
+    assert line.startswith("no ")
+    assert "fitted MLPs and a head contribution would leave without noise" in line
 
 
 def test_a_withdrawn_expert_is_a_problem(federation: Federation, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Masked sums: a coordinator, two keepers and five owners' workers as processes, each killed at every step."""
+"""Masked sums: a coordinator, two keepers and five owners' workers as processes; files go between them by hand."""
 
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from moerge.blobs.local import LocalBlobs
-from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge.versions.plan import plan_version
 from moerge_coordinator.domain.version_inputs import version_inputs
@@ -21,10 +19,10 @@ from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.folders import Folders
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.version_files import ROUTER_FILE
-from moerge_proto.versions import NewVersion, Version
+from moerge_proto.versions import Version
 from moerge_workers.leaving.owner_key import join_request
 from support.federation import Federation, federation_of
-from support.keepers import KeeperProcess, keeper_of
+from support.keepers import KeeperHome
 from support.models import expert
 from support.processes import Coordinator, moerge
 from support.worker import Worker, worker_of
@@ -43,7 +41,7 @@ class Masked:
     """The federation with its keepers, and the owners' workers by domain."""
 
     made: Federation
-    keepers: list[KeeperProcess]
+    keepers: list[KeeperHome]
     workers: dict[str, Worker]
     stack: ExitStack
 
@@ -82,9 +80,8 @@ class Masked:
 @pytest.fixture
 def masked(tmp_path: Path) -> Iterator[Masked]:
     with ExitStack() as stack:
-        keepers = [stack.enter_context(keeper_of(tmp_path / name)) for name in ("auditor", "university")]
-        settings = "[keepers]\n" + "".join(f'"{keeper.key}" = "{keeper.url}"\n' for keeper in keepers)
-        made = stack.enter_context(federation_of(tmp_path, settings=settings, seeded=True, **SMALL))
+        keepers = [KeeperHome(tmp_path / name) for name in ("auditor", "university")]
+        made = stack.enter_context(federation_of(tmp_path, seeded=True, **SMALL))
         result = Masked(made, keepers, {}, stack)
         for number, domain in enumerate(KILLED):
             (folder := tmp_path / f"{domain}-owner").mkdir()
@@ -105,8 +102,8 @@ def refusal(made: Federation, **new: Any) -> str:
     return str(refused.value)
 
 
-def test_masked_sums(masked: Masked) -> None:
-    made, server, (auditor, university) = masked.made, masked.made.server, masked.keepers
+def test_masked_sums(masked: Masked, tmp_path: Path) -> None:
+    made, server = masked.made, masked.made.server
     *first, last = KILLED
     for domain in first[:3]:
         masked.contribute(domain)
@@ -115,15 +112,12 @@ def test_masked_sums(masked: Masked) -> None:
         masked.contribute(domain)
     assert "can't have weights of their own" in refusal(made)
     assert "no sums of tuning splits" in refusal(made, options={"domain_weights": {}, "lambda_scale": "auto"})
+    assert "are in no cohort" in refusal(made, **PLAIN)
 
-    university.end()
-    assert f"keeper {university.url}: doesn't answer" in refusal(made, **PLAIN)
-    university.start()
-    version = solved_through_kills(server, masked)
-    assert {item.cohort for keeper in masked.keepers for item in keeper.answers()} == {auditor.answers()[0].cohort}
-    shown = moerge("keeper", "show", auditor.home)
-    assert "law-owner/law" in shown
-    assert "answered" in shown
+    unmasked(masked, tmp_path / "request.json")
+    version = made.solve(**PLAIN)
+    assert [len(keeper.cohorts()) for keeper in masked.keepers] == [1, 1]
+    assert "law-owner/law" in moerge("keeper", "show", masked.keepers[0].home)
     assert {row.cohort for row in made.operator.contributions()} == {1}
 
     plain = {domain: masked.plain(domain) for domain in KILLED}
@@ -141,32 +135,23 @@ def test_masked_sums(masked: Masked) -> None:
     assert f"cohort 1 lacks contribution {sent.digest} of law" in refusal(made, partial=True, **PLAIN)
 
 
-def solved_through_kills(server: Coordinator, masked: Masked) -> Version:
-    """The version of a solve during which coordinator and keepers are killed: before, between and after the answers."""
-    first, second = sorted(masked.keepers, key=lambda keeper: keeper.key)  # the order in which they are asked
-    for keeper in (first, second):
-        os.kill(keeper.pid, signal.SIGSTOP)
-    with server.client() as operator:
-        operator.solve_version(NewVersion(**PLAIN))
-    until(lambda: waits(first.pid), "the first keeper is asked")
-    killed(server)  # a resumed solve asks again
-    os.kill(first.pid, signal.SIGCONT)
-    until(lambda: waits(second.pid), "the second keeper is asked")
-    killed(server)  # with one answer
-    second.end()  # before its journal has the cohort
-    assert not second.answers()
-    second.start()
-    with server.client() as operator:
-        operator.solve_version(NewVersion(**PLAIN))
-    until(second.answers, "the second keeper's journal has the cohort")
-    second.end()  # and may not have answered
-    second.start()
-    with server.client() as operator:
-        operator.solve_version(NewVersion(**PLAIN))
-    until(lambda: cohort_of(server), "the sum is known")
-    killed(server)  # before the version is written
-    with server.client() as operator:
-        return operator.version(int(wait(operator, operator.solve_version(NewVersion(**PLAIN)))))
+def unmasked(masked: Masked, request: Path) -> None:
+    """The way of request and answers, with kills of the coordinator and of a keeper in between."""
+    server, (auditor, university) = masked.made.server, masked.keepers
+    assert "asks for the masks of art, code, law, music, trade" in moerge(
+        "coordinator", "cohort", server.home, "--out", request
+    )
+    content = request.read_bytes()
+    killed(server)
+    request.unlink()
+    moerge("coordinator", "cohort", server.home, "--out", request)
+    assert request.read_bytes() == content, "the same cohort waits"
+    assert "cohort 1 waits for its keepers' answers" in refusal(masked.made, **PLAIN)
+    university.killed_answer(request, "journal.sqlite-journal")  # before or after the journal has the cohort
+    answers = [keeper.answer(request) for keeper in (auditor, university)]
+    assert answers[0].read_bytes()[:32] == answers[1].read_bytes()[:32]
+    moerge("coordinator", "unmask", server.home, *answers)
+    killed(server)
 
 
 def until(condition: Callable[[], object], step: str) -> None:
@@ -179,19 +164,6 @@ def until(condition: Callable[[], object], step: str) -> None:
 def killed(server: Coordinator) -> None:
     server.kill()
     server.start()
-
-
-def cohort_of(server: Coordinator) -> object:
-    with closing(sqlite3.connect(server.home / "coordinator.sqlite")) as database:
-        return database.execute("SELECT number FROM cohorts").fetchone()
-
-
-def waits(pid: int) -> bool:
-    """Whether a stopped keeper has an unaccepted connection: bytes wait at its listening port's address."""
-    rows = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
-    listening = {row.split()[1] for row in rows if f"socket:[{row.split()[9]}]" in sockets and row.split()[3] == "0A"}
-    return any(row.split()[1] in listening and int(row.split()[4].split(":")[1], 16) for row in rows)
 
 
 def digest_of_routers(version: Version) -> str:

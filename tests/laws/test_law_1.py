@@ -71,9 +71,9 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
         "before",
         "privacy",
     }
-    assert set(Privacy.model_fields) == {"epsilon", "delta", "sums", "public", "owners"}
+    assert set(Privacy.model_fields) == {"epsilon", "delta", "sums", "public"}
     assert set(MaskedPart.model_fields) == {
-        "owner", "domain", "body", "contribution", "hidden_size", "layers", "privacy", "seals",
+        "owner", "domain", "body", "contribution", "hidden_size", "layers", "seals",
     }  # fmt: skip
 
 

@@ -1,61 +1,34 @@
-"""A keeper of masks in its own process."""
+"""A keeper of masks: its home, and its commands in processes of their own."""
 
-import os
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from moerge.keeper.journal import Answer, Keeper
-from moerge_lab.demo.processes import address_in
+from moerge.keeper.journal import Answered, Keeper
 from moerge_proto.signatures import JoinRequest
-from support.processes import ended, moerge, start_worker
+from support.processes import moerge, start_worker
 
 
-class KeeperProcess:
-    """A keeper's home; it can be started, killed and started again at the same address."""
+class KeeperHome:
+    """A keeper's home."""
 
     def __init__(self, home: Path) -> None:
-        self.home, self.key, self.url = home, moerge("keeper", "init", home), ""
-
-    def start(self) -> None:
-        log = self.home / "log"
-        begin = log.stat().st_size if log.exists() else 0
-        port = self.url.rpartition(":")[2] or "0"
-        self._process = start_worker(["keeper", "serve", str(self.home), "--port", port], {}, log)
-        deadline = time.monotonic() + 60
-        while not (address := address_in(log, begin)):
-            assert self._process.is_alive(), log.read_text()
-            assert time.monotonic() < deadline, "the keeper does not answer"
-            time.sleep(0.02)
-        self.url = address
+        self.home, self.key = home, moerge("keeper", "init", home)
 
     def approve(self, request: JoinRequest) -> None:
         moerge("keeper", "approve", self.home, request.line())
 
-    def answers(self) -> list[Answer]:
-        return Keeper(self.home).answers()
+    def answer(self, request: Path) -> Path:
+        """The answer to a request."""
+        moerge("keeper", "answer", self.home, request, "--out", out := self.home / "answer")
+        return out
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+    def killed_answer(self, request: Path, until: str) -> None:
+        """Begins an answer, and kills it once the home has a file with that name, or has ended by itself."""
+        arguments = ["keeper", "answer", str(self.home), str(request), "--out", str(self.home / "answer")]
+        process = start_worker(arguments, {}, self.home / "log")
+        while process.is_alive() and not list(self.home.glob(until)):
+            pass
+        process.kill()
+        process.join()
 
-    def runs(self) -> bool:
-        return self._process.is_alive()
-
-    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
-        os.kill(self.pid, number)
-        return ended(self._process, 30)
-
-
-@contextmanager
-def keeper_of(home: Path) -> Iterator[KeeperProcess]:
-    keeper = KeeperProcess(home)
-    keeper.start()
-    try:
-        yield keeper
-    finally:
-        if keeper.runs():
-            keeper.end(signal.SIGTERM)
+    def cohorts(self) -> list[Answered]:
+        return Keeper(self.home).cohorts()

@@ -10,11 +10,10 @@ from moerge.files import file_sha256
 from moerge.keeper.journal import Keeper, make_key
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.cohort import write_masked
-from moerge.statistics.whitening import Limits
 from moerge_proto.digests import sha256_hex
-from moerge_proto.masks import MaskedPart, facts_of, new_seed, seal
+from moerge_proto.masks import MaskedPart, facts_of, new_seed
 from moerge_proto.signatures import JoinRequest
-from moerge_proto.statistics_file import Privacy, RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import RouterManifest, StatisticsFile
 from support.rows import START
 from support.statistics import written
 
@@ -43,13 +42,12 @@ class MaskedOwner:
         owners: int = 3,
         body: str = BODY,
         hidden: int = 4,
-        privacy: Privacy | None = None,
     ) -> MaskedPart:
         """A signed part with random seeds."""
         contribution = contribution or sha256_hex(f"{self.domain} {body}".encode())
-        sealed = {keeper: seal(new_seed(), keeper, contribution) for keeper in keepers}
+        seeds = {keeper: new_seed() for keeper in keepers}
         facts = {"owner": self.name, "domain": self.domain, "body": body, "hidden_size": hidden, "layers": 2}
-        return MaskedPart.signed(self.key, owners, sealed, contribution=contribution, privacy=privacy, **facts)
+        return MaskedPart.signed(self.key, owners, seeds, contribution=contribution, **facts)
 
     def contribution(
         self, path: Path, manifest: RouterManifest, sums: ShardSums, keepers: Sequence[str]
@@ -59,18 +57,14 @@ class MaskedOwner:
         return path, self.masked(written(path.with_suffix(".exact"), manifest, sums), path)
 
     def masked(self, exact: Path, path: Path) -> MaskedPart:
-        """Writes the masked file of exact sums, with noise if its settings have it; its signed part."""
+        """Writes the masked file of exact sums; its signed part."""
         with StatisticsFile(exact) as file:
             manifest = file.manifest
         assert isinstance(manifest, RouterManifest)
         seeds = {keeper: new_seed() for keeper in manifest.keepers}
-        privacy = manifest.settings.privacy
-        noise = None if privacy is None else Limits.of(privacy, manifest.layers)
-        write_masked(exact, path, list(seeds.values()), noise)
+        write_masked(exact, path, list(seeds.values()))
         digest = file_sha256(path)
-        sealed = {keeper: seal(seed, keeper, digest) for keeper, seed in seeds.items()}
-        owners = 3 if privacy is None else privacy.owners
-        return MaskedPart.signed(self.key, owners, sealed, contribution=digest, **facts_of(manifest))
+        return MaskedPart.signed(self.key, 3, seeds, contribution=digest, **facts_of(manifest))
 
 
 def keeper_of(home: Path, owners: Sequence[MaskedOwner]) -> Keeper:

@@ -12,7 +12,9 @@ EXAMPLES = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "example
 NOT_TYPED = {
     "pip install *": "no index has a release yet, and torch is gigabytes",
     "make *": "installs, and runs the tests themselves, the benchmark or the demo, which tests/e2e/test_demo.py runs",
-    "moerge keeper *": "a service of another party; tests/e2e/test_masks.py runs two",
+    "moerge keeper *": "another party's; tests/e2e/test_masks.py has two",
+    "moerge coordinator cohort *": "needs masked contributions of three owners, likewise",
+    "moerge coordinator unmask *": "likewise",
     "moerge push *": "needs an account of the hub; tests/contract/test_push.py pushes to a stand-in of it",
     "hf download *": "likewise",
     "moerge export *": "needs llama.cpp; tests/engines runs it",

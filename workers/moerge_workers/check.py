@@ -31,7 +31,7 @@ from moerge.models.keeping import Keeping, keeping
 from moerge.models.rows import described as described_rows
 from moerge.progress import NoProgress
 from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
-from moerge.statistics.describe import UNCOVERED, divided
+from moerge.statistics.describe import UNCOVERED
 from moerge.statistics.estimate import estimate
 from moerge.statistics.membership import expected_auc
 from moerge.statistics.passes import BodyPass, RouterPass
@@ -42,6 +42,7 @@ from moerge_proto.experts import Expert
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.memory import free_memory, require_gpus, room_of
 from moerge_workers.contributing.body_check import require_kind
+from moerge_workers.contributing.covered import require_covered
 from moerge_workers.contributing.evaluation import require_memory
 from moerge_workers.contributing.expert import require_allowed
 from moerge_workers.contributing.parts import FITTED
@@ -182,29 +183,22 @@ class _Machine:
         settings, privacy = self.settings, self.settings.router_statistics.privacy
         if (budget := settings.privacy) is None or privacy is None:
             return "no budget"
+        if self.keeping is not None:
+            require_covered(settings, self.own.family, self.keeping)
         every, spent = spending(spent_file(settings.home), budget.cost, budget.most)
         with tempfile.TemporaryDirectory(dir=_existing(settings.home)) as folder:
             file = Path(folder) / "whitening"
             whitenings = Whitenings(file, privacy, len(mlp_layers(self.own.config)))
-            behind = self.own if settings.masks is None else own_seed(settings.seed)
-            work = replace(self._work, expert=behind, body=behind, before=None, device="cpu")
+            work = replace(self._work, before=None, device="cpu")
             write_whitenings(work, settings.router_statistics, file, budget.text)
             better = suited(self.documents, whitenings)
         parts = (
             f"{budget}; {spent:,} of {every:,} documents with noise have spent it",
             f"public text: {len(budget.text.texts):,} documents, digest {budget.text.digest}",
             f"for about {self.documents:,} documents sums = {better} routes better, by public text alone",
-            *([] if settings.masks is None else [divided(privacy, budget.contributions)]),
-            self._uncovered(),
+            UNCOVERED,
         )
         return "; ".join(parts)
-
-    def _uncovered(self) -> str:
-        """A sentence on what noise doesn't cover."""
-        if self.has_own_head or self.settings.policy.evaluation_sums:
-            todo = "Set fit and head_contributions to false, ask for the seed's head, and train with noise"
-            return f"it {UNCOVERED}. {todo}"
-        return "it covers all that leaves but the weights of the MLPs; train them with noise, too"
 
     @property
     def _is_kept(self) -> bool:

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from moerge_proto.masks import LEAST_OWNERS, KeeperKey
+from moerge_proto.masks import LEAST_OWNERS, MAX_PARTS, KeeperKey
 
 
 class Masks(BaseModel):
@@ -16,7 +16,7 @@ class Masks(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     keepers: list[KeeperKey] = Field(min_length=1, max_length=10)
-    owners: int = Field(default=LEAST_OWNERS, ge=LEAST_OWNERS, le=1000)
+    owners: int = Field(default=LEAST_OWNERS, ge=LEAST_OWNERS, le=MAX_PARTS)
 
     @field_validator("keepers")
     @classmethod

@@ -93,15 +93,7 @@ class Settings(BaseModel):
 
     @property
     def router_statistics(self) -> StatisticsSettings:
-        """The settings of router contributions, with noise if there is a budget; with masks it is divided."""
-        alone = self.tuning_statistics
-        if alone.privacy is None or self.masks is None:
-            return alone
-        return alone.private(alone.privacy.model_copy(update={"owners": self.masks.owners}))
-
-    @property
-    def tuning_statistics(self) -> StatisticsSettings:
-        """The same for the split `tuning`, which has no masks."""
+        """The settings of router contributions, with noise if there is a budget."""
         return self.statistics if self.privacy is None else self.statistics.private(self.privacy.each)
 
     @model_validator(mode="after")
@@ -120,17 +112,25 @@ class Settings(BaseModel):
         if self.masks is not None and self.tuning_share:
             raise ValueError("masks and tuning_share exclude each other: tuning splits are not summed")
         if self.masks is not None and self.privacy is not None:
-            if self.policy.bodies != ["seed"]:
-                raise ValueError('masks with privacy need the seed\'s body: set bodies = ["seed"] in the policy')
-            if self.privacy.public is not None:
-                raise ValueError(
-                    "masks with privacy need the pool, which the coordinator has: leave privacy.public out"
-                )
+            raise ValueError("masks and privacy exclude each other: nobody can check a sum of masked sums with noise")
+        if self.privacy is not None:
+            self._require_noise_alone()
         if self.policy.evaluation_sums and not self.held_out_share:
             raise ValueError("policy.evaluation_sums needs held-out documents: set held_out_share, such as 0.1")
         if self.policy.evaluation_sums and self.statistics.context < 2:
             raise ValueError("policy.evaluation_sums needs a context of 2 or more tokens")
         return self
+
+    def _require_noise_alone(self) -> None:
+        """With a budget nothing else that depends on the text leaves; `contributing.covered` knows the rest."""
+        needs = {
+            "fit = false": bool(self.fit),
+            "evaluation_sums = false in the policy": self.policy.evaluation_sums,
+            'bodies = ["seed"] in the policy': "merged" in self.policy.bodies,
+        }
+        for need, is_missing in needs.items():
+            if is_missing:
+                raise ValueError(f"privacy needs {need}: its noise is in router contributions alone")
 
 
 def home_of(domain: str) -> Path:

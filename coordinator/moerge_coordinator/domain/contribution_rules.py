@@ -101,7 +101,6 @@ class RouterRule(Rule[RouterManifest]):
         _require_sizes(manifest, {"hidden_size": body.hidden_size, "layers": body.layers})
         require_public(manifest.settings.privacy, ports.settings.public_text)
         if manifest.is_masked:
-            _require_of_seed(manifest, body)
             return validate_masked(file, body.exponents)
         return validate(file, body.exponents, body.bounds, normalised=FAMILIES[body.family].gain is not None)
 
@@ -194,17 +193,6 @@ def _require_sizes(manifest: Manifest, expected: Mapping[str, int | Sequence[int
         if getattr(manifest, name) != size:
             what = f"expected {size}, found {getattr(manifest, name)}"
             raise ContributionError(what, where=f"manifest.{name}", todo="compute the contribution again")
-
-
-def _require_of_seed(manifest: RouterManifest, body: BodyRow) -> None:
-    """Requires that the whitening of masked sums with noise is the same for all owners, and known here."""
-    if (privacy := manifest.settings.privacy) is None:
-        return
-    if body.experts:
-        what = "sums with noise and masks are whitened with the seed's MLPs, and the current body is merged"
-        todo = "ask the operator for the seed's body, or leave out [privacy] or [masks]"
-        raise ContributionError(what, where="manifest.body", todo=todo)
-    require_public(privacy, None)
 
 
 def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:

@@ -35,7 +35,7 @@ def needed(session: Session, *, holdings: bool = True) -> set[str]:
         *(session.scalars(select(HoldingRow.sha256)) if holdings else ()),
         *session.scalars(select(ContributionRow.digest).where(ContributionRow.purged.is_(None))),
         *session.scalars(select(ArtifactRow.sha256)),
-        *(blob for row in session.scalars(select(CohortRow)) for blob in row.blobs),
+        *(blob for row in session.scalars(select(CohortRow)) for blob in row.answers.values()),
     }
 
 

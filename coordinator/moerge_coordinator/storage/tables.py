@@ -291,21 +291,15 @@ class BodyRow(_Numbered):
 
 
 class CohortRow(_Numbered):
-    """Masked contributions whose sum is known.
+    """Masked contributions that count together.
 
-    `answers`: keeper's key -> digest of its answer. `released`: of the sums that count, if there is noise.
+    `answers`: keeper's key -> digest of its answer; empty until the sum is known.
     """
 
     __tablename__ = "cohorts"
     body: Mapped[str] = mapped_column(ForeignKey("bodies.digest"))
     answers: Mapped[dict[str, str]]
-    released: Mapped[str | None]
     created: Mapped[datetime]
-
-    @property
-    def blobs(self) -> list[str]:
-        """The digests of its blobs."""
-        return [*self.answers.values(), *([self.released] if self.released else [])]
 
 
 class ContributionRow(_Numbered):

@@ -9,7 +9,6 @@ from dbos import DBOS
 
 from moerge.build import build
 from moerge.errors import ContributionError, SolveError
-from moerge.keeper.asking import fetch_masks
 from moerge.models.families.family import mlp_layers
 from moerge.routers.influence import MOST_LAYERS
 from moerge.versions.file_plans import FilePlan, written
@@ -21,7 +20,7 @@ from moerge.versions.plan import (
     plan_version,
     solve_lineage,
 )
-from moerge_coordinator.domain import cohorts, version_keys, versions
+from moerge_coordinator.domain import version_keys, versions
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.provenance import provenance_of
 from moerge_coordinator.domain.version_inputs import version_inputs
@@ -79,7 +78,7 @@ class PublishVersion(Work):
     def _published(self, lineage: dict[str, Any]) -> Outcome:
         while True:
             outcome: Outcome = {}
-            for step in (self._unmask, self._write_weights, self._solve, self._measure):
+            for step in (self._write_weights, self._solve, self._measure):
                 if "problem" in (outcome := step(lineage)):
                     return outcome
             if (outcome := self._publish(lineage, outcome["result"])) != GONE:
@@ -91,11 +90,6 @@ class PublishVersion(Work):
         with self.ports.database.transaction("notify of failure") as session:
             name = f"msg_{digest_of({'failed': workflow})[:24]}"  # the same if the step is repeated
             notify(session, "version.failed", name=name, workflow=workflow)
-
-    @DBOS.step()
-    @telling_problems
-    def _unmask(self, lineage: dict[str, Any]) -> None:
-        cohorts.unmask(self.ports, Lineage.model_validate(lineage), fetch_masks)
 
     @DBOS.step()
     @telling_problems

@@ -33,7 +33,7 @@ from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, Workfl
 
 EXECUTOR_ID = "coordinator"
 QUEUE = "workflows"
-APPLICATION_VERSION = "3"  # raise it when a workflow's steps change: `resume` then restarts running ones
+APPLICATION_VERSION = "4"  # raise it when a workflow's steps change: `resume` then restarts running ones
 KEPT = 32
 """Ended contribution workflows of an owner that are kept. Those of refused contributions are in no quota."""
 _RUNNING = ("PENDING", "ENQUEUED", "DELAYED")

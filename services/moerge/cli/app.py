@@ -23,6 +23,7 @@ from moerge.cli import (
     contributions,
     experts,
     inspect,
+    keeper,
     owners,
     progress,
     pull,
@@ -67,7 +68,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
     "Set up": {
         "coordinator": Component("moerge_coordinator.commands", "Run a coordinator.", "coordinator"),
         "worker": Component("moerge_workers.commands", "Run a domain owner's worker.", "worker"),
-        "keeper": Component("moerge.cli.keeper", "Keep owners' masks: a coordinator then sees sums only.", "keeper"),
+        "keeper": keeper.app,
         "owner": owners.app,
         "token": tokens.app,
     },

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Contributions (operators; owners s
 
 def _state(row: Contribution) -> str:
     if row.active and row.cohort is not None:
-        return f"counts in cohort {row.cohort}"
+        return f"in cohort {row.cohort}"
     return "counts" if row.active else "withdrawn" if row.withdrawn else "superseded"
 
 

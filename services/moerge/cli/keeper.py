@@ -6,10 +6,10 @@ from shlex import quote
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
 from moerge.cli.common import show
 from moerge.cli.owners import confirmed
-from moerge.errors import TerminatedError
 from moerge.keeper.journal import Keeper, make_key
 from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.signatures import fingerprint, in_groups
@@ -26,14 +26,14 @@ def _group() -> None:
 
 @app.command()
 def init(home: Home) -> None:
-    """Make a keeper's key, and print its public half for worker.toml and coordinator.toml. Uses an existing key.
+    """Make a keeper's key, and print its public half for worker.toml. Uses an existing key.
 
     A keeper is of use only if neither the coordinator's operator nor its machine can read this folder.
 
     Example: moerge keeper init /srv/keeper
     """
     echo(make_key(home))
-    echo(f"Send this key to owners and operator. Next: moerge keeper approve {quote(str(home))} REQUEST", err=True)
+    echo(f"Send this key to the owners. Next: moerge keeper approve {quote(str(home))} REQUEST", err=True)
 
 
 @app.command()
@@ -45,7 +45,7 @@ def approve(
     """Let an owner's masks count: the owner's join request is that of `moerge worker init`.
 
     Approve only owners whom you know. A coordinator that invents owners could otherwise ask for the sum of a real one
-    and of inventions. On a terminal, first asks you to confirm the fingerprint. A running keeper needs no restart.
+    and of inventions. On a terminal, first asks you to confirm the fingerprint.
 
     Example: moerge keeper approve /srv/keeper moerge-join-1.eyJjcmVhdGVkIjoi...
     """
@@ -55,38 +55,37 @@ def approve(
 
 
 @app.command()
-def serve(
+def answer(
     home: Home,
-    host: Annotated[str, typer.Option(help="Listening address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="TCP port; 0 chooses a free one.")] = 8090,
+    request: Annotated[Path, typer.Argument(help="The coordinator's request, by `moerge coordinator cohort`.")],
+    out: Annotated[Path, typer.Option(help="File of the answer, for `moerge coordinator unmask`.")],
 ) -> None:
-    """Answer a coordinator's requests for sums of masks, until SIGTERM.
+    """Answer a coordinator's request with the sums of a cohort's masks.
 
-    A cohort is answered whole. No other cohort under the same body may share a domain with it. Requests need no token,
-    since only the coordinator has the sealed seeds. Coordinators elsewhere need a proxy with TLS in front.
+    A cohort is answered whole. No other cohort may share a contribution with it, or a domain under the same body. Only
+    the coordinator can use the answer.
 
-    Example: moerge keeper serve /srv/keeper
+    Example: moerge keeper answer /srv/keeper request.json --out answer
     """
-    from moerge.keeper import server
+    from moerge.keeper.answer import answer as answered
 
-    try:
-        server.serve(Keeper(home), host, port)
-    except TerminatedError:
-        return
+    asked = answered(Keeper(home), request, out)
+    names = ", ".join(sorted(f"{part.owner}/{part.domain}" for part in asked.parts))
+    echo(f"{out}: {decimal(asked.answer_bytes)}, the sums of the masks of {names}")
 
 
 @app.command("show")
 def show_journal(home: Home, as_json: AsJson = False) -> None:
-    """Show the keeper's key, approved owners, and the journal of requests, refused ones included.
+    """Show the keeper's key, approved owners, and answered cohorts.
 
     Example: moerge keeper show /srv/keeper
     """
     keeper = Keeper(home)
-    owners, answers = keeper.owners(), keeper.answers()
+    owners, cohorts = keeper.owners(), keeper.cohorts()
     if as_json:
-        show_json({"key": keeper.public_key, "owners": owners, "answers": [item._asdict() for item in answers]})
+        show_json({"key": keeper.public_key, "owners": owners, "cohorts": [item._asdict() for item in cohorts]})
         return
     echo(f"Key: {keeper.public_key}")
     show("Owners", ["name", "key"], [[name, in_groups(fingerprint(key))] for name, key in owners.items()])
-    rows = [[item.at, item.cohort[:12], ", ".join(item.parts), item.refusal or "answered"] for item in answers]
-    show("Requests", ["time, UTC", "cohort", "owner/domain", ""], rows)
+    rows = [[item.at, item.cohort[:12], ", ".join(item.parts)] for item in cohorts]
+    show("Answered", ["time, UTC", "cohort", "owner/domain"], rows)

@@ -44,5 +44,7 @@ def _naming(callback: Callable[..., Any], parameters: Sequence[Any]) -> Callable
     return run
 
 
-def _expanded(path: Any) -> Path | None:
+def _expanded(path: Any) -> Any:
+    if isinstance(path, list):
+        return [user_path(item) for item in path]
     return None if path is None else user_path(path)

@@ -1,1 +1,1 @@
-"""A keeper of masks: its key and journal (`journal`), its service (`server`), and requests to one (`asking`)."""
+"""A keeper of masks: its key and journal (`journal`), and its answers to requests (`answer`)."""

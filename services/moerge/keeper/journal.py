@@ -1,7 +1,8 @@
 """A keeper's folder: its key, and its journal of approved owners, cohorts and answers, in SQLite.
 
 The law of a keeper: a cohort is the set of a request's contributions, of enough owners. Its answer is always the same,
-and no other cohort has one of its domains under the same body. So no two answers differ by some of their owners.
+and no other cohort has one of its contributions, or one of its domains under the same body. So no two answers differ by
+some of their owners.
 """
 
 import json
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, private_folder, require_locks
-from moerge_proto.masks import MaskedPart, MasksRequest, keeper_key, opened_seed
+from moerge_proto.masks import MaskedPart, MasksRequest, keeper_key
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups
 
@@ -31,17 +32,14 @@ CREATE TABLE IF NOT EXISTS cohorts (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, digest TEXT NOT NULL UNIQUE, body TEXT NOT NULL, parts TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS members (
-    body TEXT NOT NULL, owner TEXT NOT NULL, domain TEXT NOT NULL, cohort INTEGER NOT NULL REFERENCES cohorts (number),
-    PRIMARY KEY (body, owner, domain)
+    body TEXT NOT NULL, owner TEXT NOT NULL, domain TEXT NOT NULL, contribution TEXT NOT NULL PRIMARY KEY,
+    cohort INTEGER NOT NULL REFERENCES cohorts (number)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS answers (
-    number INTEGER PRIMARY KEY, at TEXT NOT NULL, digest TEXT NOT NULL, parts TEXT NOT NULL, refusal TEXT NOT NULL
-);
 """
 _TRIGGERS = "".join(
     f"CREATE TRIGGER IF NOT EXISTS {table}_{name} BEFORE {event} ON {table} "
     "BEGIN SELECT RAISE(ABORT, 'rows stay'); END;\n"
-    for table in ("owners", "cohorts", "members", "answers")
+    for table in ("owners", "cohorts", "members")
     for name, event in (("stay", "UPDATE"), ("remain", "DELETE"))
 )
 
@@ -52,13 +50,12 @@ class KeeperError(MoergeError):
     kind = ProblemType.FORBIDDEN
 
 
-class Answer(NamedTuple):
-    """A line of the journal: a request, its contributions as owner/domain, and why it was refused, or ""."""
+class Answered(NamedTuple):
+    """An answered cohort: the digest of its request, and its contributions as owner/domain."""
 
     at: str
     cohort: str
     parts: list[str]
-    refusal: str
 
 
 def make_key(home: Path) -> str:
@@ -146,11 +143,11 @@ class Keeper:
         with self._database() as database:
             return dict(database.execute("SELECT name, public_key FROM owners ORDER BY number").fetchall())
 
-    def answers(self) -> list[Answer]:
-        """The requests with parts that approved owners had signed, oldest first."""
+    def cohorts(self) -> list[Answered]:
+        """Oldest first."""
         with self._database() as database:
-            rows = database.execute("SELECT at, digest, parts, refusal FROM answers ORDER BY number").fetchall()
-        return [Answer(at, digest, json.loads(parts), refusal) for at, digest, parts, refusal in rows]
+            rows = database.execute("SELECT at, digest, parts FROM cohorts ORDER BY number").fetchall()
+        return [Answered(at, digest, json.loads(parts)) for at, digest, parts in rows]
 
     def seeds(self, request: MasksRequest) -> list[bytes]:
         """The seeds of a cohort's parts, in their order, once the journal has the cohort.
@@ -160,15 +157,10 @@ class Keeper:
         """
         with self._database() as database:
             seeds = [self._seed(database, part) for part in request.parts]
-            names = json.dumps(sorted(f"{part.owner}/{part.domain}" for part in request.parts))
             known = database.execute("SELECT 1 FROM cohorts WHERE digest = ?", (request.digest,)).fetchone()
-            refusal = "" if known else _refusal(database, request)
-            if not known and not refusal:
-                _add(database, request, names)
-            row = (_now(), request.digest, names, refusal)
-            database.execute("INSERT INTO answers (at, digest, parts, refusal) VALUES (?, ?, ?, ?)", row)
-        if refusal:
-            raise KeeperError(refusal, where="parts", todo="ask for the whole cohort; see: moerge keeper show")
+            if not known:
+                _require_lawful(database, request)
+                _add(database, request)
         return seeds
 
     def _seed(self, database: sqlite3.Connection, part: MaskedPart) -> bytes:
@@ -178,36 +170,34 @@ class Keeper:
             what = f"not signed by an approved key of {part.owner!r}"
             todo = f"the keeper's operator approves the owner: moerge keeper approve; or {part.owner} contributes again"
             raise KeeperError(what, where=part.contribution, todo=todo)
-        sealed = part.seals.sealed.get(self.public_key)
-        seed = None if sealed is None else opened_seed(sealed, self._key, part.contribution)
-        if seed is None:
-            what = f"no seed is sealed for this keeper, whose key is {self.public_key}"
+        if (seed := part.seed(self._key, known[-1])) is None:
+            what = f"no seed of this part is sealed for this keeper, whose key is {self.public_key}"
             raise KeeperError(what, where=part.contribution, todo=f"{part.owner} names this key in worker.toml")
         return seed
 
 
-def _refusal(database: sqlite3.Connection, request: MasksRequest) -> str:
-    """The reason to refuse a new cohort of genuine parts; empty if the law allows an answer."""
+def _require_lawful(database: sqlite3.Connection, request: MasksRequest) -> None:
+    """Requires that the law allows an answer for a new cohort of genuine parts."""
+    todo = "ask for the whole cohort; see: moerge keeper show"
     owners = {part.owner for part in request.parts}
-    least = max(request.parts, key=lambda part: part.owners)
-    if len(owners) < least.owners:
-        return f"{len(owners)} owners; {least.owner} asks for at least {least.owners}"
-    query = "SELECT cohort FROM members WHERE body = ? AND owner = ? AND domain = ?"
+    least = max(request.parts, key=lambda part: part.seals.owners)
+    if len(owners) < least.seals.owners:
+        what = f"{len(owners)} owners; {least.owner} asks for at least {least.seals.owners}"
+        raise KeeperError(what, where="parts", todo="ask for a cohort of more owners")
+    query = "SELECT cohort FROM members WHERE (body = ? AND owner = ? AND domain = ?) OR contribution = ?"
     for part in request.parts:
-        if (found := database.execute(query, (part.body, part.owner, part.domain)).fetchone()) is not None:
-            return (
-                f"{part.owner}/{part.domain} is in cohort {found[0]} under this body, "
-                f"and this set differs from that cohort"
-            )
-    return ""
+        values = part.body, part.owner, part.domain, part.contribution
+        if (found := database.execute(query, values).fetchone()) is not None:
+            what = f"{part.owner}/{part.domain} or its contribution is in cohort {found[0]}"
+            raise KeeperError(f"{what}, and this set differs from that cohort", where="parts", todo=todo)
 
 
-def _add(database: sqlite3.Connection, request: MasksRequest, names: str) -> None:
-    body = request.parts[0].body
+def _add(database: sqlite3.Connection, request: MasksRequest) -> None:
+    body, names = request.parts[0].body, json.dumps(sorted(f"{part.owner}/{part.domain}" for part in request.parts))
     row = (_now(), request.digest, body, names)
     number = database.execute("INSERT INTO cohorts (at, digest, body, parts) VALUES (?, ?, ?, ?)", row).lastrowid
-    members = {(body, part.owner, part.domain, number) for part in request.parts}
-    database.executemany("INSERT INTO members VALUES (?, ?, ?, ?)", sorted(members))
+    members = [(body, part.owner, part.domain, part.contribution, number) for part in request.parts]
+    database.executemany("INSERT INTO members VALUES (?, ?, ?, ?, ?)", members)
 
 
 def _keys(database: sqlite3.Connection, owner: str) -> list[str]:

@@ -14,13 +14,9 @@ from moerge.errors import ContributionError
 from moerge.statistics.integers import effective_rank, square_of
 from moerge.statistics.kinds import CONTRIBUTIONS
 from moerge.statistics.membership import FEW_DOCUMENTS, expected_auc
-from moerge.statistics.whitening import epsilon_alone
-from moerge_proto.statistics_file import Manifest, Privacy, RouterManifest, StatisticsFile, StatisticsFileError
+from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, StatisticsFileError
 
-UNCOVERED = (
-    "covers router sums alone: fitted MLPs, head contributions, body contributions, comparisons with merged bodies, "
-    "evaluations and the expert's own weights are functions of the text without noise"
-)
+UNCOVERED = "the expert's weights have no noise: train them with differential privacy, too"
 """On what noise doesn't protect."""
 MOST_RANKED = 8  # grams whose rank is measured
 
@@ -38,15 +34,6 @@ def _noise(manifest: Manifest) -> str:
     if privacy is None:
         return masked
     return f"{masked}, with noise: epsilon {privacy.epsilon:.3g}, delta {privacy.delta:g}"
-
-
-def divided(privacy: Privacy, contributions: int = 1) -> str:
-    """A sentence on noise that is divided among a cohort's owners."""
-    return (
-        f"this bounds what the sum over {privacy.owners} or more owners shows, while one keeper keeps to its law, and "
-        f"{privacy.owners} of them drew their noise and tell nobody; to the coordinator with all keepers, or with all "
-        f"other owners, the bound is epsilon {epsilon_alone(privacy, contributions):.3g}"
-    )
 
 
 def describe(path: Path) -> Iterator[RenderableType]:
@@ -143,9 +130,7 @@ def _reveals(file: StatisticsFile) -> Iterator[str]:
             f"of each document at most what epsilon {privacy.epsilon:.3g} and delta {privacy.delta:g} allow "
             "(differential privacy); sums of the same document in other files add to it"
         )
-        if manifest.is_masked:
-            yield divided(privacy)
-        yield f"this {UNCOVERED}"
+        yield UNCOVERED
     if manifest.is_masked or privacy is not None:
         return
     yield f"the amount of text: {manifest.tokens:,} tokens, {manifest.documents:,} documents"

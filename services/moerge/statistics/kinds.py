@@ -60,8 +60,8 @@ def _token_counts(manifest: BodyManifest, file: StatisticsFile) -> Iterator[str]
 ROUTER = ContributionKind(
     name="router",
     purpose="for routers",
-    about="Sums under a body. The routers of versions are solved from them. An owner's privacy budget covers them "
-    "alone, not fitted MLPs, heads and evaluations.",
+    about="Sums under a body. The routers of versions are solved from them. An owner with a privacy budget sends "
+    "nothing else but weights.",
     origin="Workers contribute once there is a body.",
     withdrawal="Later versions don't contain it; nor, if it is in the sum of a cohort, the others of that cohort. "
     "Versions that were solved with it stay as they are.",

@@ -3,16 +3,14 @@
 Between two sets of documents of which one has a document more, exact sums differ by at most the limits of `whitening`.
 The noise hides that much. All that follows reads only the noisy sums, so it costs nothing: means and covariance are
 drawn towards the public text's, the more the larger the noise, and become gram and cross of an ordinary contribution.
-With masks that is a function of the sum over a cohort.
 """
 
-import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import median
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +28,6 @@ from moerge.models.dense_files import Dense
 from moerge.models.families.family import EMBEDDING
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.statistics.accumulate import Sum, inverse
-from moerge.statistics.cohort import Cohort
 from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.integers import pack, square_of, to_integers
 from moerge.statistics.noise import SIGMA, Generator
@@ -109,22 +106,11 @@ def write_whitenings(
     return path
 
 
-class Domain(NamedTuple):
-    """Of a domain in noisy sums: their documents, and the drawings of noise."""
-
-    documents: int
-    drawings: int = 1
-
-
 class Moments(NamedTuple):
-    """Of a layer's noisy sums: each domain's mean [D, H] of whitened features; the covariance [H, H] around them.
+    """Mean [H] of a layer's whitened features, and covariance [H, H] around it, of noisy sums; both are float64."""
 
-    `shares` [D, 1] of the documents; all are float64.
-    """
-
-    means: Tensor
+    mean: Tensor
     covariance: Tensor
-    shares: Tensor
 
 
 def release(
@@ -147,106 +133,62 @@ def _released(
     for layer, bound in enumerate(bounds):
         gram, cross = file.gram(layer), file.cross(layer)
         whitenings.limits.add_noise(gram, cross, generator)
-        gram, [cross] = _features(
-            gram, [cross], [Domain(file.manifest.documents)], file.manifest, layer, bound, whitenings
-        )
-        yield gram
-        yield cross
-
-
-def release_cohort(cohort: Cohort, bounds: Sequence[float], whitenings: Whitenings, out: BinaryIO) -> str:
-    """Writes the sums of a cohort with noise in the layout of a keeper's answer, and returns their SHA-256.
-
-    They are to its noisy sums as a contribution is to its own: one function of the sum, since it isn't linear.
-    """
-    digest = hashlib.sha256()
-    parts = {
-        domain: [file.manifest for file in cohort.members if file.manifest.domain == domain]
-        for domain in cohort.domains
-    }
-    domains = [Domain(sum(item.documents for item in items), len(items)) for items in parts.values()]
-    for layer, bound in enumerate(bounds):
-        crosses = [cohort.cross(layer, domain) for domain in parts]
-        gram, crosses = _features(cohort.gram(layer), crosses, domains, cohort.manifest, layer, bound, whitenings)
-        for array in (gram, *crosses):
-            data = array.astype("<i8", copy=False).tobytes()
-            digest.update(data)
-            out.write(data)
-    return digest.hexdigest()
+        yield from _features(gram, cross, file.manifest, layer, bound, whitenings)
 
 
 def _features(
-    gram: Int64,
-    crosses: Sequence[Int64],
-    domains: Sequence[Domain],
-    manifest: Manifest,
-    layer: int,
-    bound: float,
-    whitenings: Whitenings,
-) -> tuple[Int64, list[Int64]]:
-    """Noisy sums of a layer, in whitened coordinates -> gram and crosses of features, as a contribution has them."""
+    gram: Int64, cross: Int64, manifest: Manifest, layer: int, bound: float, whitenings: Whitenings
+) -> tuple[Int64, Int64]:
+    """Noisy sums of a layer, in whitened coordinates -> gram and cross of features, as a contribution has them."""
     whitening, exponent = whitenings.layer(layer), manifest.exponents[layer]
-    moments = moments_of(gram, crosses, domains, whitening, whitenings.limits)
-    second, means = features_of(moments, whitening, bound)
-    most = manifest.settings.tokens_per_document or 1
-    tokens = [domain.documents * most for domain in domains]
-    return to_integers(pack((second * sum(tokens)).numpy()), exponent), [
-        to_integers((mean * count).numpy(), exponent) for mean, count in zip(means, tokens, strict=True)
-    ]
+    moments = moments_of(gram, cross, manifest.documents, whitening, whitenings.limits)
+    second, mean = features_of(moments, whitening, bound)
+    tokens = manifest.documents * (manifest.settings.tokens_per_document or 1)
+    gram = to_integers(pack((second * tokens).numpy()), exponent)
+    return gram, to_integers((mean * tokens).numpy(), exponent)
 
 
-def moments_of(
-    gram: Int64, crosses: Sequence[Int64], domains: Sequence[Domain], whitening: Whitening, limits: Limits
-) -> Moments:
+def moments_of(gram: Int64, cross: Int64, documents: int, whitening: Whitening, limits: Limits) -> Moments:
     """Moments drawn towards 0 and the unit matrix, the public text's, as much as the noise asks for.
 
-    A mean shrinks by the share of noise in its square (James and Stein, 1961). The covariance becomes
+    The mean shrinks by the share of noise in its square (James and Stein, 1961). The covariance becomes
     (S + v I) / (1 + v), with S its positive semidefinite part, and v the spectral norm of the noise.
     """
-    size, documents = len(whitening.mean), sum(domain.documents for domain in domains)
-    shares = torch.tensor([[domain.documents / documents] for domain in domains], dtype=torch.float64)
-    means = torch.stack([_mean(*item, whitening, limits) for item in zip(crosses, domains, strict=True)])
-    unit = torch.eye(size, dtype=torch.float64)
+    mean, unit = _mean(cross, documents, whitening, limits), torch.eye(len(cross), dtype=torch.float64)
     if not limits.gram:
-        return Moments(means, unit, shares)
+        return Moments(mean, unit)
     square = square_of(gram, 0) * (whitening.gram / limits.gram / documents / math.sqrt(2))
     square.diagonal().mul_(math.sqrt(2))
-    values, vectors = torch.linalg.eigh(square - means.T @ (shares * means))
+    values, vectors = torch.linalg.eigh(square - mean.outer(mean))
     covariance = (vectors * values.clamp_min(0)) @ vectors.T
-    spread = spread_of(Domain(documents, sum(domain.drawings for domain in domains)), whitening, limits)
-    return Moments(means, (covariance + spread * unit) / (1 + spread), shares)
+    spread = spread_of(documents, whitening, limits)
+    return Moments(mean, (covariance + spread * unit) / (1 + spread))
 
 
-def _mean(cross: Int64, domain: Domain, whitening: Whitening, limits: Limits) -> Tensor:
-    step = whitening.cross / limits.cross / domain.documents
+def _mean(cross: Int64, documents: int, whitening: Whitening, limits: Limits) -> Tensor:
+    step = whitening.cross / limits.cross / documents
     mean = torch.from_numpy(cross).double() * step
-    found, noise = float(mean.square().sum()), len(cross) * domain.drawings * (SIGMA * step) ** 2
+    found, noise = float(mean.square().sum()), len(cross) * (SIGMA * step) ** 2
     mean = mean * max(0.0, 1 - noise / max(found, noise))
     return mean * min(1.0, whitening.cross / max(float(mean.norm()), 1e-300))
 
 
-def spread_of(whole: Domain, whitening: Whitening, limits: Limits) -> float:
+def spread_of(documents: int, whitening: Whitening, limits: Limits) -> float:
     """The spectral norm of a covariance's noise over so many documents, in units of the public covariance."""
-    deviation = SIGMA * math.sqrt(2 * len(whitening.mean) * whole.drawings)
-    return deviation * whitening.gram / limits.gram / whole.documents
+    return SIGMA * math.sqrt(2 * len(whitening.mean)) * whitening.gram / limits.gram / documents
 
 
 def suited(documents: int, whitenings: Whitenings) -> Sums:
-    """The better sums for so many documents of each owner, by the noise alone, and so by public text alone."""
-    owners = whitenings.privacy.owners
+    """The better sums for so many documents, by the noise alone, and so by public text alone."""
     limits = Limits.of(whitenings.privacy.model_copy(update={"sums": "grams"}), whitenings.layers)
-    whole = Domain(documents * owners, owners)
-    spreads = [spread_of(whole, whitenings.layer(layer), limits) for layer in range(whitenings.layers)]
+    spreads = [spread_of(documents, whitenings.layer(layer), limits) for layer in range(whitenings.layers)]
     return "grams" if median(spreads) < MOST_SPREAD else "means"
 
 
 def features_of(moments: Moments, whitening: Whitening, bound: float) -> tuple[Tensor, Tensor]:
-    """Second moment [H, H] and means [D, H] of features, float64, from those of whitened ones.
-
-    The trace is in `bound`.
-    """
+    """Second moment [H, H] and mean [H] of features, float64, from those of whitened ones; its trace is in `bound`."""
     factor = whitening.factor.double()
-    means = whitening.mean.double() + moments.means @ factor.T
-    second = factor @ moments.covariance @ factor.T + means.T @ (moments.shares * means)
+    mean = whitening.mean.double() + factor @ moments.mean
+    second = factor @ moments.covariance @ factor.T + mean.outer(mean)
     scale = min(1.0, bound / float(second.trace()))
-    return second * scale, means * math.sqrt(scale)
+    return second * scale, mean * math.sqrt(scale)

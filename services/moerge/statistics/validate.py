@@ -1,13 +1,13 @@
 """Checks of a contribution's numbers. Every honest worker meets the bounds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from moerge.errors import ContributionError
-from moerge.statistics.cohort import Summand
+from moerge.statistics.cohort import Cohort, Summand
 from moerge.statistics.integers import LIMIT, square_of, to_floats
 from moerge_proto.statistics_file import Int64, StatisticsFile
 
@@ -31,14 +31,32 @@ def validate(file: Summand, exponents: Sequence[int], bounds: Sequence[float], *
     _require_exponents(file, exponents)
     warnings = []
     for layer, bound in enumerate(bounds):
-        name = f"layers.{layer}.gram"
-        trace, factor = _validate_gram(name, exponents[layer], bound, file)
-        _validate_cross(f"layers.{layer}.cross", file.cross(layer), exponents[layer], factor, file)
+        gram = f"layers.{layer}.gram"
+        trace, factor = _validate_gram(gram, exponents[layer], bound, file)
+        for name, cross, tokens in _crosses(file, layer):
+            _validate_cross(name, cross, exponents[layer], factor, tokens)
         del factor  # before the next gram is read
         total = file.manifest.tokens * bound
         if normalised and trace < total / 2:
-            warnings.append(f"{name}: trace {trace:.6g} is under half of the expected {total:.6g}")
+            warnings.append(f"{gram}: trace {trace:.6g} is under half of the expected {total:.6g}")
     return warnings
+
+
+def validate_means(cohort: Cohort, domain: str, exponents: Sequence[int], bounds: Sequence[float]) -> None:
+    """Checks the sum of a domain's features, which is known of a cohort without those of the others.
+
+    Raises:
+        ContributionError: it is longer than so many features can be.
+    """
+    exponents, [tokens, shards] = cohort.manifest.settings.exponents(exponents), cohort.counts(domain)
+    for layer, (exponent, bound) in enumerate(zip(exponents, bounds, strict=True)):
+        cross, name = cohort.cross(layer, domain), f"layers.{layer}.cross of {domain!r}"
+        _require_room(name, cross)
+        norm = float(torch.from_numpy(to_floats(cross, exponent)).norm())
+        rounding = shards * math.sqrt(len(cross)) * 2.0 ** -(exponent + 1)
+        if norm > (most := TRACE_SLACK * tokens * math.sqrt(bound) + rounding):
+            what = f"norm {norm:.6g} exceeds {most:.6g}, the bound of {tokens} tokens with these weights"
+            raise ContributionError(what, where=name, todo=_AGAIN)
 
 
 def validate_masked(file: StatisticsFile, exponents: Sequence[int]) -> list[str]:
@@ -125,8 +143,16 @@ def _square(name: str, exponent: int, file: Summand) -> Tensor:
     return square_of(triangle, exponent)
 
 
-def _validate_cross(name: str, cross: Int64, exponent: int, factor: Tensor, file: Summand) -> None:
-    tokens = file.manifest.tokens
+def _crosses(file: Summand, layer: int) -> Iterator[tuple[str, Int64, int]]:
+    """Name, sum and tokens of each domain's features; those of a cohort's domains could cancel each other."""
+    name = f"layers.{layer}.cross"
+    if isinstance(file, Cohort):
+        for domain in file.domains:
+            yield f"{name} of {domain!r}", file.cross(layer, domain), file.counts(domain)[0]
+    yield name, file.cross(layer), file.manifest.tokens
+
+
+def _validate_cross(name: str, cross: Int64, exponent: int, factor: Tensor, tokens: int) -> None:
     _require_room(name, cross)
     if not cross.any():
         raise ContributionError("the sum of all features is zero", where=name, todo=_AGAIN)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from moerge.errors import ContributionError
 from moerge.memory.needs import SUM_ROWS, WHITENED_ROWS, sum_blocks
-from moerge.models.dense_files import DenseFiles
-from moerge.statistics.accountant import epsilon_of, rho_of
+from moerge.statistics.accountant import rho_of
 from moerge.statistics.accumulate import Sum, inverse
 from moerge.statistics.integers import pack
 from moerge.statistics.noise import SIGMA, Generator, discrete_gaussian
@@ -22,18 +21,14 @@ from moerge_proto.statistics_file import Int64, Manifest, Privacy
 
 _LEAST_VARIANCE = 0.02  # in units of the mean one
 _TOKENS, _DOCUMENTS = 0.95, 0.9  # quantiles of public norms
-_MOST_SUM = 2.0**61  # of documents; noise of 10,000 drawings is below 2**46
+_MOST_SUM = 2.0**61  # of documents; noise is below 2**46
 _TENSORS = "mean", "factor", "clips"
 _MARGIN = 1 - 2.0**-20  # for the rounding of norms
 _TODO = "check the body"
 
 
 class Limits(NamedTuple):
-    """The most by which one document changes a layer's integers, as Euclidean norms of triangle and sum.
-
-    With noise that is divided among m owners, the gram's limit is times the root of m: the deviation of the sum of m
-    drawings is so much larger. A domain's cross is known alone, so its noise isn't divided.
-    """
+    """The most by which one document changes a layer's integers, as Euclidean norms of triangle and sum."""
 
     gram: float
     cross: float
@@ -44,12 +39,7 @@ class Limits(NamedTuple):
         each = SIGMA * math.sqrt(2 * rho_of(privacy.epsilon, privacy.delta) / layers)
         if privacy.sums == "means":
             return cls(0.0, each)
-        return cls(each * math.sqrt(privacy.owners / 2), each / math.sqrt(2))
-
-    @property
-    def rho(self) -> float:
-        """The cost in a layer against someone who knows the noise of all others."""
-        return (self.gram**2 + self.cross**2) / (2 * SIGMA**2)
+        return cls(each / math.sqrt(2), each / math.sqrt(2))
 
     def add_noise(self, gram: Int64, cross: Int64, generator: Generator) -> None:
         """Adds new noise to a layer's sums."""
@@ -58,7 +48,7 @@ class Limits(NamedTuple):
             gram += discrete_gaussian(len(gram), generator)
 
     def require_room(self, documents: int) -> None:
-        """Requires that noisy sums of so many documents stay below 2**62, with any number of drawings.
+        """Requires that noisy sums of so many documents stay below 2**62.
 
         Raises:
             ContributionError: they are too many for the integers.
@@ -66,11 +56,6 @@ class Limits(NamedTuple):
         if documents > (most := int(_MOST_SUM / max(self))):
             what = f"{documents:,} documents; with this noise at most {most:,} fit into the integers"
             raise ContributionError(what, where="manifest.documents", todo="contribute fewer documents")
-
-
-def epsilon_alone(privacy: Privacy, contributions: int = 1) -> float:
-    """The bound against someone who knows the masks, and the noise of all others that it is divided among."""
-    return epsilon_of(contributions * Limits.of(privacy, 1).rho, privacy.delta)
 
 
 def counted(manifest: Manifest, limits: Limits) -> Manifest:
@@ -147,16 +132,11 @@ class Whitening:
 
 @dataclass(frozen=True)
 class Whitenings:
-    """The file of all layers' whitenings, for sums with noise.
-
-    Attributes:
-        expert: the model whose MLPs public text passes; None: those of the pass.
-    """
+    """The file of all layers' whitenings, for sums with noise."""
 
     path: Path
     privacy: Privacy
     layers: int
-    expert: DenseFiles | None = None
 
     @property
     def limits(self) -> Limits:

@@ -6,11 +6,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from pydantic import ValidationError
 
-from moerge_proto.masks import MasksRequest, keeper_key, mask, new_seed, opened_seed, seal
+from moerge_proto.masks import MasksRequest, keeper_key, mask
 from support.masked import MaskedOwner
 
 KEY = X25519PrivateKey.generate()
-OWN, OTHER = "1" * 64, "2" * 64
 
 
 def test_a_mask_is_the_keystream_of_its_layer() -> None:
@@ -22,13 +21,18 @@ def test_a_mask_is_the_keystream_of_its_layer() -> None:
     assert np.array_equal(mask(seed, 3, 999)[:7], mask(seed, 3, 7))
 
 
-def test_a_sealed_seed_is_for_one_keeper_and_one_contribution() -> None:
-    seed = new_seed()
-    sealed = seal(seed, keeper_key(KEY), OWN)
-    assert opened_seed(sealed, KEY, OWN) == seed
-    assert opened_seed(sealed, KEY, OTHER) is None
-    assert opened_seed(sealed, X25519PrivateKey.generate(), OWN) is None
-    assert opened_seed(("0" if sealed[0] != "0" else "1") + sealed[1:], KEY, OWN) is None
+def test_a_sealed_seed_is_for_one_keeper_and_one_owner() -> None:
+    owner, other = MaskedOwner("law"), X25519PrivateKey.generate()
+    part, public = owner.part([keeper_key(KEY), keeper_key(other)]), owner.request.public_key
+    first, second = (part.seed(key, public) for key in (KEY, other))
+    assert first is not None
+    assert second is not None
+    assert first != second
+    assert part.seed(X25519PrivateKey.generate(), public) is None
+    assert part.seed(KEY, MaskedOwner("law").request.public_key) is None
+    swapped = dict(zip(part.seals.sealed, reversed(part.seals.sealed.values()), strict=True))
+    other_way = part.seals.model_copy(update={"sealed": swapped})
+    assert part.model_copy(update={"seals": other_way}).seed(KEY, public) is None
 
 
 @pytest.mark.parametrize("change", ["owner", "domain", "body", "contribution", "hidden_size", "layers"])
@@ -45,9 +49,10 @@ def test_the_signature_covers_every_field(change: str) -> None:
 def test_the_signature_covers_seeds_and_the_least_owners() -> None:
     owner, keeper = MaskedOwner("law"), keeper_key(KEY)
     part = owner.part([keeper], owners=5)
-    for change in ({"owners": 3}, {"sealed": {keeper: seal(bytes(32), keeper, part.contribution)}}):
+    for change in ({"owners": 3}, {"sealed": owner.part([keeper]).seals.sealed}):
         forged = part.model_copy(update={"seals": part.seals.model_copy(update=change)})
         assert not forged.is_genuine(owner.request.public_key)
+        assert forged.seed(KEY, owner.request.public_key) is None
 
 
 def test_a_request_is_of_one_body_and_names_each_contribution_once() -> None:

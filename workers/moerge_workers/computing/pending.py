@@ -91,14 +91,13 @@ class PendingStatistics:
         if not holds(path, self.blank, plan.sizes):  # else of an earlier run, which asked the owner or was killed
             if whitenings is not None:
                 public = None if self.settings.privacy is None else self.settings.privacy.text
-                behind = replace(work, expert=whitenings.expert or work.expert, whitenings=None, device="cpu")
+                behind = replace(work, whitenings=None, device="cpu")
                 write_whitenings(behind, self.blank.settings, whitenings.path, public)
             if self._summed(plan, exact) is None:
                 return None
-            if self.blank.is_masked:
-                limits = None if whitenings is None else whitenings.limits
-                write_masked(exact, path, new_seeds(path, self.blank), limits)
-            elif whitenings is not None:
+            if whitenings is None:
+                write_masked(exact, path, new_seeds(path, self.blank))
+            else:
                 release(exact, path, work.body, whitenings)
         for left in (exact, *([whitenings.path] if whitenings else [])):
             left.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from moerge.errors import MoergeError
 from moerge.models.dense import has_head
-from moerge.models.dense_files import DenseBody, DenseFiles
+from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
@@ -15,7 +15,6 @@ from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest
 from moerge_workers.contributing import parts
 from moerge_workers.contributing.context import Context
-from moerge_workers.contributing.seed import OwnBody
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.policy import body_kind
 
@@ -38,17 +37,12 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
     mlps = expert if has_head(expert) else context.expert  # the same MLPs
     work = RouterPass(mlps, weights, exponents, statistics.precision, settings.device, statistics.before)
     for split in ("statistics", "tuning"):
-        keepers = list[str]()
-        if split == "tuning":
-            statistics = settings.tuning_statistics
-        elif settings.masks is not None:
-            keepers = settings.masks.keepers
+        keepers = [] if settings.masks is None or split == "tuning" else settings.masks.keepers
         blank = router_manifest(expert.owner, expert.digest, expert.domain, body, statistics, split, keepers)
         path = context.ledger(blank)
         if statistics.privacy is not None:
             file = path.with_suffix(".whitening")
-            behind = _seed_of(weights) if blank.is_masked else None
-            work = replace(work, whitenings=Whitenings(file, statistics.privacy, blank.layers, behind))
+            work = replace(work, whitenings=Whitenings(file, statistics.privacy, blank.layers))
         if split == "statistics" or settings.tuning_share or path.exists():
             with closing(Ledger(path, context.last_documents(blank), counts, spent)) as ledger:
                 if spent is not None and ledger.exact():
@@ -56,14 +50,6 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
                     raise MoergeError(problem, where=str(spent), todo="restore its newest copy, or use another home")
                 sent += _contribute(context, blank, work, ledger)
     return sent
-
-
-def _seed_of(weights: DenseBody) -> DenseFiles:
-    """The seed, whose MLPs whiten the sums of all owners alike."""
-    if isinstance(weights, OwnBody):
-        return weights.seed
-    todo = "leave out [privacy] or [masks], or ask the operator for the seed's body"
-    raise MoergeError("sums with noise and masks need the body of a seed", where="the body", todo=todo)
 
 
 def _contribute(context: Context, blank: RouterManifest, work: RouterPass, ledger: Ledger) -> list[Contribution]:

@@ -3,11 +3,15 @@
 from pathlib import Path
 
 from moerge.models.dense import has_head
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.keeping import keeping
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_workers.contributing import head, parts, router
 from moerge_workers.contributing.body_check import checked_body
 from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.covered import require_covered
+from moerge_workers.contributing.seed import OwnBody
 from moerge_workers.policy import body_kind
 
 
@@ -19,13 +23,15 @@ def run(context: Context, body: Body, own_grams: Path | None) -> list[Contributi
 
     Raises:
         KeptError: under a seed's body, the parts may not leave now.
-        MoergeError: there is too little to send.
+        MoergeError: there is too little to send; or with a privacy budget, more would leave than it covers.
     """
     context.outbox.outdate(lambda item: item.body not in ("", body.digest))
     weights = checked_body(context, body, own_grams, context.replaced(body.digest))
     if weights is None:
         return []
     is_seed = body_kind(body.method) == "seed"
+    if context.settings.privacy is not None and isinstance(weights, OwnBody):
+        _require_covered(context, body, weights)
     if is_seed:
         context.look_at_data()
     if (expert := parts.run(context, body, weights)) is None:
@@ -38,3 +44,15 @@ def run(context: Context, body: Body, own_grams: Path | None) -> list[Contributi
     ):
         return []
     return router.run(context, body, weights, expert)
+
+
+def _require_covered(context: Context, body: Body, weights: OwnBody) -> None:
+    own = context.expert
+    made = [DenseExpert(own.domain, path) for path in parts.folders(context, body.digest)]
+    require_covered(
+        context.settings,
+        own.family,
+        keeping(own, weights.seed, adapter=own.adapter),
+        was_fitted=any(parts.is_fitted(context, body.digest, item.digest) for item in made),
+        had_head=any(map(has_head, made)),
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge_proto.masks import MaskedPart, Seals, facts_of, new_seed, seal
+from moerge_proto.masks import MaskedPart, Seals, facts_of, new_seed
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile
 from moerge_workers.leaving.owner_key import key_file, read_owner_key
 
@@ -41,5 +41,5 @@ def seals(home: Path, contribution: Path, digest: str, owners: int) -> Seals | N
     if not path.is_file():
         todo = f"restore it from a backup; or remove {contribution}, and the worker computes it again"
         raise MoergeError("not found", where=str(path), todo=todo)
-    sealed = {name: seal(bytes.fromhex(seed), name, digest) for name, seed in json.loads(path.read_bytes()).items()}
-    return MaskedPart.signed(read_owner_key(key), owners, sealed, contribution=digest, **facts_of(manifest)).seals
+    seeds = {name: bytes.fromhex(seed) for name, seed in json.loads(path.read_bytes()).items()}
+    return MaskedPart.signed(read_owner_key(key), owners, seeds, contribution=digest, **facts_of(manifest)).seals

@@ -59,7 +59,7 @@ def made(folder: Path, stack: ExitStack, change: Callable[[str], int] = lambda d
     request, answers = MasksRequest(parts=parts), []
     for number, keeper in enumerate(keepers):
         path = folder / f"answer-{number}"
-        path.write_bytes(b"".join(summed(request, keeper.seeds(request))))
+        path.write_bytes(b"".join(summed(request, keeper.public_key, keeper.seeds(request))))
         answers.append(stack.enter_context(MaskSums(path, HIDDEN, LAYERS, request.domains)))
     return Both(plain, masked, Cohort(masked, answers))
 

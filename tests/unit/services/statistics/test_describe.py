@@ -48,7 +48,7 @@ def test_sums_with_noise_tell_the_bound_and_what_it_does_not_cover(tmp_path: Pat
     sums, noise = honest_sums(8, 500, 1, 2, 0), StatisticsSettings().private(Privacy(epsilon=2.0))
     text = shown(written(tmp_path / "file", manifest_of(sums, 1).model_copy(update={"settings": noise}), sums))
     assert "of each document at most what epsilon 2 and delta 1e-06 allow" in text
-    assert "covers router sums alone: fitted MLPs, head contributions" in text
+    assert "the expert's weights have no noise" in text
     assert "AUC" not in text
 
 

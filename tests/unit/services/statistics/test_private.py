@@ -25,7 +25,7 @@ from moerge.statistics.contribution import Computing, router_contribution
 from moerge.statistics.integers import pack
 from moerge.statistics.noise import SIGMA
 from moerge.statistics.passes import RouterPass
-from moerge.statistics.release import Domain, features_of, moments_of, write_whitenings
+from moerge.statistics.release import features_of, moments_of, write_whitenings
 from moerge.statistics.streamed import Streamed
 from moerge.statistics.validate import validate
 from moerge.statistics.whitening import BoundedSum, Limits, Whitening, Whitenings
@@ -67,13 +67,11 @@ def square(values: Int64) -> int:
 @given(
     document=st.lists(st.lists(ODD, min_size=SIZE, max_size=SIZE), min_size=1, max_size=4),
     epsilon=st.floats(0.1, 10),
-    owners=st.integers(1, 1000),
 )
-def test_any_document_keeps_within_the_limits(document: list[list[float]], epsilon: float, owners: int) -> None:
-    """Whatever features a body gives: the cost of all layers is the budget, with each owner's noise in the gram."""
-    limits = Limits.of(Privacy(epsilon=epsilon, owners=owners), 3)
-    noise = SIGMA * math.sqrt(2 * owners), SIGMA * math.sqrt(2)
-    cost = 3 * sum((limit / deviation) ** 2 for limit, deviation in zip(limits, noise, strict=True))
+def test_any_document_keeps_within_the_limits(document: list[list[float]], epsilon: float) -> None:
+    """Whatever features a body gives: the cost of all layers is the budget."""
+    limits = Limits.of(Privacy(epsilon=epsilon), 3)
+    cost = 3 * sum((limit / SIGMA) ** 2 / 2 for limit in limits)
     assert cost == pytest.approx(rho_of(epsilon, 1e-6))
     sums = BoundedSum(WHITENING, limits, None)
     sums.add(torch.tensor(document))
@@ -162,23 +160,21 @@ def test_much_noise_gives_the_public_text_and_little_the_owners() -> None:
     for item in PUBLIC:
         sums.add(item + 1)
     gram, cross = (part * (documents // len(PUBLIC)) for part in (sums.gram(0, None), sums.cross(0, None)))
-    exact = moments_of(gram, [cross], [Domain(documents)], whitening, limits)
-    assert exact.means.norm() > 0.5
+    exact = moments_of(gram, cross, documents, whitening, limits)
+    assert exact.mean.norm() > 0.5
     assert exact.covariance.trace() < SIZE  # features were clipped
-    noisy = gram // documents + SIGMA // 9, [cross // documents + SIGMA // 9]
-    few = moments_of(*noisy, [Domain(1)], whitening, limits)
-    assert few.means.norm() < exact.means.norm() / 4
+    few = moments_of(gram // documents + SIGMA // 9, cross // documents + SIGMA // 9, 1, whitening, limits)
+    assert few.mean.norm() < exact.mean.norm() / 4
     assert torch.dist(few.covariance, torch.eye(SIZE)) < 0.2
-    second, [mean] = features_of(
-        exact._replace(means=0 * exact.means, covariance=torch.eye(SIZE).double()), whitening, 1e9
-    )
+    unit = exact._replace(mean=0 * exact.mean, covariance=torch.eye(SIZE).double())
+    second, mean = features_of(unit, whitening, 1e9)
     joined = torch.cat(PUBLIC).double()
     assert torch.allclose(mean, joined.mean(dim=0), atol=1e-5)
     assert torch.allclose(second, joined.T @ joined / len(joined), atol=0.5)
 
 
 def test_sums_of_too_many_documents_for_the_integers_are_refused() -> None:
-    limits = Limits.of(Privacy(epsilon=100.0, delta=0.01, owners=1000), 1)
+    limits = Limits.of(Privacy(epsilon=100.0, delta=0.01), 1)
     limits.require_room(2**24)
     with pytest.raises(ContributionError, match=r"documents; with this noise at most [0-9,]+ fit into the integers"):
         limits.require_room(2**36)

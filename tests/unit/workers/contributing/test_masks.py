@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from moerge.errors import MoergeError
 from moerge_proto.contributions import Contribution, NewContribution
-from moerge_proto.masks import MaskedPart, Seals, keeper_key, mask, opened_seed
+from moerge_proto.masks import MaskedPart, Seals, keeper_key, mask
 from moerge_proto.signatures import public_key_of
-from moerge_proto.statistics_file import RouterManifest, StatisticsFile, gram_length
+from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, gram_length
 from moerge_workers.leaving.owner_key import join_request, read_owner_key
 from moerge_workers.settings import Settings
 from support.models import texts
@@ -46,10 +46,19 @@ def ran(folder: Path, home: Path, client: MemoryClient, **settings: Any) -> list
         return contribute(context, client.current)
 
 
+def opened(home: Path, manifest: Manifest, new: NewContribution) -> list[bytes | None]:
+    """Each keeper's seed of a signed contribution."""
+    facts = manifest.model_dump(include={"owner", "domain", "body", "hidden_size", "layers"})
+    part = MaskedPart(**facts, contribution=new.sha256, seals=Seals.model_validate(new.masks))
+    public = public_key_of(read_owner_key(home / "owner.pem"))
+    assert part.is_genuine(public)
+    return [part.seed(key, public) for key in KEYS]
+
+
 def test_a_file_is_the_plain_one_with_masks_that_its_keepers_can_make(
     folder: Path, home: Path, client: Sealing
 ) -> None:
-    [row] = ran(folder, home, client, masks=MASKS)
+    ran(folder, home, client, masks=MASKS)
     assert {path.suffix for path in (home / "contributions").iterdir()} == {".sqlite", ".safetensors", ".seeds"}
     path, new = client.uploaded[-1], client.sent[-1]
     plain_home = home / "plain"
@@ -63,7 +72,7 @@ def test_a_file_is_the_plain_one_with_masks_that_its_keepers_can_make(
         manifest = file.manifest
         assert isinstance(manifest, RouterManifest)
         assert manifest.model_copy(update={"keepers": []}) == exact.manifest
-        seeds = [opened_seed(new.masks.sealed[keeper_key(key)], key, row.digest) for key in KEYS]
+        seeds = opened(home, manifest, new)
         length = gram_length(manifest.hidden_size)
         for layer in range(manifest.layers):
             words = np.zeros(length + manifest.hidden_size, np.uint64)
@@ -73,9 +82,6 @@ def test_a_file_is_the_plain_one_with_masks_that_its_keepers_can_make(
             assert np.array_equal(
                 file.cross(layer).view(np.uint64) - words[length:], exact.cross(layer).view(np.uint64)
             )
-    facts = manifest.model_dump(include={"owner", "domain", "body", "hidden_size", "layers"})
-    part = MaskedPart(**facts, contribution=row.digest, seals=Seals.model_validate(new.masks))
-    assert part.is_genuine(public_key_of(read_owner_key(home / "owner.pem")))
     assert new.masks.owners == 4
 
 
@@ -95,14 +101,13 @@ def test_a_file_whose_masking_was_killed_is_masked_with_new_seeds(folder: Path, 
     [file] = (home / "contributions").glob("*.safetensors")
     seeds = file.with_suffix(".seeds").read_bytes()
     file.unlink()  # killed after the seeds, before the file
-    [row] = ran(folder, home, client, masks=MASKS)
+    ran(folder, home, client, masks=MASKS)
     assert file.with_suffix(".seeds").read_bytes() != seeds
     new = client.sent[-1]
     assert new.masks is not None
     kept = json.loads(file.with_suffix(".seeds").read_bytes())
-    assert {
-        keeper_key(key): (opened_seed(new.masks.sealed[keeper_key(key)], key, row.digest) or b"").hex() for key in KEYS
-    } == kept
+    with StatisticsFile(file) as masked:
+        assert [bytes.fromhex(kept[keeper_key(key)]) for key in KEYS] == opened(home, masked.manifest, new)
 
 
 def test_contributions_of_a_known_sum_stay_as_they_are(folder: Path, home: Path, client: Sealing) -> None:
@@ -133,8 +138,7 @@ def test_masks_need_the_owners_key_and_the_seeds(folder: Path, home: Path, clien
     "change",
     [
         {"tuning_share": 0.1},
-        {"privacy": {"epsilon": 1.0}, "policy": {"bodies": ["seed", "merged"]}},
-        {"privacy": {"epsilon": 1.0, "public": "public.jsonl"}},
+        {"privacy": {"epsilon": 1.0}},
         {"masks": {"keepers": []}},
         {"masks": {**MASKS, "owners": 2}},
         {"masks": {"keepers": ["x"]}},

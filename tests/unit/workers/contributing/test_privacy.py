@@ -9,26 +9,31 @@ from pydantic import ValidationError
 
 from moerge.documents.pool import PublicDocuments
 from moerge.errors import MoergeError
+from moerge.models.dense_files import DenseBody
 from moerge.statistics.accountant import rho_of
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import POOL, RouterManifest, StatisticsFile
+from moerge_workers.contributing import router
 from moerge_workers.leaving.ledger import Ledger, Sent, spending, spent_file
 from moerge_workers.privacy import PrivacyBudget
 from support.models import texts
-from support.stages import MemoryClient, body, context_of, contribute
+from support.stages import MemoryClient, body, context_of
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-6, "unit": "document", "per": "life"}
 TWICE = {**BUDGET, "contributions": 2}
 MODES = {"min_documents": 5, "min_tokens": 1}
+SEED = {"bodies": ["seed"], "head_contributions": False}
 
 
 def ran(
     folder: Path, home: Path, client: MemoryClient, under: Body | None = None, **settings: Any
 ) -> list[Contribution]:
-    client.current = under or body()
+    """One run under a seed's body, after its checks."""
+    client.current = (under or body()).model_copy(update={"method": "seed"})
+    settings["policy"] = {**SEED, **settings.get("policy", MODES)}
     with context_of(folder, home, client, **settings) as context:
-        return contribute(context, client.current)
+        return router.run(context, client.current, DenseBody(client.weights, context.expert.config), context.expert)
 
 
 def manifest_of(path: Path) -> RouterManifest:
@@ -113,11 +118,11 @@ def test_an_older_copy_of_what_was_spent_is_refused(folder: Path, home: Path, cl
 def test_policy_and_progress_take_documents_as_equally_long(folder: Path, home: Path, client: MemoryClient) -> None:
     """The tokens of the documents would tell of their lengths, by a refusal or by the seconds that are left."""
     given: dict[str, Any] = {"privacy": BUDGET, "statistics": {"context": 64}}
-    with context_of(folder, home, client, policy={**MODES, "min_tokens": 40 * 64}, **given) as context:
+    with context_of(folder, home, client, policy={**SEED, **MODES, "min_tokens": 40 * 64}, **given) as context:
         context.look_at_data()
-        [sent] = contribute(context, body())
+        [sent] = router.run(context, body(), DenseBody(client.weights, context.expert.config), context.expert)
         assert context.events.status.state.tokens == sent.tokens == 40 * 64
-    given["policy"] = {**MODES, "min_tokens": 40 * 64 + 1}
+    given["policy"] = {**SEED, **MODES, "min_tokens": 40 * 64 + 1}
     with context_of(folder, home, client, **given) as context, pytest.raises(MoergeError, match="too little data"):
         context.look_at_data()
 

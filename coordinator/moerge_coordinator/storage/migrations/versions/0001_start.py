@@ -217,7 +217,6 @@ def upgrade() -> None:
         _key(),
         _reference("body", "bodies.digest"),
         *_columns(sa.JSON, "answers"),
-        *_columns(DIGEST, "released?"),
         *_columns(TIME, "created"),
     )
     op.create_table(
