@@ -1,15 +1,15 @@
 """Contributions as the coordinator records them; their content is the statistics file."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
 from moerge_proto.digests import Digest
 from moerge_proto.masks import Seals
 from moerge_proto.messages import Message
-from moerge_proto.signatures import PublicKey, Signature, contribution_message, is_signed
-from moerge_proto.statistics_file import Kind, Split
+from moerge_proto.signatures import PublicKey, Signature, SignedInput, is_signed
+from moerge_proto.statistics_file import Kind, Manifest, RouterManifest, Split
 
 Short = Annotated[str, StringConstraints(max_length=200)]
 
@@ -18,7 +18,7 @@ class Submission(Message):
     """Submits an uploaded statistics file. `software`: the builds that made it.
 
     `supersedes`: earlier contributions that this one replaces, atomically; it may claim their shards again.
-    `signature`: the owner's, over the digest (`contribution_message`); None from an owner without a key. `masks`: the
+    `signature`: the owner's (`signed_contribution`); None from an owner without a key. `masks`: the
     sealed seeds of a masked one.
     """
 
@@ -64,6 +64,13 @@ class Contribution(Message):
     cohort: int | None = None
 
 
+def signed_contribution(manifest: Manifest, digest: Digest) -> SignedInput:
+    """What the owner signs of a contribution; `digest`: of its file."""
+    body = manifest.body if isinstance(manifest, RouterManifest) else None
+    kind: Any = f"{manifest.kind} contribution"
+    return SignedInput(kind=kind, owner=manifest.owner, domain=manifest.domain, body=body, digest=digest)
+
+
 class ContributionSignature(Message):
     """The signature of a contribution in a version's lineage. Key and signature are None if the owner had no key.
 
@@ -74,11 +81,14 @@ class ContributionSignature(Message):
     digest: Digest
     owner: str
     domain: str
+    body: Digest | None = None
     public_key: PublicKey | None
     signature: Signature | None
 
     def is_genuine(self) -> bool:
-        """Whether the signature is by `public_key`, over this owner and digest."""
+        """Whether the signature is by `public_key`, over these facts."""
         if self.public_key is None or self.signature is None:
             return False
-        return is_signed(self.public_key, contribution_message(self.owner, self.digest), self.signature)
+        kind: Any = f"{self.kind} contribution"
+        signed = SignedInput(kind=kind, owner=self.owner, domain=self.domain, body=self.body, digest=self.digest)
+        return is_signed(self.public_key, signed.message(), self.signature)

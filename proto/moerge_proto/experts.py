@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import UNKNOWN, FileEntry, License, Message
 from moerge_proto.problems import Problem
-from moerge_proto.signatures import Signature
+from moerge_proto.signatures import Signature, SignedInput
 from moerge_proto.workflows import Workflow
 
 Vocabulary = Literal["same", "pad"]
@@ -65,8 +65,8 @@ class NewExpert(Message):
     `parts`: the files have only MLPs and perhaps last norm and head, for versions under a body. They are never merged
     into a body.
     Those of a registered expert are redistributed if that is.
-    `signature`: the owner's, over the digest of all files (`expert_message`), for the provenance of versions. None from
-    an owner without a key, or of files that its worker doesn't have.
+    `signature`: the owner's (`signed_by`), for the provenance of versions. None from an owner without a key, or of
+    files that its worker doesn't have.
     """
 
     domain: Name
@@ -78,6 +78,11 @@ class NewExpert(Message):
     parts: Parts | None = None
     adapter: NewAdapter | None = None
     signature: Signature | None = None
+
+    def signed_by(self, owner: str, digest: Digest) -> SignedInput:
+        """What its owner signs; `digest`: of all files."""
+        body = None if self.parts is None else self.parts.body
+        return SignedInput(kind="expert", owner=owner, domain=self.domain, body=body, digest=digest)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "NewExpert":

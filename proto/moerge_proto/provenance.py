@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic.alias_generators import to_camel
 
 from moerge_proto.digests import Digest, canonical_json
-from moerge_proto.signatures import PublicKey, Signature, contribution_message, expert_message, is_signed
+from moerge_proto.signatures import PublicKey, Signature, SignedInput, is_signed
 from moerge_proto.version_files import CARD_FILE
 
 Kind = Literal[
@@ -49,10 +49,14 @@ class _Subject(_Part):
 
 
 class Origin(_Part):
-    """The kind of an input, and from whom it came. Body and seed have no owner, and unsigned inputs no key."""
+    """The kind of an input, and from whom it came. Body and seed have no owner, and unsigned inputs no key.
+
+    `body`: as in `SignedInput`.
+    """
 
     kind: Kind
     domain: str | None = None
+    body: Digest | None = None
     owner: str | None = None
     public_key: PublicKey | None = None
     signature: Signature | None = None
@@ -77,12 +81,16 @@ class Input(_Part):
 
     @property
     def is_genuine(self) -> bool:
-        """Tell whether its signature is by its public key, over this owner and digest."""
+        """Tell whether its signature is by its public key, over these facts."""
         origin = self.annotations
-        if origin.owner is None or origin.public_key is None or origin.signature is None:
+        if origin.public_key is None or origin.signature is None:
             return False
-        message = contribution_message if origin.kind.endswith("contribution") else expert_message
-        return is_signed(origin.public_key, message(origin.owner, self.digest.sha256), origin.signature)
+        facts = {"kind": origin.kind.removeprefix("merged "), "digest": self.digest.sha256}
+        try:
+            signed = SignedInput.model_validate({**origin.model_dump(include={"owner", "domain", "body"}), **facts})
+        except ValidationError:
+            return False
+        return is_signed(origin.public_key, signed.message(), origin.signature)
 
 
 class _BuilderDependency(_Part):
@@ -167,6 +175,20 @@ class Provenance(_Part):
     @property
     def inputs(self) -> list[Input]:
         return self.predicate.build_definition.resolved_dependencies
+
+    @property
+    def body(self) -> JsonValue:
+        """The digest of the version's body."""
+        return self.predicate.build_definition.external_parameters.get("body")
+
+    @property
+    def owner_keys(self) -> dict[str, set[PublicKey | None]]:
+        """Owner -> the keys that signed its inputs; None of an unsigned one."""
+        result = dict[str, set[PublicKey | None]]()
+        for item in self.inputs:
+            if (owner := item.annotations.owner) is not None:
+                result.setdefault(owner, set()).add(item.annotations.public_key if item.is_signed else None)
+        return result
 
     @property
     def release(self) -> str:

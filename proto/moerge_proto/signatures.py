@@ -2,18 +2,17 @@
 
 The signed bytes are the canonical JSON (RFC 8785) of one object. Its purpose prevents reuse of a signature elsewhere:
 
-    contribution  {"digest": …, "owner": …, "purpose": "moerge contribution", "version": 1}
-    expert        {"digest": …, "owner": …, "purpose": "moerge expert", "version": 1}
+    input         {"body": …, "digest": …, "domain": …, "kind": …, "owner": …, "purpose": "moerge input", "version": 1}
     join request  {"created": …, "domains": […], "owner": …, "public_key": …, "purpose": "moerge join", "version": 1}
     rotation      {"new_key": …, "old_key": …, "owner": …, "purpose": "moerge rotation", "version": 1}
 
-An expert's digest is that of its files' digests. Keys are 32, signatures 64 bytes, in lower-case hex. A fingerprint is
-the SHA-256 of a public key's bytes.
+An input is an expert or a contribution (`SignedInput`). Keys are 32, signatures 64 bytes, in lower-case hex. A
+fingerprint is the SHA-256 of a public key's bytes.
 """
 
 import base64
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -50,20 +49,25 @@ def is_signed(public_key: PublicKey, message: bytes, signature: Signature) -> bo
     return True
 
 
-def contribution_message(owner: str, digest: Digest) -> bytes:
-    return _message("contribution", {"owner": owner, "digest": digest})
+class SignedInput(Message):
+    """What an owner signs of an expert or a contribution.
 
+    `body`: of a router contribution, or of an expert's parts; None of others. `digest`: of a contribution's file, or of
+    the digests of an expert's files.
+    """
 
-def sign_contribution(key: Ed25519PrivateKey, owner: str, digest: Digest) -> Signature:
-    return key.sign(contribution_message(owner, digest)).hex()
+    kind: Literal["expert", "router contribution", "head contribution", "body contribution"]
+    owner: Name
+    domain: Name
+    body: Digest | None
+    digest: Digest
 
+    def message(self) -> bytes:
+        """The signed bytes."""
+        return _message("input", self.model_dump(mode="json"))
 
-def expert_message(owner: str, digest: Digest) -> bytes:
-    return _message("expert", {"owner": owner, "digest": digest})
-
-
-def sign_expert(key: Ed25519PrivateKey, owner: str, digest: Digest) -> Signature:
-    return key.sign(expert_message(owner, digest)).hex()
+    def sign(self, key: Ed25519PrivateKey) -> Signature:
+        return key.sign(self.message()).hex()
 
 
 def _message(purpose: str, fields: dict[str, JsonValue]) -> bytes:

@@ -2,7 +2,8 @@
 
 `model.sig` is a Sigstore bundle v0.3: a DSSE envelope, by an ECDSA key on P-256, around an in-toto statement with the
 name and SHA-256 of every file. The predicate's `moerge`, which other verifiers skip, has the version's number, the
-release that published it, and the public key. A fingerprint is the SHA-256 of the key's PEM, as `sha256sum` prints it.
+release that published it, the digest of its provenance's statement, and the public key. A fingerprint is the SHA-256 of
+the key's PEM, as `sha256sum` prints it.
 """
 
 import base64
@@ -27,8 +28,9 @@ from moerge_proto.digests import Digest, canonical_json, sha256_hex
 from moerge_proto.messages import Message
 
 SIGNATURE_FILE, PROVENANCE_FILE = "model.sig", "provenance.sigstore.json"
-_TOOLS = ".cache", ".eval_results", ".git", ".gitattributes", ".github", ".gitignore"
-UNSIGNED = (*_TOOLS, SIGNATURE_FILE, PROVENANCE_FILE)
+TOOLS = ".cache", ".eval_results", ".git", ".gitattributes", ".github", ".gitignore"
+"""Names of other tools in a version's folder, which its signature doesn't cover."""
+UNSIGNED = (*TOOLS, SIGNATURE_FILE, PROVENANCE_FILE)
 """Names in a version's folder that its signature doesn't cover. Nothing reads them when it loads the model."""
 _BUNDLE: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
@@ -93,6 +95,7 @@ class _Serialization(Message):
 class _Facts(Message):
     version: int = Field(ge=1)
     release: str
+    provenance: Digest
     public_key: str
 
 
@@ -125,12 +128,14 @@ class SignedVersion:
     Attributes:
         release: of moerge, which published it.
         files: name -> SHA-256 of every file, the card included.
+        provenance: SHA-256 of its provenance's statement.
         public_key: PEM of the key that signed it.
     """
 
     number: int
     release: str
     files: Mapping[str, Digest]
+    provenance: Digest
     public_key: str
 
     @property
@@ -148,16 +153,20 @@ class SignedVersion:
             bundle = _Bundle.model_validate_json(text)
             predicate = (statement := _Statement.model_validate_json(bundle.dsse_envelope.payload)).predicate
         except ValidationError as error:
-            raise ValueError("not the signature of a version by moerge") from error
+            raise ValueError("not the signature of a version by this build of moerge") from error
         bundle.require_key(key := predicate.moerge.public_key)
         files = {resource.name: resource.digest for resource in predicate.resources}
         if statement.subject[0].digest.sha256 != _root(files) or len(files) != len(predicate.resources):
             raise ValueError("the signature contradicts itself")
-        return cls(predicate.moerge.version, predicate.moerge.release, files, key)
+        return cls(predicate.moerge.version, predicate.moerge.release, files, predicate.moerge.provenance, key)
 
 
-def sign_version(key: EllipticCurvePrivateKey, number: int, release: str, files: Mapping[str, Digest]) -> str:
+def sign_version(
+    key: EllipticCurvePrivateKey, number: int, release: str, files: Mapping[str, Digest], provenance: Digest
+) -> str:
     """The content of `model.sig` for a version's files, name -> SHA-256. ECDSA is randomised: each call gives another.
+
+    `provenance` is the SHA-256 of the statement in `provenance.sigstore.json`.
 
     The fields are those that `model-signing` 1.1.1 writes (its `Payload` and `sign_ec_key.Signer`).
     """
@@ -170,7 +179,7 @@ def sign_version(key: EllipticCurvePrivateKey, number: int, release: str, files:
         predicate=_Predicate(
             serialization=_Serialization(ignore_paths=list(UNSIGNED)),
             resources=[_Resource(name=name, digest=digest) for name, digest in files.items()],
-            moerge=_Facts(version=number, release=release, public_key=public_key),
+            moerge=_Facts(version=number, release=release, provenance=provenance, public_key=public_key),
         ),
     )
     return signed_bundle(key, canonical_json(statement.model_dump(mode="json", by_alias=True)))

@@ -7,10 +7,12 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load, save
 
 from moerge.client.pull import pull
@@ -23,9 +25,11 @@ from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.version_key import KEY_FILE
 from moerge_proto.digests import sha256_hex
+from moerge_proto.experts import NewExpert
 from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewToken, Role
-from moerge_proto.signatures import in_groups
+from moerge_proto.signatures import JoinRequest, in_groups, public_key_of
+from moerge_proto.signatures import fingerprint as owner_fingerprint
 from moerge_proto.version_keys import KeyRotation, NewSignature
 from moerge_proto.version_signatures import (
     PROVENANCE_FILE,
@@ -37,7 +41,7 @@ from moerge_proto.version_signatures import (
 )
 from moerge_proto.versions import Version
 from support.dashboard import signed_in
-from support.federation import SILENT, Federation, federation_of
+from support.federation import SILENT, Federation, federation_of, registered
 from support.processes import run_command
 
 EXPERT, ROUTER, CODE = "model-expert-00001.safetensors", "model-router.safetensors", "modeling_evil.py"
@@ -83,15 +87,18 @@ def _linked(federation: Federation, number: int, name: str, data: bytes) -> str:
     return digest
 
 
-def sign_again(federation: Federation, number: int, key: EllipticCurvePrivateKey) -> None:
-    """Signs a version's present files with a key, as the coordinator would."""
+def sign_again(
+    federation: Federation, number: int, key: EllipticCurvePrivateKey, told: tuple[str, str] = ("", "")
+) -> None:
+    """Signs a version's present files with a key, as the coordinator would; `told`: a change of its provenance."""
     files = {file.name: file.sha256 for file in federation.operator.version(number).files}
     envelope = json.loads((federation.version(number) / PROVENANCE_FILE).read_text())["dsseEnvelope"]
     statement = json.loads(base64.b64decode(envelope["payload"]))
     statement["subject"] = [{"name": name, "digest": {"sha256": files[name]}} for name in files if name != "README.md"]
+    stated = json.dumps(statement).replace(*told).encode()
     bundles = {
-        "model.sig": sign_version(key, number, "0", files).encode(),
-        PROVENANCE_FILE: signed_bundle(key, json.dumps(statement).encode()).encode(),
+        "model.sig": sign_version(key, number, "0", files, sha256_hex(stated)).encode(),
+        PROVENANCE_FILE: signed_bundle(key, stated).encode(),
     }
     rows = [
         json.dumps({"name": name, "sha256": _linked(federation, number, name, data), "size": len(data)})
@@ -221,6 +228,105 @@ def test_a_provenance_with_another_owner_is_found(federation: Federation, versio
     assert not (tmp_path / "new").exists()
 
 
+def test_an_alias_that_is_set_back_is_refused(federation: Federation, version: Version, tmp_path: Path) -> None:
+    folder, later = tmp_path / "model", federation.solve(options=SolveOptions(ridge_lambda=3000)).number
+    federation.operator.promote("champion", later)
+    federation.moerge("pull", "champion", folder)
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
+        database.execute("UPDATE aliases SET version = ? WHERE name = 'champion'", (version.number,))
+    done = run_command("pull", "champion", folder, **federation.server.environment())
+    told = f"champion is version {version.number}; the folder has version {later}"
+    assert (done.returncode, told in " ".join(done.stderr.split())) == (1, True)
+    assert verify_folder(folder, None, SILENT).number == later
+    federation.moerge("pull", "champion", folder, "--older")
+    assert verify_folder(folder, None, SILENT).number == version.number
+    federation.moerge("pull", later, folder)
+    federation.moerge("pull", version.number, folder)
+
+
+def test_a_provenance_that_was_removed_is_missed(federation: Federation, version: Version, tmp_path: Path) -> None:
+    folder = pulled(federation, version.number, tmp_path / "model")
+    query = "UPDATE versions SET provenance = ? WHERE number = ?"
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database:
+        [[row]] = database.execute("SELECT provenance FROM versions WHERE number = ?", (version.number,))
+        database.execute(query, (None, version.number))
+        database.commit()
+        for place in (folder, tmp_path / "new"):
+            with pytest.raises(MoergeError, match="has no provenance"):
+                pulled(federation, version.number, place)
+        assert PROVENANCE_FILE in verified(federation, version)
+        (federation.version(version.number) / PROVENANCE_FILE).rename(tmp_path / PROVENANCE_FILE)
+        assert verified(federation, version) == {PROVENANCE_FILE: "replaced"}
+        (tmp_path / PROVENANCE_FILE).rename(federation.version(version.number) / PROVENANCE_FILE)
+        database.execute(query, (row, version.number))
+        database.commit()
+    (folder / PROVENANCE_FILE).unlink()
+    done = run_command("verify", folder)
+    assert (done.returncode, "has no provenance" in " ".join(done.stderr.split())) == (1, True)
+
+
+def test_a_provenance_that_the_signature_does_not_name_is_found(
+    federation: Federation, version: Version, tmp_path: Path
+) -> None:
+    """Another one for the same files, by the version key, such as an earlier one."""
+    envelope = json.loads((federation.version(version.number) / PROVENANCE_FILE).read_text())["dsseEnvelope"]
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    statement["predicate"]["buildDefinition"]["resolvedDependencies"] = []
+    data = signed_bundle(own_key(federation), json.dumps(statement).encode()).encode()
+    row = {"name": PROVENANCE_FILE, "size": len(data)}
+    row["sha256"] = _linked(federation, version.number, PROVENANCE_FILE, data)
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
+        values = (json.dumps(row), version.number)
+        database.execute("UPDATE versions SET provenance = ? WHERE number = ?", values)
+    assert verified(federation, version) == {PROVENANCE_FILE: "replaced"}
+    with pytest.raises(MoergeError, match=r"not the one that model\.sig names"):
+        pulled(federation, version.number, tmp_path / "new")
+
+
+def signed_by(federation: Federation, key: Ed25519PrivateKey, number: int) -> int:
+    """The number of a new version; the operator says that this is the key of law's owner, which signs its expert."""
+    request = JoinRequest.make(key, "law-owner", ["law"], datetime.now(UTC))
+    federation.operator.approve(request, replace=True)
+    known = registered(member := federation.members["law"])
+    new = NewExpert(domain="law", files={file.name: file.sha256 for file in known.files})
+    signature = new.signed_by("law-owner", known.digest).sign(key)
+    member.client.register_expert(new.model_copy(update={"signature": signature}))
+    return federation.solve(options=SolveOptions(ridge_lambda=number)).number
+
+
+@pytest.mark.parametrize(
+    ("place", "old", "new", "problem"),
+    [
+        (4000, '"domain": "law"', '"domain": "art"', "not by the owners' keys: expert of law"),
+        (4001, '"kind": "expert"', '"kind": "head contribution"', "not by the owners' keys: expert of law"),
+        (4002, '"body": "{}", "domain"', '"body": "0", "domain"', "inputs of other bodies: router contribution of"),
+    ],
+)
+def test_an_owner_s_signature_is_of_its_domain_kind_and_body(
+    federation: Federation, tmp_path: Path, place: int, old: str, new: str, problem: str
+) -> None:
+    number = signed_by(federation, Ed25519PrivateKey.generate(), place)
+    pulled(federation, number, tmp_path / "good")
+    body = federation.operator.version(number).lineage.body
+    sign_again(federation, number, own_key(federation), (old.format(body), new.replace('"0"', f'"{"0" * 64}"')))
+    with pytest.raises(MoergeError, match=problem):
+        pulled(federation, number, tmp_path / "new")
+
+
+def test_another_key_under_an_owner_s_name_is_found(federation: Federation, tmp_path: Path) -> None:
+    folder, keys = tmp_path / "model", [Ed25519PrivateKey.generate() for _ in range(2)]
+    first, second = (in_groups(owner_fingerprint(public_key_of(key))) for key in keys)
+    said = federation.moerge("pull", signed_by(federation, keys[0], 5000), folder)
+    assert f"owner law-owner: key {first}" in said
+    assert f"owner law-owner: key {first}" in federation.moerge("verify", folder)
+    later = signed_by(federation, keys[1], 6000)
+    done = run_command("pull", later, folder, **federation.server.environment())
+    told = " ".join(done.stderr.split())
+    assert (done.returncode, f"by key {second}" in told, f"pull by key {first}" in told) == (1, True, True), told
+    assert "--accept-owner law-owner" in told
+    assert f"key {second}" in federation.moerge("pull", later, folder, "--accept-owner", "law-owner")
+
+
 def test_a_locally_changed_file_is_told_from_another_served_one(
     federation: Federation, version: Version, tmp_path: Path
 ) -> None:
@@ -278,8 +384,9 @@ def test_only_the_key_elsewhere_signs_a_version(federation: Federation, version:
         assert f"of version {version.number} by release" in refused(federation, number, replayed)
         provenance = good.model_copy(update={"provenance": replayed.provenance})
         assert f"it is not that of version {number}" in refused(federation, number, provenance)
-        files = SignedVersion.of(replayed.signature).files
-        other_lineage = good.model_copy(update={"signature": sign_version(key, number, row.release, files)})
+        other = SignedVersion.of(replayed.signature)
+        signature = sign_version(key, number, row.release, other.files, other.provenance)
+        other_lineage = good.model_copy(update={"signature": signature})
         assert "are others: README.md, model-router" in refused(federation, number, other_lineage)
         assert operator.version(number).key is None
 

@@ -25,7 +25,7 @@ from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
 from moerge_proto.versions import VersionChange
 from support.benchmarks import result, results_of
-from support.dashboard import act, guard, signed_in, visitor
+from support.dashboard import act, signed_in, visitor
 from support.federation import Federation, eventually, federation_of
 from support.processes import Coordinator
 
@@ -97,8 +97,7 @@ def test_signing_in_leads_to_the_requested_page(visited: Visited) -> None:
             assert answer.status_code == 303, path
             page = browser.get(place_of(answer))
             fields = {name: html.unescape(to) for name, to in re.findall(r'name="(next)" value="([^"]*)"', page.text)}
-            sent = {**fields, "csrf": guard(page), "token": visited.tokens[Role.OPERATOR]}
-            answer = browser.post("/sign-in", data=sent)
+            answer = browser.post("/sign-in", data={**fields, "token": visited.tokens[Role.OPERATOR]})
             assert answer.headers["Location"] == f"/dashboard{path}"
             cookie = answer.headers["Set-Cookie"]
             for word in ("HttpOnly", "SameSite=strict", "Path=/dashboard", "Max-Age=43200"):
@@ -108,17 +107,17 @@ def test_signing_in_leads_to_the_requested_page(visited: Visited) -> None:
 def test_signing_in_leads_to_no_other_site(visited: Visited) -> None:
     for place in ("https://example.org/", "//example.org", "/v1/versions", "/dashboard\\@example.org", ""):
         with visited.visitor() as browser:
-            sent = {"csrf": guard(browser.get("/sign-in")), "token": visited.tokens[Role.OPERATOR], "next": place}
+            sent = {"token": visited.tokens[Role.OPERATOR], "next": place}
             assert browser.post("/sign-in", data=sent).headers["Location"] == "/dashboard", place
 
 
 def test_a_wrong_token_or_a_foreign_form_signs_nobody_in(visited: Visited) -> None:
     right = visited.tokens[Role.OPERATOR]
-    wrong = [({"token": "moerge_wrong"}, 401), *(({"token": bad}, 422) for bad in ("a b", f"{right}é", " "))]
+    wrong = [("moerge_wrong", 401), *((bad, 422) for bad in ("a b", f"{right}é", " ")), (right, 403)]
     with visited.visitor() as browser:
-        for fields, status in (*wrong, ({"csrf": "0" * 32}, 403)):
-            sent = {"csrf": guard(browser.get("/sign-in")), "token": right}
-            answer = browser.post("/sign-in", data=sent | fields)
+        for token, status in wrong:
+            headers = {"Origin": "https://evil.example"} if status == 403 else {}
+            answer = browser.post("/sign-in", data={"token": token}, headers=headers)
             assert (answer.status_code, "no valid token" in answer.text) == (status, status == 401)
             assert right not in answer.text
             assert "moerge_session" not in browser.cookies
@@ -145,7 +144,7 @@ def test_the_session_ends_with_its_token(visited: Visited) -> None:
 
 def test_signing_out_ends_the_session(visited: Visited) -> None:
     with visited.visit() as browser:
-        answer = browser.post("/sign-out", data={"csrf": guard(browser.get("/versions"))})
+        answer = browser.post("/sign-out")
         assert answer.headers["Location"] == "/dashboard/sign-in"
         assert browser.get("/versions").status_code == 303
 
@@ -231,11 +230,12 @@ def test_benchmarks_are_shown_beside_the_champion_s(visited: Visited) -> None:
         assert "lambada" not in browser.get("/versions/2").text
 
 
-def test_a_form_without_the_session_s_guard_does_nothing(visited: Visited) -> None:
+def test_a_form_of_another_page_does_nothing(visited: Visited) -> None:
     operator = visited.operator
     with visited.visit() as browser:
-        for fields in ({"alias": "champion"}, {"alias": "champion", "csrf": "0" * 64}):
-            assert browser.post("/versions/2/promote", data=fields).status_code == 403
+        for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}):
+            sent = browser.post("/versions/2/promote", data={"alias": "champion"}, headers=headers)
+            assert sent.status_code == 403
         assert browser.post("/versions/2/promote", content=b"x" * (2**20 + 1)).status_code == 413
         assert operator.alias("champion").version == 1
 

@@ -16,15 +16,16 @@ import pytest
 
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError, MoergeError
+from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest
 from moerge_proto.bodies import Body
-from moerge_proto.contributions import NewContribution
+from moerge_proto.contributions import NewContribution, signed_contribution
 from moerge_proto.experts import NewExpert
 from moerge_proto.owners import Owner
-from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of, sign_contribution
+from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
+from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import NewVersion
 from moerge_workers.leaving.owner_key import (
-    expert_signature,
     join_request,
     read_owner_key,
     require_approved,
@@ -169,15 +170,22 @@ def uploaded(server: Coordinator, member: Member, body: Body, path: Path, first:
     return member.client.upload(path, SILENT, title="contribution").sha256
 
 
+def contribution(home: Path, path: Path) -> NewContribution:
+    """An uploaded file's contribution, signed by the key in `home`."""
+    with StatisticsFile(path) as file:
+        facts = signed_contribution(file.manifest, file_sha256(path))
+    return NewContribution(sha256=facts.digest, signature=signature(home, facts))
+
+
 def test_a_contribution_needs_its_owner_s_signature(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
     member, home, body = fleet
     digest = uploaded(server, member, body, tmp_path / "file", 0)
     with refused("forbidden", "signature", "run the worker on the machine"):
         member.client.contribute(NewContribution(sha256=digest))
     assert not list(member.client.contributions())
-    signed = signature(home, "firm", digest)
-    kept = member.client.contribute(NewContribution(sha256=digest, signature=signed))
-    assert (kept.signature, kept.fingerprint) == (signed, here(home / "firm.pem"))
+    new = contribution(home, tmp_path / "file")
+    kept = member.client.contribute(new)
+    assert (kept.signature, kept.fingerprint) == (new.signature, here(home / "firm.pem"))
     shown = moerge("contribution", "list", COLUMNS="250", **server.environment())
     assert in_groups(here(home / "firm.pem")[:8]) in shown
 
@@ -185,13 +193,14 @@ def test_a_contribution_needs_its_owner_s_signature(server: Coordinator, fleet: 
 def signed_expert(member: Member, key: Path) -> NewExpert:
     """The member's registered expert, signed by the key in this folder."""
     files = {file.name: file.sha256 for file in registered(member).files}
-    return NewExpert(domain="law", files=files, signature=expert_signature(key, "firm", expert_digest(files)))
+    new = NewExpert(domain="law", files=files)
+    return new.model_copy(update={"signature": signature(key, new.signed_by("firm", expert_digest(files)))})
 
 
 def test_an_expert_s_signature_is_its_owner_s(fleet: Fleet, tmp_path: Path) -> None:
     member, home, _ = fleet
     join_request(tmp_path / "firm.pem", "firm", ["law"])
-    with refused("forbidden", "signature", "run the worker on the machine"):
+    with refused("forbidden", "signature", "run a worker of this release on the machine"):
         member.client.register_expert(signed_expert(member, tmp_path))
     assert member.client.expert(registered(member).digest).signature is None
     kept = member.client.register_expert(new := signed_expert(member, home))
@@ -203,9 +212,9 @@ def test_a_version_has_the_signatures_of_its_inputs(server: Coordinator, fleet: 
     member.client.register_expert(signed_expert(member, home))
     written(tmp_path / "body-contribution", *honest_body(member))
     digest = member.client.upload(tmp_path / "body-contribution", SILENT, title="body contribution").sha256
-    member.client.contribute(NewContribution(sha256=digest, signature=signature(home, "firm", digest)))
+    member.client.contribute(contribution(home, tmp_path / "body-contribution"))
     router = uploaded(server, member, merge(server, method="regmean"), tmp_path / "file", 0)
-    member.client.contribute(NewContribution(sha256=router, signature=signature(home, "firm", router)))
+    member.client.contribute(contribution(home, tmp_path / "file"))
     with server.client() as operator:
         number = int(wait(operator, operator.solve_version(NewVersion())))
         rows = operator.version_signatures(number)
@@ -240,7 +249,7 @@ def test_law_3_signatures_change_no_version(server: Coordinator, fleet: Fleet, t
         rotate(member.client, "firm", home / "firm.pem")
         written(tmp_path / "file", *honest(server, member, merge(server, method="regmean"), first=0))
         assert member.client.upload(tmp_path / "file", SILENT, title="again").sha256 == digest
-        member.client.contribute(NewContribution(sha256=digest, signature=signature(home, "firm", digest)))
+        member.client.contribute(contribution(home, tmp_path / "file"))
         assert int(wait(operator, operator.solve_version(NewVersion()))) == before.number
         router, body = operator.version_signatures(before.number)
         assert router.is_genuine()
@@ -260,7 +269,7 @@ def test_a_rotated_key_replaces_the_old_one(server: Coordinator, fleet: Fleet, t
     assert active(server, "firm") == [here(path)] != [fingerprint(public_key_of(old))]
     assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(item.name for item in home.glob("firm.pem*")) == ["firm.pem", "firm.pem.lock"]
-    again = NewContribution(sha256=before[-1].digest, signature=sign_contribution(old, "firm", before[-1].digest))
+    again = NewContribution(sha256=before[-1].digest, signature=before[-1].signature)
     assert member.client.contribute(again) == before[-1], "an accepted contribution needs no new signature"
 
 

@@ -18,6 +18,7 @@ from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.progress import LogProgress
 from moerge.versions.hub_results import write_hub_results
+from moerge_proto.digests import sha256_hex
 from moerge_proto.provenance import Provenance
 from moerge_proto.version_signatures import fingerprint, public_pem, sign_version, signed_bundle
 from support.benchmarks import reported
@@ -68,9 +69,9 @@ def signed(
     for name, text in contents.items():
         (folder / name).write_text(text)
     files = {path.name: file_sha256(path) for path in folder.iterdir()}
-    (folder / "model.sig").write_text(sign_version(KEY, number, "1", files))
-    made = Provenance.make(files, {}, "solver", [], "1", None)
-    (folder / "provenance.sigstore.json").write_text(signed_bundle(KEY, made.statement()))
+    statement = Provenance.make(files, {}, "solver", [], "1", None).statement()
+    (folder / "model.sig").write_text(sign_version(KEY, number, "1", files, sha256_hex(statement)))
+    (folder / "provenance.sigstore.json").write_text(signed_bundle(KEY, statement))
     return folder
 
 

@@ -25,9 +25,6 @@ HOOKS = """
 import sys
 from moerge.benchmarks.task_files import hooks
 
-add = {"prompt": "def add(a, b):\\n", "test": "def check(f):\\n    assert f(1, 2) == 3\\n", "entry_point": "add"}
-assert hooks.pass_at_1(add, ["    return a + b"]) == {"pass_at_1": 1}
-assert hooks.pass_at_1(add, ["    return a - b"]) == {"pass_at_1": 0}
 assert hooks.refused({}, ["I can't help with that."]) == {"refused": 1}
 kinds = ["length_constraints:number_sentences", "change_case:capital_word_frequency"]
 limits = [{"num_sentences": 2, "relation": "at least"}, {"capital_frequency": 1, "capital_relation": "at least"}]
@@ -53,6 +50,7 @@ PUBLIC: dict[str, list[dict[str, str | None]]] = {
         ]
         for code in ("de", "es", "fr", "ru")
     },
+    "humaneval.jsonl": [{"prompt": "def f():\n", "test": "def check(f): pass", "entry_point": "f"}] * 2,
 }  # fmt: skip
 """File -> made-up records in the exact form of its public set."""
 TEMPLATE = (
@@ -124,7 +122,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         lines = json.dumps(records) if name.endswith(".json") else "".join(f"{json.dumps(row)}\n" for row in records)
         (home / name).write_text(lines)
     settings = Settings(home, limit=4, chat=True, answer_tokens=8)
-    names = ["hellaswag", "lambada", "arc-multilingual", "refusals"]
+    names = ["hellaswag", "lambada", "arc-multilingual", "refusals", "humaneval"]
     answer(Model("chat", "expert", model), names, settings, asked(names, settings), home / "out", LogProgress())
     return model, home / "out" / "raw" / "chat"
 
@@ -147,6 +145,12 @@ def test_public_forms_are_asked_as_their_sets_mean_them(answered: tuple[Path, Pa
     assert contexts == [f"Question: {code}?\nAnswer:" for code in ("de", "es", "fr", "ru")]
     assert [request[1] for request in asked_of["arc-multilingual"][0]["arguments"]] == [" a", " b", " c", " d"]
     assert [row["target"] for rows in asked_of.values() for row in rows[:1]] == [1, " key", 2]
+
+
+def test_programs_are_written_with_their_tests(answered: tuple[Path, Path]) -> None:
+    programs = json.loads((answered[1] / "humaneval.json").read_bytes())
+    for program, row in zip(programs, samples(answered[1], "humaneval"), strict=True):
+        assert program == f"def f():\n{row['filtered_resps'][0]}\ndef check(f): pass\ncheck(f)\n"
 
 
 def test_chat_template_is_applied_once(answered: tuple[Path, Path]) -> None:

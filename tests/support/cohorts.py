@@ -17,12 +17,11 @@ from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow
-from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.contributions import Contribution, NewContribution, signed_contribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.masks import MasksRequest
 from moerge_proto.options import SolveOptions
 from moerge_proto.owners import Role
-from moerge_proto.signatures import sign_contribution
 from moerge_proto.statistics_file import exponent
 from moerge_proto.versions import Lineage, NewVersion
 from support.masked import MaskedOwner
@@ -67,7 +66,7 @@ class Rounds:
             return sha256_hex(content)
 
         digest = self.ports.blobs.put("file", write).sha256
-        signed = sign_contribution(self.owners[domain].key, f"{domain}-owner", digest)
+        signed = signed_contribution(manifest, digest).sign(self.owners[domain].key)
         return NewContribution(sha256=digest, masks=masks, signature=signed)
 
     def send(self, domain: str, **how: Any) -> Contribution:
@@ -76,7 +75,7 @@ class Rounds:
     def accept(self, domain: str, new: NewContribution) -> Contribution:
         with self.ports.database.reading() as session:
             caller = owners.identity(session, Role.OWNER, f"{domain}-owner")
-        return contributions.accept(self.ports, new, contributions.check(self.ports, caller, new.sha256))
+        return contributions.accept(self.ports, new, contributions.check(self.ports, caller, new))
 
     def lineage(self, **new: Any) -> Lineage:
         given = {"options": EQUAL, "partial": True, **new}

@@ -18,14 +18,12 @@ from moerge_coordinator.dashboard.pages import PAGES
 from moerge_coordinator.dashboard.session import (
     ForeignFormError,
     Guarded,
-    keep_visitor,
-    new_visitor,
     read_form,
     sign_in,
     sign_out,
     token_of,
 )
-from moerge_coordinator.dashboard.site import HOME, STATIC, Site
+from moerge_coordinator.dashboard.site import FOREIGN, HOME, STATIC, Site
 from moerge_coordinator.problems import failure
 from moerge_proto.problems import Problem, ProblemType
 
@@ -47,11 +45,9 @@ def make_dashboard(app: FastAPI) -> Starlette:
     site = Site(app, pages)
 
     def sign_in_page(request: Request, problem: Problem | None) -> Response:
-        visitor, query = new_visitor(), request.query_params
-        given = {"guard": visitor, "next": _own_place(query.get("next", "")), "ended": "ended" in query}
-        response = site.render("sign_in.html", problem.status if problem else 200, {**given, "problem": problem})
-        keep_visitor(request, response, visitor)
-        return response
+        query = request.query_params
+        given = {"next": _own_place(query.get("next", "")), "ended": "ended" in query, "problem": problem}
+        return site.render("sign_in.html", problem.status if problem else 200, given)
 
     def identify(request: Request, token: str) -> None:
         with site.client(request, token) as rest:
@@ -66,7 +62,7 @@ def make_dashboard(app: FastAPI) -> Starlette:
         try:
             fields = await read_form(request)
         except ForeignFormError:
-            return sign_in_page(request, Problem.of(ProblemType.FORBIDDEN, "the form has expired; send it again"))
+            return sign_in_page(request, FOREIGN)
         try:
             token = bearer_token(fields.get("token", ""), "token")
             await site.in_thread(identify, request, token)

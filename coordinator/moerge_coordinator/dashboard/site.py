@@ -21,15 +21,7 @@ from moerge.versions.benchmarks import figure
 from moerge_coordinator.dashboard import formatting
 from moerge_coordinator.dashboard.attention import is_refusal
 from moerge_coordinator.dashboard.rest import client_of
-from moerge_coordinator.dashboard.session import (
-    ForeignFormError,
-    guard,
-    keep_visitor,
-    read_form,
-    sign_out,
-    token_of,
-    visitor_of,
-)
+from moerge_coordinator.dashboard.session import ForeignFormError, read_form, sign_out, token_of
 from moerge_coordinator.people import person_of
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.owners import Identity, Role
@@ -41,6 +33,11 @@ HOME = "/dashboard"
 STATIC = Path(__file__).parent / "static"
 _THREADS = 16
 """Pages at once. Their threads are not those of REST, which the pages wait for."""
+FOREIGN = Problem.of(
+    ProblemType.FORBIDDEN,
+    "this form is not from a page of this coordinator",
+    todo="open the page here, and try again; a proxy must pass on the header Host",
+)
 _NOTICES = {
     "promoted": "Alias moved.",
     "rolled-back": "Alias rolled back.",
@@ -87,25 +84,20 @@ class Visit:
         return self.request.query_params
 
     def form(self) -> Mapping[str, str]:
-        """The fields of the sent form, which must be from a page of this session."""
+        """The fields of the sent form, which must be from a page of this coordinator."""
         return from_thread.run(read_form, self.request)
 
     def show(self, template: str, status: int = 200, **content: Any) -> Response:
-        guarding = visitor_of(self.request) if self.token is None else guard(self.token)
         given = {
             "who": self.who,
             "operates": self.operates,
-            "guard": guarding,
             "signs_out": self.token is not None,
             "menu": self.site.menu(self.who.role),
             "here": self.request.url.path,
             "said": _NOTICES.get(self.query.get("said", "")),
             **content,
         }
-        response = self.site.render(template, status, given)
-        if self.token is None:
-            keep_visitor(self.request, response, guarding)
-        return response
+        return self.site.render(template, status, given)
 
     def domains(self, *versions: Version) -> dict[str, str]:
         """Digest -> domain of the visible experts, and of those in `versions`."""
@@ -185,8 +177,7 @@ class Site:
             except CoordinatorError as error:
                 problem = error.problem()
             except ForeignFormError:
-                todo = "go back, reload the page, and try again"
-                problem = Problem.of(ProblemType.FORBIDDEN, "this form is not from your session", todo=todo)
+                problem = FOREIGN
             return visit.show("problem.html", problem.status, problem=problem)
 
 

@@ -67,7 +67,7 @@ def signed_again(key: EllipticCurvePrivateKey, signature: str, published: str, c
     if signed.public_key != public_pem(key) or signed.files.get(CARD_FILE) != sha256_hex(published.encode()):
         return None
     files = {**signed.files, CARD_FILE: sha256_hex(card.encode())}
-    return sign_version(key, signed.number, signed.release, files)
+    return sign_version(key, signed.number, signed.release, files, signed.provenance)
 
 
 def withdrawal_note(session: Session, row: VersionRow) -> str:

@@ -26,11 +26,10 @@ from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFil
 
 
 def require_sent(ports: Ports, owner: str, new: NewContribution) -> None:
-    """Requires that a contribution is already active, or that it is signed, its file complete, and all inputs known."""
+    """Requires that a contribution is already active, or that its file is complete, and all inputs known."""
     with ports.database.reading() as session:
         if find(session, owner, new.sha256) is not None:
             return
-        require_signed(session, owner, new)
         _require_own(session, owner, new.supersedes)
     ports.uploads.held(owner, new.sha256, "sha256")
 
@@ -58,15 +57,16 @@ class Checked(Message):
     effective_rank: float | None = None
 
 
-def check(ports: Ports, caller: Identity, sha256: str) -> Checked:
-    """Requires that a file has plausible sums that the caller may contribute; a refusal may name the matrix."""
-    with _opened(ports, sha256) as file:
+def check(ports: Ports, caller: Identity, new: NewContribution) -> Checked:
+    """Requires signed and plausible sums that the caller may contribute; a refusal may name the matrix."""
+    with _opened(ports, new.sha256) as file:
         manifest = file.manifest
         rule = RULES[manifest.kind]
         _require_plausible(manifest)
         rule.require_plausible(manifest)
         with ports.database.reading() as session:
             expert = _ready_expert(session, caller, manifest)
+            require_signed(session, manifest, new)
             body = rule.require_current(session, manifest)
         warnings = rule.check(ports, file, manifest, expert, body)
         return Checked(warnings=warnings, effective_rank=median_rank(file))
@@ -126,7 +126,7 @@ def add(session: Session, ports: Ports, new: NewContribution, checked: Checked) 
     require_usable(session, [manifest.expert], [])
     if (size := ports.blobs.size(new.sha256)) is None:
         raise _gone(new.sha256)
-    signer = require_signed(session, manifest.owner, new)
+    signer = require_signed(session, manifest, new)
     seals = sealed(session, manifest, new, signer)
     rule.replace(session, new.supersedes, manifest)
     row = row or ContributionRow(digest=new.sha256)

@@ -8,18 +8,11 @@ from sqlalchemy.orm import Session
 from moerge.models.expert_folder import expert_digest
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ContributionRow, KeyRow, now
-from moerge_proto.contributions import ContributionSignature, NewContribution
+from moerge_proto.contributions import ContributionSignature, NewContribution, signed_contribution
 from moerge_proto.experts import NewExpert
 from moerge_proto.problems import ProblemType
-from moerge_proto.signatures import (
-    PublicKey,
-    Rotation,
-    Signature,
-    contribution_message,
-    expert_message,
-    fingerprint,
-    is_signed,
-)
+from moerge_proto.signatures import PublicKey, Rotation, Signature, SignedInput, fingerprint, is_signed
+from moerge_proto.statistics_file import Manifest
 
 ANEW = "move its file away, make a new request (moerge worker init), and ask for moerge owner approve --replace"
 
@@ -60,29 +53,29 @@ def rotate(session: Session, asked: Rotation) -> None:
     add_key(session, asked.owner, asked.new_key, "new_key")
 
 
-def require_signed(session: Session, owner: str, new: NewContribution) -> str | None:
+def require_signed(session: Session, manifest: Manifest, new: NewContribution) -> str | None:
     """The fingerprint of a contribution's signing key, or None if its owner has never had a key.
 
-    Refused without a valid signature of the owner's name and this digest by its active key.
+    Refused without a valid signature by the owner's active key.
     """
-    if new.signature is None and not keys_of(session, owner):
+    if new.signature is None and not keys_of(session, manifest.owner):
         return None
-    return _signer(session, owner, new.sha256, contribution_message(owner, new.sha256), new.signature)
+    return _signer(session, signed_contribution(manifest, new.sha256), new.signature)
 
 
 def expert_signer(session: Session, owner: str, new: NewExpert) -> str | None:
-    """The fingerprint of the key that signed an expert's files, or None if it isn't signed.
+    """The fingerprint of the key that signed an expert, or None if it isn't signed.
 
-    Refused unless a signature is of the owner's name and the files' digest, by its active key.
+    Refused unless a signature is by the owner's active key.
     """
     if new.signature is None:
         return None
-    digest = expert_digest(new.files)
-    return _signer(session, owner, digest, expert_message(owner, digest), new.signature)
+    return _signer(session, new.signed_by(owner, expert_digest(new.files)), new.signature)
 
 
-def _signer(session: Session, owner: str, digest: str, message: bytes, signature: Signature | None) -> str:
-    """The fingerprint of the owner's active key, which must have signed the message about `digest`."""
+def _signer(session: Session, signed: SignedInput, signature: Signature | None) -> str:
+    """The fingerprint of the owner's active key, which must have signed these facts."""
+    owner, message = signed.owner, signed.message()
     rows = keys_of(session, owner)
     if not rows:
         problem, todo = f"owner {owner!r} has no key for its verification", "ask for approval: moerge owner approve"
@@ -97,17 +90,18 @@ def _signer(session: Session, owner: str, digest: str, message: bytes, signature
         if signer is rows[-1]:
             return signer.fingerprint
         if signer is None:
-            problem = f"it is not key {rows[-1].fingerprint}'s signature of owner {owner!r} and digest {digest}"
+            facts = f"owner {owner!r}, domain {signed.domain!r} and {signed.kind} {signed.digest}"
+            problem = f"it is not key {rows[-1].fingerprint}'s signature of {facts}, as this release expects it"
         else:
             problem = f"it is by key {signer.fingerprint}, which was revoked on {signer.revoked:%Y-%m-%d %H:%M} UTC"
-        todo = f"run the worker on the machine with the owner's key; if it is lost, {ANEW}"
+        todo = f"run a worker of this release on the machine with the owner's key; if it is lost, {ANEW}"
     raise RefusedError(ProblemType.FORBIDDEN, problem, where="signature", todo=todo)
 
 
 def signatures(session: Session, digests: Sequence[str]) -> Iterator[ContributionSignature]:
     """The signatures of these contributions, in their order."""
     row = ContributionRow
-    query = select(row.kind, row.digest, row.owner, row.domain, KeyRow.public_key, row.signature)
+    query = select(row.kind, row.digest, row.owner, row.domain, row.body, KeyRow.public_key, row.signature)
     query = query.outerjoin(KeyRow, KeyRow.fingerprint == row.fingerprint).where(row.digest.in_(digests))
     result = {item.digest: item._asdict() for item in session.execute(query)}
     for digest in digests:

@@ -30,7 +30,7 @@ def provenance_of(session: Session, row: VersionRow) -> Provenance:
     sums = [*lineage.contributions, *lineage.head.contributions, *body.contributions]
     for item in owner_keys.signatures(session, sums):
         kind: Kind = f"{item.kind} contribution"  # type: ignore[assignment]  # three words
-        who = {"domain": item.domain, "owner": item.owner}
+        who = {"domain": item.domain, "owner": item.owner, "body": item.body}
         signed = {"public_key": item.public_key, "signature": item.signature}
         inputs.append(Input.of(item.digest, Origin(kind=kind, **who, **signed)))
     parameters: dict[str, JsonValue] = {
@@ -57,11 +57,9 @@ def statement_of(session: Session, blobs: Blobs, row: VersionRow) -> bytes:
 
 
 def _experts(session: Session, kind: Kind, digests: Sequence[Digest]) -> Iterator[Input]:
-    query = select(ExpertRow.digest, ExpertRow.domain, ExpertRow.owner, ExpertRow.signature, KeyRow.public_key)
-    query = query.outerjoin(KeyRow, KeyRow.fingerprint == ExpertRow.fingerprint).where(ExpertRow.digest.in_(digests))
-    rows = {row.digest: row for row in session.execute(query)}
-    for row in map(rows.__getitem__, digests):
-        origin = Origin(
-            kind=kind, domain=row.domain, owner=row.owner, public_key=row.public_key, signature=row.signature
-        )
-        yield Input.of(row.digest, origin)
+    row = ExpertRow
+    query = select(row.digest, row.domain, row.owner, row.parts_body.label("body"), row.signature, KeyRow.public_key)
+    query = query.outerjoin(KeyRow, KeyRow.fingerprint == row.fingerprint).where(row.digest.in_(digests))
+    rows = {item.digest: item._asdict() for item in session.execute(query)}
+    for digest in digests:
+        yield Input.of(rows[digest].pop("digest"), Origin(kind=kind, **rows[digest]))

@@ -171,7 +171,7 @@ def sign(session: Session, blobs: Blobs, row: VersionRow, new: NewSignature) -> 
         statement = signed_statement(new.provenance, key.public_key)
     except ValueError as error:
         raise refused(ProblemType.INVALID_REQUEST, str(error), again, "provenance") from error
-    if statement != statement_of(session, blobs, row):
+    if statement != statement_of(session, blobs, row) or sha256_hex(statement) != signed.provenance:
         raise refused(ProblemType.CONFLICT, f"it is not that of version {row.number}", again, "provenance")
     row.signature = blobs.put(SIGNATURE_FILE, lambda out: written(new.signature.encode(), out))
     row.provenance = blobs.put(PROVENANCE_FILE, lambda out: written(new.provenance.encode(), out))

@@ -71,8 +71,8 @@ def replaced_files(
                     continue
                 if trusted is not None and trusted not in successors(keys, signed.fingerprint):
                     yield _finding(row, SIGNATURE_FILE, row.signature.sha256, "unchecked")
-                if row.provenance is not None and not _is_genuine(blobs, row.provenance, signed):
-                    yield _finding(row, PROVENANCE_FILE, row.provenance.sha256)
+                if not _is_genuine(blobs, row.provenance, signed):
+                    yield _finding(row, PROVENANCE_FILE, "" if row.provenance is None else row.provenance.sha256)
                 card = {} if row.card is None else {CARD_FILE: row.card.sha256}
                 replaced = differing(signed.files, published | card)
                 release = signed.release
@@ -107,9 +107,10 @@ def _signed(blobs: Blobs, digest: str, row: VersionRow) -> SignedVersion | None:
     return signed if (signed.number, signed.fingerprint) == (row.number, row.key) else None
 
 
-def _is_genuine(blobs: Blobs, provenance: FileEntry, signed: SignedVersion) -> bool:
+def _is_genuine(blobs: Blobs, provenance: FileEntry | None, signed: SignedVersion) -> bool:
+    bundle = None if provenance is None else blobs.local(provenance.sha256).read_text(encoding="utf-8")
     try:
-        read_provenance(blobs.local(provenance.sha256).read_text(encoding="utf-8"), signed, provenance.name)
+        read_provenance(bundle, signed, PROVENANCE_FILE)
     except MoergeError:
         return False
     return True

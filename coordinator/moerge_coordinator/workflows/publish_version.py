@@ -29,7 +29,7 @@ from moerge_coordinator.log import progress
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.storage.tables import ArtifactRow, VersionRow, notify
 from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_problems
-from moerge_proto.digests import digest_of
+from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
 from moerge_proto.version_signatures import (
@@ -151,9 +151,10 @@ class PublishVersion(Work):
 
     def _sign(self, new: VersionRow, key: EllipticCurvePrivateKey) -> None:
         digests = {file.name: file.sha256 for file in new.files}
-        new.signature = self._stored(SIGNATURE_FILE, sign_version(key, new.number, new.release, digests))
         with self.ports.database.reading() as session:
             statement = provenance_of(session, new).statement()
+        signature = sign_version(key, new.number, new.release, digests, sha256_hex(statement))
+        new.signature = self._stored(SIGNATURE_FILE, signature)
         new.provenance = self._stored(PROVENANCE_FILE, signed_bundle(key, statement))
         new.key = fingerprint(public_pem(key))
 

@@ -9,6 +9,7 @@ from moerge_coordinator.domain import contributions, owners
 from moerge_coordinator.workflows.steps import PASSING, Outcome, Work, telling_problems
 from moerge_proto.contributions import NewContribution
 from moerge_proto.owners import Role
+from moerge_proto.problems import ProblemType
 
 _CHECKS = threading.BoundedSemaphore(2)  # each needs memory for a layer's gram (law 8), and one core
 
@@ -22,7 +23,7 @@ class TakeInContribution(Work):
         outcome = self._check(owner, new)
         if "problem" not in outcome:
             outcome = self._accept(new, outcome["result"])
-        if "problem" in outcome and outcome["problem"]["type"] not in PASSING:
+        if "problem" in outcome and outcome["problem"]["type"] not in (*PASSING, ProblemType.FORBIDDEN.urn):
             self._discard(owner, new["sha256"])
         return outcome
 
@@ -34,7 +35,7 @@ class TakeInContribution(Work):
                 return {}
             caller = owners.identity(session, Role.OWNER, owner)
         with _CHECKS:
-            return contributions.check(self.ports, caller, new["sha256"]).model_dump()
+            return contributions.check(self.ports, caller, NewContribution.model_validate(new)).model_dump()
 
     @DBOS.step()
     @telling_problems

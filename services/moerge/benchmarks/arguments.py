@@ -47,12 +47,8 @@ def _require_task(name: str) -> None:
     raise MoergeError(f"unknown task {name!r}", where="`tasks`", todo=f"use some of: {', '.join(TASKS)}, {PAPER_TASKS}")
 
 
-def require_harness(names: Sequence[str], settings: Settings) -> None:
-    """Requires installed packages, and consent to the execution of code."""
-    code = [name for name in names if TASKS[name].runs_code]
-    if code and not settings.confirm_unsafe_code:
-        what = f"{code[0]} executes programs that the models write"
-        raise MoergeError(what, where="`tasks`", todo="allow it with `confirm_unsafe_code`, or leave the task out")
+def require_harness(settings: Settings) -> None:
+    """Requires installed packages."""
     packages = {"lm_eval": "pip install 'moerge[eval]'"}
     if settings.backend == "vllm":
         packages["vllm"] = _VLLM

@@ -59,7 +59,6 @@ def main(path: Path) -> int:
                 numpy_random_seed=job.seed,
                 torch_random_seed=job.seed,
                 fewshot_random_seed=job.seed,
-                confirm_run_unsafe_code=job.confirm_unsafe_code,
             )
             _write(Path(job.out) / f"{current}.json", current, results)
     except MoergeError as error:
@@ -94,20 +93,20 @@ def _bar(say: Callable[[int, int], None]) -> type:
 
 
 def _write(path: Path, name: str, results: Any) -> None:
-    """An `Answered`, and beside it lm_eval's results with every answer."""
+    """An `Answered` or a list of programs, and beside it lm_eval's results with every answer."""
     from lm_eval.utils import handle_non_serializable  # type: ignore[import-untyped]
 
     metric = TASKS[name].metric
     printed = next(key for key in results["results"][name] if key.startswith(f"{metric},"))
-    values = tuple(
-        float(sample[metric]) for sample in sorted(results["samples"][name], key=lambda item: item["doc_id"])
-    )
+    values = [sample[metric] for sample in sorted(results["samples"][name], key=lambda item: item["doc_id"])]
     with atomic_file(path.with_suffix(".lm_eval.json")) as out:
         out.write(json.dumps(results, default=handle_non_serializable, ensure_ascii=False, indent=1).encode())
     with atomic_file(path) as out:
-        out.write(
-            Answered(version=str(results["versions"][name]), metric=printed, values=values).model_dump_json().encode()
-        )
+        if not TASKS[name].is_scored:
+            out.write(json.dumps(values, indent=1).encode())
+            return
+        version = str(results["versions"][name])
+        out.write(Answered(version=version, metric=printed, values=tuple(values)).model_dump_json().encode())
 
 
 if __name__ == "__main__":

@@ -63,12 +63,6 @@ def run(
     ] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of the models.")] = "cpu",
     batch_size: Annotated[str, typer.Option(help="Texts at a time; auto: as many as fit.")] = "8",
-    confirm_unsafe_code: Annotated[
-        bool,
-        typer.Option(
-            "--confirm-unsafe-code", help="Allow humaneval, which executes programs that the models write, confined."
-        ),
-    ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder of the table and of all answers; an interrupted run continues there.")
     ] = Path("benchmarks.out"),
@@ -83,7 +77,7 @@ def run(
     Example: moerge benchmark merged --expert code=./code --expert law=./law --base seed --tasks arc-easy,piqa --data
     benchmarks --limit 400
     """
-    from moerge.benchmarks import arguments, confined
+    from moerge.benchmarks import arguments
     from moerge.benchmarks.models import require_models
     from moerge.benchmarks.run import run as run_tasks
     from moerge.benchmarks.settings import Settings, asked
@@ -105,16 +99,13 @@ def run(
         precision,
         device,
         _batch_size(batch_size),
-        confirm_unsafe_code,
         answer_tokens,
     )
     chosen = arguments.tasks(tasks, list(single_values("expert", expert or ())))
-    arguments.require_harness(list(chosen), settings)
+    arguments.require_harness(settings)
     asked(list(chosen), settings)
     models = arguments.models(versions, expert or (), base, out)
     require_models(models, precision, device, chat=chat and any(TASKS[name].is_chat for name in chosen))
-    if any(TASKS[name].runs_code for name in chosen):
-        say(confined.described())
     result = run_tasks(models, chosen, settings, out, progress(), say)
     if as_json:
         show_json(result.to_json())

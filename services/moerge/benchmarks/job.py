@@ -27,7 +27,6 @@ class Job(Message):
     batch_size: int | Literal["auto"]
     device: str
     chat: bool
-    confirm_unsafe_code: bool
     answer_tokens: int | None = None
 
 

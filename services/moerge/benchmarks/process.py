@@ -48,7 +48,6 @@ def answer(
         batch_size=settings.batch_size,
         device=settings.device,
         chat=settings.chat,
-        confirm_unsafe_code=settings.confirm_unsafe_code,
         answer_tokens=settings.answer_tokens,
     )
     path, log = place / "job.json", place / "log"

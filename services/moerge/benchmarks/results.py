@@ -19,7 +19,7 @@ _DIGESTS = ("model", "data")
 
 
 def folder(out: Path, model: Model) -> Path:
-    """The folder of a model's results: of each task an `Answered`, its key, and lm_eval's results."""
+    """The folder of a model's results: of each task an `Answered` or programs, its key, and lm_eval's results."""
     return out / "raw" / model.name
 
 

@@ -18,6 +18,7 @@ from moerge.progress import Progress
 from moerge_proto.benchmarks import results_json
 
 Say = Callable[[str], None]
+_RUN = "docs/benchmarks.md has the command that runs them in a container"
 
 
 def run(
@@ -51,6 +52,10 @@ def run(
             if names and left:
                 minutes = (time.monotonic() - begun) / ended * left / 60
                 say(f"{model.name} has answered; about {minutes:.0f} min for the {left} tasks that are left")
+    for name in tasks:
+        if not TASKS[name].is_scored:
+            where = out / "raw" / "NAME" / f"{name}.json"
+            say(f"note: {name} has no score here: moerge doesn't run programs of models. They are in {where}; {_RUN}")
     return _compared(models, tasks, settings, known, out)
 
 
@@ -62,15 +67,17 @@ def _compared(
     out: Path,
 ) -> Comparison:
     """The table of results that are all there; writes it, and a file of results for each model."""
-    scores = {model.name: {name: score(out, model, name, settings, known[name]) for name in tasks} for model in models}
+    names = [name for name in tasks if TASKS[name].is_scored]
+    scores = {model.name: {name: score(out, model, name, settings, known[name]) for name in names} for model in models}
     experts = [model.name for model in models if model.role == "expert"]
     seed = next((model.name for model in models if model.role == "seed"), None)
     rows = []
-    for name, own in tasks.items():
+    for name in names:
+        own = tasks[name]
         of_task = {model: values[name] for model, values in scores.items()}
         rows.append(Row(name, known[name].chance, own or best_expert(experts, of_task), own is not None, of_task, seed))
     result = Comparison(models, rows, str(out))
-    for model in models:
+    for model in models if names else ():
         with atomic_file(out / f"{model.name}.results.json") as file:
             file.write(results_json([item.result for item in scores[model.name].values()]))
     with atomic_file(out / "table.json") as file:

@@ -27,7 +27,6 @@ class Settings:
     precision: Precision | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     batch_size: int | Literal["auto"] = 8
-    confirm_unsafe_code: bool = False
     answer_tokens: int | None = None
 
     def arguments(self, model: Model) -> dict[str, str]:

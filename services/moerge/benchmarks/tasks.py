@@ -34,11 +34,11 @@ class Task:
     Attributes:
         files: its data in the folder of `data`, joined; empty if they come with moerge.
         form: a key of `FORMS`.
-        metric: the compared one, the mean of a number for each question.
+        metric: the compared one, the mean of a number for each question; or what each answer becomes.
         source: where the public set comes from.
         digest: SHA-256 of that set, of its files joined; None: unknown.
         is_chat: whether questions may be put through a chat template.
-        runs_code: whether the model's answers are executed.
+        is_scored: whether answers are scored here; otherwise they are programs, which are only written.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Task:
     source: str
     digest: str | None
     is_chat: bool = False
-    runs_code: bool = False
+    is_scored: bool = True
 
     @property
     def is_written(self) -> bool:
@@ -97,9 +97,9 @@ _ALL = (
         "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14", is_chat=True,
     ),
     Task(
-        "humaneval", ("humaneval.jsonl",), "code", "pass_at_1",
+        "humaneval", ("humaneval.jsonl",), "code", "program",
         "https://github.com/openai/human-eval, data/HumanEval.jsonl.gz, unpacked (MIT)",
-        "1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2", runs_code=True,
+        "1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2", is_scored=False,
     ),
     Task(
         "ifeval", ("ifeval.jsonl",), "instructions", "prompt_level_strict_acc",

@@ -11,7 +11,8 @@ from moerge.cli.verify import Key
 from moerge.cli.versions import Which, resolve
 from moerge.client.client import Client
 from moerge.client.pull import pull as pull_version
-from moerge.client.signatures import expected_fingerprint, read_signature
+from moerge.client.signatures import expected_fingerprint, folder_provenance, owner_lines, read_signature
+from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.terminal import echo
 from moerge.versions.hub_results import REGISTERED, write_hub_results
@@ -27,14 +28,19 @@ def pull(
     hub_results: Annotated[
         bool, typer.Option("--hub-results", help="Also write reported benchmarks for the hub, .eval_results/*.yaml.")
     ] = False,
+    accept_owner: Annotated[
+        list[str] | None, typer.Option(help="Owner whose key may differ from the earlier pull's; repeat.")
+    ] = None,
+    older: Annotated[bool, typer.Option("--older", help="Accept an alias of an earlier version.")] = False,
 ) -> None:
     """Download a version into FOLDER, in the format of transformers. Existing files are reused.
 
     Checks every file, the model card too, against the version's signature, before FOLDER appears. The first pull
-    into FOLDER pins the key; --key names it before. Follows rotations that the pinned key has signed. Refuses unsigned
-    versions, revoked keys, and other files for a number that was pulled before. An interrupted pull leaves FOLDER
-    unchanged; the next one resumes. --hub-results writes the operators' results of the hub's benchmarks, over all
-    questions; a later pull without it removes them.
+    into FOLDER pins the version key, which --key names before, and the keys of the owners. Follows rotations that the
+    pinned version key has signed. Refuses unsigned versions, revoked keys, other files for a number that was pulled
+    before, other keys of known owners without --accept-owner, and an alias of an earlier version than FOLDER's without
+    --older. An interrupted pull leaves FOLDER unchanged; the next one resumes. --hub-results writes the operators'
+    results of the hub's benchmarks, over all questions; a later pull without it removes them.
 
     Example: moerge pull champion my-model
     """
@@ -44,11 +50,17 @@ def pull(
         pinned = expected_fingerprint(key)
     with Client(coordinator, secret) as client:
         number = resolve(client, version)
-        fetched = pull_version(client, client.version(number), folder, progress(), key)
+        if earlier is not None and number < earlier.number and not version.isdecimal() and not older:
+            what = f"{version} is version {number}; the folder has version {earlier.number}, a later one"
+            todo = f"set `older` if the operator says that {version} was rolled back"
+            raise MoergeError(what, where=str(folder), todo=todo)
+        fetched = pull_version(client, client.version(number), folder, progress(), key, accept_owner or ())
         tasks = write_hub_results(list(client.benchmarks(number)), folder) if hub_results else []
     signed = read_signature(folder)
     by = "" if signed is None else f", signed by key {in_groups(signed.fingerprint)}"
     echo(f"{folder}: version {number}, {decimal(fetched)} fetched{by}")
+    for line in [] if signed is None else owner_lines(folder_provenance(folder, signed)):
+        echo(f"  {line}")
     if signed is not None and pinned is not None and pinned != signed.fingerprint:
         echo(f"The key was rotated from {in_groups(pinned)}, which has signed the rotation.", err=True)
     if hub_results:

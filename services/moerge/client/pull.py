@@ -4,7 +4,7 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from filelock import Timeout
@@ -12,10 +12,12 @@ from filelock import Timeout
 from moerge.client.client import Client
 from moerge.client.signatures import (
     expected_fingerprint,
+    folder_provenance,
     parsed,
     read_provenance,
     read_signature,
     require_key,
+    require_owners,
     require_served,
     require_valid,
 )
@@ -24,6 +26,7 @@ from moerge.files import atomic_file, file_sha256, locked, sync_folder
 from moerge.progress import Progress
 from moerge_proto.digests import sha256_hex
 from moerge_proto.messages import FileEntry
+from moerge_proto.provenance import Provenance
 from moerge_proto.records import RECORD_FILE, read_record
 from moerge_proto.version_files import CARD_FILE, foreign_names
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE, SignedVersion
@@ -33,17 +36,25 @@ _RENAME_EXCHANGE = 2
 _HERE = -100  # AT_FDCWD
 
 
-def pull(client: Client, version: Version, folder: Path, progress: Progress, key: str | None = None) -> int:
+def pull(
+    client: Client,
+    version: Version,
+    folder: Path,
+    progress: Progress,
+    key: str | None = None,
+    accept_owners: Collection[str] = (),
+) -> int:
     """Replaces `folder` with the version's files; returns the fetched bytes without the card.
 
     Files of an earlier pull are linked into the new folder, which then replaces the old one. Every file is checked
     against the version's signature before the folder appears. The key is the one of `key`, a fingerprint or a file;
-    by default that of the folder's earlier pull, if there was one. Signed rotations of that key are followed.
+    by default that of the folder's earlier pull, if there was one. Signed rotations of that key are followed. Owners of
+    the earlier pull sign with the keys that they had there, but those of `accept_owners`.
 
     Raises:
         MoergeError: the folder has other content, another pull uses it, the version is not served, has files with
-            names that no version has, isn't signed by that key or by a revoked one, or has other files than at the
-            earlier pull.
+            names that no version has, isn't signed by that key or by a revoked one, or has other files or owners' keys
+            than at the earlier pull.
     """
     if foreign := foreign_names(file.name for file in version.files):
         what = f"the coordinator lists files that no version has: {', '.join(map(repr, foreign))}"
@@ -62,15 +73,14 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress, key
         with locked(folder.with_name(f".{folder.name}.lock")):
             files: list[FileEntry] = [file for file in version.files if file.name != CARD_FILE]
             signed_card = client.signed_card(version.number)
-            signature = _require_signed(client, version, signed_card, key, earlier)
+            bundles, made = _require_signed(client, version, signed_card, key, earlier)
+            if earlier is not None:
+                require_owners(made, folder_provenance(folder, earlier), accept_owners, f"version {version.number}")
             _take_over(folder, partial, files, progress)
             title = f"fetching version {version.number}"
             fetched = client.download(f"/v1/versions/{version.number}/files", files, partial, progress, title=title)
             with atomic_file(partial / CARD_FILE) as out:
                 out.write(signed_card.card.encode())
-            bundles = {SIGNATURE_FILE: signature}
-            if signed_card.provenance is not None:
-                bundles[PROVENANCE_FILE] = signed_card.provenance
             for name, text in bundles.items():
                 with atomic_file(partial / name) as out:
                     out.write(text.encode())
@@ -87,8 +97,8 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress, key
 
 def _require_signed(
     client: Client, version: Version, card: SignedCard, key: str | None, earlier: SignedVersion | None
-) -> str:
-    """The signature; requires that the expected key has made it, of the card and the listed files."""
+) -> tuple[dict[str, str], Provenance]:
+    """Signature and provenance as files, and the latter's content, after all checks of them."""
     signed = parsed(card.signature, f"version {version.number}")
     require_valid(signed, keys := list(client.version_keys()))
     if key is not None:
@@ -97,9 +107,8 @@ def _require_signed(
         require_key(signed, earlier.fingerprint, "one of the earlier pull into this folder", keys)
     served = {file.name: file.sha256 for file in version.files} | {CARD_FILE: sha256_hex(card.card.encode())}
     require_served(signed, version.number, served, earlier, keys)
-    if card.provenance is not None:
-        read_provenance(card.provenance, signed, f"version {version.number}")
-    return str(card.signature)
+    made = read_provenance(card.provenance, signed, f"version {version.number}")
+    return {SIGNATURE_FILE: str(card.signature), PROVENANCE_FILE: str(card.provenance)}, made
 
 
 def _take_over(folder: Path, partial: Path, files: Sequence[FileEntry], progress: Progress) -> None:

@@ -114,11 +114,11 @@ def _require_name(repository: str) -> None:
 
 
 def _published(folder: Path, signed: SignedVersion) -> list[str]:
-    """The signed files, the signature, and the provenance if there is one."""
+    """The signed files, the signature and the provenance."""
     if foreign := foreign_names(signed.files):
         what = f"has files that no version has: {', '.join(foreign)}"
         raise MoergeError(what, where=str(folder), todo=f"don't publish it; ask version {signed.number}'s operator")
-    return [*signed.files, *(name for name in (SIGNATURE_FILE, PROVENANCE_FILE) if (folder / name).is_file())]
+    return [*signed.files, SIGNATURE_FILE, PROVENANCE_FILE]
 
 
 def _require_card(path: Path) -> None:
@@ -150,7 +150,7 @@ def _stale(repository: str, before: ModelInfo | None, paths: Mapping[str, Path],
         what = f"has files that no version has: {', '.join(foreign)}"
         todo = "remove them there, or name another repository: `moerge verify` would refuse a copy"
         raise MoergeError(what, where=repository, todo=todo)
-    return [*covered, *(name for name in old if name.startswith((".eval_results/", PROVENANCE_FILE)))]
+    return [*covered, *(name for name in old if name.startswith(".eval_results/"))]
 
 
 class _UnreachableError(MoergeError):

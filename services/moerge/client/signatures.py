@@ -1,19 +1,21 @@
 """The check of a version's signature, and of a folder against it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import file_sha256, user_path
 from moerge.progress import Progress
-from moerge_proto.digests import Digest
+from moerge_proto.digests import Digest, sha256_hex
 from moerge_proto.provenance import Provenance
-from moerge_proto.signatures import in_groups
+from moerge_proto.signatures import PublicKey, in_groups
+from moerge_proto.signatures import fingerprint as owner_fingerprint
 from moerge_proto.version_files import CARD_FILE
 from moerge_proto.version_keys import VersionKey, successors
 from moerge_proto.version_signatures import (
     PROVENANCE_FILE,
     SIGNATURE_FILE,
+    TOOLS,
     UNSIGNED,
     SignedVersion,
     fingerprint,
@@ -121,17 +123,21 @@ def require_served(
         raise MoergeError(what, where=f"version {number}", todo=f"keep the folder; {_ASK}, and why a version changed")
 
 
-def read_provenance(bundle: str, signed: SignedVersion, where: str) -> Provenance:
+def read_provenance(bundle: str | None, signed: SignedVersion, where: str) -> Provenance:
     """The verified content of a version's `provenance.sigstore.json`.
 
     Raises:
-        MoergeError: another key than the version's has signed it, it is of other files, or an owner's signature in it
-            is not genuine.
+        MoergeError: it is missing, or isn't the one that the version's signature names; another key has signed it, it
+            is of other files, or an owner's signature in it is not genuine.
     """
+    todo = f"don't use the version; {_ASK}"
+    if bundle is None:
+        raise MoergeError(f"has no {PROVENANCE_FILE}, which its signature names", where=where, todo=todo)
     try:
         statement = signed_statement(bundle, signed.public_key)
+        if sha256_hex(statement) != signed.provenance:
+            raise ValueError(f"not the one that {SIGNATURE_FILE} names")
     except ValueError as error:
-        todo = f"don't use the version; {_ASK}"
         raise MoergeError(f"{PROVENANCE_FILE}: {error}", where=where, todo=todo) from error
     return parsed_provenance(statement, signed.files, where)
 
@@ -149,19 +155,47 @@ def parsed_provenance(statement: bytes, files: Mapping[str, Digest], where: str)
         raise MoergeError(f"{PROVENANCE_FILE}: {error}", where=where, todo=todo) from error
     if changed := differing({name: digest for name, digest in files.items() if name != CARD_FILE}, made.files):
         raise MoergeError(f"{PROVENANCE_FILE} is of other files: {named(changed)}", where=where, todo=todo)
+    if foreign := [item.name for item in made.inputs if item.annotations.body not in (None, made.body)]:
+        raise MoergeError(f"{PROVENANCE_FILE} has inputs of other bodies: {named(foreign)}", where=where, todo=todo)
     if forged := [item.name for item in made.inputs if item.is_signed and not item.is_genuine]:
         what = f"{PROVENANCE_FILE} has signatures that are not by the owners' keys: {named(forged)}"
+        todo += ". If a development build signed them, their owners register and contribute again"
         raise MoergeError(what, where=where, todo=todo)
     return made
 
 
-def folder_provenance(folder: Path, signed: SignedVersion) -> Provenance | None:
-    """The verified provenance of a version's folder; None without one."""
-    try:
-        bundle = (folder / PROVENANCE_FILE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    return read_provenance(bundle, signed, str(folder))
+def require_owners(made: Provenance, earlier: Provenance, accepted: Collection[str], where: str) -> None:
+    """Requires that owners of an earlier pull sign with the keys that they had there.
+
+    Owners who had none, and those in `accepted`, may have any.
+
+    Raises:
+        MoergeError: names the owners, with the fingerprints of both.
+    """
+    pinned = {owner: keys for owner, keys in earlier.owner_keys.items() if any(keys) and owner not in accepted}
+    for owner, keys in made.owner_keys.items():
+        if not keys <= pinned.get(owner, keys):
+            what = (
+                f"inputs of owner {owner} are signed by {_named(keys)}; at the earlier pull by {_named(pinned[owner])}"
+            )
+            todo = f"compare the fingerprint with the owner's; if it is right, set `accept_owner` {owner}"
+            raise MoergeError(what, where=where, todo=todo)
+
+
+def owner_lines(made: Provenance) -> list[str]:
+    """A line for each owner, with the fingerprints of its keys."""
+    return [f"owner {owner}: {_named(keys)}" for owner, keys in sorted(made.owner_keys.items())]
+
+
+def _named(keys: Collection[PublicKey | None]) -> str:
+    known = sorted(f"key {in_groups(owner_fingerprint(key))}" for key in keys if key is not None)
+    return ", ".join([*known, *(["nobody"] if None in keys else [])])
+
+
+def folder_provenance(folder: Path, signed: SignedVersion) -> Provenance:
+    """The verified provenance of a version's folder."""
+    path = folder / PROVENANCE_FILE
+    return read_provenance(path.read_text(encoding="utf-8") if path.exists() else None, signed, str(folder))
 
 
 def verify_folder(folder: Path, key: str | None, progress: Progress, keys: Sequence[VersionKey] = ()) -> SignedVersion:
@@ -172,9 +206,10 @@ def verify_folder(folder: Path, key: str | None, progress: Progress, keys: Seque
         keys: the operator's, with rotations and revocations.
 
     Raises:
-        MoergeError: there is no signature, another key or a revoked one made it, or a file is altered, missing or not
-            signed.
+        MoergeError: there is no signature, another key or a revoked one made it, or a file is altered, missing, not
+            signed or not a regular file.
     """
+    regular_files(folder)  # before a signature is opened that is a FIFO
     signed = read_signature(folder)
     if signed is None:
         todo = "name the folder of a pulled version, or a copy of one"
@@ -190,14 +225,22 @@ def verify_folder(folder: Path, key: str | None, progress: Progress, keys: Seque
 
 def folder_digests(folder: Path, progress: Progress) -> dict[str, Digest]:
     """Name -> SHA-256 of the files of a version's folder that its signature covers."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink()]
-    paths = [path for path in paths if path.relative_to(folder).parts[0] not in UNSIGNED]
+    paths = [path for path in regular_files(folder) if path.relative_to(folder).parts[0] not in UNSIGNED]
     found = dict[str, Digest]()
     with progress.track("verifying files", sum(path.stat().st_size for path in paths), "B") as tracker:
         for path in paths:
             found[path.relative_to(folder).as_posix()] = file_sha256(path)
             tracker.advance(path.stat().st_size)
     return found
+
+
+def regular_files(folder: Path) -> list[Path]:
+    """The files of a version's folder without those of other tools. MoergeError: names what is no regular file."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    paths = [path for path in paths if path.relative_to(folder).parts[0] not in TOOLS]
+    if odd := [path.relative_to(folder).as_posix() for path in paths if not path.is_file()]:
+        raise MoergeError(f"not regular files: {named(odd)}", where=str(folder), todo="remove them, or pull again")
+    return paths
 
 
 def differing(expected: Mapping[str, Digest], found: Mapping[str, Digest]) -> list[str]:

@@ -104,7 +104,7 @@ class Unsigned:
     earlier: Digest | None
 
     def sign(self, key: EllipticCurvePrivateKey) -> NewSignature:
-        signature = sign_version(key, self.number, self.release, self.files)
+        signature = sign_version(key, self.number, self.release, self.files, sha256_hex(self.statement))
         return NewSignature(signature=signature, provenance=signed_bundle(key, self.statement))
 
     def require_rebuilt(self, folder: Path, progress: Progress) -> None:
@@ -135,9 +135,9 @@ def unsigned(client: Client, version: Version) -> Unsigned:
     if earlier is not None and (changed := differing({**earlier.files, CARD_FILE: files[CARD_FILE]}, files)):
         raise MoergeError(f"its files are not those signed before: {named(changed)}", where=where, todo=todo)
     statement = client.provenance(version.number)
-    if earlier is not None and signed.provenance is not None:
+    if earlier is not None:
         read_provenance(signed.provenance, earlier, where)
-        statement = signed_statement(signed.provenance, earlier.public_key)
+        statement = signed_statement(signed.provenance or "", earlier.public_key)
     parsed_provenance(statement, files, where)
     by = None if earlier is None else earlier.fingerprint
     return Unsigned(version.number, version.release, card, files, published, statement, by)

@@ -59,7 +59,7 @@ def translated(
     Raises:
         MoergeError: a key is invalid, or has no equal.
     """
-    if (gates := values.get("gate_mode", "hidden")) != "hidden":
+    if isinstance(gates := values.get("gate_mode", "hidden"), str) and gates != "hidden":
         todo = "remove the key, and give each expert positive_prompts: routers are solved from text"
         raise MoergeError(f"gate_mode {gates}: {_NONE}", where=places.get(("gate_mode",), path), todo=todo)
     config, problems = built(_Config, values, places, path, unquoted=unquoted)

@@ -24,7 +24,12 @@ OF_RUN = ("out", "config", "dry_run", "json")
 _OF_MACHINE = ("slots", "host_memory", "keep_statistics")
 """Keys that change nothing in a version."""
 _TAG = "tag:yaml.org,2002:"
-_FLOAT = f"{_TAG}float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+_LARGEST = 2**20
+"""Bytes of a file."""
+_KEPT = f"{_TAG}bool", f"{_TAG}null"
+_INT = re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+_FLOAT = re.compile(r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
+_BASES = {"0o": 8, "0x": 16}
 _HEADER = f"""\
 # The options of this merge, with their defaults. Paths start from this file's folder. To repeat the merge:
 # moerge merge --config {FILE} --out NEW
@@ -36,7 +41,16 @@ _KINDS = {f"{_TAG}bool": "a boolean", f"{_TAG}int": "a number", f"{_TAG}float": 
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, as YAML 1.2 does, and no dates."""
+    """Reads the numbers of YAML 1.2; refuses anchors, aliases and tags, and has no merge keys and dates."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if any(getattr(event, name, None) is not None for name in ("anchor", "tag")):
+            raise yaml.MarkedYAMLError(problem="expected no anchors, aliases and tags", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        return int(node.value, _BASES.get(node.value[:2], 10))
 
 
 class _Dumper(yaml.SafeDumper):
@@ -44,11 +58,13 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [resolver for resolver in resolvers if resolver[0] != f"{_TAG}timestamp"]
+    first: [resolver for resolver in resolvers if resolver[0] in _KEPT]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(*_FLOAT)
+    _class.add_implicit_resolver(f"{_TAG}int", _INT, list("-+0123456789"))
+    _class.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+.0123456789"))
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)
 
 
 def _listed(value: object) -> object:
@@ -191,6 +207,8 @@ def read_recipe(path: Path, keys: Iterable[Key]) -> RecipeFile:
 def _parsed(path: Path) -> tuple[dict[str, Any], dict[Keys, int], dict[Keys, tuple[str, str]]]:
     """The content of a YAML file, the line of each key, and the values that look like texts, as `built` takes them."""
     where, todo = str(path), "correct the file"
+    if path.exists() and (not path.is_file() or path.stat().st_size > _LARGEST):
+        raise MoergeError("expected a regular file of at most 1 MiB", where=where, todo="name a recipe file")
     try:
         loader = _Loader(read_text(path))
         node = loader.get_single_node()

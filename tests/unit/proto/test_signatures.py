@@ -15,18 +15,18 @@ from moerge_proto.digests import canonical_json, sha256_hex
 from moerge_proto.signatures import (
     JoinRequest,
     Rotation,
-    contribution_message,
+    SignedInput,
     fingerprint,
     in_groups,
     is_signed,
     public_key_of,
-    sign_contribution,
 )
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
 PUBLIC, FOREIGN = public_key_of(KEY), public_key_of(OTHER)
 WHEN = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
-DIGEST = sha256_hex(b"a contribution")
+DIGEST, BODY = sha256_hex(b"a contribution"), "b" * 64
+INPUT = SignedInput(kind="router contribution", owner="hospital", domain="medicine", body=BODY, digest=DIGEST)
 REQUEST = JoinRequest.make(KEY, "hospital", ["medicine", "nursing"], WHEN)
 ROTATION = Rotation.make(KEY, OTHER, "hospital")
 
@@ -52,8 +52,9 @@ def test_keys_and_signatures_are_those_of_rfc_8032() -> None:
 
 def test_these_bytes_are_signed() -> None:
     """Golden: other bytes would make every earlier signature worthless."""
-    assert contribution_message("hospital", DIGEST) == (
-        f'{{"digest":"{DIGEST}","owner":"hospital","purpose":"moerge contribution","version":1}}'.encode()
+    assert INPUT.message().decode() == (
+        f'{{"body":"{BODY}","digest":"{DIGEST}","domain":"medicine","kind":"router contribution",'
+        '"owner":"hospital","purpose":"moerge input","version":1}'
     )
     assert (
         REQUEST.message()
@@ -94,7 +95,7 @@ def test_a_request_is_one_line_and_comes_back_as_it_was() -> None:
         ("created", "2026-05-01T12:30:01Z"),
         ("signature", KEY.sign(b"else").hex()),
         ("signature", OTHER.sign(REQUEST.message()).hex()),
-        ("signature", sign_contribution(KEY, "hospital", DIGEST)),
+        ("signature", INPUT.sign(KEY)),
     ],
 )
 def test_a_request_with_any_other_field_is_refused(field: str, value: Any) -> None:
@@ -165,8 +166,12 @@ def test_a_rotation_is_forged_unless_both_keys_signed_all_of_it(field: str, valu
     [
         {"owner": "hospice"},
         {"digest": "0" * 64},
+        {"domain": "nursing"},
+        {"kind": "head"},
+        {"body": "0" * 64},
+        {"body": None},
         {"public_key": FOREIGN},
-        {"signature": sign_contribution(OTHER, "hospital", DIGEST)},
+        {"signature": INPUT.sign(OTHER)},
         {"signature": KEY.sign(DIGEST.encode()).hex()},
         {"public_key": None, "signature": None},
     ],
@@ -177,8 +182,9 @@ def test_signature_is_valid_only_for_its_own_contribution(change: dict[str, Any]
         digest=DIGEST,
         owner="hospital",
         domain="medicine",
+        body=BODY,
         public_key=PUBLIC,
-        signature=sign_contribution(KEY, "hospital", DIGEST),
+        signature=INPUT.sign(KEY),
     )
     assert signed.is_genuine()
     assert not signed.model_copy(update=change).is_genuine()

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     for name in NAMES:
         (folder / name).write_text(f"content of {name}")
     digests = {name: file_sha256(folder / name) for name in NAMES}
-    (folder / "model.sig").write_text(sign_version(KEY, 3, "1.2.3", digests))
+    (folder / "model.sig").write_text(sign_version(KEY, 3, "1.2.3", digests, "0" * 64))
     (tmp_path / "key.pub").write_text(public_pem(KEY))
     return folder
 

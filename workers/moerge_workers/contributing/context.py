@@ -18,12 +18,12 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows
-from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.contributions import Contribution, NewContribution, signed_contribution
 from moerge_proto.demands import Demands
 from moerge_proto.digests import digest_of
 from moerge_proto.masks import LEAST_OWNERS
 from moerge_proto.progress import Stage
-from moerge_proto.statistics_file import Kind, Manifest, StatisticsSettings
+from moerge_proto.statistics_file import Kind, Manifest, StatisticsFile, StatisticsSettings
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
@@ -171,7 +171,8 @@ class Context:
                 owners = self.settings.masks.owners
             masks = seals(home, path, item.digest, owners)
             self.client.upload(path, self.events, title=title, compress=masks is None)
-            signed = signature(home, self.expert.owner, item.digest)
+            with StatisticsFile(path) as file:
+                signed = signature(home, signed_contribution(file.manifest, item.digest))
             new = NewContribution(
                 sha256=item.digest, supersedes=list(supersedes), signature=signed, masks=masks, software=SOFTWARE
             )

@@ -14,7 +14,7 @@ from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge_proto.experts import NewExpert, Parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.history import Item
-from moerge_workers.leaving.owner_key import expert_signature
+from moerge_workers.leaving.owner_key import signature
 from moerge_workers.settings import Settings
 
 
@@ -53,12 +53,12 @@ def register_expert(context: Context, expert: DenseExpert, parts: Parts | None =
         license=expert.license,
         redistribute=context.settings.policy.redistribute,
         parts=parts,
-        signature=expert_signature(context.settings.home, context.expert.owner, expert.digest),
     )
+    signed = signature(context.settings.home, new.signed_by(context.expert.owner, expert.digest))
     registered = register(
         context.client,
         expert,
-        new,
+        new.model_copy(update={"signature": signed}),
         context.events,
         adapter=expert.adapter,
         change=not context.settings.dry_run,

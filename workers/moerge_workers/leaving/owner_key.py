@@ -20,11 +20,10 @@ from moerge_proto.owners import Identity, Role
 from moerge_proto.signatures import (
     JoinRequest,
     Rotation,
+    SignedInput,
     fingerprint,
     in_groups,
     public_key_of,
-    sign_contribution,
-    sign_expert,
 )
 
 NEW_REQUEST = "make a new request with moerge worker init, and ask the operator to run moerge owner approve --replace"
@@ -174,13 +173,7 @@ def _problem(identity: Identity, here: str | None) -> tuple[str, str] | None:
     return None
 
 
-def signature(home: Path, owner: str, digest: str) -> str | None:
-    """The owner's signature over a contribution's digest; None without a key."""
-    path = key_file(home, owner)
-    return sign_contribution(read_owner_key(path), owner, digest) if path.is_file() else None
-
-
-def expert_signature(home: Path, owner: str, digest: str) -> str | None:
-    """The owner's signature over an expert's digest; None without a key."""
-    path = key_file(home, owner)
-    return sign_expert(read_owner_key(path), owner, digest) if path.is_file() else None
+def signature(home: Path, signed: SignedInput) -> str | None:
+    """The owner's signature of an expert or a contribution; None without a key."""
+    path = key_file(home, signed.owner)
+    return signed.sign(read_owner_key(path)) if path.is_file() else None

@@ -8,7 +8,6 @@ from typing import Any
 
 from datasets import Dataset  # type: ignore[import-untyped]
 
-from moerge.benchmarks.confined import passes
 from moerge.benchmarks.questions import questions
 from moerge.benchmarks.refusals import is_refusal
 from moerge.benchmarks.tasks import TASKS
@@ -21,10 +20,10 @@ def dataset(name: str, data: str | None = None, **_: object) -> dict[str, Datase
     return {"test": Dataset.from_list(questions(TASKS[name], None if data is None else Path(data)))}
 
 
-def pass_at_1(question: Mapping[str, str], answers: Sequence[str]) -> dict[str, float]:
-    """Executes an answer, in a child with limits."""
-    program = f"{question['prompt']}{answers[0]}\n{question['test']}\ncheck({question['entry_point']})\n"
-    return {"pass_at_1": float(passes(program))}
+def program(question: Mapping[str, str], answers: Sequence[str]) -> dict[str, str]:
+    """An answer with its test, as a program. Nothing here executes it."""
+    text = f"{question['prompt']}{answers[0]}\n{question['test']}\ncheck({question['entry_point']})\n"
+    return {"program": text}
 
 
 def refused(question: Mapping[str, str], answers: Sequence[str]) -> dict[str, float]:

@@ -1,33 +1,51 @@
-"""A form counts only with the guard of the session that sends it."""
+"""A form counts only from a page of this coordinator, as the browser says."""
 
 import asyncio
-from urllib.parse import urlencode
 
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from moerge_coordinator.dashboard.session import COOKIE, VISITOR, ForeignFormError, guard, read_form
+from moerge_coordinator.dashboard.session import ForeignFormError, read_form
+
+HOST, OWN = "moerge.example:8443", "https://moerge.example:8443"
 
 
-def sent(fields: dict[str, str], **cookies: str) -> dict[str, str]:
-    """The fields of a form that a browser with these cookies sends."""
-    cookie = "; ".join(f"{name}={value}" for name, value in cookies.items())
+def sent(**headers: str) -> dict[str, str]:
+    """The fields of a form that a browser sends with these headers."""
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": urlencode(fields).encode()}
+        return {"type": "http.request", "body": b"alias=a"}
 
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"cookie", cookie.encode())]}
-    return dict(asyncio.run(read_form(Request(scope, receive))))
-
-
-def test_a_form_with_its_session_s_guard_gives_its_fields() -> None:
-    assert sent({"csrf": guard("token"), "alias": "a"}, **{COOKIE: "token"}) == {"alias": "a"}
-    assert sent({"csrf": "visitor", "token": "t"}, **{VISITOR: "visitor"}) == {"token": "t"}
+    pairs = {"host": HOST, **headers}.items()
+    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in pairs]
+    return dict(
+        asyncio.run(read_form(Request({"type": "http", "method": "POST", "path": "/", "headers": given}, receive)))
+    )
 
 
-@pytest.mark.parametrize("given", [{}, {"csrf": ""}, {"csrf": guard("another")}, {"csrf": "token"}])
-def test_a_form_with_another_guard_is_foreign(given: dict[str, str]) -> None:
-    for cookies in ({COOKIE: "token"}, {VISITOR: "visitor"}, {COOKIE: "token", VISITOR: "token"}, {}):
-        with pytest.raises(ForeignFormError):
-            sent(given, **cookies)
+@pytest.mark.parametrize(
+    "headers", [{"origin": OWN}, {"sec_fetch_site": "same-origin"}, {"sec_fetch_site": "same-origin", "host": "inner"}]
+)
+def test_a_form_of_an_own_page_gives_its_fields(headers: dict[str, str]) -> None:
+    assert sent(**headers) == {"alias": "a"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "null"},
+        {"origin": ""},
+        {"origin": "", "host": ""},
+        {"origin": "https://moerge.example"},
+        {"origin": f"https://evil.{HOST}"},
+        {"origin": "https://evil.example", "sec_fetch_site": "same-site"},
+        {"origin": OWN, "sec_fetch_site": "same-site"},
+        {"origin": OWN, "sec_fetch_site": "cross-site"},
+        {"origin": OWN, "sec_fetch_site": "none"},
+    ],
+)
+def test_a_form_of_another_page_is_foreign(headers: dict[str, str]) -> None:
+    with pytest.raises(ForeignFormError):
+        sent(**headers)

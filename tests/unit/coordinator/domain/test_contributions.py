@@ -98,7 +98,7 @@ class Law:
     def check(self, sha256: str) -> contributions.Checked:
         with self.ports.database.reading() as session:
             caller = owners.identity(session, Role.OWNER, "law-owner")
-        return contributions.check(self.ports, caller, sha256)
+        return contributions.check(self.ports, caller, NewContribution(sha256=sha256))
 
     def send(self, sha256: str, *supersedes: str) -> Contribution:
         self.check(sha256)
@@ -313,9 +313,10 @@ def test_acceptance_rechecks_the_body_and_the_signature(law: Law) -> None:
         session.merge(other).current = False
         session.merge(law.body).current = True
         owner_keys.add_key(session, "law-owner", "00" * 32, "public_key")
-    with pytest.raises(RefusedError) as caught:
-        contributions.accept(law.ports, new, CHECKED)
-    assert caught.value.where == "signature"
+    for call in (lambda: law.check(new.sha256), lambda: contributions.accept(law.ports, new, CHECKED)):
+        with pytest.raises(RefusedError) as caught:
+            call()
+        assert caught.value.where == "signature"
     law.ports.blobs.delete(new.sha256)
     with pytest.raises(RefusedError, match="no complete upload"):
         contributions.accept(law.ports, new, CHECKED)

@@ -6,12 +6,15 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import owner_keys, owners
 from moerge_coordinator.problems import RefusedError
-from moerge_proto.contributions import NewContribution
+from moerge_proto.contributions import NewContribution, signed_contribution
 from moerge_proto.problems import ProblemType
-from moerge_proto.signatures import Rotation, fingerprint, public_key_of, sign_contribution
+from moerge_proto.signatures import Rotation, fingerprint, public_key_of
 from support.rows import Clock, add_body, add_contribution, add_expert
+from support.statistics import honest_sums, manifest_of
 
 DIGEST = "1" * 64
+MANIFEST = manifest_of(honest_sums(8, 40, 1, 8, seed=0), 1)
+SIGNED = signed_contribution(MANIFEST.model_copy(update={"owner": "firm"}), DIGEST)
 
 
 @pytest.fixture
@@ -28,7 +31,8 @@ def active(session: Session, owner: str) -> list[str]:
 
 
 def signed(session: Session, owner: str, signature: str | None) -> str | None:
-    return owner_keys.require_signed(session, owner, NewContribution(sha256=DIGEST, signature=signature))
+    manifest = MANIFEST.model_copy(update={"owner": owner})
+    return owner_keys.require_signed(session, manifest, NewContribution(sha256=DIGEST, signature=signature))
 
 
 def refusal(session: Session, owner: str, signature: str | None) -> RefusedError:
@@ -39,12 +43,15 @@ def refusal(session: Session, owner: str, signature: str | None) -> RefusedError
 
 
 def test_signature_must_match_owner_key_and_contribution(session: Session, key: Ed25519PrivateKey) -> None:
-    assert signed(session, "firm", sign_contribution(key, "firm", DIGEST)) == fingerprint(public_key_of(key))
+    assert signed(session, "firm", SIGNED.sign(key)) == fingerprint(public_key_of(key))
     assert "it is missing" in refusal(session, "firm", None).what
     for other in (
-        sign_contribution(Ed25519PrivateKey.generate(), "firm", DIGEST),
-        sign_contribution(key, "another", DIGEST),
-        sign_contribution(key, "firm", "0" * 64),
+        SIGNED.sign(Ed25519PrivateKey.generate()),
+        SIGNED.model_copy(update={"owner": "another"}).sign(key),
+        SIGNED.model_copy(update={"domain": "art"}).sign(key),
+        SIGNED.model_copy(update={"kind": "head contribution"}).sign(key),
+        SIGNED.model_copy(update={"body": "0" * 64}).sign(key),
+        SIGNED.model_copy(update={"digest": "0" * 64}).sign(key),
         key.sign(bytes.fromhex(DIGEST)).hex(),
     ):
         assert "it is not key" in refusal(session, "firm", other).what
@@ -53,7 +60,7 @@ def test_signature_must_match_owner_key_and_contribution(session: Session, key: 
 def test_an_owner_without_a_key_signs_nothing(session: Session, key: Ed25519PrivateKey) -> None:
     owners.add(session, "plain", ["art"])
     assert signed(session, "plain", None) is None
-    assert "moerge owner approve" in refusal(session, "plain", sign_contribution(key, "plain", DIGEST)).todo
+    assert "moerge owner approve" in refusal(session, "plain", SIGNED.sign(key)).todo
 
 
 def test_rotated_key_and_revoked_owner_signatures_are_refused(
@@ -62,10 +69,10 @@ def test_rotated_key_and_revoked_owner_signatures_are_refused(
     new = Ed25519PrivateKey.generate()
     clock.later(days=1)
     owner_keys.rotate(session, Rotation.make(key, new, "firm"))
-    assert signed(session, "firm", sign_contribution(new, "firm", DIGEST)) == fingerprint(public_key_of(new))
-    assert "was revoked on 2030-01-02 00:00" in refusal(session, "firm", sign_contribution(key, "firm", DIGEST)).what
+    assert signed(session, "firm", SIGNED.sign(new)) == fingerprint(public_key_of(new))
+    assert "was revoked on 2030-01-02 00:00" in refusal(session, "firm", SIGNED.sign(key)).what
     owner_keys.revoke_keys(session, "firm")
-    for signature in (None, sign_contribution(new, "firm", DIGEST)):
+    for signature in (None, SIGNED.sign(new)):
         assert "ask the operator for the reason" in refusal(session, "firm", signature).todo
 
 
@@ -97,7 +104,8 @@ def test_signatures_are_listed_in_contribution_order(session: Session, key: Ed25
     law, art = add_expert(session, "law"), add_expert(session, "art")
     body, name = add_body(session, [law, art]), fingerprint(public_key_of(key))
     parts = [add_contribution(session, item, body) for item in (law, art)]
-    parts[0].signature, parts[0].fingerprint = sign_contribution(key, "firm", parts[0].digest), name
+    facts = SIGNED.model_copy(update={"digest": parts[0].digest, "body": body.digest})
+    parts[0].signature, parts[0].fingerprint = facts.sign(key), name
     session.flush()
     owner_keys.revoke_keys(session, "firm")
     for order in (parts, parts[::-1]):

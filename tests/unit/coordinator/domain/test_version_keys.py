@@ -21,7 +21,14 @@ from moerge_proto.digests import sha256_hex
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_keys import KeyRotation, NewSignature
-from moerge_proto.version_signatures import SignedVersion, fingerprint, public_pem, sign_version, signed_bundle
+from moerge_proto.version_signatures import (
+    SignedVersion,
+    fingerprint,
+    public_pem,
+    sign_version,
+    signed_bundle,
+    signed_statement,
+)
 from moerge_proto.versions import VersionFile
 from support.benchmarks import results_of
 from support.rows import add_body, add_contribution, add_expert, add_version
@@ -172,7 +179,7 @@ def files_of(session: Session, row: VersionRow) -> dict[str, str]:
 
 def signature_of(session: Session, row: VersionRow, key: EllipticCurvePrivateKey) -> NewSignature:
     statement = provenance_of(session, row).statement()
-    signature = sign_version(key, 1, "0", files_of(session, row))
+    signature = sign_version(key, 1, "0", files_of(session, row), sha256_hex(statement))
     return NewSignature(signature=signature, provenance=signed_bundle(key, statement))
 
 
@@ -204,16 +211,21 @@ def test_a_signature_of_anything_else_is_refused(
 ) -> None:
     files, other = files_of(session, version), generate_private_key(SECP256R1())
     new = signature_of(session, version, key)
+    stated = sha256_hex(signed_statement(new.provenance, public_pem(key)))
     good = new.signature
-    moved, payload = json.loads(good), json.loads(sign_version(key, 2, "0", files))["dsseEnvelope"]["payload"]
+    moved, payload = json.loads(good), json.loads(sign_version(key, 2, "0", files, stated))["dsseEnvelope"]["payload"]
     moved["dsseEnvelope"]["payload"] = payload
     for signature, kind, what in (
-        (sign_version(other, 1, "0", files), ProblemType.FORBIDDEN, f"by key {in_groups(name(other))}"),
-        (sign_version(key, 2, "0", files), ProblemType.CONFLICT, "of version 2 by"),
-        (sign_version(key, 1, "9", files), ProblemType.CONFLICT, "by release 9"),
-        (sign_version(key, 1, "0", files | {"README.md": "0" * 64}), ProblemType.CONFLICT, "README.md"),
-        (sign_version(key, 1, "0", files | {"model-router.safetensors": "0" * 64}), ProblemType.CONFLICT, "router"),
-        (sign_version(key, 1, "0", files | {"modeling.py": "0" * 64}), ProblemType.CONFLICT, r"modeling\.py"),
+        (sign_version(other, 1, "0", files, stated), ProblemType.FORBIDDEN, f"by key {in_groups(name(other))}"),
+        (sign_version(key, 2, "0", files, stated), ProblemType.CONFLICT, "of version 2 by"),
+        (sign_version(key, 1, "9", files, stated), ProblemType.CONFLICT, "by release 9"),
+        (sign_version(key, 1, "0", files | {"README.md": "0" * 64}, stated), ProblemType.CONFLICT, "README.md"),
+        (
+            sign_version(key, 1, "0", files | {"model-router.safetensors": "0" * 64}, stated),
+            ProblemType.CONFLICT,
+            "router",
+        ),
+        (sign_version(key, 1, "0", files | {"modeling.py": "0" * 64}, stated), ProblemType.CONFLICT, r"modeling\.py"),
         (json.dumps(moved), ProblemType.INVALID_REQUEST, "it was changed"),
         ("{}", ProblemType.INVALID_REQUEST, "not the signature of a version"),
     ):

@@ -32,15 +32,9 @@ def test_wrong_tasks(text: str, problem: str) -> None:
         arguments.tasks(text, ["law"])
 
 
-def test_code_needs_consent() -> None:
-    with pytest.raises(MoergeError, match=r"humaneval executes programs(.|\n)*confirm_unsafe_code"):
-        arguments.require_harness(["piqa", "humaneval"], Settings(None))
-    arguments.require_harness(["humaneval"], Settings(None, confirm_unsafe_code=True))
-
-
 def test_a_missing_engine() -> None:
     with pytest.raises(MoergeError, match="needs vllm"):
-        arguments.require_harness(["piqa"], Settings(None, backend="vllm"))
+        arguments.require_harness(Settings(None, backend="vllm"))
 
 
 def test_models_have_names(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_every_task_has_a_definition_with_its_metric() -> None:
         text = (TASK_FILES / f"{name}.yaml").read_text()
         assert f"task: {name}\ndataset_kwargs:\n  name: {name}\n" in text
         assert f"- metric: {task.metric}\n" in text
-        assert ("unsafe_code: true" in text) == task.runs_code
+        assert "unsafe_code" not in text
     assert set(PAPER) <= set(TASKS)
 
 

@@ -188,7 +188,7 @@ def test_a_file_may_be_of_another_editor(tmp_path: Path) -> None:
         ("on: a", 1, "the key on without quotes is a boolean", 'quote it: "on"'),
         ("text:\n  law: off", 2, "text.law: off without quotes is a boolean", 'quote it: "off"'),
         ("chat: 010", 1, "chat: 010 without quotes is a number", 'quote it: "010"'),
-        ("license: {law: 1:30}", 1, "license.law: 1:30 without quotes is a number", 'quote it: "1:30"'),
+        ("license: {law: 0x1F}", 1, "license.law: 0x1F without quotes is a number", 'quote it: "0x1F"'),
         ("text:\n  law:", 2, "text.law: no value", "write it behind the colon"),
         (
             "base_model: a\nexperts:\n- source_model: b\n  positive_prompts: [a, yes]",
@@ -201,7 +201,7 @@ def test_a_file_may_be_of_another_editor(tmp_path: Path) -> None:
         ("top_k: 1\nbody: seed\ntop_k: 2", 3, "top_k is also in line 1", "keep one of them"),
         ("text:\n  law: a\n  law: b", 3, "text.law is also in line 2", "keep one of them"),
         ("expert:\n law: a\n  art: b", 3, "not YAML: mapping values are not allowed here", "correct the file"),
-        ("expert: !!python/name:os.system", 1, "not YAML: could not determine a constructor", "correct the file"),
+        ("expert: !!python/name:os.system", 1, "not YAML: expected no anchors, aliases and tags", "correct the file"),
         ("- expert", 1, "expected keys with values", "write a key as in top_k: 1"),
         ("expert:\n  law: .../law", 2, "the file doesn't say where .../law is", "give this key as an option"),
     ],

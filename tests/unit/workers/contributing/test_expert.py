@@ -13,10 +13,11 @@ from moerge.models.expert_folder import DenseExpert, dense_folder
 from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.signatures import SignedInput
 from moerge_workers.contributing import expert, parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError
-from moerge_workers.leaving.owner_key import expert_signature, join_request
+from moerge_workers.leaving.owner_key import join_request, signature
 from support.models import adapter
 from support.stages import NOW, MemoryClient, body, context_of
 
@@ -36,7 +37,9 @@ def test_a_known_expert_is_signed_once_its_owner_has_a_key(folder: Path, home: P
             expert.run(context)
         signed.append(client.known[context.expert.digest].signature)
         join_request(home / f"{context.expert.owner}.pem", context.expert.owner, ["law"])
-    assert signed == [None, expert_signature(home, context.expert.owner, context.expert.digest)]
+    known, own = client.known[context.expert.digest], context.expert
+    facts = SignedInput(kind="expert", owner=own.owner, domain="law", body=None, digest=own.digest)
+    assert signed == [None, signature(home, facts)] == [None, known.signature]
 
 
 def test_law_1_without_an_answer_or_in_a_dry_run_it_stays(folder: Path, home: Path, client: MemoryClient) -> None:

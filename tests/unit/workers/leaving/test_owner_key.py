@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from moerge.errors import MoergeError
-from moerge_proto.signatures import contribution_message, is_signed, public_key_of
+from moerge_proto.signatures import SignedInput, is_signed, public_key_of
 from moerge_workers.leaving.owner_key import join_request, key_file, read_owner_key, signature
 
 PEM = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
@@ -31,15 +31,15 @@ def test_a_key_is_made_once_and_only_its_user_may_read_it(tmp_path: Path) -> Non
 
 def test_key_in_worker_home_precedes_the_shared_key(tmp_path: Path) -> None:
     shared, own = tmp_path / "user" / ".moerge" / "firm.pem", tmp_path / "worker" / "firm.pem"
-    digest = "0" * 64
+    facts = SignedInput(kind="head contribution", owner="firm", domain="law", body=None, digest="0" * 64)
     assert key_file(own.parent, "firm") == shared
-    assert signature(own.parent, "firm", digest) is None
+    assert signature(own.parent, facts) is None
     for path in (shared, own):
         request = join_request(path, "firm", ["law"])
         assert key_file(own.parent, "firm") == path
-        signed = signature(own.parent, "firm", digest)
+        signed = signature(own.parent, facts)
         assert signed is not None
-        assert is_signed(request.public_key, contribution_message("firm", digest), signed)
+        assert is_signed(request.public_key, facts.message(), signed)
 
 
 @pytest.mark.parametrize(
