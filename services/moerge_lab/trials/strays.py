@@ -124,9 +124,7 @@ def strays(
     expert: Annotated[list[str] | None, typer.Option(help="DOMAIN=DIR. Default: the small experts.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="DOMAIN=FILES")] = None,
     seed: Annotated[Path | None, typer.Option(help="Folder of your experts' seed model.")] = None,
-    tokens: Annotated[
-        int, typer.Option(help="Of each owner's text; default: 64 H of the small experts.")
-    ] = 12_288,
+    tokens: Annotated[int, typer.Option(help="Of each owner's text; default: 64 H of the small experts.")] = 12_288,
 ) -> None:
     """Measure distances of experts, and stray and loss of each method's bodies, as owners do.
 
