@@ -14,6 +14,7 @@ from moerge_proto.anchors import NewAnchor
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.rounds import NewRound
 from moerge_proto.versions import Version
+from moerge_proto.workflows import WorkflowState
 from support.dashboard import act, signed_in
 from support.federation import Federation, eventually, federation_of
 from support.merging import SMALL
@@ -199,7 +200,10 @@ def test_a_coordinator_that_is_killed_as_it_computes_an_anchor_goes_on(federatio
     undisturbed = with_anchor(federation, FIRST)
     federation.operator.remove_anchor()
     started = federation.operator.add_anchor(NewAnchor(texts=FIRST))
-    eventually(lambda: any((federation.server.home / "anchor").glob("*")))  # in the first step
+    done, files = WorkflowState.DONE, federation.server.home / "anchor"
+    eventually(
+        lambda: any(files.glob("*")) or federation.operator.workflow(started.id).state is done
+    )  # in its first step
     federation.server.kill()
     federation.server.start()
     assert federation.operator.wait(started) == undisturbed
