@@ -35,7 +35,8 @@ min_documents = 2
 evaluation_sums = true
 redistribute = true
 progress = true
-"""
+{stray}"""
+_STRAY = "max_stray = 5  # rows of experts as small as these are far from a merged body's\n"
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ class Demo:
         home = self._home / f"worker-{domain.name}"
         token = self._approved(client, domain.name, home)
         with atomic_file(home / "worker.toml") as out:
-            out.write(_POLICY.format(body="merged" if self._seed is None else "seed").encode())
+            body, stray = ("merged", _STRAY) if self._seed is None else ("seed", "")
+            out.write(_POLICY.format(body=body, stray=stray).encode())
         arguments: list[object] = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home]
         arguments += ["--license", "Apache-2.0", "--context", 256]
