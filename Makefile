@@ -29,7 +29,7 @@ fast: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow and not images and not examples"
 
 test-slow: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m slow
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m slow
 
 # Unit tests with the lowest and the newest versions that pyproject.toml allows, each in an environment of its own. On Linux
 # torch then comes with gigabytes of CUDA, unless the package index has a CPU build. TORCH=2.13.0 takes that version instead.
