@@ -24,10 +24,11 @@ from moerge.experts.sample import need_of as fitting_need
 from moerge.memory.messages import described, machine
 from moerge.memory.room import Room
 from moerge.memory.shapes import Shape
+from moerge.models.adapters import WEIGHTS
 from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.models.families.family import mlp_layers, module_of
-from moerge.models.keeping import Keeping, keeping
+from moerge.models.keeping import Keeping, is_on, keeping
 from moerge.models.rows import described as described_rows
 from moerge.progress import NoProgress
 from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
@@ -370,6 +371,9 @@ class _Fleet:
         if is_seed and body is not None and any(_has_parts(row, own.digest, body) for row in self.client.experts()):
             return "its parts are already registered"
         require_allowed(self.settings, as_parts=is_seed)
+        if is_seed and own.is_adapter and not self.has_own_head and is_on(own.folder, own_seed(self.settings.seed)):
+            size = decimal((own.folder / WEIGHTS).stat().st_size)
+            return f"only the adapter leaves, {size}; the coordinator merges it with the seed"
         if is_seed:
             what = "MLPs, last norm and head" if self.has_own_head else "MLPs"
             return f"only the expert's parts leave, {decimal(part_bytes(own, own_head=self.has_own_head))}: {what}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.filesize import decimal
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import IncompatibleExpertError, MoergeError
@@ -426,3 +427,14 @@ def test_check_knows_registered_parts(owner: tuple[Path, Body], home: Path) -> N
         assert fleet.expert().startswith("only the expert's parts leave")
         run_stages(context)
         assert fleet.expert() == "its parts are already registered"
+
+
+def test_check_of_an_adapter_on_the_seed_s_mlps_names_the_adapter_s_bytes(
+    owner: tuple[Path, Body], home: Path, tmp_path: Path
+) -> None:
+    lora = adapter(tmp_path / "lora", owner[0] / "seed", 3, "up_proj", "down_proj")
+    with run_of(owner, home) as (context, client):
+        fleet = _Fleet(context.settings, DenseExpert("law", lora), client, has_own_head=False)
+        fleet.body()
+        size = decimal((lora / "adapter_model.safetensors").stat().st_size)
+        assert fleet.expert() == f"only the adapter leaves, {size}; the coordinator merges it with the seed"
