@@ -1,14 +1,14 @@
 """Contributions as the coordinator records them; their content is the statistics file."""
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
 from moerge_proto.digests import Digest
 from moerge_proto.masks import Seals
 from moerge_proto.messages import Message
-from moerge_proto.signatures import PublicKey, Signature, SignedInput, is_signed
+from moerge_proto.signatures import PublicKey, Signature, SignedInput
 from moerge_proto.statistics_file import Kind, Manifest, RouterManifest, Split
 
 Short = Annotated[str, StringConstraints(max_length=200)]
@@ -65,10 +65,13 @@ class Contribution(Message):
 
 
 def signed_contribution(manifest: Manifest, digest: Digest) -> SignedInput:
-    """What the owner signs of a contribution; `digest`: of its file."""
+    """The facts of a contribution that its owner signs; `digest`: of its file."""
     body = manifest.body if isinstance(manifest, RouterManifest) else None
-    kind: Any = f"{manifest.kind} contribution"
-    return SignedInput(kind=kind, owner=manifest.owner, domain=manifest.domain, body=body, digest=digest)
+    return _signed(manifest.kind, owner=manifest.owner, domain=manifest.domain, body=body, digest=digest)
+
+
+def _signed(kind: Kind, **facts: str | None) -> SignedInput:
+    return SignedInput.model_validate({**facts, "kind": f"{kind} contribution"})
 
 
 class ContributionSignature(Message):
@@ -86,9 +89,8 @@ class ContributionSignature(Message):
     signature: Signature | None
 
     def is_genuine(self) -> bool:
-        """Whether the signature is by `public_key`, over these facts."""
-        if self.public_key is None or self.signature is None:
+        """Tell whether the signature is by `public_key`, over these facts."""
+        if self.signature is None:
             return False
-        kind: Any = f"{self.kind} contribution"
-        signed = SignedInput(kind=kind, owner=self.owner, domain=self.domain, body=self.body, digest=self.digest)
-        return is_signed(self.public_key, signed.message(), self.signature)
+        signed = _signed(self.kind, owner=self.owner, domain=self.domain, body=self.body, digest=self.digest)
+        return signed.is_by(self.public_key, self.signature)

@@ -80,7 +80,7 @@ class NewExpert(Message):
     signature: Signature | None = None
 
     def signed_by(self, owner: str, digest: Digest) -> SignedInput:
-        """What its owner signs; `digest`: of all files."""
+        """The facts that its owner signs; `digest`: of all files."""
         body = None if self.parts is None else self.parts.body
         return SignedInput(kind="expert", owner=owner, domain=self.domain, body=body, digest=digest)
 

@@ -100,7 +100,7 @@ class MaskedPart(Message):
         return self.model_copy(update={"seals": self.seals.model_copy(update=seals)})
 
     def _info(self, public_key: PublicKey) -> bytes:
-        """What the seals are bound to."""
+        """The facts that the seals are bound to."""
         fields = self.model_dump(mode="json", exclude={"seals": {"signature", "sealed"}})
         facts = {**fields, "keepers": sorted(self.seals.sealed), "public_key": public_key}
         return _INFO + bytes.fromhex(digest_of(facts))

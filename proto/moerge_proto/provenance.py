@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic.alias_generators import to_camel
 
 from moerge_proto.digests import Digest, canonical_json
-from moerge_proto.signatures import PublicKey, Signature, SignedInput, is_signed
+from moerge_proto.signatures import PublicKey, Signature, SignedInput
 from moerge_proto.version_files import CARD_FILE
 
 Kind = Literal[
@@ -83,14 +83,12 @@ class Input(_Part):
     def is_genuine(self) -> bool:
         """Tell whether its signature is by its public key, over these facts."""
         origin = self.annotations
-        if origin.public_key is None or origin.signature is None:
-            return False
         facts = {"kind": origin.kind.removeprefix("merged "), "digest": self.digest.sha256}
         try:
             signed = SignedInput.model_validate({**origin.model_dump(include={"owner", "domain", "body"}), **facts})
         except ValidationError:
             return False
-        return is_signed(origin.public_key, signed.message(), origin.signature)
+        return signed.is_by(origin.public_key, origin.signature)
 
 
 class _BuilderDependency(_Part):

@@ -50,7 +50,7 @@ def is_signed(public_key: PublicKey, message: bytes, signature: Signature) -> bo
 
 
 class SignedInput(Message):
-    """What an owner signs of an expert or a contribution.
+    """The facts of an expert or a contribution that its owner signs.
 
     `body`: of a router contribution, or of an expert's parts; None of others. `digest`: of a contribution's file, or of
     the digests of an expert's files.
@@ -68,6 +68,10 @@ class SignedInput(Message):
 
     def sign(self, key: Ed25519PrivateKey) -> Signature:
         return key.sign(self.message()).hex()
+
+    def is_by(self, public_key: PublicKey | None, signature: Signature | None) -> bool:
+        """Tell whether the signature is there, and by this key."""
+        return public_key is not None and signature is not None and is_signed(public_key, self.message(), signature)
 
 
 def _message(purpose: str, fields: dict[str, JsonValue]) -> bytes:

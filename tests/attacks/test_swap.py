@@ -87,6 +87,13 @@ def _linked(federation: Federation, number: int, name: str, data: bytes) -> str:
     return digest
 
 
+def _replace_provenance(federation: Federation, number: int, data: bytes) -> None:
+    """Names these bytes as a version's provenance, in its folder and in the database."""
+    row = {"name": PROVENANCE_FILE, "size": len(data), "sha256": _linked(federation, number, PROVENANCE_FILE, data)}
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
+        database.execute("UPDATE versions SET provenance = ? WHERE number = ?", (json.dumps(row), number))
+
+
 def sign_again(
     federation: Federation, number: int, key: EllipticCurvePrivateKey, told: tuple[str, str] = ("", "")
 ) -> None:
@@ -217,11 +224,7 @@ def test_a_provenance_with_another_owner_is_found(federation: Federation, versio
     payload = base64.b64decode(bundle["dsseEnvelope"]["payload"]).replace(b"law-owner", b"art-owner")
     bundle["dsseEnvelope"]["payload"] = base64.b64encode(payload).decode()
     crafted = json.dumps(bundle).encode()
-    row = {"name": PROVENANCE_FILE, "size": len(crafted)}
-    row["sha256"] = _linked(federation, version.number, PROVENANCE_FILE, crafted)
-    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
-        values = (json.dumps(row), version.number)
-        database.execute("UPDATE versions SET provenance = ? WHERE number = ?", values)
+    _replace_provenance(federation, version.number, crafted)
     assert verified(federation, version) == {PROVENANCE_FILE: "replaced"}
     with pytest.raises(MoergeError, match="not by its key"):
         pulled(federation, version.number, tmp_path / "new")
@@ -273,11 +276,7 @@ def test_a_provenance_that_the_signature_does_not_name_is_found(
     statement = json.loads(base64.b64decode(envelope["payload"]))
     statement["predicate"]["buildDefinition"]["resolvedDependencies"] = []
     data = signed_bundle(own_key(federation), json.dumps(statement).encode()).encode()
-    row = {"name": PROVENANCE_FILE, "size": len(data)}
-    row["sha256"] = _linked(federation, version.number, PROVENANCE_FILE, data)
-    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
-        values = (json.dumps(row), version.number)
-        database.execute("UPDATE versions SET provenance = ? WHERE number = ?", values)
+    _replace_provenance(federation, version.number, data)
     assert verified(federation, version) == {PROVENANCE_FILE: "replaced"}
     with pytest.raises(MoergeError, match=r"not the one that model\.sig names"):
         pulled(federation, version.number, tmp_path / "new")

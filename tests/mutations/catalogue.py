@@ -1100,7 +1100,7 @@ MUTATIONS = (
         "adapter-of-another-seed",
         "an adapter keeps the seed's body only if it is on that seed",
         LIBRARY,
-        "if adapter and base_of(adapter).samefile(seed.folder) else None",
+        "if adapter and is_on(adapter, seed) else None",
         "if adapter else None",
         ("tests/unit/services/models/test_keeping.py",),
     ),

@@ -2,23 +2,25 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.experts.parts import write_part_weights
+from moerge.experts.parts import part_bytes, write_part_weights
 from moerge.files import atomic_file
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import is_weights, merged_weights
 from moerge.models.sources import ADAPTER_CONFIG, on_base
 from moerge.models.stored import SINGLE
 from moerge_coordinator.domain.ports import Ports
-from moerge_coordinator.domain.seeds import files_of, find_seed, parts_of
+from moerge_coordinator.domain.seeds import find_seed, parts_of
 from moerge_coordinator.log import progress
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.folders import StoredFiles
 from moerge_coordinator.storage.tables import ExpertRow, OwnerRow, now
 from moerge_proto.experts import ExpertState, NewAdapter, NewExpert, Parts
 from moerge_proto.messages import FileEntry
@@ -74,20 +76,19 @@ def merge_adapter(ports: Ports, row: ExpertRow, adapter: NewAdapter) -> list[Fil
         seed = find_seed(session, row.parts)
     work = ports.settings.home / "fetching" / row.digest
     shutil.rmtree(work, ignore_errors=True)  # of a killed process
-    files = ports.folders.files(adapter.base) if seed is None else files_of(seed)
     base = ports.folders.expert(adapter.base) if seed is None else parts_of(ports, seed)
     folder = on_base(base.folder, _adapter(ports, adapter, work / "own"), work / "adapter")
-    merged = StoredFiles(folder, files, ports.blobs)
-    entries, total = list[FileEntry](), sum(spec.bytes for spec in merged.checkpoint.specs.values())
+    merged, entries = base.below(folder), list[FileEntry]()
+    write: Callable[[BinaryIO, Callable[[int], None]], str] = partial(merged_weights, merged.checkpoint)
+    total = sum(spec.bytes for spec in merged.checkpoint.specs.values())
+    if seed is not None:
+        write, total = partial(write_part_weights, merged, own_head=False), part_bytes(merged, own_head=False)
     for file in row.files:
         size = ports.uploads.held_size(row.owner, file.sha256)
         if size is None:
             part, title = work / file.name, f"expert {row.digest[:12]}: merging the adapter"
             with progress().track(title, total, "B") as tracker, atomic_file(part) as out:
-                if seed is None:
-                    merged_weights(merged.checkpoint, out, tracker.advance)
-                else:
-                    write_part_weights(merged, out, written=tracker.advance, own_head=False)
+                write(out, tracker.advance)
             size = part.stat().st_size
             file = file.model_copy(update={"size": size})
             ports.uploads.keep(row.owner, file, part, "the adapter merged by the coordinator")

@@ -1,11 +1,9 @@
 """Cohorts: masked contributions that count together, once their keepers have answered with the sums of their masks."""
 
-import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -15,6 +13,7 @@ from moerge.errors import ContributionError, MoergeError
 from moerge.models.families.registry import FAMILIES
 from moerge.statistics.cohort import Cohort, CohortFiles
 from moerge.statistics.validate import validate, validate_means
+from moerge.versions.file_plans import copied_bytes
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.database import Database
@@ -180,7 +179,9 @@ def unmask(database: Database, blobs: Blobs, answers: Sequence[Path]) -> int:
         request, files = _request(blobs, rows, stack)
         given = _by_keeper(request, answers)
         stack.enter_context(blobs.holding())
-        kept = {keeper: blobs.put("masks", partial(_copied, path)).sha256 for keeper, path in sorted(given.items())}
+        kept = {
+            keeper: blobs.put("masks", partial(copied_bytes, path)).sha256 for keeper, path in sorted(given.items())
+        }
         found = CohortFiles((), [blobs.source(digest) for digest in kept.values()])
         _require_plausible(found.opened(stack, files), body)
         with database.transaction("unmask cohort") as session:
@@ -238,15 +239,6 @@ def _by_keeper(request: MasksRequest, answers: Sequence[Path]) -> dict[str, Path
         what = f"no answer of {len(missing)} of {len(request.keepers)} keepers: {', '.join(missing)}"
         raise MoergeError(what, where="ANSWERS", todo="name the answers of all keepers")
     return found
-
-
-def _copied(path: Path, out: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-            out.write(piece)
-    return digest.hexdigest()
 
 
 def _require_plausible(cohort: Cohort, body: BodyRow) -> None:

@@ -11,6 +11,7 @@ from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.stored import SINGLE
 from moerge.trunk.merge import SEED_PARTS_FILE
 from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.storage.folders import StoredFiles
 from moerge_coordinator.storage.tables import BodyRow
 from moerge_proto.experts import Parts
 from moerge_proto.messages import FileEntry
@@ -27,7 +28,7 @@ def digest_of(seed: BodyRow) -> str:
     return expert_digest({file.name: file.sha256 for file in files_of(seed)})
 
 
-def parts_of(ports: Ports, seed: BodyRow) -> DenseFiles:
+def parts_of(ports: Ports, seed: BodyRow) -> StoredFiles:
     """The seed's parts, in a folder made on demand."""
     return ports.folders.shown(files_of(seed), ports.folders.experts / digest_of(seed))
 

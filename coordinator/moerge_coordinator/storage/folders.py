@@ -28,6 +28,10 @@ class StoredFiles(DenseFiles):
         super().__init__(folder)
         self._files, self._blobs = files, blobs
 
+    def below(self, adapter: Path) -> "StoredFiles":
+        """An adapter's folder whose base this is."""
+        return StoredFiles(adapter, self._files, self._blobs)
+
     def _stored(self) -> Checkpoint:
         sources = {file.name: self._blobs.source(file.sha256) for file in self._files if is_weights(file.name)}
         remote = {name: source for name, source in sources.items() if not isinstance(source, Path)}

@@ -11,6 +11,8 @@ from moerge_proto.contributions import NewContribution
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
 
+_KEPT = (*PASSING, ProblemType.FORBIDDEN.urn)
+"""Types of problems that leave the upload: it can be sent again as it is, later or signed by another key."""
 _CHECKS = threading.BoundedSemaphore(2)  # each needs memory for a layer's gram (law 8), and one core
 
 
@@ -23,7 +25,7 @@ class TakeInContribution(Work):
         outcome = self._check(owner, new)
         if "problem" not in outcome:
             outcome = self._accept(new, outcome["result"])
-        if "problem" in outcome and outcome["problem"]["type"] not in (*PASSING, ProblemType.FORBIDDEN.urn):
+        if "problem" in outcome and outcome["problem"]["type"] not in _KEPT:
             self._discard(owner, new["sha256"])
         return outcome
 

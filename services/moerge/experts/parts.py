@@ -34,18 +34,18 @@ def write_parts(
         with atomic_file(folder / name) as out:
             out.write(data)
     with atomic_file(folder / SINGLE) as out:
-        write_part_weights(expert, out, mlp, own_head=own_head)
+        write_part_weights(expert, out, mlp=mlp, own_head=own_head)
     return folder
 
 
 def write_part_weights(
     expert: DenseFiles,
     out: BinaryIO,
-    mlp: Callable[[str], Tensor] | None = None,
     written: Callable[[int], None] | None = None,
     *,
     own_head: bool,
-) -> None:
+    mlp: Callable[[str], Tensor] | None = None,
+) -> str:
     """Writes the parts' tensors as one safetensors file; see `write_parts` and `write_safetensors`."""
     mlps = set(mlp_names(expert)) if mlp is not None else set[str]()
 
@@ -57,7 +57,7 @@ def write_part_weights(
     names = part_names(expert, own_head=own_head)
     specs = {name: expert.checkpoint.specs[stored_name(expert.checkpoint, name)] for name in names}
     plans = [TensorPlan(name, at.dtype, at.shape, partial(tensor, name, at)) for name, at in specs.items()]
-    write_safetensors(out, plans, written)
+    return write_safetensors(out, plans, written)
 
 
 def part_bytes(expert: DenseFiles, *, own_head: bool = True) -> int:

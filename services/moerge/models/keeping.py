@@ -9,6 +9,7 @@ import torch
 from moerge.models.adapters import Adapter, base_of
 from moerge.models.dense import body_names, stored_name
 from moerge.models.dense_files import DenseFiles
+from moerge.models.expert_folder import file_digests
 from moerge.models.families.family import HEAD
 from moerge.models.reader import Checkpoint
 
@@ -57,11 +58,11 @@ def keeping(
 ) -> Keeping:
     """The comparison of an expert of a seed with it, in the wider of two dtypes; two tensors in memory at a time.
 
-    Of an adapter on the seed's folder only the tensors that it changes are read: `adapter` is the folder of a merged
-    one. `advance` gets the bytes of each tensor.
+    Of an adapter on the seed only the tensors that it changes are compared: `adapter` is the folder of a merged one.
+    `advance` gets the bytes of each tensor.
     """
     adapter = expert.folder if expert.is_adapter else adapter
-    changed = Adapter(adapter).changed if adapter and base_of(adapter).samefile(seed.folder) else None
+    changed = Adapter(adapter).changed if adapter and is_on(adapter, seed) else None
     one, other = expert.checkpoint, seed.checkpoint
     head = [expert.family.final_norm, *([HEAD] if HEAD in one.specs.keys() | other.specs.keys() else [])]
     unlike, rounded = dict[str, list[str]](body=[], head=[]), True
@@ -73,6 +74,12 @@ def keeping(
                 rounded = rounded and is_rounded
             advance(other.specs[stored_name(other, name)].bytes)
     return Keeping(tuple(unlike["body"]), tuple(unlike["head"]), bool(unlike["body"]) and rounded)
+
+
+def is_on(adapter: Path, seed: DenseFiles) -> bool:
+    """Tell whether an adapter's base is this seed: the same folder, or one with equal files."""
+    base = DenseFiles(base_of(adapter))
+    return base.folder.samefile(seed.folder) or file_digests(base) == file_digests(seed)
 
 
 def _alike(one: Checkpoint, other: Checkpoint, name: str) -> tuple[bool, bool]:

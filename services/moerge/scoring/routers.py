@@ -83,7 +83,7 @@ class RoutingCounter:
         self._seen: list[Tensor] = []
         self.counts = torch.zeros(len(self._routers), _experts(model), dtype=torch.int64)
 
-    def count(self, batch: Sequence[Window], losses: object = None) -> None:
+    def count(self, batch: Sequence[Window], losses: object) -> None:
         predicts = pad([window.predicts for window in batch], torch.bool)  # [B, T]
         for layer, chosen in enumerate(self._seen):
             self.counts[layer] += first_choices(chosen, predicts, self.counts.shape[1])

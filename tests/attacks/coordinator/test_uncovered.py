@@ -43,7 +43,7 @@ def sent(folder: Path) -> list[str]:
 
 
 def refusal(folder: Path, client: MemoryClient, policy: dict[str, Any] | None = None, **given: Any) -> tuple[str, str]:
-    """What would have left, and the remedy's begin."""
+    """A refused kind of data, and the beginning of the remedy."""
     with pytest.raises(MoergeError, match=" would leave without noise: the expert ") as caught:
         ran(folder, client, policy, **given)
     assert (client.uploaded, client.known, sent(folder)) == ([], {}, [])

@@ -14,13 +14,12 @@ from moerge.experts.parts import write_parts
 from moerge.experts.sample import WAYS, fitting_sample_that_fits
 from moerge.files import sync_folder
 from moerge.memory.machine import free_for, is_out_of_memory
-from moerge.models.adapters import base_of
 from moerge.models.batches import Batch
 from moerge.models.dense import has_head
-from moerge.models.dense_files import DenseBody, DenseFiles
-from moerge.models.expert_folder import DenseExpert, file_digests
+from moerge.models.dense_files import DenseBody
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import HEAD, mlp_layers
-from moerge.models.keeping import Keeping, keeping
+from moerge.models.keeping import Keeping, is_on, keeping
 from moerge.models.tokens import Tokens
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Parts
@@ -37,20 +36,22 @@ _KINDS: tuple[Kind, ...] = ("fitted", "own", "mlps")
 FITTED = "its MLPs are fitted to that body. An expert whose training changes MLPs alone needs no fit"
 
 
-def run(context: Context, body: Body, weights: DenseBody) -> DenseExpert | None:
+def run(context: Context, body: Body, weights: DenseBody, found: Keeping | None = None) -> DenseExpert | None:
     """The expert's parts for a body, once the coordinator has them, or in a dry run would; `weights` are the body's.
 
     By default, an expert that keeps the seed's body isn't fitted. Under a merged body only fitted MLPs need parts: the
     whole expert, if they aren't fitted, or the owner refused or withdrew them; None, if the owner hasn't answered.
+    `found`: what the expert keeps of its seed, if it is known; parts that were made before count without it.
 
     Raises:
         KeptError: under a seed's body, the parts may not leave now.
         WithdrawnError: under a seed's body, the parts were withdrawn.
     """
     own, needed = context.expert, body_kind(body.method) == "seed"
-    found = None
-    if isinstance(weights, OwnBody) and not folders(context, body.digest):
-        found = keeping(own, weights.seed, adapter=own.adapter)
+    if folders(context, body.digest):
+        found = None
+    elif found is None and isinstance(weights, OwnBody):
+        found = compared(context, body, weights)
     folder = _fitted(context, body, weights) if _fits(context, body, found) else None
     fitted = folder is not None
     if folder is None and not needed:
@@ -58,10 +59,9 @@ def run(context: Context, body: Body, weights: DenseBody) -> DenseExpert | None:
     folder = folder or _own_parts(context, body, found)
     parts = DenseExpert(own.domain, folder, own.owner, own.license)
     new = Parts(expert=own.digest, body=body.digest, fitted=fitted, own_head=has_head(parts))
-    if own.adapter is not None and not new.fitted and not new.own_head and isinstance(weights, OwnBody):
-        base = DenseFiles(base_of(own.adapter))
-        if base.folder.samefile(weights.seed.folder) or file_digests(base) == file_digests(weights.seed):
-            parts = replace(parts, adapter=own.adapter)
+    is_plain = not new.fitted and not new.own_head
+    if own.adapter is not None and is_plain and isinstance(weights, OwnBody) and is_on(own.adapter, weights.seed):
+        parts = replace(parts, adapter=own.adapter)
     try:
         register_expert(context, parts, new)
     except WithdrawnError:
@@ -76,6 +76,13 @@ def run(context: Context, body: Body, weights: DenseBody) -> DenseExpert | None:
             raise
         return own if context.outbox.history.decision(kept.item) == "refused" else None
     return parts
+
+
+def compared(context: Context, body: Body, weights: OwnBody) -> Keeping:
+    """The comparison of the expert with its seed. Parts with MLPs alone, made before, say that it keeps all else."""
+    if (_place(context, body.digest) / _name(context, "mlps")).is_dir():
+        return Keeping()
+    return keeping(context.expert, weights.seed, adapter=context.expert.adapter)
 
 
 def folders(context: Context, body: str) -> list[Path]:

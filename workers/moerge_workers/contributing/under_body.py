@@ -4,7 +4,7 @@ from pathlib import Path
 
 from moerge.models.dense import has_head
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.keeping import keeping
+from moerge.models.keeping import Keeping
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_workers.contributing import head, parts, router
@@ -30,11 +30,13 @@ def run(context: Context, body: Body, own_grams: Path | None) -> list[Contributi
     if weights is None:
         return []
     is_seed = body_kind(body.method) == "seed"
+    found = None
     if context.settings.privacy is not None and isinstance(weights, OwnBody):
-        _require_covered(context, body, weights)
+        found = parts.compared(context, body, weights)
+        _require_covered(context, body, found)
     if is_seed:
         context.look_at_data()
-    if (expert := parts.run(context, body, weights)) is None:
+    if (expert := parts.run(context, body, weights, found)) is None:
         return []
     if (
         is_seed
@@ -46,13 +48,13 @@ def run(context: Context, body: Body, own_grams: Path | None) -> list[Contributi
     return router.run(context, body, weights, expert)
 
 
-def _require_covered(context: Context, body: Body, weights: OwnBody) -> None:
+def _require_covered(context: Context, body: Body, found: Keeping) -> None:
     own = context.expert
     made = [DenseExpert(own.domain, path) for path in parts.folders(context, body.digest)]
     require_covered(
         context.settings,
         own.family,
-        keeping(own, weights.seed, adapter=own.adapter),
+        found,
         was_fitted=any(parts.is_fitted(context, body.digest, item.digest) for item in made),
         had_head=any(map(has_head, made)),
     )
