@@ -3,19 +3,23 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from moerge.documents.corpus import Corpus
 from moerge.experts.parts import write_parts
 from moerge.files import file_sha256
+from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.scoring.routers import forced
 from moerge_proto.experts import ExpertState, Parts
+from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 from moerge_proto.versions import Version
 from moerge_workers.leaving.history import History
 from support.federation import Federation, federation_of
@@ -107,6 +111,25 @@ def test_only_mlps_and_router_sums_leave_and_members_come_and_go(
 
 def same(version: Version) -> dict[str, str]:
     return {file.name: file.sha256 for file in version.files}
+
+
+def test_moerge_merge_makes_the_service_s_version_of_them(
+    federation: Federation, workers: dict[str, Worker], tmp_path: Path
+) -> None:
+    """Lineage and card name statistics, whose shards have other names by another owner's key."""
+    assert federation.seed
+    experts = [DenseExpert(domain, workers[domain].member.folder) for domain in ("law", "art")]
+    sources = [Source(own, Corpus([str(workers[own.domain].folder / "data")], own)) for own in experts]
+    base = DenseExpert("seed", federation.seed, hub_id=federation.body().source)
+    settings = MergeSettings(base=base, automatic=True, automatic_head=True, held_out_share=0, scored_tokens=0)
+    merge(sources, tmp_path / "out", settings)
+    merged, first = (
+        {path.name: file_sha256(path) for path in folder.iterdir()}
+        for folder in (tmp_path / "out", federation.version(1))
+    )
+    signed = {SIGNATURE_FILE, PROVENANCE_FILE}
+    assert merged.keys() == first.keys() - signed
+    assert {name for name in merged if merged[name] != first[name]} == {"moerge.json", "README.md"}
 
 
 def test_an_expert_with_another_bit_is_not_taken_for_one_that_keeps_the_body(
