@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
 from moerge.settings import UserPath, built, put, read_toml, unknown
-from moerge_proto.digests import Digest, Name
+from moerge_proto.digests import Name
 from moerge_proto.experts import Vocabulary
 
 FILE = "coordinator.toml"
@@ -124,7 +124,6 @@ class Settings(BaseModel):
     # instead of a SQLite file in `home`: postgresql://USER:PASSWORD@HOST/NAME
     database: Path | str = Field(default_factory=lambda known: known["home"] / "coordinator.sqlite", repr=False)
     webhook: Webhook | None = None  # receiver of events
-    public_text: Digest | None = None  # of whitenings of noisy contributions, beside the pool
     s3: S3 | None = None  # store of blobs and chunks, instead of folders in `home`; coordinators can share it
     cache_bytes: int = Field(default=200 * 2**30, ge=0)  # maximum size of the store's cache in `home`
     owner_bytes: int = Field(default=10**12, gt=0)  # of complete files, each content once, and open uploads

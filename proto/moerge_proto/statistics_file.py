@@ -6,8 +6,7 @@ A router contribution, under one body:
     layers.{l}.cross             int64 [H]         sum of u, times 2**exponents[l]
 
 u is the feature, divided by the gain of the norm before it, if any. With `before` in the settings, tokens stand behind
-public text; with its `context_weight` w, gram and cross are those of the mean of a token's features behind two texts,
-and the gram also contains (w / 2 + 1 / 4) d^T d of their difference d: the mean gram of both, and w d^T d / 2.
+public text.
 
 A body contribution, of the expert alone:
 
@@ -52,7 +51,6 @@ MAX_TOKENS = 2**36
 """The exponents leave room for this many tokens, in one contribution and in the sum of all (see `exponent`)."""
 MAX_EXPERT_TOKENS = 2**30
 """The same, in a body or head contribution; different owners' are never added as integers."""
-MAX_CONTEXT_WEIGHT = 64
 POOL = "aee96030ac5b2bd8fb7cb9b075b5bf616fc5b692cef0cb699e6c08a40c6116b9"
 """The SHA-256 of the library's file of public texts (`moerge.documents.pool`)."""
 
@@ -61,7 +59,6 @@ MAX_MASKED_HIDDEN, MAX_MASKED_LAYERS = 2**14, 2**10
 Int64 = NDArray[np.int64]
 Kind = Literal["router", "body", "head"]
 """A contribution's purpose: the routers under one body, merged bodies, or heads."""
-Sums = Literal["grams", "means"]
 Split = Literal["statistics", "tuning"]
 """The documents' use: the solve, or the choice of lambda."""
 
@@ -79,42 +76,29 @@ class TextBefore(Message):
     """Public text before an owner's own, so that routers hear less of what stood before a token.
 
     Pieces of at most `piece` tokens stand behind at most `tokens` uncounted ones of a text of the `pool`, and at most
-    as many as their own. With a `context_weight` w > 0 they pass twice, behind two texts. With d the difference of a
-    token's two features, w d^T d / 2 is added to the gram (within-class covariance normalisation, Hatch et al., 2006).
+    as many as their own.
     """
 
     pool: Digest = POOL
     tokens: int = Field(default=128, ge=1, le=2**15)
     piece: int = Field(default=128, ge=1, le=2**15)
-    context_weight: float = Field(default=0.0, ge=0, le=MAX_CONTEXT_WEIGHT, allow_inf_nan=False)
 
     def within(self, context: int) -> Self:
         """The same with shorter lengths, if a piece and the text before it are longer than a context."""
         half = context // 2
         return self.model_copy(update={"tokens": min(self.tokens, half), "piece": min(self.piece, half)})
 
-    @property
-    def views(self) -> int:
-        """The texts that a piece stands behind, one after the other."""
-        return 2 if self.context_weight else 1
-
-    @property
-    def positions(self) -> int:
-        """Most positions of the model for a token of a piece."""
-        return 2 * self.views
-
 
 class Privacy(Message):
     """Noise in router sums: (`epsilon`, `delta`) differential privacy of each document, over one contribution.
 
-    Features are whitened with the texts `public`, and a document passes the model alone. `sums`: of the documents'
-    mean outer products and means (`grams`), or of means alone, beside the gram of the public text (`means`). See
-    `moerge.statistics.release`.
+    Features are whitened with the pool `public`, and a document passes the model alone. The sums are of the documents'
+    mean outer products and means (`grams`). See `moerge.statistics.release`.
     """
 
     epsilon: float = Field(gt=0, le=100, allow_inf_nan=False)
     delta: float = Field(default=1e-6, gt=0, le=0.01)
-    sums: Sums = "grams"
+    sums: Literal["grams"] = "grams"
     public: Digest = POOL
 
 
@@ -153,19 +137,9 @@ class StatisticsSettings(Message):
 
     @property
     def batch(self) -> int:
-        """Most positions of a micro-batch: `batch_tokens`, or those of one row, or of a piece behind both texts."""
-        row = self.context if self.before is None else self.before.views * (self.before.tokens + self.before.piece)
+        """Most positions of a micro-batch: `batch_tokens`, or those of one row, or of a piece behind its text."""
+        row = self.context if self.before is None else self.before.tokens + self.before.piece
         return max(self.batch_tokens, row)
-
-    @property
-    def growth(self) -> float:
-        """Most of a token's share of the gram's trace, in squared norms of its largest feature."""
-        return 1.0 if self.before is None else 1 + 2 * self.before.context_weight
-
-    def exponents(self, bits: Iterable[int]) -> list[int]:
-        """Fractional bits of router grams, from the body's; a context weight takes some, so that sums have room."""
-        taken = math.ceil(math.log2(self.growth))
-        return [item - taken for item in bits]
 
 
 class _Manifest(Message):

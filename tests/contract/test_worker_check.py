@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from moerge import __version__
-from moerge.documents.pool import PublicDocuments
-from moerge_proto.statistics_file import POOL
 from moerge_workers.check import checks
 from moerge_workers.leaving import owner_key
 from moerge_workers.settings import Settings
 from support.federation import Federation, federation_of, registered
-from support.models import expert, seed_model, texts
+from support.models import expert, seed_model
 from support.processes import moerge
 from support.wrappers import wrapper
 
@@ -125,20 +123,12 @@ def test_a_seed_s_body_is_compared_with_the_own_copy(federation: Federation, tmp
     assert not (tmp_path / "worker").exists()
 
 
-def test_the_privacy_line_names_budget_better_sums_and_what_is_not_covered(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_the_privacy_line_names_budget_and_what_is_not_covered(federation: Federation, tmp_path: Path) -> None:
     policy, seed = {"bodies": ["seed"]}, federation.members["law"].folder
     given: dict[str, Any] = {"policy": policy, "seed": seed}
     lines = lines_of(federation, privacy={"epsilon": 0.001}, **given)
     assert "epsilon 0.001, delta 1e-06 for each document; 0 of 0 documents with noise have spent it" in lines["privacy"]
-    assert "sums = means routes better" in lines["privacy"]
     assert "the expert's weights have no noise" in lines["privacy"]
-    assert f"public text: 64 documents, digest {POOL}" in lines["privacy"]
-    public = texts(tmp_path / "public.jsonl", 5, 30)
-    line = lines_of(federation, privacy={"epsilon": 100.0, "public": str(public)}, **given)["privacy"]
-    assert "sums = grams" in line
-    assert f"public text: 30 documents, digest {PublicDocuments.read(str(public), '').digest}" in line
     given["seed"] = seed_model(tmp_path / "seed")
     line = lines_of(federation, privacy={"epsilon": 1.0}, **given)["privacy"]
     assert line.startswith("no ")

@@ -6,7 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -36,8 +36,6 @@ from moerge.statistics.describe import UNCOVERED
 from moerge.statistics.estimate import estimate
 from moerge.statistics.membership import expected_auc
 from moerge.statistics.passes import BodyPass, RouterPass
-from moerge.statistics.release import suited, write_whitenings
-from moerge.statistics.whitening import Whitenings
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert
 from moerge_workers.computing.actors import Slots
@@ -180,26 +178,14 @@ class _Machine:
         return f"{first.summary}; in a trial, sums over as many showed with {auc} whether a known one is among them"
 
     def privacy(self) -> str:
-        """The budget, the documents that have spent it, the public text, and the better sums."""
-        settings, privacy = self.settings, self.settings.router_statistics.privacy
-        if (budget := settings.privacy) is None or privacy is None:
+        """The budget, and the documents that have spent it."""
+        settings = self.settings
+        if (budget := settings.privacy) is None:
             return "no budget"
         if self.keeping is not None:
             require_covered(settings, self.own.family, self.keeping)
         every, spent = spending(spent_file(settings.home), budget.cost, budget.most)
-        with tempfile.TemporaryDirectory(dir=_existing(settings.home)) as folder:
-            file = Path(folder) / "whitening"
-            whitenings = Whitenings(file, privacy, len(mlp_layers(self.own.config)))
-            work = replace(self._work, before=None, device="cpu")
-            write_whitenings(work, settings.router_statistics, file, budget.text)
-            better = suited(self.documents, whitenings)
-        parts = (
-            f"{budget}; {spent:,} of {every:,} documents with noise have spent it",
-            f"public text: {len(budget.text.texts):,} documents, digest {budget.text.digest}",
-            f"for about {self.documents:,} documents sums = {better} routes better, by public text alone",
-            UNCOVERED,
-        )
-        return "; ".join(parts)
+        return f"{budget}; {spent:,} of {every:,} documents with noise have spent it; {UNCOVERED}"
 
     @property
     def _is_kept(self) -> bool:

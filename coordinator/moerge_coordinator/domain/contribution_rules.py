@@ -99,7 +99,7 @@ class RouterRule(Rule[RouterManifest]):
             what = f"expert {expert.digest} has parts for a different body, {expert.parts_body}"
             raise ContributionError(what, where="manifest.expert", todo="register the domain's parts for this body")
         _require_sizes(manifest, {"hidden_size": body.hidden_size, "layers": body.layers})
-        require_public(manifest.settings.privacy, ports.settings.public_text)
+        require_public(manifest.settings.privacy)
         if manifest.is_masked:
             return validate_masked(file, body.exponents)
         return validate(file, body.exponents, body.bounds, normalised=FAMILIES[body.family].gain is not None)

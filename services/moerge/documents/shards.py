@@ -2,7 +2,7 @@
 
 import hmac
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from moerge.documents.pool import Pool
@@ -29,15 +29,13 @@ def shard_name(key: bytes, rows: Sequence[Tokens], whole: Sequence[bytes] = ()) 
 class Shard:
     """The owner's unit of work, named by the HMAC of its tokens, without text before them.
 
-    A row has at most `context` tokens, of which one counts at least; a longer document has several rows. Rows `again`
-    have the same tokens that count, in the same order, behind other text; none without a context weight. With noise
+    A row has at most `context` tokens, of which one counts at least; a longer document has several rows. With noise
     documents are taken as equally long, of `alike` tokens, because all counts that leave would tell of lengths.
     """
 
     name: str
     rows: list[Tokens]
     documents: int
-    again: list[Tokens] = field(default_factory=list)
     alike: int | None = None
 
     @property
@@ -65,7 +63,7 @@ def plan(
 ) -> Iterator[Shard]:
     """Cuts documents into shards, in the order given, with at most one further shard in memory.
 
-    With a `pool` documents are cut into its settings' pieces, each behind a text of the pool, or two. The rest at the
+    With a `pool` documents are cut into its settings' pieces, each behind a text of the pool. The rest at the
     end is a separate shard only if it is large enough, or the only one. With noise the numbers of shards and of their
     documents depend on that of documents alone: shards of equal first rows have different names.
     """
@@ -104,7 +102,4 @@ def cut(tokens: Tokens, settings: StatisticsSettings, size: int | None = None) -
 def _shard(documents: list[_Document], key: bytes, pool: Pool | None, alike: int | None) -> Shard:
     rows = [row for document in documents for row in document.rows]
     name = shard_name(key, rows, [document.whole for document in documents])
-    if pool is None:
-        return Shard(name, rows, len(documents), alike=alike)
-    first, *again = zip(*map(pool.behind, rows), strict=True)
-    return Shard(name, list(first), len(documents), [row for view in again for row in view])
+    return Shard(name, rows if pool is None else list(map(pool.behind, rows)), len(documents), alike)

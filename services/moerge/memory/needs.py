@@ -80,15 +80,12 @@ def passing(
 ) -> Need:
     """A statistics pass of a process that computes `threads` shards at a time; two shards' sums are added up.
 
-    `body`: for a body contribution; sums are those of a layer. `positions`: of the model for a token that counts; with
-    more than two, means and differences of features are in float32, at most three numbers a position.
+    `body`: for a body contribution; sums are those of a layer. `positions`: of the model for a token that counts.
     """
     grams = [shape.hidden, shape.attention_size] if body else [shape.hidden]
     integers = sum(8 * gram_length(gram) for gram in grams)
     mixed = max(shape.number * 3 * shape.intermediate, 4 * shape.mixed)
     batch = mixed + shape.number * (4 * shape.hidden + shape.beside) + 4 * max(grams)
-    if positions > 2:
-        batch += 4 * 3 * shape.hidden
     return Need(
         work="a pass",
         device={

@@ -43,7 +43,6 @@ class Choices:
     context: int | None
     precision: Literal["float32", "bfloat16"] | None
     before: bool | None = None
-    context_weight: float | None = None
     anchor: bool | None = None
     anchor_text: Sequence[str] = ()
 
@@ -65,15 +64,9 @@ class Choices:
 
     def _before(self, named: TextBefore | None) -> TextBefore | None:
         """Public text before that of router statistics."""
-        if self.before is False:
-            if self.context_weight is not None:
-                todo = "leave one of them out"
-                raise MoergeError("a context weight without `before`", where="`context_weight`", todo=todo)
-            return None
-        if named is None and not self.before and self.context_weight is None:
-            return None
-        given = {} if self.context_weight is None else {"context_weight": self.context_weight}
-        return valid(TextBefore, (named or TextBefore()).model_dump() | given)
+        if self.before is None:
+            return named
+        return named or TextBefore() if self.before else None
 
     @property
     def body_options(self) -> BodyOptions:
@@ -98,7 +91,6 @@ class Choices:
             "`context`": (self.context, statistics.context),
             "`precision`": (self.precision, statistics.precision),
             "`before`": (self.before, recipe.before is not None),
-            "`context_weight`": (self.context_weight, recipe.before and recipe.before.context_weight),
             "`anchor`": (self.anchor, recipe.anchor),
         }
         todo = "leave the option out, or merge all experts anew"
@@ -154,7 +146,6 @@ def determined(settings: MergeSettings) -> dict[str, object]:
         **{name: getattr(statistics, name) for name in ("context", "precision")},
         "chat_template": settings.chat_template or AUTO,
         "before": recipe.before is not None,
-        "context_weight": None if recipe.before is None else recipe.before.context_weight,
     }
 
 

@@ -27,7 +27,7 @@ from moerge.settings import byte_count, named_numbers
 from moerge.terminal import AsJson, Screen, echo, output, show_json
 from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.options import RECOMMENDED, RecipeName
-from moerge_proto.statistics_file import MAX_CONTEXT_WEIGHT, StatisticsSettings
+from moerge_proto.statistics_file import StatisticsSettings
 
 app = typer.Typer(subcommand_metavar="", cls=RecipeCommand)
 _DEFAULTS = StatisticsSettings()
@@ -129,15 +129,6 @@ def merge(
             "--before/--no-before",
             help="Take router statistics behind short public texts of moerge, so that routers hear less of what stood "
             "before. Default: no.",
-        ),
-    ] = None,
-    context_weight: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=MAX_CONTEXT_WEIGHT,
-            help="Weight of the differences between features behind two public texts, for --before; it takes a second "
-            "pass. Default: 0, none.",
         ),
     ] = None,
     anchor: Annotated[
@@ -242,7 +233,7 @@ def merge(
 
     numbers = named_numbers("weights", weights or [])
     chosen = arguments.Choices(
-        recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before, context_weight, anchor,
+        recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before, anchor,
         anchor_text or (),
     )  # fmt: skip
     texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say, held_out or ())

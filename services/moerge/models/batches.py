@@ -24,24 +24,9 @@ def bucket(rows: Sequence[T], length: Callable[[T], int], batch_tokens: int) -> 
         yield batch
 
 
-def arranged(
-    rows: Sequence[Tokens], batch_tokens: int, again: Sequence[Tokens] = (), chunk: int = 1
-) -> Iterator[list[Tokens]]:
-    """The rows of each micro-batch, by length; with `again`, the second half are those of the first half again.
-
-    `chunk`: a row's computed length is a multiple of it.
-    """
-
-    def length(*members: Tokens) -> int:
-        return -(-max(map(len, members)) // chunk) * chunk
-
-    if not again:
-        yield from bucket(rows, length, batch_tokens)
-        return
-    pairs = list(zip(rows, again, strict=True))
-    for batch in bucket(pairs, lambda pair: length(*pair), batch_tokens // 2):
-        first, second = zip(*batch, strict=True)
-        yield [*first, *second]
+def arranged(rows: Sequence[Tokens], batch_tokens: int, chunk: int = 1) -> Iterator[list[Tokens]]:
+    """The rows of each micro-batch, by length; `chunk`: a row's computed length is a multiple of it."""
+    return bucket(rows, lambda row: -(-len(row) // chunk) * chunk, batch_tokens)
 
 
 def pad(rows: Sequence[Sequence[int]], dtype: torch.dtype = torch.int64) -> Tensor:
@@ -58,25 +43,22 @@ class Batch:
         input_ids: [B, T] int64.
         lengths: [B] int64, real tokens of each row.
         counted: [B, T] bool, the tokens whose features are summed; the model reads the other real tokens too.
-        twice: whether the second half of the rows has the same counted tokens as the first, behind other text.
     """
 
     input_ids: Tensor
     lengths: Tensor
     counted: Tensor
-    twice: bool = False
 
     @property
     def real(self) -> Tensor:  # [B, T] bool
         return torch.arange(self.input_ids.shape[1]) < self.lengths[:, None]
 
 
-def batches(rows: Sequence[Tokens], batch_tokens: int, again: Sequence[Tokens] = (), chunk: int = 1) -> Iterator[Batch]:
+def batches(rows: Sequence[Tokens], batch_tokens: int, chunk: int = 1) -> Iterator[Batch]:
     """The micro-batches of a shard's rows, by length; a pure function of its arguments. `chunk`: see `arranged`."""
-    for batch in arranged(rows, batch_tokens, again, chunk):
+    for batch in arranged(rows, batch_tokens, chunk):
         yield Batch(
             pad([row.ids for row in batch]),
             torch.tensor([len(row) for row in batch]),
             pad([row.mask for row in batch], torch.bool),
-            bool(again),
         )

@@ -37,7 +37,7 @@ def ridge_system(
 ) -> tuple[Tensor, Tensor]:
     """Gram [H, H] and cross [H, D], float64, of one layer over all contributions, with the gains multiplied back in.
 
-    Integers of equal weight and exponent are added, so the order of `files` and the grouping of shards change no bit.
+    Integers of equal weight are added, so the order of `files` and the grouping of shards change no bit.
 
     Args:
         files: contributions under one body and of one split, at least one for every domain, and cohorts of masked ones.
@@ -104,11 +104,8 @@ def named(files: Sequence[StatisticsFile]) -> str:
 
 
 def _total(files: Sequence[Summand], layer: int, read: Callable[[Summand], Int64]) -> Float64:
-    """The sum over files; context weights of another size have other exponents, whose sums are added as floats."""
-    alike: dict[int, list[Summand]] = {}
-    for file in files:
-        alike.setdefault(file.manifest.exponents[layer], []).append(file)
-    return reduce(np.add, (to_floats(_exact(alike[bits], read), bits) for bits in sorted(alike)))
+    """The sum over files."""
+    return to_floats(_exact(files, read), files[0].manifest.exponents[layer])
 
 
 def _exact(files: Sequence[Summand], read: Callable[[Summand], Int64]) -> Int64:

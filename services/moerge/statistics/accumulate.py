@@ -1,6 +1,5 @@
 """Sums over one shard, as integers: gram and cross of a layer's features (DUME eq. 5), and grams for a body or head."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,25 +37,13 @@ class Sum:
 
     def add(self, x: Tensor) -> None:
         """Adds vectors x [n, size], float32 or bfloat16."""
-        self._add(x, x)
-
-    def add_twice(self, x: Tensor, weight: float) -> None:
-        """Adds n vectors behind one text and the same n behind another, x [2n, size], each pair as one token.
-
-        With their mean m and difference d, the mean gram of both is m^T m + d^T d / 4, and the context gram d^T d / 2.
-        """
-        first, second = x.float().chunk(2)
-        mean, difference = (first + second) / 2, first - second
-        self._add(torch.cat([mean, difference * math.sqrt(weight / 2 + 1 / 4)]), mean)
-
-    def _add(self, x: Tensor, summed: Tensor) -> None:
         size = x.shape[1]
         if not self._gram:
             self._gram = [torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in sum_blocks(size)]
             self._cross = torch.zeros(size, dtype=torch.float64, device=x.device)
         for block, start in zip(self._gram, range(0, size, SUM_ROWS), strict=True):
             block += _product(x[:, start : start + SUM_ROWS].T, x[:, start:])
-        self._cross += summed.sum(dim=0, dtype=torch.float64)
+        self._cross += x.sum(dim=0, dtype=torch.float64)
 
     @torch.inference_mode()
     def gram(self, exponent: int, gains: Tensor | None) -> Int64:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moerge.documents.pool import Pool, PublicDocuments, require_pool
+from moerge.documents.pool import Pool, require_pool
 from moerge.documents.shards import Shard, plan
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
@@ -98,7 +98,7 @@ def router_manifest(
             "settings": settings,
             "hidden_size": body.hidden_size,
             "layers": body.layers,
-            "exponents": settings.exponents(body.exponents),
+            "exponents": list(body.exponents),
             **_NO_COUNTS,
         }
     )
@@ -139,13 +139,11 @@ def router_contribution(
     path: Path,
     settings: StatisticsSettings | None = None,
     computing: Computing | None = None,
-    public: PublicDocuments | None = None,
 ) -> Path:
     """Writes gram and cross of every layer's features (DUME eq. 5), from a body with the expert's MLPs.
 
     With `settings.before` documents stand behind texts of the pool, for the expert's tokenizer. With `settings.privacy`
     the file has noise, drawn once: a file at `path` stays, but another call for another path costs the budget again.
-    Noise needs the `public` text that it names, by default the pool.
     An interrupted run continues from its journal beside `path`. `documents` are read several times.
 
     Raises:
@@ -160,7 +158,7 @@ def router_contribution(
     if not computing.key:
         raise MoergeError("names of shards without a key tell their text", where=blank.domain, todo="give a key")
     file = path.with_name(f"{path.stem}.whitening")
-    whitenings = Whitenings(write_whitenings(work, settings, file, public), settings.privacy, blank.layers)
+    whitenings = Whitenings(write_whitenings(work, settings, file), settings.privacy, blank.layers)
     journal = _summed(blank, replace(work, whitenings=whitenings), documents, path, computing)
     if journal is not None:
         release(journal, path, body, whitenings)

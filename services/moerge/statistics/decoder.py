@@ -189,10 +189,7 @@ class Decoder:
         until = self.norm if not is_last else None if reads_head else modules.get(len(modules) - 1, self.norm)
 
         def visit(place: int, x: Tensor) -> None:
-            if batch.twice:
-                sums[place].add_twice(x, inputs[place].context_weight)
-            else:
-                sums[place].add(x)
+            sums[place].add(x)
 
         result = self.reached(batch, states, until, modules, visit)
         if is_last and reads_head:

@@ -40,11 +40,11 @@ def estimate(work: Pass, room: Room, tokens: int, tokens_per_second: float, proc
 
 def largest(work: Pass, settings: StatisticsSettings) -> Shard:
     """A shard of one micro-batch of the pass's largest shape, to measure the pace with."""
-    row, views = Tokens([0] * settings.context), 1
+    row = Tokens([0] * settings.context)
     if (before := work.before) is not None:
-        row, views = Tokens([0] * before.piece).behind([0] * before.tokens), before.views
-    rows = max(1, settings.batch_tokens // (views * len(row)))
-    return Shard("largest", [row] * rows, rows, [row] * rows if views == 2 else [])
+        row = Tokens([0] * before.piece).behind([0] * before.tokens)
+    rows = max(1, settings.batch_tokens // len(row))
+    return Shard("largest", [row] * rows, rows)
 
 
 def duration(seconds: float) -> str:

@@ -29,7 +29,6 @@ class Input:
         exponent: fractional bits of the sums.
         gains: [size], the divisors of the input; None without a norm before the module.
         cross: name of the sum of the inputs in the file, if it is needed.
-        context_weight: of the context gram, in micro-batches with tokens behind two texts.
         sum: makes a shard's empty sums.
     """
 
@@ -38,7 +37,6 @@ class Input:
     exponent: int
     gains: Tensor | None
     cross: str | None = None
-    context_weight: float = 0.0
     sum: Callable[[], Sum] = Sum
 
 
@@ -46,7 +44,7 @@ class Input:
 class RouterPass:
     """Features' grams and sums under a body, with the domain's own MLPs; `precision` is the model's dtype.
 
-    `exponents` have room for the context gram of `before`. `whitenings`: of sums with noise.
+    `whitenings`: of sums with noise.
     """
 
     kind: ClassVar[Kind] = "router"
@@ -65,12 +63,11 @@ class RouterPass:
         """Per layer, in the order of computation and of the file."""
         gains, module = feature_gains(self.body), self.body.family.mlp_module
         modules = [module.format(layer=place) for place in mlp_layers(self.body.config)]
-        weight = 0.0 if self.before is None else self.before.context_weight
 
         def read(layer: int, bits: int) -> Input:
             at, bounded = f"layers.{layer}", self.whitenings
             sums = Sum if bounded is None else partial(bounded.sum, layer, gains[layer])
-            return Input(modules[layer], f"{at}.gram", bits, gains[layer], f"{at}.cross", weight, sums)
+            return Input(modules[layer], f"{at}.gram", bits, gains[layer], f"{at}.cross", sums)
 
         return [[read(layer, bits)] for layer, bits in enumerate(self.exponents)]
 
@@ -128,6 +125,6 @@ Pass = RouterPass | BodyPass | HeadPass
 def need_of(work: Pass, settings: StatisticsSettings, threads: int = 1) -> Need:
     shape = Shape.of(work.expert.config, getattr(torch, settings.precision))
     tokens = settings.model_copy(update={"before": work.before}).batch
-    positions = 1 if work.before is None else work.before.positions
+    positions = 1 if work.before is None else 2
     is_body = isinstance(work, BodyPass)
     return passing(shape, tokens, body=is_body, threads=threads, device=work.device, positions=positions)

@@ -9,13 +9,12 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from moerge.documents.pool import PublicDocuments
+from moerge.documents.pool import encoded_pool, require_public
 from moerge.documents.shards import cut
 from moerge.files import atomic_file
 from moerge.memory.machine import free_for
@@ -34,10 +33,7 @@ from moerge.statistics.noise import SIGMA, Generator
 from moerge.statistics.passes import RouterPass
 from moerge.statistics.whitening import Limits, Whitening, Whitenings, counted, name_of
 from moerge.threads import one_thread
-from moerge_proto.statistics_file import Int64, Manifest, StatisticsFile, StatisticsSettings, Sums, write
-
-MOST_SPREAD = 18.0
-"""Of useful grams. In a trial on SmolLM2's first layers, both sums routed equally well with noise of 16 to 20."""
+from moerge_proto.statistics_file import Int64, Manifest, StatisticsFile, StatisticsSettings, write
 
 
 class _Features(Sum):
@@ -53,26 +49,19 @@ class _Features(Sum):
 
 
 @torch.inference_mode()
-def write_whitenings(
-    work: RouterPass, settings: StatisticsSettings, path: Path, public: PublicDocuments | None = None
-) -> Path:
-    """Writes the whitening of each layer, from public text behind body and MLPs of the pass; one layer is in memory.
-
-    Args:
-        public: by default the pool.
+def write_whitenings(work: RouterPass, settings: StatisticsSettings, path: Path) -> Path:
+    """Writes the whitening of each layer, from the pool behind body and MLPs of the pass; one layer is in memory.
 
     Raises:
-        ContributionError: the settings name other public texts, or features aren't finite.
-        MoergeError: not enough memory for the public texts.
+        ContributionError: the settings name another pool, or features aren't finite.
+        MoergeError: not enough memory for the pool.
     """
-    public = public or PublicDocuments()
-    public.require(settings.privacy)
+    require_public(settings.privacy)
     alone = settings.model_copy(update={"privacy": None})
-    texts = public.encoded(work.expert.tokenizer)
-    rows = [row for text in texts for row in cut(text, alone, alone.tokens_per_document)]
+    rows = [row for text in encoded_pool(work.expert.tokenizer) for row in cut(text, alone, alone.tokens_per_document)]
     weights, dtype, device = work.weights(), getattr(torch, work.precision), torch.device(work.device)
     need = whitening_need(Shape.of(weights.config, dtype), sum(map(len, rows)), work.device)
-    require_room(need, free_for(work.device), ["less public text", "a machine with more memory"])
+    require_room(need, free_for(work.device), ["a machine with more memory"])
     every = list(batches(rows, 1, chunk=work.expert.family.chunk(work.expert.config)))
     files, decoder = LayerFiles(weights, dtype, device), Decoder(weights, dtype, device)
     embedding = weights.tensor(EMBEDDING)
@@ -155,13 +144,11 @@ def moments_of(gram: Int64, cross: Int64, documents: int, whitening: Whitening, 
     (S + v I) / (1 + v), with S its positive semidefinite part, and v the spectral norm of the noise.
     """
     mean, unit = _mean(cross, documents, whitening, limits), torch.eye(len(cross), dtype=torch.float64)
-    if not limits.gram:
-        return Moments(mean, unit)
     square = square_of(gram, 0) * (whitening.gram / limits.gram / documents / math.sqrt(2))
     square.diagonal().mul_(math.sqrt(2))
     values, vectors = torch.linalg.eigh(square - mean.outer(mean))
     covariance = (vectors * values.clamp_min(0)) @ vectors.T
-    spread = spread_of(documents, whitening, limits)
+    spread = SIGMA * math.sqrt(2 * len(mean)) * whitening.gram / limits.gram / documents
     return Moments(mean, (covariance + spread * unit) / (1 + spread))
 
 
@@ -171,18 +158,6 @@ def _mean(cross: Int64, documents: int, whitening: Whitening, limits: Limits) ->
     found, noise = float(mean.square().sum()), len(cross) * (SIGMA * step) ** 2
     mean = mean * max(0.0, 1 - noise / max(found, noise))
     return mean * min(1.0, whitening.cross / max(float(mean.norm()), 1e-300))
-
-
-def spread_of(documents: int, whitening: Whitening, limits: Limits) -> float:
-    """The spectral norm of a covariance's noise over so many documents, in units of the public covariance."""
-    return SIGMA * math.sqrt(2 * len(whitening.mean)) * whitening.gram / limits.gram / documents
-
-
-def suited(documents: int, whitenings: Whitenings) -> Sums:
-    """The better sums for so many documents, by the noise alone, and so by public text alone."""
-    limits = Limits.of(whitenings.privacy.model_copy(update={"sums": "grams"}), whitenings.layers)
-    spreads = [spread_of(documents, whitenings.layer(layer), limits) for layer in range(whitenings.layers)]
-    return "grams" if median(spreads) < MOST_SPREAD else "means"
 
 
 def features_of(moments: Moments, whitening: Whitening, bound: float) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ class Streamed:
         """Starts a window, from its saved hidden states if there are any; returns the next layer."""
         most, chunk = self._batch_tokens, self._chunk
         self._shards = {shard.name: shard for shard in shards}
-        self._batches = {shard.name: list(batches(shard.rows, most, shard.again, chunk)) for shard in shards}
+        self._batches = {shard.name: list(batches(shard.rows, most, chunk)) for shard in shards}
         self._states: dict[str, list[Tensor]] = {}
         if states is not None:
             self._restore(states)

@@ -20,14 +20,13 @@ def validate(file: Summand, exponents: Sequence[int], bounds: Sequence[float], *
     """Checks every layer of an opened router contribution or a cohort, and returns warnings. Peak: 12 H^2 bytes.
 
     Args:
-        exponents: the body's fractional bits per layer; the file has those that its settings leave.
+        exponents: the body's fractional bits per layer.
         bounds: per layer, the largest squared norm of a feature divided by its gain.
         normalised: whether features are norms' outputs, nearly all of that squared norm.
 
     Raises:
         ContributionError: names the layer, the tensor and the exceeded bound.
     """
-    exponents = file.manifest.settings.exponents(exponents)
     _require_exponents(file, exponents)
     warnings = []
     for layer, bound in enumerate(bounds):
@@ -48,7 +47,7 @@ def validate_means(cohort: Cohort, domain: str, exponents: Sequence[int], bounds
     Raises:
         ContributionError: it is longer than so many features can be.
     """
-    exponents, [tokens, shards] = cohort.manifest.settings.exponents(exponents), cohort.counts(domain)
+    tokens, shards = cohort.counts(domain)
     for layer, (exponent, bound) in enumerate(zip(exponents, bounds, strict=True)):
         cross, name = cohort.cross(layer, domain), f"layers.{layer}.cross of {domain!r}"
         _require_room(name, cross)
@@ -61,7 +60,7 @@ def validate_means(cohort: Cohort, domain: str, exponents: Sequence[int], bounds
 
 def validate_masked(file: StatisticsFile, exponents: Sequence[int]) -> list[str]:
     """Checks the exponents of a masked router contribution, and returns a warning about its numbers."""
-    _require_exponents(file, file.manifest.settings.exponents(exponents))
+    _require_exponents(file, exponents)
     return ["masked: its numbers can't be checked, only those of the sum with other owners'"]
 
 
@@ -101,16 +100,11 @@ def _require_room(name: str, values: Int64) -> None:
 
 
 def _validate_gram(name: str, exponent: int, bound: float, file: Summand) -> tuple[float, Tensor]:
-    """Returns the trace, and the lower Cholesky factor of the gram with its slack, in the gram's memory.
-
-    Behind two texts a token has two vectors u, v with ||u||^2, ||v||^2 <= bound, so ||u - v||^2 <= 4 bound.
-    """
-    manifest = file.manifest
-    tokens, settings = manifest.tokens, manifest.settings
-    vectors = tokens if settings.before is None else settings.before.views * tokens
+    """Returns the trace, and the lower Cholesky factor of the gram with its slack, in the gram's memory."""
+    manifest, tokens = file.manifest, file.manifest.tokens
     square = _square(name, exponent, file)
     size = len(square)
-    trace, largest = float(square.trace()), tokens * bound * settings.growth
+    trace, largest = float(square.trace()), tokens * bound
     if trace > TRACE_SLACK * largest:
         raise ContributionError(
             f"trace {trace:.6g} exceeds {largest:.6g}, the bound of {tokens} tokens with these weights",
@@ -118,10 +112,10 @@ def _validate_gram(name: str, exponent: int, bound: float, file: Summand) -> tup
             todo="correct the token count, or divide the vectors by the norms' gains",
         )
     rounding = len(manifest.shards) * size * 2.0 ** -(exponent + 1)
-    steps = settings.batch  # most products of a micro-batch
+    steps = manifest.settings.batch  # most products of a micro-batch
     slack = rounding + steps * FLOAT32_EPSILON * trace
     energy = float(torch.linalg.vector_norm(square))
-    if trace - size * slack > math.sqrt(vectors) * (energy + math.sqrt(size) * slack):
+    if trace - size * slack > math.sqrt(tokens) * (energy + math.sqrt(size) * slack):
         raise ContributionError(
             f"has {(trace / energy) ** 2:.4g} equally strong directions, more than its {tokens} tokens can have",
             where=name,

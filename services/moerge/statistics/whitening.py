@@ -35,17 +35,14 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, privacy: Privacy, layers: int) -> Self:
-        """All layers have equal shares of the budget, in each the gram half of it, or nothing."""
+        """All layers have equal shares of the budget, in each the gram half of it."""
         each = SIGMA * math.sqrt(2 * rho_of(privacy.epsilon, privacy.delta) / layers)
-        if privacy.sums == "means":
-            return cls(0.0, each)
         return cls(each / math.sqrt(2), each / math.sqrt(2))
 
     def add_noise(self, gram: Int64, cross: Int64, generator: Generator) -> None:
         """Adds new noise to a layer's sums."""
         cross += discrete_gaussian(len(cross), generator)
-        if self.gram:
-            gram += discrete_gaussian(len(gram), generator)
+        gram += discrete_gaussian(len(gram), generator)
 
     def require_room(self, documents: int) -> None:
         """Requires that noisy sums of so many documents stay below 2**62.
@@ -177,19 +174,15 @@ class BoundedSum(Sum):
             self._factors, self._square = self._factors.to(x.device), [block.to(x.device) for block in self._square]
         features = x.float() * self._factors
         documents = self._whitening.whitened(features.flatten(0, -2)).view(-1, *features.shape[-2:])
-        products = _products(documents) if self._limits.gram else []
+        products = _products(documents)
         crosses = documents.double().mean(dim=1)
-        sizes = crosses.norm(dim=1)
-        squares = _norms(products) if products else sizes
+        sizes, squares = crosses.norm(dim=1), _norms(products)
         finite = squares.isfinite() & sizes.isfinite()
         scale = _MARGIN * self._limits.cross / sizes[finite].clamp_min(self._whitening.cross)
         self._total += _truncated(crosses[finite] * scale[:, None])
         scale = _MARGIN * self._limits.gram / squares[finite].clamp_min(self._whitening.gram)
-        for block, product in zip(self._square, products, strict=False):  # none for means
+        for block, product in zip(self._square, products, strict=True):
             block += _truncated(product[finite].double() * scale[:, None, None])
-
-    def add_twice(self, x: Tensor, weight: float) -> None:
-        raise NotImplementedError("a document passes alone, and once")
 
     def gram(self, exponent: int, gains: Tensor | None) -> Int64:
         """The upper triangle, on the grid of the noise; the arguments don't matter."""

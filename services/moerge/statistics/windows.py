@@ -136,7 +136,7 @@ def windows(
 
 def _positions(shard: Shard, batch_tokens: int) -> int:
     """Tokens with padding."""
-    return sum(len(rows) * max(map(len, rows)) for rows in arranged(shard.rows, batch_tokens, shard.again))
+    return sum(len(rows) * max(map(len, rows)) for rows in arranged(shard.rows, batch_tokens))
 
 
 def computed(work: Pass, given: Iterable[Window], batch_tokens: int, threads: int) -> Iterator[Done]:

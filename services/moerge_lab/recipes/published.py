@@ -49,8 +49,6 @@ RIDGE: Options = {"k": 1, "lambda": 0.01, "tokens": 0}
 """Experts per token, the ridge regulariser, and counted tokens per document; 0: all (DUME section 3.1)."""
 COUNTS: Options = {"rare_below": RARE_BELOW}
 """Smaller token counts are withheld, as in workers; 0: none."""
-NOISE: Options = {"epsilon": 0, "sums": "grams"}
-"""Noise in router contributions; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Documents:
 
 def settings_of(fleet: Fleet, recipe: VersionRecipe, options: Options) -> VersionSettings:
     base = fleet.seed_model if recipe.anchor else base_of(recipe.body, fleet)
-    privacy = checked(Privacy, {name: options[name] for name in NOISE}) if options.get("epsilon") else None
+    privacy = checked(Privacy, {"epsilon": options["epsilon"]}) if options.get("epsilon") else None
     return VersionSettings(
         recipe=recipe,
         body=body_options(recipe.body, fleet, options),

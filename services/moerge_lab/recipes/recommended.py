@@ -2,16 +2,15 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import get_args
 
 from moerge.routers.registry import ROUTERS
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import ANCHOR, Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
-from moerge_lab.recipes.published import COUNTS, NOISE, oracle, published_recipe
+from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
 from moerge_proto.options import RECOMMENDED, SolveOptions, VersionRecipe
-from moerge_proto.statistics_file import Sums, TextBefore
+from moerge_proto.statistics_file import TextBefore
 
 _BODY: Options = {
     "tokens": 0,
@@ -22,20 +21,18 @@ _BODY: Options = {
 }
 """Methods of body and head; `fit=1`: MLPs are fitted to the body."""
 _WORDS = {"body": tuple(METHODS), "head": tuple(HEADS)}
-_BEFORE = RECOMMENDED.before
 _SOLVE: Options = {
     "k": 1,
     "lambda": RECOMMENDED.solve.ridge_lambda,
     "routers": RECOMMENDED.solve.routers,
-    "before": int(_BEFORE is not None),
-    "context": 0 if _BEFORE is None else _BEFORE.context_weight,
+    "before": int(RECOMMENDED.before is not None),
     ANCHOR: int(RECOMMENDED.anchor),
-    **NOISE,
+    "epsilon": 0,
 }
 OPTIONS: Options = {**_SOLVE, **_BODY}
-"""lambda is in the recommended scale; `routers=ridge`: the paper's; `before=1`: router statistics behind
-public text; `context`: the weight of the context gram, for which they are behind two texts; `anchor=1`: the seed is
-one more expert, with statistics of public text; `epsilon`: router statistics have noise, with delta 1e-6, 0: none."""
+"""lambda is in the recommended scale; `routers=ridge`: the paper's; `before=1`: router statistics behind public text;
+`anchor=1`: the seed is one more expert, with statistics of public text; `epsilon`: router statistics have noise, with
+delta 1e-6, 0: none."""
 
 
 def _recipe(options: Options) -> VersionRecipe:
@@ -44,9 +41,7 @@ def _recipe(options: Options) -> VersionRecipe:
     if "lambda" in options:
         fields |= {"ridge_lambda": number(options, "lambda"), "routers": word(options, "routers")}
     methods = {name: word(options, name) for name in _WORDS}
-    weight, before = number(options, "context") if "context" in options else 0.0, None
-    if weight or ("before" in options and whole(options, "before", 0, 1)):
-        before = checked(TextBefore, {"context_weight": weight})
+    before = TextBefore() if "before" in options and whole(options, "before", 0, 1) else None
     anchor = ANCHOR in options and bool(whole(options, ANCHOR, 0, 1))
     solve = checked(SolveOptions, fields)
     return checked(VersionRecipe, {**methods, "fit": fit, "solve": solve, "before": before, ANCHOR: anchor})
@@ -56,7 +51,7 @@ PARTS = Parts(_recipe, fits_newcomers=True)
 RECIPES = (
     replace(
         published_recipe("recommended", "regmean body and head, discriminants as routers", PARTS, OPTIONS),
-        words={**_WORDS, "routers": tuple(ROUTERS), "sums": get_args(Sums)},
+        words={**_WORDS, "routers": tuple(ROUTERS)},
     ),
     Recipe(
         "recommended-oracle",

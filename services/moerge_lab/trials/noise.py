@@ -2,21 +2,19 @@
 
 import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from os import cpu_count
 from pathlib import Path
 from secrets import token_bytes
 from tempfile import TemporaryDirectory
-from typing import Annotated, get_args
+from typing import Annotated
 from unittest.mock import patch
 
 import typer
 from torch import Tensor
 
 from moerge.documents.corpus import Corpus
-from moerge.documents.pool import MOST_PUBLIC_BYTES, PublicDocuments
 from moerge.merging.assemble import Assembled, KeptParts, body_of, fitted, head_contributions
 from moerge.merging.local import LocalBody, local_version
 from moerge.merging.settings import VersionSettings
@@ -38,7 +36,7 @@ from moerge_lab.table.table import Run
 from moerge_lab.table.texts import Sources
 from moerge_lab.trials.inputs import PresetName, inputs_of, print_head
 from moerge_proto.options import RECOMMENDED, VersionRecipe
-from moerge_proto.statistics_file import Int64, Privacy, StatisticsFile, StatisticsSettings, Sums, write
+from moerge_proto.statistics_file import Int64, Privacy, StatisticsFile, StatisticsSettings, write
 
 PASSAGE = 48
 """Tokens of every document: the presets' texts are cut, because noise asks for many documents."""
@@ -57,18 +55,6 @@ def passages(domain: str, sources: Sources, most: int) -> list[Tokens]:
     rows = [corpus.encode(document).ids for _, _, document in corpus.documents()]
     every = [row[end - PASSAGE : end] for row in rows for end in range(PASSAGE, len(row) + 1, PASSAGE)]
     return [Tokens(row) for row in random.Random(0).sample(every, min(most, len(every)))]  # noqa: S311  # no secret
-
-
-def of_subjects(sources: Mapping[str, Sources]) -> PublicDocuments:
-    """Public text of the domains' subjects, from other sources than theirs."""
-    texts = list[str]()
-    for domain, source in sources.items():
-        size, corpus = 0, Corpus(list(source.other), DenseExpert(domain, source.expert))
-        for _, _, document in corpus.documents():
-            if (size := size + len(document.text.encode())) > MOST_PUBLIC_BYTES // len(sources):
-                break
-            texts.append(document.text)
-    return PublicDocuments.of(texts)
 
 
 class _Streamed(Streamed):
@@ -101,9 +87,8 @@ class Exact:
         documents: Sequence[Tokens],
         folder: Path,
         computing: Computing,
-        public: PublicDocuments,
     ) -> "Exact":
-        settings = _statistics().private(Privacy(epsilon=max(EPSILONS), public=public.digest))
+        settings = _statistics().private(Privacy(epsilon=max(EPSILONS)))
         journal, kept_at = (folder / f"{expert.domain}.{name}" for name in ("exact", "whitenings"))
         kept = list[Whitenings]()
 
@@ -117,7 +102,7 @@ class Exact:
             patch("moerge.statistics.windows.Streamed", _Streamed),
             patch("moerge.statistics.whitening.BoundedSum", _Sum),
         ):
-            router_contribution(expert, body, documents, folder / f"{expert.domain}.noisy", settings, computing, public)
+            router_contribution(expert, body, documents, folder / f"{expert.domain}.noisy", settings, computing)
         return cls(expert, body, journal, kept[0])
 
     def with_noise(self, privacy: Privacy, path: Path) -> Path:
@@ -180,18 +165,14 @@ def noise(
     preset: PresetName = "small",
     tokens: Annotated[int, typer.Option(min=1, help="Scored tokens of each domain.")] = 5_000,
     documents: Annotated[list[int] | None, typer.Option(help="Documents of each owner; repeat.")] = None,
-    subjects: Annotated[
-        bool, typer.Option(help="Whiten with other sources of the domains' subjects, not with the pool.")
-    ] = False,
     device: Device = None,
 ) -> None:
-    """Score versions whose router contributions have noise, by budget, documents and kind of sums."""
+    """Score versions whose router contributions have noise, by budget and documents."""
     inputs = inputs_of(preset, device)
     texts = inputs.texts(tokens)
-    public = of_subjects(inputs.sources) if subjects else PublicDocuments()
     experts = Run(*parse("experts"))
     columns = ["no noise", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)]
-    print_head("version", "documents", "sums", *columns)
+    print_head("version", "documents", *columns)
     with TemporaryDirectory(prefix="moerge-noise-") as home:
         for path, recipe in (KEPT if inputs.preset.training.mlps else VERSIONS).items():
             work = Path(home) / path.replace(" ", "-")
@@ -205,7 +186,7 @@ def noise(
                 computing = Computing(
                     inputs.settings.device, cpu_count() or 1, key=token_bytes(32), progress=progress()
                 )
-                exact = [Exact.of(member, fixed.body, rows, folder, computing, public) for member, rows in pairs]
+                exact = [Exact.of(member, fixed.body, rows, folder, computing) for member, rows in pairs]
                 plain = [
                     router_contribution(
                         member, fixed.body, rows, folder / f"{member.domain}.plain", _statistics(), computing
@@ -214,13 +195,10 @@ def noise(
                 ]
                 count = f"{min(map(len, owned)):,}"
                 runs = [experts, _row("no noise", fixed, plain)]
-                for sums, epsilon in product(get_args(Sums), EPSILONS):
-                    name = f"{sums} {epsilon}"
-                    privacy = Privacy(epsilon=epsilon, sums=sums, public=public.digest)
-                    files = [item.with_noise(privacy, folder / f"{item.expert.domain}.{name}") for item in exact]
-                    runs.append(_row(name, fixed, files))
+                for epsilon in EPSILONS:
+                    privacy = Privacy(epsilon=epsilon)
+                    files = [item.with_noise(privacy, folder / f"{item.expert.domain}.{epsilon}") for item in exact]
+                    runs.append(_row(str(epsilon), fixed, files))
                 table = measure(runs, texts, inputs.settings, NoProgress())
-                cells = {run.label: str(table.average(table.row(run.label))) for run in runs[1:]}
-                for sums in get_args(Sums):
-                    row = [cells["no noise"], *(cells[f"{sums} {epsilon}"] for epsilon in EPSILONS)]
-                    print(f"| {path} | {count} | `{sums}` | {' | '.join(row)} |", flush=True)
+                row = [str(table.average(table.row(run.label))) for run in runs[1:]]
+                print(f"| {path} | {count} | {' | '.join(row)} |", flush=True)

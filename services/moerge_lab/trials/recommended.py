@@ -33,8 +33,6 @@ OPTIONS = (
     "body=seed",
     "body=seed,fit=1",
     "before=1",
-    "context=4",
-    "context=16",
 )
 CONSTANTS = {
     **{f"shrinkage {value:g}": (DEFAULT, _BODY, "SHRINKAGE_TO_AVERAGE", value) for value in (0.001, 0.01, 1.0, 10.0)},

@@ -40,7 +40,7 @@ class Attack:
     """The worst case: the coordinator knows all other documents, which are alike; the tested one is at the limit."""
 
     def __init__(self, own: DenseExpert, body: LocalBody, contributions: int, folder: Path) -> None:
-        whole = PrivacyBudget(epsilon=EPSILON, delta=DELTA, contributions=contributions, sums="means")
+        whole = PrivacyBudget(epsilon=EPSILON, delta=DELTA, contributions=contributions)
         settings = StatisticsSettings(context=64).private(whole.each)
         work = RouterPass(own, body, body.exponents)
         blank = router_manifest("owner", "0" * 64, "code", body, settings)

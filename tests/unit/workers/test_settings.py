@@ -70,7 +70,7 @@ def test_a_token_in_place_of_its_file_is_not_shown(home: Path) -> None:
     assert "Kx9" not in str(caught.value)
 
 
-DEFAULT, OWN = TextBefore(context_weight=1), TextBefore(tokens=64)
+DEFAULT, OWN = TextBefore(tokens=100), TextBefore(tokens=64)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ DEFAULT, OWN = TextBefore(context_weight=1), TextBefore(tokens=64)
     [
         ("", None, None),
         ("", DEFAULT, DEFAULT),
-        ("[statistics]\ncontext = 100", DEFAULT, TextBefore(tokens=50, piece=50, context_weight=1)),
+        ("[statistics]\ncontext = 100", DEFAULT, TextBefore(tokens=50, piece=50)),
         ("[statistics]\nbefore = false", None, None),
         ("[statistics]\nbefore = false", DEFAULT, None),
         ("[statistics.before]\ntokens = 64", None, OWN),

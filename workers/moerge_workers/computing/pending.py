@@ -90,9 +90,8 @@ class PendingStatistics:
         work, whitenings, exact = self.work, self.work.whitenings, path.with_suffix(".exact")
         if not holds(path, self.blank, plan.sizes):  # else of an earlier run, which asked the owner or was killed
             if whitenings is not None:
-                public = None if self.settings.privacy is None else self.settings.privacy.text
                 behind = replace(work, whitenings=None, device="cpu")
-                write_whitenings(behind, self.blank.settings, whitenings.path, public)
+                write_whitenings(behind, self.blank.settings, whitenings.path)
             if self._summed(plan, exact) is None:
                 return None
             if whitenings is None:

@@ -31,7 +31,7 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
     """
     settings = context.settings
     statistics, sent, spent = settings.router_statistics, list[Contribution](), context.spent()
-    exponents = statistics.exponents(body.exponents)
+    exponents = body.exponents
     share = settings.policy.merged_share if body_kind(body.method) == "merged" else 1.0
     counts = context.data.counts(body.digest, share)
     mlps = expert if has_head(expert) else context.expert  # the same MLPs

@@ -1,7 +1,6 @@
 """The recommended recipe: discriminants of every expert's features behind a regmean body; on request more."""
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
 from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.models import Loaded
-from moerge_proto.statistics_file import Privacy, StatisticsFile, StatisticsSettings, Sums, TextBefore
+from moerge_proto.statistics_file import Privacy, StatisticsFile, StatisticsSettings, TextBefore
 from support.models import on_body
 from support.recipes import fleet, logits, only
 
@@ -74,8 +73,7 @@ def published(spec: str, on: Fleet) -> PreTrainedModel:
     [
         ("recommended", None),
         ("recommended:before=1", TextBefore()),
-        ("recommended:context=16", TextBefore(context_weight=16)),
-        ("recommended:body=seed,fit=1,before=1,context=4", TextBefore(context_weight=4)),
+        ("recommended:body=seed,fit=1,before=1", TextBefore()),
     ],
 )
 def test_options_say_what_stands_before_the_text_of_router_statistics_alone(
@@ -93,13 +91,12 @@ def test_options_say_what_stands_before_the_text_of_router_statistics_alone(
     assert all(torch.equal(*pair) == (spec == "recommended") for pair in zip(found, without, strict=True))
 
 
-@pytest.mark.parametrize("sums", get_args(Sums))
-def test_router_statistics_alone_have_noise(tmp_path: Path, sums: Sums) -> None:
+def test_router_statistics_alone_have_noise(tmp_path: Path) -> None:
     on = fleet(tmp_path)
-    published(f"recommended:body=seed,head=seed,epsilon=2,sums={sums}", on)
+    published("recommended:body=seed,head=seed,epsilon=2", on)
     for path in on.work.glob("router-*"):
         with StatisticsFile(path) as file:
-            assert file.manifest.settings.privacy == Privacy(epsilon=2.0, sums=sums)
+            assert file.manifest.settings.privacy == Privacy(epsilon=2.0)
     assert not list(on.work.glob("head-*"))
 
 

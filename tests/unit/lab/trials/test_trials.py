@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from moerge.documents.pool import PublicDocuments
 from moerge.merging.local import local_body
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
@@ -106,17 +105,16 @@ def test_members_of_few_documents_are_told_from_others(cache: Path, monkeypatch:
     assert few > 0.8 > 0.65 > many
 
 
-def test_noise_has_a_row_for_each_version_number_and_kind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_has_a_row_for_each_version_and_number(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "EPSILONS", (10.0,))
-    lines = ran(cache, monkeypatch, "noise", "--subjects", "--tokens=60", "--documents=20", "--documents=5000")
+    lines = ran(cache, monkeypatch, "noise", "--tokens=60", "--documents=20", "--documents=5000")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
-    assert [row[:3] for row in rows] == [
-        [version, documents, f"`{sums}`"]
+    assert [row[:2] for row in rows] == [
+        [version, documents]
         for version in noise.VERSIONS
         for documents in ("20", "120")  # a piece of each text
-        for sums in ("grams", "means")
     ]
-    assert all("±" in cell for row in rows for cell in row[3:])
+    assert all("±" in cell for row in rows for cell in row[2:])
 
 
 def test_the_seed_answers_itself_best(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,10 +136,10 @@ def test_a_smaller_budget_needs_no_further_pass(tmp_path: Path, monkeypatch: pyt
     own = DenseExpert("code", expert(tmp_path / "expert", 1))
     body = local_body([own], tmp_path / "body", "average")
     rows = [Tokens([(7 * row + 3 * place) % 250 for place in range(noise.PASSAGE)]) for row in range(30)]
-    privacy = Privacy(epsilon=1.0, sums="means")
+    privacy = Privacy(epsilon=1.0)
     settings = StatisticsSettings(tokens_per_document=noise.PASSAGE).private(privacy)
     direct = router_contribution(own, body, rows, tmp_path / "direct", settings, Computing(key=b"key"))
-    exact = noise.Exact.of(own, body, rows, tmp_path, Computing(key=b"key"), PublicDocuments())
+    exact = noise.Exact.of(own, body, rows, tmp_path, Computing(key=b"key"))
     scaled = exact.with_noise(privacy, tmp_path / "scaled")
     with StatisticsFile(direct) as one, StatisticsFile(scaled) as other:
         assert one.manifest.settings == other.manifest.settings

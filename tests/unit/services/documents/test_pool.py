@@ -1,14 +1,9 @@
-"""Public texts: the pool is fixed, varied, and named by its bytes; a file of others by its texts."""
+"""The pool of public texts is fixed, varied, and named by its bytes."""
 
-import json
 from collections import Counter
 from importlib.resources import files
-from pathlib import Path
 
-import pytest
-
-from moerge.documents.pool import MOST_PUBLIC_BYTES, PublicDocuments, pool_texts
-from moerge.errors import MoergeError
+from moerge.documents.pool import pool_texts
 from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import POOL
 
@@ -39,36 +34,3 @@ def test_texts_of_the_pool_differ_in_their_openings_and_in_their_words() -> None
 
 def test_texts_of_the_pool_are_clean() -> None:
     assert all(text == text.strip() and "\r" not in text and "\ufffd" not in text for text in pool_texts())
-
-
-def test_the_pool_is_the_public_text_without_another() -> None:
-    assert PublicDocuments() == PublicDocuments(POOL, pool_texts())
-
-
-def test_a_public_text_is_named_by_its_texts_and_not_by_its_files(tmp_path: Path) -> None:
-    lines = tmp_path / "lines.jsonl"
-    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("b", "a", "b", "")))
-    (tmp_path / "folder").mkdir()
-    for name, text in (("1.txt", "a"), ("2.txt", "b")):
-        (tmp_path / "folder" / name).write_text(text)
-    read = PublicDocuments.read(str(lines), "here")
-    assert read == PublicDocuments.read(str(tmp_path / "folder"), "here")
-    assert list(read.texts) == ["a", "b"]
-    (tmp_path / "folder" / "3.txt").write_text("c")
-    assert PublicDocuments.read(str(tmp_path / "folder"), "here").digest not in (read.digest, POOL)
-
-
-def test_a_public_text_that_is_missing_empty_or_too_large_is_refused(tmp_path: Path) -> None:
-    large, empty = tmp_path / "large.txt", tmp_path / "empty.txt"
-    large.write_text("x" * MOST_PUBLIC_BYTES)
-    assert PublicDocuments.read(str(large), "here").texts
-    large.write_text("x" * (MOST_PUBLIC_BYTES + 1))
-    empty.touch()
-    for path, problem in (
-        (large, "more than 1,048,576 bytes"),
-        (empty, "no document has text"),
-        (tmp_path / "x", "no file matches"),
-    ):
-        with pytest.raises(MoergeError, match=problem) as caught:
-            PublicDocuments.read(str(path), "[privacy] `public`")
-        assert caught.value.where.startswith("[privacy] `public`")

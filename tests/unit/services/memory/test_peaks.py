@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from moerge.documents.pool import encoded_pool
 from moerge.experts.sample import need_of as fitting_need
 from moerge.memory.needs import merging, merging_head, scoring, whitening
 from moerge.memory.shapes import Shape
@@ -130,27 +131,23 @@ def test_a_fit_takes_layers_and_not_models(tmp_path: Path) -> None:
 
 WHITEN = """
 from tempfile import mkdtemp
-from moerge.documents.pool import PublicDocuments
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.passes import RouterPass
 from moerge.statistics.release import write_whitenings
 from moerge_proto.statistics_file import Privacy, StatisticsSettings
 def call(folder):
-    public = PublicDocuments.of((folder / "public").read_text().splitlines())
-    settings = StatisticsSettings(context=400).private(Privacy(epsilon=1.0, public=public.digest))
+    settings = StatisticsSettings(tokens_per_document=int(folder.name)).private(Privacy(epsilon=1.0))
     own = DenseExpert("law", folder)
-    write_whitenings(RouterPass(own, own, [0]), settings, Path(mkdtemp(dir=folder.parent)) / "file", public)
+    write_whitenings(RouterPass(own, own, [0]), settings, Path(mkdtemp(dir=folder.parent)) / "file")
 """
 
 
-def test_a_whitening_by_long_public_text(tmp_path: Path) -> None:
+def test_a_whitening(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4}
     needs = {}
-    for count in (12, 44):
+    for count in (72, 264):  # first tokens of each text
         own = DenseExpert("law", expert(tmp_path / str(count), 1, num_hidden_layers=1, **sizes))
-        public = [f"{number} " + "public text " * 30 for number in range(count)]
-        (own.folder / "public").write_text("\n".join(public))
-        tokens = sum(min(400, len(ids)) for ids in own.tokenizer(public)["input_ids"])
+        tokens = sum(map(len, encoded_pool(own.tokenizer, count)))
         needs[own.folder] = whitening(Shape.of(own.config, torch.float32), tokens).in_host
     within(WHITEN, needs)
 

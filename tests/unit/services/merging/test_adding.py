@@ -270,7 +270,6 @@ def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -
         ({"context": 256}, "`context`"),
         ({"precision": "bfloat16"}, "`precision`"),
         ({"before": True}, "`before`"),
-        ({"context_weight": 4.0}, "`context_weight`"),
         ({"anchor": True}, "`anchor`"),
         ({"anchor_text": ["other/*.txt"]}, "`anchor_text`"),
     ],
@@ -284,12 +283,9 @@ def test_an_option_that_contradicts_the_version_is_refused(folder: Path, given: 
 def test_text_before_is_off_unless_an_option_asks_for_it_and_fits_a_short_context() -> None:
     assert NOTHING.followed.before is replace(NOTHING, before=False).followed.before is None
     assert replace(NOTHING, before=True).followed.before == TextBefore()
-    assert replace(NOTHING, context_weight=4).followed.before == TextBefore(context_weight=4)
     short = replace(NOTHING, before=True, context=65)
     settings = MergeSettings(recipe=short.followed, statistics=short.statistics)
     assert settings.router_statistics.before == TextBefore(tokens=32, piece=32)
-    with pytest.raises(MoergeError, match="without `before`"):
-        _ = replace(NOTHING, before=False, context_weight=4).followed
 
 
 def test_text_of_an_anchor_asks_for_one() -> None:

@@ -50,7 +50,7 @@ BLANK: dict[str, Any] = {
     "shards": ["0" * 64],
 }
 ROUTER = RouterManifest(**BLANK, body="7" * 64, exponents=[16] * LAYERS)
-BEFORE = TextBefore(tokens=16, piece=16, context_weight=4)
+BEFORE = TextBefore(tokens=16, piece=16)
 BEHIND = RouterManifest(
     **BLANK | {"settings": StatisticsSettings(before=BEFORE)}, body="7" * 64, exponents=[12] * LAYERS
 )
@@ -118,7 +118,7 @@ class Owner:
         self.steps: list[tuple[int, frozenset[str]]] = []
         self.said: list[str] = []
         self.shown: list[tuple[int, int]] = []
-        positions = BEFORE.positions if kind == "behind" else 1
+        positions = 2 if kind == "behind" else 1
         settings = Settings(
             coordinator="",
             token="",

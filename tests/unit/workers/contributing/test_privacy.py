@@ -7,20 +7,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from moerge.documents.pool import PublicDocuments
 from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseBody
 from moerge.statistics.accountant import rho_of
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
-from moerge_proto.statistics_file import POOL, RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import RouterManifest, StatisticsFile
 from moerge_workers.contributing import router
 from moerge_workers.leaving.ledger import Ledger, Sent, spending, spent_file
 from moerge_workers.privacy import PrivacyBudget
 from support.models import texts
 from support.stages import MemoryClient, body, context_of
 
-BUDGET = {"epsilon": 2.0, "delta": 1e-6, "unit": "document", "per": "life"}
+BUDGET = {"epsilon": 2.0, "delta": 1e-6}
 TWICE = {**BUDGET, "contributions": 2}
 MODES = {"min_documents": 5, "min_tokens": 1}
 SEED = {"bodies": ["seed"], "head_contributions": False}
@@ -60,20 +59,6 @@ def test_new_documents_alone_pay_and_leave(folder: Path, home: Path, client: Mem
     _, second = ran(folder, home, client, privacy=BUDGET)
     assert second.documents == 60 - first.documents
     assert spent(home, BUDGET) == (60, 60)
-
-
-def test_a_public_text_of_the_settings_is_named_in_the_file(folder: Path, home: Path, client: MemoryClient) -> None:
-    public = texts(home / "public.jsonl", 5, 30)
-    budget = {**BUDGET, "public": str(public)}
-    ran(folder, home, client, privacy=budget)
-    assert manifest_of(client.uploaded[-1]).settings.privacy == PrivacyBudget.model_validate(budget).each
-    privacy = manifest_of(client.uploaded[-1]).settings.privacy
-    assert privacy is not None
-    assert privacy.public == PublicDocuments.read(str(public), "").digest != POOL
-    public.unlink()
-    with pytest.raises(MoergeError, match="no file matches") as caught:
-        ran(folder, home, client, privacy=budget)
-    assert caught.value.where == f"[privacy] `public` {public}"
 
 
 def test_a_spent_budget_is_refused_before_a_pass(folder: Path, home: Path, client: MemoryClient) -> None:
@@ -160,7 +145,7 @@ def test_copies_of_a_document_count_once(tmp_path: Path) -> None:
     assert spending(tmp_path / "spent.sqlite", 0.5, 0.9) == (2, 2)
 
 
-@pytest.mark.parametrize("changed", [{"unit": "token"}, {"per": "month"}, {"epsilon": 0}, {"budget": 1}])
+@pytest.mark.parametrize("changed", [{"delta": 0.1}, {"epsilon": 0}, {"budget": 1}])
 def test_other_promises_are_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         PrivacyBudget.model_validate({**BUDGET, **changed})

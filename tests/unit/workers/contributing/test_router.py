@@ -71,14 +71,14 @@ def test_text_before_is_another_setting_that_replaces_the_sent_contribution(
 ) -> None:
     """The same documents count, once."""
     [plain] = contributed(folder, home, client)
-    before = TextBefore(tokens=32, piece=32, context_weight=16)
+    before = TextBefore(tokens=32, piece=32)
     [behind] = contributed(folder, home, client, statistics=StatisticsSettings(before=before))
     assert (behind.tokens, behind.documents) == (plain.tokens, plain.documents)
     assert not client.rows[plain.digest].active
     with StatisticsFile(client.uploaded[-1]) as file:
         assert isinstance(file.manifest, RouterManifest)
         assert file.manifest.settings.before == before
-        assert file.manifest.exponents == [bits - 6 for bits in body().exponents]
+        assert file.manifest.exponents == list(body().exponents)
     assert contributed(folder, home, client, statistics=StatisticsSettings(before=before)) == [behind]
     assert contributed(folder, home, client) != [behind]
 
