@@ -161,17 +161,6 @@ def test_the_command_line_reports_and_shows_benchmarks(federation: Federation, t
     assert "| arc_easy | acc | 0.550 ± 0.020 |" in federation.operator.version_card(number)
 
 
-def test_a_pull_writes_the_hub_s_results_if_asked(federation: Federation, tmp_path: Path) -> None:
-    number = solve(federation, 7.0)
-    whole = result("gsm8k", 0.27, metric="exact_match,strict-match", limit=None, questions=1319)
-    federation.operator.report_benchmarks(results_of(number, whole, result()))
-    folder = tmp_path / "model"
-    assert "results for the hub: gsm8k" in federation.moerge("pull", number, folder, "--hub-results")
-    assert [path.name for path in (folder / ".eval_results").iterdir()] == ["gsm8k.yaml"]
-    federation.moerge("pull", number, folder)
-    assert not (folder / ".eval_results").exists()
-
-
 def test_a_file_that_has_no_results_is_named_with_its_field(federation: Federation, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     for content, told in ((None, "No such file"), ("[{}]", "0.task: it is missing"), ("{", "not valid JSON")):

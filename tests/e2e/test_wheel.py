@@ -52,7 +52,7 @@ def test_the_client_alone_needs_no_torch(wheel: Path, tmp_path: Path) -> None:
         for command in ("version list", "expert list", "progress", "pull 1 model"):
             run(bin_ / "moerge", *command.split(), cwd=tmp_path, environment=access)
     assert (tmp_path / "model" / "config.json").is_file()
-    needs = {"merge --out x --expert a=b": "merge", "worker init": "worker", "table": "lab", "push x org/name": "hub"}
+    needs = {"merge --out x --expert a=b": "merge", "worker init": "worker", "table": "lab"}
     for command, extra in needs.items():
         error = run(bin_ / "moerge", *command.split(), cwd=tmp_path, code=1)
         assert f"pip install 'moerge[{extra}]'" in error

@@ -1,4 +1,4 @@
-"""A stand-in of the hub's HTTP API: the calls of huggingface_hub that create a repository, upload and commit.
+"""A stand-in of the hub's HTTP API: the calls of `hf upload` and `hf download`.
 
 It is written after huggingface_hub's client and the documents of the hub, not after the hub itself. Files of at least
 `LARGE` bytes and safetensors go by Git LFS, others with the commit. Not here: Xet, which the library prefers if
@@ -37,13 +37,12 @@ class Repository:
 
 @dataclass
 class Hub:
-    """Its address, and what it has. `fail_after`: the number of large files after which it refuses others."""
+    """Its address, and what it has."""
 
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     stored: dict[str, bytes] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
-    fail_after: int | None = None
 
     @property
     def uploads(self) -> int:
@@ -95,13 +94,25 @@ def _app(hub: Hub) -> FastAPI:
         errors = [{"message": text} for text in _card_errors(asked["content"])]
         return JSONResponse({"errors": errors, "warnings": []}, 400 if errors else 200)
 
-    @app.get("/api/models/{owner}/{name}")
+    @app.get("/api/models/{owner}/{name}/revision/main")
     def info(owner: str, name: str) -> Response:
-        if (row := hub.repositories.get(f"{owner}/{name}")) is None:
-            return _refused(404, "RepoNotFound", "Repository not found")
+        row = hub.repositories[f"{owner}/{name}"]
         siblings = [{"rfilename": file} for file in row.files]
         about = {"id": f"{owner}/{name}", "sha": row.sha, "private": row.private, "siblings": siblings}
         return JSONResponse({**about, "tags": [], "downloads": 0, "likes": 0})
+
+    @app.get("/api/models/{owner}/{name}/tree/{revision}")
+    def tree(owner: str, name: str, revision: str) -> Response:
+        files = hub.repositories[f"{owner}/{name}"].files
+        rows = [
+            {"type": "file", "path": path, "size": len(data), "oid": _oid(path, data)} for path, data in files.items()
+        ]
+        return JSONResponse(rows)
+
+    @app.api_route("/{owner}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
+    def resolve(owner: str, name: str, revision: str, path: str) -> Response:
+        row = hub.repositories[f"{owner}/{name}"]
+        return Response(row.files[path], headers={"ETag": _oid(path, row.files[path]), "X-Repo-Commit": row.sha})
 
     @app.post("/api/repos/create")
     async def create(request: Request) -> Response:
@@ -109,14 +120,10 @@ def _app(hub: Hub) -> FastAPI:
         if asked["organization"] != OWNER:
             return _refused(403, "", f'You don\'t have the rights to create a model under "{asked["organization"]}"')
         name = f"{OWNER}/{asked['name']}"
+        if name in hub.repositories:
+            return JSONResponse({"error": "You already created this model repo", "url": f"{hub.url}/{name}"}, 409)
         hub.repositories[name] = Repository(asked["visibility"] == "private")
         return JSONResponse({"url": f"{hub.url}/{name}", "name": name, "id": secrets.token_hex(12)})
-
-    @app.put("/api/models/{owner}/{name}/settings")
-    async def settings(request: Request, owner: str, name: str) -> Response:
-        asked = await request.json()
-        hub.repositories[f"{owner}/{name}"].private = asked["visibility"] == "private"
-        return JSONResponse(asked)
 
     @app.post("/api/models/{owner}/{name}/preupload/main")
     async def preupload(request: Request, owner: str, name: str) -> Response:
@@ -141,8 +148,6 @@ def _app(hub: Hub) -> FastAPI:
     @app.put("/lfs/{oid}")
     async def store(request: Request, oid: str) -> Response:
         data = await request.body()
-        if hub.fail_after is not None and len(hub.stored) >= hub.fail_after:
-            return Response(status_code=400)  # the library repeats calls after other failures, for minutes
         assert hashlib.sha256(data).hexdigest() == oid
         hub.stored[oid] = data
         return Response()

@@ -15,7 +15,7 @@ NOT_TYPED = {
     "moerge keeper *": "another party's; tests/e2e/test_masks.py has two",
     "moerge coordinator cohort *": "needs masked contributions of three owners, likewise",
     "moerge coordinator unmask *": "likewise",
-    "moerge push *": "needs an account of the hub; tests/contract/test_push.py pushes to a stand-in of it",
+    "moerge verify * && hf upload *": "needs an account of the hub; tests/contract/test_hub.py has a stand-in of it",
     "hf download *": "likewise",
     "moerge export *": "needs llama.cpp; tests/engines runs it",
     "git clone *": "the network",

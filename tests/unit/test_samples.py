@@ -47,7 +47,7 @@ def written_commands() -> list[list[str]]:
         result for text in texts for result in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     )
     blocks = [block for language, block in fenced if language in ("", "sh")]
-    lines = {line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()}
+    lines = {line.partition(" #")[0].partition(" && ")[0].strip() for block in blocks for line in block.splitlines()}
     return [shlex.split(line)[1:] for line in sorted(lines) if line.startswith("moerge ")]
 
 

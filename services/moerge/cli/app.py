@@ -81,7 +81,6 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         "workflow": workflows.app,
         "pull": pull.pull,
         "verify": verify.verify,
-        "push": Component("moerge.cli.push", "Publish a pulled version on the hub.", "hub"),
         "export": Component("moerge.export.commands", "Write a version as a GGUF, for llama.cpp.", "merge"),
     },
     "Look": {

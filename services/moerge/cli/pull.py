@@ -15,7 +15,6 @@ from moerge.client.signatures import expected_fingerprint, folder_provenance, ow
 from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.terminal import echo
-from moerge.versions.hub_results import REGISTERED, write_hub_results
 from moerge_proto.signatures import in_groups
 
 
@@ -25,9 +24,6 @@ def pull(
     coordinator: Coordinator,
     secret: Secret,
     key: Key = None,
-    hub_results: Annotated[
-        bool, typer.Option("--hub-results", help="Also write reported benchmarks for the hub, .eval_results/*.yaml.")
-    ] = False,
     accept_owner: Annotated[
         list[str] | None, typer.Option(help="Owner whose key may differ from the earlier pull's; repeat.")
     ] = None,
@@ -39,8 +35,7 @@ def pull(
     into FOLDER pins the version key, which --key names before, and the keys of the owners. Follows rotations that the
     pinned version key has signed. Refuses unsigned versions, revoked keys, other files for a number that was pulled
     before, other keys of known owners without --accept-owner, and an alias of an earlier version than FOLDER's without
-    --older. An interrupted pull leaves FOLDER unchanged; the next one resumes. --hub-results writes the operators'
-    results of the hub's benchmarks, over all questions; a later pull without it removes them.
+    --older. An interrupted pull leaves FOLDER unchanged; the next one resumes.
 
     Example: moerge pull champion my-model
     """
@@ -55,7 +50,6 @@ def pull(
             todo = f"set `older` if the operator says that {version} was rolled back"
             raise MoergeError(what, where=str(folder), todo=todo)
         fetched = pull_version(client, client.version(number), folder, progress(), key, accept_owner or ())
-        tasks = write_hub_results(list(client.benchmarks(number)), folder) if hub_results else []
     signed = read_signature(folder)
     by = "" if signed is None else f", signed by key {in_groups(signed.fingerprint)}"
     echo(f"{folder}: version {number}, {decimal(fetched)} fetched{by}")
@@ -63,6 +57,3 @@ def pull(
         echo(f"  {line}")
     if signed is not None and pinned is not None and pinned != signed.fingerprint:
         echo(f"The key was rotated from {in_groups(pinned)}, which has signed the rotation.", err=True)
-    if hub_results:
-        none = f"none; the hub's benchmarks are {', '.join(REGISTERED)}"
-        echo(f"results for the hub: {', '.join(tasks) or none}")

@@ -1,15 +1,11 @@
-"""Two versions' benchmarks, compared where they were measured alike; the hub's form of them."""
+"""Two versions' benchmarks, compared where they were measured alike."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from huggingface_hub import EvalResultEntry, parse_eval_result_entries
 
 from moerge.versions.benchmarks import benchmark_changes, figure
 from moerge.versions.card_scores import benchmarks_text
-from moerge.versions.hub_results import write_hub_results
 from support.benchmarks import reported
 
 
@@ -57,24 +53,3 @@ def test_a_card_names_tasks_results_and_reporters() -> None:
     assert benchmarks_text([]) == ""
     many = benchmarks_text([reported(f"task{number}") for number in range(103)])
     assert many.endswith("|\n\n3 more are in `moerge version table`.\n")
-
-
-def test_the_hub_s_library_reads_the_files_of_its_benchmarks(tmp_path: Path) -> None:
-    whole: dict[str, Any] = {"metric": "exact_match,strict-match", "limit": None, "questions": 1319}
-    rows = [
-        reported(),
-        reported("gsm8k", 0.9, "law-owner", **whole),
-        reported("gsm8k", 0.4, **whole | {"metric": "exact_match,last-number"}),
-        reported("gsm8k", 0.27672, **whole),
-        reported("gsm8k", 0.3, **whole | {"metric": "exact_match,flexible-extract"}),
-        reported("mmlu_pro", 0.4, metric="exact_match,custom-extract"),
-    ]
-    assert write_hub_results(rows, tmp_path) == ["gsm8k"]
-    [path] = (tmp_path / ".eval_results").iterdir()
-    assert path.name == "gsm8k.yaml"
-    [entry] = parse_eval_result_entries(yaml.safe_load(path.read_text()))
-    notes = "exact_match,strict-match of lm_eval 0.4.13, task version 1.0"
-    assert entry == EvalResultEntry(dataset_id="openai/gsm8k", task_id="gsm8k", value=27.67, notes=notes)
-    last = [row for row in rows if row.result.metric == "exact_match,last-number"]
-    assert write_hub_results(last, tmp_path) == ["gsm8k"]
-    assert "value: 40.00\n" in path.read_text()
