@@ -1,7 +1,9 @@
 """A consumer compares a version with its experts and seed on public tasks, with and without moerge's command."""
 
 import json
+import shutil
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,9 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from moerge.benchmarks.models import Model
-from moerge.benchmarks.process import answer
-from moerge.benchmarks.settings import Settings, asked
-from moerge.progress import LogProgress
+from moerge_lab.benchmarks.harness import answer
+from moerge_lab.benchmarks.models import Model
+from moerge_lab.benchmarks.settings import Settings, asked
 from support.benchmarks import questions
 from support.models import expert
 from support.processes import run_command
@@ -22,10 +23,8 @@ from support.versions import published
 
 pytestmark = pytest.mark.slow
 HOOKS = """
-import sys
-from moerge.benchmarks.task_files import hooks
+from moerge_lab.benchmarks.task_files import hooks
 
-assert hooks.refused({}, ["I can't help with that."]) == {"refused": 1}
 kinds = ["length_constraints:number_sentences", "change_case:capital_word_frequency"]
 limits = [{"num_sentences": 2, "relation": "at least"}, {"capital_frequency": 1, "capital_relation": "at least"}]
 asked = {"key": 1, "prompt": "Write.", "instruction_id_list": kinds, "kwargs": limits}
@@ -38,7 +37,7 @@ ENDINGS = (
     "[step] Look at leaves.\n\nEnding1: [substeps] Leaves move. Ending2: They wait. [title] Ask. Ending3: He sits. "
     "Ending4: It is dry.\n\nAnswer format: ending1/ending2/ending3/ending4"
 )
-PUBLIC: dict[str, list[dict[str, str | None]]] = {
+PUBLIC: dict[str, list[dict[str, Any]]] = {
     "hellaswag.test.json": [{"instruction": ENDINGS, "input": "", "output": "ending2", "answer": "ending2"}] * 2,
     "lambada_test.jsonl": [{"text": "She looked for the key.\n\n\"Here,\" said Tom, and held up the key"}] * 2,
     **{
@@ -50,11 +49,17 @@ PUBLIC: dict[str, list[dict[str, str | None]]] = {
         ]
         for code in ("de", "es", "fr", "ru")
     },
-    "humaneval.jsonl": [{"prompt": "def f():\n", "test": "def check(f): pass", "entry_point": "f"}] * 2,
+    "ifeval.jsonl": [
+        {
+            "key": 1, "prompt": "Write.", "instruction_id_list": ["length_constraints:number_sentences"],
+            "kwargs": [{"num_sentences": 2, "relation": "at least"}],
+        }
+    ] * 2,
 }  # fmt: skip
 """File -> made-up records in the exact form of its public set."""
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
+    "{{ bos_token }}{{ strftime_now('%Y-%m-%d') }}"
+    "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
@@ -86,8 +91,8 @@ def test_a_version_of_equal_experts_scores_as_the_dense_model(tmp_path: Path) ->
         assert json.loads(bare.read_bytes())["results"]["arc-easy"]["acc,none"] == own["value"]
 
     raw = tmp_path / "scores" / "raw"
-    (raw / "version" / "piqa.json").unlink()
-    kept = {path: path.stat().st_mtime_ns for path in [*raw.glob("code/*"), raw / "version" / "arc-easy.json"]}
+    shutil.rmtree(raw / "version" / "piqa")
+    kept = {path: path.stat().st_mtime_ns for path in [*raw.glob("code/*/*"), *raw.glob("version/arc-easy/*")]}
     tokenizer = tmp_path / "merged" / "tokenizer.json"
     tokenizer.unlink()
     tokenizer.write_text("{}")
@@ -96,7 +101,7 @@ def test_a_version_of_equal_experts_scores_as_the_dense_model(tmp_path: Path) ->
     failed = run_command(*again, 400)
     assert failed.returncode == 1
     assert "lm_eval failed at piqa of version" in failed.stderr
-    assert str(raw / "version" / "log") in failed.stderr
+    assert str(raw / "version" / "piqa.log") in failed.stderr
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     refused = run_command(*again, 10)
     assert refused.returncode == 1
@@ -122,50 +127,53 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         lines = json.dumps(records) if name.endswith(".json") else "".join(f"{json.dumps(row)}\n" for row in records)
         (home / name).write_text(lines)
     settings = Settings(home, limit=4, chat=True, answer_tokens=8)
-    names = ["hellaswag", "lambada", "arc-multilingual", "refusals", "humaneval"]
-    answer(Model("chat", "expert", model), names, settings, asked(names, settings), home / "out", LogProgress())
+    known = asked(["hellaswag", "lambada", "arc-multilingual", "ifeval"], settings)
+    for name, item in known.items():
+        answer(Model("chat", "expert", model), name, settings, item, home / "out")
     return model, home / "out" / "raw" / "chat"
 
 
 def samples(folder: Path, task: str) -> list[dict[str, Any]]:
     """Each question's requests and answers, in order."""
-    rows = json.loads((folder / f"{task}.lm_eval.json").read_bytes())["samples"][task]
+    [path] = (folder / task).glob("samples_*.jsonl")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return sorted(rows, key=lambda row: int(row["doc_id"]))
+
+
+def requests(row: dict[str, Any]) -> list[list[str]]:
+    """The texts of a question's requests."""
+    return [[given["arg_0"], given["arg_1"]] for given in row["arguments"].values()]
 
 
 def test_public_forms_are_asked_as_their_sets_mean_them(answered: tuple[Path, Path]) -> None:
     asked_of = {name: samples(answered[1], name) for name in ("hellaswag", "lambada", "arc-multilingual")}
-    assert [request[:2] for request in asked_of["hellaswag"][0]["arguments"]] == [
+    assert requests(asked_of["hellaswag"][0]) == [
         ["Boats: How to sail. Find wind. Look at leaves.", f" {text}"]
         for text in ("Leaves move.", "They wait. Ask.", "He sits.", "It is dry.")
     ]
-    [[context, word]] = asked_of["lambada"][0]["arguments"]
+    [[context, word]] = requests(asked_of["lambada"][0])
     assert (context, word) == ('She looked for the key.\n\n"Here," said Tom, and held up the', " key")
-    contexts = [row["arguments"][0][0] for row in asked_of["arc-multilingual"]]
+    contexts = [requests(row)[0][0] for row in asked_of["arc-multilingual"]]
     assert contexts == [f"Question: {code}?\nAnswer:" for code in ("de", "es", "fr", "ru")]
-    assert [request[1] for request in asked_of["arc-multilingual"][0]["arguments"]] == [" a", " b", " c", " d"]
-    assert [row["target"] for rows in asked_of.values() for row in rows[:1]] == [1, " key", 2]
-
-
-def test_programs_are_written_with_their_tests(answered: tuple[Path, Path]) -> None:
-    programs = json.loads((answered[1] / "humaneval.json").read_bytes())
-    for program, row in zip(programs, samples(answered[1], "humaneval"), strict=True):
-        assert program == f"def f():\n{row['filtered_resps'][0]}\ndef check(f): pass\ncheck(f)\n"
+    assert [request[1] for request in requests(asked_of["arc-multilingual"][0])] == [" a", " b", " c", " d"]
+    assert [row["target"] for rows in asked_of.values() for row in rows[:1]] == ["1", " key", "2"]
 
 
 def test_chat_template_is_applied_once(answered: tuple[Path, Path]) -> None:
     model, folder = answered
     read: Any = AutoTokenizer.from_pretrained(model)
     network: Any = AutoModelForCausalLM.from_pretrained(model)
-    for row in samples(folder, "refusals"):
+    for row in samples(folder, "ifeval"):
         turn = [{"role": "user", "content": row["doc"]["prompt"]}]
         text = read.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        assert row["arguments"][0][0] == text
-        ids = read.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        text = text.replace(f"{date.today()}", "2024-07-26")
+        assert row["arguments"]["gen_args_0"]["arg_0"] == text
+        ids = read(text, add_special_tokens=False, return_tensors="pt")
         assert (ids["input_ids"] == read.bos_token_id).sum() == 1
         made = network.generate(**ids, max_new_tokens=8, do_sample=False)
         [[said]] = row["resps"]
         new = made[0, ids["input_ids"].shape[1] :]
         assert said == read.decode(new, skip_special_tokens=True)
-    [row] = json.loads((folder / "refusals.lm_eval.json").read_bytes())["configs"].values()
+    [path] = (folder / "ifeval").glob("results_*.json")
+    [row] = json.loads(path.read_bytes())["configs"].values()
     assert row["generation_kwargs"]["max_gen_toks"] == 8

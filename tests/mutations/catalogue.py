@@ -1200,12 +1200,4 @@ MUTATIONS = (
         "unsigned = list[str]()",
         ("tests/attacks/test_copies.py",),
     ),
-    Mutation(
-        "programs-run",
-        "programs that models write aren't executed",
-        LIBRARY,
-        'return {"program": text}',
-        'return {"program": exec(text) or text}',
-        ("tests/attacks/test_benchmarks.py",),
-    ),
 )

@@ -92,7 +92,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
     "One machine": {
         "merge": Component("moerge.merging.commands", "Merge experts on this machine into one MoE model.", "merge"),
         "benchmark": Component(
-            "moerge.benchmarks.commands", "Compare versions with their seed and experts on public tasks.", "eval"
+            "moerge_lab.benchmarks.commands", "Compare versions with their seed and experts on public tasks.", "eval"
         ),
         "tune": Component("moerge_lab.tuning.commands", "Train a version, or a mixture, on pooled text.", "lab"),
         "soup": Component(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from moerge.benchmarks.questions import chance, data_digest, data_files, questions
-from moerge.benchmarks.tasks import PAPER, TASK_FILES, TASKS, VERSION, is_of_harness
 from moerge.errors import MoergeError
+from moerge_lab.benchmarks.questions import chance, data_digest, data_files, questions
+from moerge_lab.benchmarks.tasks import PAPER, TASK_FILES, TASKS, VERSION
 
 ADAPTERS = (
     "Please choose the correct answer to the question: Which is red: a sky or a rose?\n\n"
@@ -113,10 +113,6 @@ def test_missing_data_names_its_source(tmp_path: Path) -> None:
         questions(TASKS["gsm8k"], None)
 
 
-def test_refusals_come_with_moerge() -> None:
-    assert len({item["prompt"] for item in questions(TASKS["refusals"], None)}) == 20
-
-
 def test_every_task_has_a_definition_with_its_metric() -> None:
     assert {path.stem for path in TASK_FILES.glob("*.yaml")} == {"common", *TASKS}
     assert f"version: {VERSION}\n" in (TASK_FILES / "common.yaml").read_text()
@@ -126,8 +122,3 @@ def test_every_task_has_a_definition_with_its_metric() -> None:
         assert f"- metric: {task.metric}\n" in text
         assert "unsafe_code" not in text
     assert set(PAPER) <= set(TASKS)
-
-
-def test_the_harness_knows_its_own_tasks() -> None:
-    assert is_of_harness("mmlu")
-    assert not is_of_harness("mmlux")

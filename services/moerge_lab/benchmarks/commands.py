@@ -41,7 +41,7 @@ def run(
         str,
         typer.Option(
             help="TASK or TASK=EXPERT, with commas between: tasks of `moerge benchmark fetch` and their own experts. "
-            "paper: those of DUME's table 3. Default expert: the best one of the row."
+            "paper: those of DUME's table 3 but HumanEval. Default expert: the best one of the row."
         ),
     ],
     expert: Annotated[
@@ -52,7 +52,7 @@ def run(
     limit: Annotated[int | None, typer.Option(min=1, help="First questions of each task. Default: all.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random choices.")] = 0,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Put gsm8k, ifeval and refusals through the models' chat templates.")
+        bool, typer.Option("--chat", help="Put gsm8k and ifeval through the models' chat templates.")
     ] = False,
     answer_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer that a model writes, in tokens. Default: the task's.")
@@ -77,13 +77,13 @@ def run(
     Example: moerge benchmark merged --expert code=./code --expert law=./law --base seed --tasks arc-easy,piqa --data
     benchmarks --limit 400
     """
-    from moerge.benchmarks import arguments
-    from moerge.benchmarks.models import require_models
-    from moerge.benchmarks.run import run as run_tasks
-    from moerge.benchmarks.settings import Settings, asked
-    from moerge.benchmarks.tasks import TASKS
     from moerge.progress import progress
     from moerge.settings import single_values
+    from moerge_lab.benchmarks import arguments
+    from moerge_lab.benchmarks.models import require_models
+    from moerge_lab.benchmarks.run import run as run_tasks
+    from moerge_lab.benchmarks.settings import Settings, asked
+    from moerge_lab.benchmarks.tasks import TASKS
 
     errors = Screen(stderr=True)
 
@@ -105,7 +105,7 @@ def run(
     arguments.require_harness(settings)
     asked(list(chosen), settings)
     models = arguments.models(versions, expert or (), base, out)
-    require_models(models, precision, device, chat=chat and any(TASKS[name].is_chat for name in chosen))
+    require_models(models, precision, device, chat=chat and any(TASKS[name].is_written for name in chosen))
     result = run_tasks(models, chosen, settings, out, progress(), say)
     if as_json:
         show_json(result.to_json())
@@ -130,18 +130,17 @@ def fetch(as_json: AsJson = False) -> None:
 
     Example: moerge benchmark fetch
     """
-    from moerge.benchmarks.tasks import FORMS, TASKS
+    from moerge_lab.benchmarks.tasks import FORMS, TASKS
 
     if as_json:
         show_json([{**vars(task), "form": FORMS[task.form]} for task in TASKS.values()])
         return
     for task in TASKS.values():
         echo(task.name)
-        echo(f"  file: {', '.join(task.files) or 'comes with moerge'}")
+        echo(f"  file: {', '.join(task.files)}")
         echo(f"  from: {task.source}")
         echo(f"  form: {FORMS[task.form]}")
-        if task.files:
-            echo(f"  sha256: {task.digest or 'unknown'}")
+        echo(f"  sha256: {task.digest or 'unknown'}")
 
 
 @app.command()
@@ -150,6 +149,6 @@ def files() -> None:
 
     Example: moerge benchmark files
     """
-    from moerge.benchmarks.tasks import TASK_FILES
+    from moerge_lab.benchmarks.tasks import TASK_FILES
 
     echo(TASK_FILES)

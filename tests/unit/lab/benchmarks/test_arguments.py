@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from moerge.benchmarks import arguments
-from moerge.benchmarks.models import Model, require_models
-from moerge.benchmarks.settings import Settings
-from moerge.benchmarks.tasks import PAPER
 from moerge.errors import MoergeError
+from moerge_lab.benchmarks import arguments
+from moerge_lab.benchmarks.models import Model, require_models
+from moerge_lab.benchmarks.settings import Settings
+from moerge_lab.benchmarks.tasks import PAPER
 from support.models import adapter, expert
 
 
@@ -22,7 +22,7 @@ def test_tasks_have_their_experts() -> None:
     ("text", "problem"),
     [
         ("piqax", "unknown task 'piqax'(.|\n)*arc-easy"),
-        ("mmlu", "the hub(.|\n)*lm_eval --tasks mmlu"),
+        ("mmlu", "the hub(.|\n)*lm_eval run --tasks mmlu"),
         ("piqa=art", "unknown expert 'art'(.|\n)*law"),
         (" ,", "no task"),
     ],

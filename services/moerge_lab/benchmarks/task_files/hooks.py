@@ -8,26 +8,18 @@ from typing import Any
 
 from datasets import Dataset  # type: ignore[import-untyped]
 
-from moerge.benchmarks.questions import questions
-from moerge.benchmarks.refusals import is_refusal
-from moerge.benchmarks.tasks import TASKS
+from moerge.documents.chat_templates import DATE
+from moerge.documents.template_environment import install
+from moerge_lab.benchmarks.questions import questions
+from moerge_lab.benchmarks.tasks import TASKS
 
+install(DATE)  # of chat templates that ask for it: lm_eval loads its tasks before the model
 Results = Callable[[dict[str, Any], Sequence[str]], Mapping[str, object]]
 
 
 def dataset(name: str, data: str | None = None, **_: object) -> dict[str, Dataset]:
     """The questions of a task; `data`: the folder, from lm_eval's metadata, which has other things too."""
     return {"test": Dataset.from_list(questions(TASKS[name], None if data is None else Path(data)))}
-
-
-def program(question: Mapping[str, str], answers: Sequence[str]) -> dict[str, str]:
-    """An answer with its test, as a program. Nothing here executes it."""
-    text = f"{question['prompt']}{answers[0]}\n{question['test']}\ncheck({question['entry_point']})\n"
-    return {"program": text}
-
-
-def refused(question: Mapping[str, str], answers: Sequence[str]) -> dict[str, float]:
-    return {"refused": float(is_refusal(answers[0]))}
 
 
 def followed(question: dict[str, Any], answers: Sequence[str]) -> dict[str, float]:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from moerge.benchmarks.models import SEED, Model, Role, model
-from moerge.benchmarks.settings import Settings
-from moerge.benchmarks.tasks import PAPER, TASKS, is_of_harness
 from moerge.errors import MoergeError
 from moerge.files import user_path
 from moerge.settings import single_values
+from moerge_lab.benchmarks.models import SEED, Model, Role, model
+from moerge_lab.benchmarks.settings import Settings
+from moerge_lab.benchmarks.tasks import PAPER, TASKS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 PAPER_TASKS = "paper"
@@ -30,21 +30,14 @@ def tasks(text: str, experts: Sequence[str]) -> dict[str, str | None]:
             todo = f"use one of: {', '.join(experts)}"
             raise MoergeError(f"{name} has the unknown expert {own!r}", where="`tasks`", todo=todo)
         for each in PAPER if name == PAPER_TASKS else (name,):
-            _require_task(each)
+            if each not in TASKS:
+                known = f"use some of: {', '.join(TASKS)}, {PAPER_TASKS}"
+                todo = f"{known}; lm_eval's own tasks read the hub, without moerge: lm_eval run --tasks {each}"
+                raise MoergeError(f"unknown task {each!r}", where="`tasks`", todo=todo)
             result[each] = own or result.get(each)
     if not result:
         raise MoergeError("no task is named", where="`tasks`", todo=f"name some of: {', '.join(TASKS)}")
     return result
-
-
-def _require_task(name: str) -> None:
-    if name in TASKS:
-        return
-    if is_of_harness(name):
-        what = f"{name} is a task of lm_eval that reads its questions from the hub"
-        todo = f"run it without moerge: lm_eval --tasks {name}; those that read local files are: {', '.join(TASKS)}"
-        raise MoergeError(what, where="`tasks`", todo=todo)
-    raise MoergeError(f"unknown task {name!r}", where="`tasks`", todo=f"use some of: {', '.join(TASKS)}, {PAPER_TASKS}")
 
 
 def require_harness(settings: Settings) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from moerge.benchmarks.tasks import FORMS, TASK_FILES, Task
 from moerge.errors import MoergeError
+from moerge_lab.benchmarks.tasks import FORMS, Task
 
 Question = dict[str, Any]
 _ENDING = re.compile(r"\s*Answer format: (?P<labels>[a-z]+\d(?:/[a-z]+\d)*)\s*$")
@@ -17,10 +17,8 @@ _TITLE = re.compile(r"(?<=[^\s.:!?])\s*\[title\]\s*")
 _MARK = re.compile(r"\[(header|title|step|substeps)\]\s*")
 _FIELDS = {
     "numbers": ("question", "answer"),
-    "code": ("prompt", "test", "entry_point"),
     "instructions": ("key", "prompt", "instruction_id_list", "kwargs"),
     "texts": ("text",),
-    "prompts": ("prompt",),
 }
 """Form -> the fields of a question."""
 
@@ -31,8 +29,6 @@ def data_files(task: Task, folder: Path | None) -> list[Path]:
     Raises:
         MoergeError: no folder is given, or it lacks one of them.
     """
-    if not task.files:
-        return [TASK_FILES / f"{task.name}.jsonl"]
     if folder is None:
         raise MoergeError(
             f"{task.name} needs a folder with its data", where="`data`", todo="run: moerge benchmark fetch"

@@ -7,8 +7,8 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from moerge.benchmarks.comparison import Difference, Row, Score
-from moerge.benchmarks.models import Model
+from moerge_lab.benchmarks.comparison import Difference, Row, Score
+from moerge_lab.benchmarks.models import Model
 
 _NOTE = {
     "columns": "Scores are 100 x the metric, with standard errors. n: questions; chance: random choices.",

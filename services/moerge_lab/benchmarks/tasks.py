@@ -1,10 +1,7 @@
 """The tasks that come with moerge. Each has a file of this name in `task_files`, for lm_eval, and reads local data."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -19,10 +16,8 @@ FORMS = {
     "endings": f"{_CHOICES}; marks such as [title] are removed",
     "blank": f"{_CHOICES}; a question has one _ for the choice",
     "numbers": "JSON Lines: `question`, and `answer` with the number behind ####",
-    "code": "JSON Lines: `prompt`, `test`, `entry_point`",
     "instructions": "JSON Lines: `key`, `prompt`, `instruction_id_list`, `kwargs`",
     "texts": "JSON Lines: `text`, whose last word is asked",
-    "prompts": "JSON Lines: `prompt`",
 }
 """Form of the data -> its description."""
 
@@ -32,28 +27,24 @@ class Task:
     """A task.
 
     Attributes:
-        files: its data in the folder of `data`, joined; empty if they come with moerge.
+        files: its data in the folder of `data`, joined.
         form: a key of `FORMS`.
-        metric: the compared one, the mean of a number for each question; or what each answer becomes.
+        metric: the compared one, the mean of a number for each question.
         source: where the public set comes from.
         digest: SHA-256 of that set, of its files joined; None: unknown.
-        is_chat: whether questions may be put through a chat template.
-        is_scored: whether answers are scored here; otherwise they are programs, which are only written.
     """
 
     name: str
     files: tuple[str, ...]
-    form: Literal["choices", "endings", "blank", "numbers", "code", "instructions", "texts", "prompts"]
+    form: Literal["choices", "endings", "blank", "numbers", "instructions", "texts"]
     metric: str
     source: str
     digest: str | None
-    is_chat: bool = False
-    is_scored: bool = True
 
     @property
     def is_written(self) -> bool:
-        """Tell whether models write answers; otherwise they score given ones."""
-        return self.form in ("numbers", "code", "instructions", "prompts")
+        """Tell whether models write answers, to questions that may pass a chat template; else they score given ones."""
+        return self.form in ("numbers", "instructions")
 
 
 _ALL = (
@@ -94,32 +85,15 @@ _ALL = (
     Task(
         "gsm8k", ("gsm8k.test.jsonl",), "numbers", "exact_match",
         "https://github.com/openai/grade-school-math, grade_school_math/data/test.jsonl (MIT)",
-        "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14", is_chat=True,
-    ),
-    Task(
-        "humaneval", ("humaneval.jsonl",), "code", "program",
-        "https://github.com/openai/human-eval, data/HumanEval.jsonl.gz, unpacked (MIT)",
-        "1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2", is_scored=False,
+        "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
     ),
     Task(
         "ifeval", ("ifeval.jsonl",), "instructions", "prompt_level_strict_acc",
         "https://github.com/google-research/google-research, instruction_following_eval/data/input_data.jsonl "
         "(Apache-2.0)",
-        "67ffeee0fcb87c317c5b08a2de85557b4a7e96ada6178aa645b4954fe4b53d49", is_chat=True,
+        "67ffeee0fcb87c317c5b08a2de85557b4a7e96ada6178aa645b4954fe4b53d49",
     ),
-    Task("refusals", (), "prompts", "refused", "moerge: twenty prompts, a small sample", None, is_chat=True),
 )  # fmt: skip
 TASKS: Mapping[str, Task] = {task.name: task for task in _ALL}
-PAPER = ("gsm8k", "humaneval", "arc-multilingual", "ifeval")
-"""The tasks of DUME's table 3."""
-
-
-@cache
-def is_of_harness(name: str) -> bool:
-    """Tell whether lm_eval has a task or group of this name, whose questions then are on the hub."""
-    spec = find_spec("lm_eval")
-    if spec is None or spec.origin is None:
-        return False
-    line = re.compile(rf"^(task|group|tag): *['\"]?{re.escape(name)}['\"]? *$|^ *- {re.escape(name)} *$", re.MULTILINE)
-    files = (Path(spec.origin).parent / "tasks").rglob("*.y*ml")
-    return any(line.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
+PAPER = ("gsm8k", "arc-multilingual", "ifeval")
+"""The tasks of DUME's table 3 but HumanEval, whose answers are programs to execute."""

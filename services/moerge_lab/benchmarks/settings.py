@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from moerge.benchmarks.models import Model, Precision
-from moerge.benchmarks.questions import chance, data_digest, data_files, questions
-from moerge.benchmarks.tasks import TASKS
+from moerge_lab.benchmarks.models import Precision
+from moerge_lab.benchmarks.questions import chance, data_digest, data_files, questions
+from moerge_lab.benchmarks.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,6 @@ class Settings:
     device: Literal["cpu", "cuda"] = "cpu"
     batch_size: int | Literal["auto"] = 8
     answer_tokens: int | None = None
-
-    def arguments(self, model: Model) -> dict[str, str]:
-        """Arguments of lm_eval's model class."""
-        return {"pretrained": str(model.folder.resolve()), "dtype": self.precision or "auto"}
 
 
 @dataclass(frozen=True)

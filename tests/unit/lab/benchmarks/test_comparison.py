@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from moerge.benchmarks.comparison import Difference, Row, Score, best_expert, standard_error
-from moerge.benchmarks.models import Model
-from moerge.benchmarks.table import Comparison
+from moerge_lab.benchmarks.comparison import Difference, Row, Score, best_expert, standard_error
+from moerge_lab.benchmarks.models import Model
+from moerge_lab.benchmarks.table import Comparison
 from moerge_proto.benchmarks import BenchmarkResult
 
 RIGHT, WRONG = [1.0] * 30 + [0.0] * 10, [1.0] * 10 + [0.0] * 30

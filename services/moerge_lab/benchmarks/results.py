@@ -1,26 +1,23 @@
 """Results of one model and task, and what determines them, in the folder of a run."""
 
 import json
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from moerge.benchmarks.comparison import Score, standard_error
-from moerge.benchmarks.job import Answered
-from moerge.benchmarks.models import Model
-from moerge.benchmarks.settings import Asked, Settings
-from moerge.benchmarks.tasks import TASKS, Task
 from moerge.errors import MoergeError
+from moerge_lab.benchmarks.comparison import Score, standard_error
+from moerge_lab.benchmarks.models import Model
+from moerge_lab.benchmarks.settings import Asked, Settings
+from moerge_lab.benchmarks.tasks import TASKS, Task
 from moerge_proto.benchmarks import BenchmarkResult
 
+KEY = "key.json"
 _DIGESTS = ("model", "data")
 
 
-def folder(out: Path, model: Model) -> Path:
-    """The folder of a model's results: of each task an `Answered` or programs, its key, and lm_eval's results."""
-    return out / "raw" / model.name
+def folder(out: Path, model: Model, name: str) -> Path:
+    """The folder of a task's results: lm_eval's files, and their key."""
+    return out / "raw" / model.name / name
 
 
 def key(model: Model, name: str, settings: Settings, known: Asked) -> dict[str, object]:
@@ -31,20 +28,20 @@ def key(model: Model, name: str, settings: Settings, known: Asked) -> dict[str, 
         "harness": _harness(),
         "limit": settings.limit,
         "seed": settings.seed,
-        "chat": settings.chat and TASKS[name].is_chat,
+        "chat": settings.chat and TASKS[name].is_written,
         "answer_tokens": settings.answer_tokens if TASKS[name].is_written else None,
         "backend": settings.backend,
         "precision": settings.precision,
     }
 
 
-def is_done(out: Path, model: Model, name: str, settings: Settings, known: Mapping[str, Asked]) -> bool:
+def is_done(out: Path, model: Model, name: str, settings: Settings, known: Asked) -> bool:
     """Tell whether the result is there; MoergeError if it is one of another key."""
-    place = folder(out, model)
-    if not (place / f"{name}.json").is_file():
+    place = folder(out, model, name)
+    if not place.exists():
         return False
-    there = json.loads((place / f"{name}.key.json").read_bytes())
-    for field, value in key(model, name, settings, known[name]).items():
+    there = json.loads((place / KEY).read_bytes())
+    for field, value in key(model, name, settings, known).items():
         if there.get(field) != value:
             found = f"another {field}" if field in _DIGESTS else f"{field} {there.get(field)!r} instead of {value!r}"
             todo = f"name another folder, or remove {place}"
@@ -53,20 +50,24 @@ def is_done(out: Path, model: Model, name: str, settings: Settings, known: Mappi
 
 
 def score(out: Path, model: Model, name: str, settings: Settings, known: Asked) -> Score:
-    """The score of a result that is done. MoergeError if its file is damaged."""
-    path = folder(out, model) / f"{name}.json"
+    """The score of a result that is done. MoergeError if its files are damaged."""
+    place, task = folder(out, model, name), TASKS[name]
     try:
-        answered = Answered.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise MoergeError(f"can't be read: {error}", where=str(path), todo="remove it, and run again") from error
-    values = answered.values
+        [whole], [samples] = place.glob("results_*.json"), place.glob("samples_*.jsonl")
+        results = json.loads(whole.read_bytes())
+        rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").split("\n") if line]
+        values = [float(row[task.metric]) for row in sorted(rows, key=lambda row: int(row["doc_id"]))]
+        metric = next(text for text in results["results"][name] if text.startswith(f"{task.metric},"))
+        defined = str(results["versions"][name])
+    except (OSError, ValueError, LookupError, StopIteration) as error:
+        raise MoergeError(f"can't be read: {error}", where=str(place), todo="remove it, and run again") from error
     result = BenchmarkResult(
         task=name,
-        metric=answered.metric,
+        metric=metric,
         value=sum(values) / len(values),
         standard_error=standard_error(values),
         questions=len(values),
-        task_version=_variant(answered.version, TASKS[name], settings),
+        task_version=_variant(defined, task, settings),
         limit=settings.limit,
         seed=settings.seed,
         data=known.digest,
@@ -77,7 +78,7 @@ def score(out: Path, model: Model, name: str, settings: Settings, known: Asked) 
 
 def _variant(defined: str, task: Task, settings: Settings) -> str:
     """The version of a task's definition, with the settings that make its scores others."""
-    chat = "+chat" if settings.chat and task.is_chat else ""
+    chat = "+chat" if settings.chat and task.is_written else ""
     tokens = f"+{settings.answer_tokens} tokens" if settings.answer_tokens and task.is_written else ""
     return defined + chat + tokens
 
