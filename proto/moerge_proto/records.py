@@ -1,4 +1,4 @@
-"""`moerge.json`, the record of a folder's inputs: of a version, a tuned model, or a soup's bank or specialist."""
+"""`moerge.json`, the record of a folder's inputs: of a version or a tuned model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,52 +68,6 @@ class TunedMixture(Training):
     members: list[MixtureMember]
 
 
-class SoupBank(Message):
-    """All inputs of `moerge soup train`, for a bank.
-
-    `base`: the seed model. `experts`: name -> digest. `parts`: number of E_i. `texts`: name -> digest of its documents'
-    digests. `clusters`: requested pretraining domains.
-    """
-
-    kind: Literal["soup"] = "soup"
-    pooled_text: Literal[True] = True
-    base: Digest
-    experts: dict[str, Digest]
-    start: Literal["experts", "seed", "scratch"]
-    parts: int
-    rank: int
-    texts: dict[str, Digest]
-    clusters: int
-    support: int
-    rate: float
-    batch: int
-    tokens: int
-    context: int
-    seed: int
-    build: Build
-
-
-class Specialist(Message):
-    """All inputs of `moerge soup instantiate`, for a specialist.
-
-    `bank_file`: the bank's parameters. `text`: digest of the target's documents' digests. `weights`: of the pretraining
-    domains. `coefficients`: of the E_i. `finetune`: tokens of training on the target.
-    """
-
-    kind: Literal["specialist"] = "specialist"
-    bank: SoupBank
-    bank_file: Digest
-    text: Digest
-    documents: int
-    weights: list[float]
-    coefficients: list[float]
-    fit: bool
-    finetune: int
-    rate: float
-    seed: int
-    build: Build
-
-
 def _kind(value: object) -> str:
     """A version's lineage has no tag."""
     kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
@@ -121,11 +75,7 @@ def _kind(value: object) -> str:
 
 
 Record = Annotated[
-    Annotated[Lineage, Tag("version")]
-    | Annotated[TunedModel, Tag("tuned")]
-    | Annotated[TunedMixture, Tag("mixture")]
-    | Annotated[SoupBank, Tag("soup")]
-    | Annotated[Specialist, Tag("specialist")],
+    Annotated[Lineage, Tag("version")] | Annotated[TunedModel, Tag("tuned")] | Annotated[TunedMixture, Tag("mixture")],
     Discriminator(_kind),
 ]
 """The content of a `moerge.json`."""

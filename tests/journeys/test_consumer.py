@@ -59,7 +59,7 @@ def test_merges_and_tables_on_one_machine(tmp_path: Path) -> None:
             assert "version" in person.types(part.next("moerge table version"))
 
 
-def test_mixtures_and_specialists(tmp_path: Path) -> None:
+def test_mixtures(tmp_path: Path) -> None:
     experts(tmp_path)
     (tmp_path / "story.txt").write_text("a story")
     with Shell(tmp_path) as person:
@@ -67,10 +67,5 @@ def test_mixtures_and_specialists(tmp_path: Path) -> None:
             part.names = {"1M": "10k"}
             assert "trained 15,360 parameters on 10,240 tokens" in person.types(part.next("moerge tune --base"))
             assert "7 tokens; seed " in person.types(part.next("moerge route"))
-        with Part("docs/training.md", "Make specialists") as part:
-            assert "trained on 10,240 tokens" in person.types(part.next("moerge soup train", {"250k": "10k"}))
-            said = person.types(part.next("moerge soup instantiate", {"target.jsonl": "law.jsonl"}))
-            assert "specialist for 40 documents" in said
         loaded = LOAD.replace("from", "import moerge_lab.mixtures; from", 1)
         assert "generated_text" in person.types(loaded.format("stitched"))
-        assert "generated_text" in person.types(LOAD.format("specialist"))

@@ -95,9 +95,6 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
             "moerge_lab.benchmarks.commands", "Compare versions with their seed and experts on public tasks.", "eval"
         ),
         "tune": Component("moerge_lab.tuning.commands", "Train a version, or a mixture, on pooled text.", "lab"),
-        "soup": Component(
-            "moerge_lab.soups.commands", "Train a bank of parameters that gives dense specialists.", "lab"
-        ),
         "demo": Component(
             "moerge_lab.demo.commands",
             "Run the main job on real text: four owners, one coordinator, two versions.",

@@ -57,7 +57,7 @@ def _prepared(fleet: Fleet, options: Options) -> _Prepared:
         model = load(fleet.seed_model, fleet.device)
         documents = pooled([domain.training.tolist() for domain in fleet.domains], tokens, fleet.seed)
         vectors = embedded(model, documents, context, "embedding text", fleet.progress)
-        made = pretraining_domains(documents, vectors, count, context, None, fleet.seed)
+        made = pretraining_domains(documents, vectors, count, context, fleet.seed)
         weights = {GENERIC: made.clusters.weights(vectors)}
         for domain in fleet.domains:
             own = embedded(model, _sample(domain), context, f"embedding {domain.name}", fleet.progress)
@@ -112,7 +112,7 @@ def _soup(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 
 def _rows(fleet: Fleet, name: str) -> Tensor:
     [domain] = [item for item in fleet.domains if item.name == name]
-    return target_rows(_sample(domain), None, _context(fleet))
+    return target_rows(_sample(domain), _context(fleet))
 
 
 def _finetuned(fleet: Fleet, options: Options, name: str, model: PreTrainedModel) -> Loaded:

@@ -27,7 +27,11 @@ _MLP_DEVIATION = 0.003
 
 
 class Bank:
-    """S + sum_i alpha_i E_i with alpha = MLP(h) (SoE equations 2 and 3); parameters are named as in `shapes`."""
+    """S + sum_i alpha_i E_i with alpha = MLP(h) (SoE equations 2 and 3).
+
+    `shared.NAME` is a parameter of S. `experts.NAME` [n, ...] has those of every E_i. Larger matrices than a rank R are
+    U V^T with `experts.NAME.u` [n, out, R] and `experts.NAME.v` [n, in, R] (SoE section 2.6).
+    """
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         self.parameters = parameters
@@ -52,30 +56,8 @@ class Bank:
         return torch.einsum("n,nor,nir->oi", alpha, u, v)
 
 
-def shapes(model: Mapping[str, tuple[int, ...]], experts: int, rank: int, domains: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a bank's parameters for a model's, n experts, a rank R (0: full), and domain weights.
-
-    `shared.NAME` is a parameter of S. `experts.NAME` [n, ...] has those of every E_i. Larger matrices than R are
-    U V^T with `experts.NAME.u` [n, out, R] and `experts.NAME.v` [n, in, R] (SoE section 2.6).
-    """
-    result: dict[str, tuple[int, ...]] = {}
-    for name, shape in model.items():
-        result[f"shared.{name}"] = shape
-        if _is_low(shape, rank):
-            result |= {f"experts.{name}.u": (experts, shape[0], rank), f"experts.{name}.v": (experts, shape[1], rank)}
-        else:
-            result[f"experts.{name}"] = (experts, *shape)
-    result |= {"mlp.0.weight": (HIDDEN, domains), "mlp.0.bias": (HIDDEN,)}
-    return result | {"mlp.1.weight": (experts, HIDDEN), "mlp.1.bias": (experts,)}
-
-
 def _is_low(shape: Sequence[int], rank: int) -> bool:
     return bool(rank) and len(shape) == 2 and rank < min(shape)
-
-
-def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Shape of each parameter of a dense model; a tied head has none."""
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def new_bank(

@@ -112,9 +112,9 @@ def k_means(vectors: Tensor, count: int, seed: int) -> Clusters:
 
 
 def pretraining_domains(
-    documents: Sequence[Sequence[int]], vectors: Tensor, count: int, context: int, end: int | None, seed: int
+    documents: Sequence[Sequence[int]], vectors: Tensor, count: int, context: int, seed: int
 ) -> Domains:
-    """The clusters of documents, and each cluster's text as rows; `end` follows each document.
+    """The clusters of documents, and each cluster's text as rows.
 
     A cluster with less text than one row is dissolved, so there may be fewer than `count`.
 
@@ -127,7 +127,7 @@ def pretraining_domains(
         texts: list[list[Sequence[int]]] = [[] for _ in clusters.centroids]
         for document, place in zip(documents, places, strict=True):
             texts[place].append(document)
-        rows = [joined(text, end, context) for text in texts]
+        rows = [joined(text, None, context) for text in texts]
         kept = [number for number, row in enumerate(rows) if len(row)]
         if len(kept) == len(rows):
             return Domains(clusters, rows)

@@ -60,10 +60,9 @@ def fitted(model: PreTrainedModel, bank: Bank, alpha: Tensor, rows: Tensor, size
     return parameter.detach()
 
 
-def target_rows(documents: Sequence[Sequence[int]], end: int | None, context: int) -> Tensor:
+def target_rows(documents: Sequence[Sequence[int]], context: int) -> Tensor:
     """A target's documents as rows of at most `context` tokens; one row if there are fewer."""
-    tokens = sum(len(document) + (end is not None) for document in documents)
-    return joined(documents, end, min(context, tokens))
+    return joined(documents, None, min(context, sum(map(len, documents))))
 
 
 def put(model: PreTrainedModel, parameters: dict[str, Tensor]) -> None:

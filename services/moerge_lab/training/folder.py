@@ -8,7 +8,7 @@ from moerge.errors import MoergeError
 from moerge.files import alone, work_folder
 from moerge.versions.card_scores import markdown_rows
 from moerge_proto.digests import digest_of
-from moerge_proto.records import RECORD_FILE, Record, SoupBank, Specialist, Training, read_record
+from moerge_proto.records import RECORD_FILE, Record, Training, read_record
 
 _HIDDEN = ("kind", "pooled_text")
 
@@ -37,7 +37,7 @@ def make_once(out: Path, record: Record, make: Callable[[Path], None]) -> None:
                 shutil.rmtree(path)
 
 
-def record_rows(record: Training | SoupBank | Specialist) -> str:
+def record_rows(record: Training) -> str:
     """Rows of a model card."""
     rows = [
         (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value}")

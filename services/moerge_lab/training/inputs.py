@@ -23,12 +23,12 @@ class Texts(NamedTuple):
     documents: Sequence[Sequence[int]]
 
 
-def read_texts(corpus: Corpus, title: str, progress: Progress, *, held_out: bool = True) -> Texts:
-    """The documents of a corpus; with `held_out`, without the tenth that `moerge table` scores."""
+def read_texts(corpus: Corpus, title: str, progress: Progress) -> Texts:
+    """The documents of a corpus, without the tenth that `moerge table` scores."""
     digest, documents = sha256(), list[Sequence[int]]()
     with progress.track(title, corpus.size(), "B") as tracker:
         for name, split, document in corpus.documents(tracker):
-            if held_out and split == "held-out":
+            if split == "held-out":
                 continue
             digest.update(name)
             documents.append(corpus.encode(document).ids)

@@ -7,7 +7,7 @@ import pytest
 from moerge.versions.file_plans import record_file
 from moerge_proto.digests import canonical_json
 from moerge_proto.options import RECOMMENDED
-from moerge_proto.records import RECORD_FILE, Build, Record, SoupBank, Specialist, TunedMixture, TunedModel, read_record
+from moerge_proto.records import RECORD_FILE, Build, Record, TunedMixture, TunedModel, read_record
 from moerge_proto.versions import HeadLineage, Lineage
 
 DIGEST = "a" * 64
@@ -25,23 +25,10 @@ TRAINING = {
     **{"recipe": "btx", "options": {}, "tokens": 1, "texts": {}, "weights": {}, "context": 1, "seed": 0},
     **{"precision": "float32", "accumulate": 1, "workers": 1, "build": BUILD},
 }
-BANK = SoupBank.model_validate(
-    {
-        **{"base": DIGEST, "experts": {}, "start": "seed", "parts": 1, "rank": 0, "texts": {}, "clusters": 1},
-        **{"support": 1, "rate": 0.1, "batch": 1, "tokens": 1, "context": 1, "seed": 0, "build": BUILD},
-    }
-)
 RECORDS: list[Record] = [
     LINEAGE,
     TunedModel.model_validate({**TRAINING, "parent": LINEAGE, "parent_files": {}}),
     TunedMixture.model_validate({**TRAINING, "members": []}),
-    BANK,
-    Specialist.model_validate(
-        {
-            **{"bank": BANK, "bank_file": DIGEST, "text": DIGEST, "documents": 1, "weights": [1], "coefficients": [1]},
-            **{"fit": False, "finetune": 0, "rate": 0.1, "seed": 0, "build": BUILD},
-        }
-    ),
 ]
 
 

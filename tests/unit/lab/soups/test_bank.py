@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from transformers import AutoModelForCausalLM
 
 from moerge.models.reader import Checkpoint
-from moerge_lab.soups.bank import Bank, model_shapes, new_bank, shapes
+from moerge_lab.soups.bank import HIDDEN, Bank, new_bank
 from moerge_lab.soups.training import bank_job, fitted, loss_of, put
 from moerge_lab.training.job import LOG, train
 from moerge_lab.training.loop import Run, losses
@@ -97,8 +97,12 @@ def test_matrices_of_low_rank_are_the_nearest_ones(folders: list[Path]) -> None:
 @pytest.mark.parametrize("rank", [0, 8])
 @pytest.mark.parametrize("start", ["experts", "seed", "scratch"])
 def test_the_parameters_of_each_start_have_the_named_shapes(folders: list[Path], start: str, rank: int) -> None:
-    bank = bank_of(folders, rank, start)
-    expected = shapes(model_shapes(seed_model(folders)), 2, rank, 3)
+    bank, expected = bank_of(folders, rank, start), dict[str, tuple[int, ...]]()
+    for name, parameter in seed_model(folders).named_parameters():
+        expected[f"shared.{name}"] = shape = tuple(parameter.shape)
+        low = {f"experts.{name}.u": (2, shape[0], rank), f"experts.{name}.v": (2, shape[-1], rank)}
+        expected |= low if rank and len(shape) == 2 else {f"experts.{name}": (2, *shape)}
+    expected |= {"mlp.0.weight": (HIDDEN, 3), "mlp.0.bias": (HIDDEN,), "mlp.1.weight": (2, HIDDEN), "mlp.1.bias": (2,)}
     assert {name: tuple(parameter.shape) for name, parameter in bank.parameters.items()} == expected
     shared = bank.parameters["shared.model.embed_tokens.weight"]
     assert torch.equal(shared, Checkpoint(folders[0]).tensor("model.embed_tokens.weight")) == (start != "scratch")
@@ -111,7 +115,7 @@ def test_expert_gradient_is_coefficient_times_model_gradient(folders: list[Path]
         parameter.requires_grad_(True)
     alpha = bank.alpha(torch.tensor([0.2, 0.8, 0]))
     loss_of(model, bank.instantiate(alpha), ROWS).backward()
-    for name in model_shapes(model):
+    for name, _ in model.named_parameters():
         gradient = bank.parameters[f"shared.{name}"].grad
         for number in range(2):
             own = bank.parameters[f"experts.{name}"].grad

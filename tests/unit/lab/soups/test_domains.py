@@ -44,11 +44,11 @@ def test_equal_points_make_clusters_and_too_few_are_refused() -> None:
 
 def test_a_cluster_without_a_row_of_text_is_dissolved() -> None:
     documents = [[1] * 4, [2] * 4, [3] * 4, [4] * 4, [5], [6]]
-    made = pretraining_domains(documents, SQUARE, 3, 4, None, 0)
+    made = pretraining_domains(documents, SQUARE, 3, 4, 0)
     assert len(made.clusters.centroids) == 2
     assert sorted(row for rows in made.rows for row in rows[:, 0].tolist()) == [1, 2, 3, 4]
     with pytest.raises(MoergeError, match="no cluster of documents has 40 tokens"):
-        pretraining_domains(documents, SQUARE, 3, 40, None, 0)
+        pretraining_domains(documents, SQUARE, 3, 40, 0)
 
 
 def test_a_draw_of_the_meta_distribution_has_its_support() -> None:
