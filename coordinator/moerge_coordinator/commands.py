@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -11,7 +11,7 @@ from rich.table import Table
 from moerge.cli.common import Coordinator, Secret
 from moerge.errors import MoergeError
 from moerge.progress import progress
-from moerge.settings import byte_count, valid
+from moerge.settings import valid
 from moerge.terminal import AsJson, echo, output, show_json
 from moerge_proto.anchors import MAX_ANCHOR_BYTES
 from moerge_proto.messages import UNKNOWN
@@ -26,8 +26,6 @@ _SHOWN = 4
 app = typer.Typer(no_args_is_help=True, help="Run a coordinator.")
 Host = Annotated[str | None, typer.Option(help="Listening address. Default: the settings', or 127.0.0.1.")]
 Port = Annotated[int | None, typer.Option(help="TCP port; 0 chooses a free one. Default: the settings', or 8080.")]
-Preset = Literal["1b", "8b", "70b", "400b"]
-SizedBody = Literal["seed", "regmean"]
 Home = Annotated[Path, typer.Argument(help="Folder of the database, the blobs and the versions.")]
 License = Annotated[str, typer.Option(help="SPDX identifier of the seed's licence, for model cards.")]
 SEED = "A dense model that all experts were trained from: a folder, or a hub id like name/model@revision."
@@ -346,42 +344,3 @@ def _show(findings: "list[Finding]") -> None:
             users.append(f"and {more} more")
         table.add_row(finding.what, finding.file, finding.digest[:12], "\n".join(users), finding.todo)
     output().print(table)
-
-
-@app.command()
-def size(
-    experts: Annotated[int, typer.Option(min=1, help="Number of experts, each with its own worker.")],
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each worker's text.")],
-    shape: Annotated[Preset | None, typer.Option(help="Experts like Llama 3 of this size, in bfloat16.")] = None,
-    config: Annotated[Path | None, typer.Option(help="An expert's folder or config.json, instead of --shape.")] = None,
-    body: Annotated[SizedBody, typer.Option(help="Body of the version: a seed's, or merged.")] = "seed",
-    anchor: Annotated[bool, typer.Option("--anchor", help="With an anchor, under the seed's body.")] = False,
-    host_memory: Annotated[str, typer.Option(help="A worker's memory for hidden states.")] = "64GB",
-    cores: Annotated[int, typer.Option(min=1, help="Cores of the coordinator.")] = 4,
-    as_json: AsJson = False,
-) -> None:
-    """Estimate memory, disk and network of one version and its body, from formulas. Starts nothing.
-
-    Example: moerge coordinator size --shape 70b --experts 16 --tokens 51200000
-    """
-    from moerge.memory.shapes import Shape
-    from moerge.models.config import read_config
-    from moerge.sizes.estimate import estimate
-    from moerge.sizes.presets import preset
-    from moerge.trunk.methods.registry import METHODS
-    from moerge_coordinator.operation.sizes import tables
-
-    if (shape is None) == (config is None):
-        todo = "give --shape 8b, or --config expert/config.json"
-        raise MoergeError("expected one of --shape and --config", todo=todo)
-    if anchor and not METHODS[body].is_seed:
-        raise MoergeError("an anchor needs the seed's body", where="`anchor`", todo="leave it out, or give --body seed")
-    model = read_config(config.parent if config.is_file() else config) if config is not None else preset(str(shape))
-    memory = byte_count(host_memory, "host_memory")
-    result = estimate(Shape.of(model, model.dtype), METHODS[body], experts, tokens, cores, memory, anchor=anchor)
-    if as_json:
-        show_json(result.as_dict())
-        return
-    title = f"{experts} experts of {result.parameters / 1e9:.3g} billion parameters, {tokens:,} tokens each"
-    for table in tables(result, title):
-        output().print(table)

@@ -24,10 +24,10 @@ from moerge.documents.shards import Shard, enough
 from moerge.memory.machine import free_bytes
 from moerge.models.batches import batches
 from moerge.models.dense import assign, empty_model
-from moerge.sizes.presets import preset
 from moerge.statistics.streamed import Streamed
 from moerge_lab.peaks import PeakMemory
 from moerge_proto.statistics_file import StatisticsSettings
+from support.sizes import preset
 
 TINY = LlamaConfig(
     hidden_size=64,

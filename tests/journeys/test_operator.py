@@ -222,12 +222,6 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     for seed, domain in enumerate(("medicine", "nursing"), 5):
         expert(tmp_path / "hospital" / domain, seed)
 
-    with Part("docs/scale.md", "Scale") as part:
-        assert "114.8 GB" in operator.types(part.next("moerge coordinator size"))
-
-    with Part("docs/deploying.md", "Sizes") as part:
-        assert "11.3 GB" in operator.types(part.next("moerge coordinator size"))
-
     with Part("docs/deploying.md", "Kubernetes") as part:
         assert "fingerprint" in hospital.types(part.next("moerge worker init"))
 

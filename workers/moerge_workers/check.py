@@ -31,7 +31,6 @@ from moerge.models.families.family import mlp_layers, module_of
 from moerge.models.keeping import Keeping, is_on, keeping
 from moerge.models.rows import described as described_rows
 from moerge.progress import NoProgress
-from moerge.sizes.files import body_contribution_bytes, router_contribution_bytes
 from moerge.statistics.describe import UNCOVERED
 from moerge.statistics.estimate import estimate
 from moerge.statistics.membership import expected_auc
@@ -219,8 +218,8 @@ class _Machine:
             pass
         specs = self.own.checkpoint.specs
         body = sum(specs[name].bytes for name in body_names(self.own))
-        sums = body_contribution_bytes if self.settings.body_contribution else router_contribution_bytes
-        needed = body + _FILES * sums(Shape.of(self.own.config, torch.float32))
+        sums = Shape.of(self.own.config, torch.float32).contribution(body=self.settings.body_contribution)
+        needed = body + _FILES * sums
         needed += self.own.is_adapter * sum(spec.bytes for spec in specs.values())
         is_fitted = self.settings.fit is not False and not self._is_kept
         needed += fitted_bytes(self.own) if is_fitted else part_bytes(self.own)

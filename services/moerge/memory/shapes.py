@@ -125,7 +125,13 @@ class Shape:
     def widest(self) -> int:
         return max(self.hidden, self.attention_size)
 
-    def triangles(self, *, body: bool) -> list[int]:
-        """Integers of each gram of a body contribution, or of a router contribution, over all layers."""
-        outputs = [gram_length(size) for size in self.attention_sizes if size] if body else []
-        return [gram_length(self.hidden)] * self.layers + outputs
+    def contribution(self, *, body: bool) -> int:
+        """Bytes of a router contribution, or of a body contribution, without their headers.
+
+        Int64 triangles and sums of each layer, or triangles of two inputs, but for the first, and a count per token.
+        """
+        inputs = [gram_length(self.hidden)] * self.layers
+        if not body:
+            return 8 * (sum(inputs) + self.layers * self.hidden)
+        outputs = [gram_length(size) for size in self.attention_sizes if size]
+        return 8 * (sum(inputs[1:]) + sum(outputs) + self.vocabulary)

@@ -15,9 +15,9 @@ from moerge.models.config import read_config
 from moerge.models.families.registry import FAMILIES
 from moerge.models.published import expected_config, published_weights
 from moerge.models.reader import Checkpoint
-from moerge.sizes.presets import preset
 from moerge.trunk.methods.registry import METHODS
 from support.models import allowed, expert
+from support.sizes import preset
 from support.versions import published
 
 PAGE = Path(__file__).parents[4] / "docs" / "performance.md"

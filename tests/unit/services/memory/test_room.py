@@ -10,8 +10,8 @@ from moerge.memory.machine import Free
 from moerge.memory.needs import Need, passing
 from moerge.memory.room import Slots, require_room, room_for, states_for, tokens_for
 from moerge.memory.shapes import Shape
-from moerge.sizes.presets import preset
 from moerge_proto.statistics_file import StatisticsSettings
+from support.sizes import preset
 
 NEED = Need("scoring", {"two layers": 700, "head and logits": 300}, token=10, tokens=20)
 SHAPE = Shape.of(preset("8b"), torch.float32)

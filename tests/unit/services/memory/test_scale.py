@@ -1,4 +1,4 @@
-"""The formulas of files and traffic give the bytes of real files, and of real reads."""
+"""The table of docs/scale.md: memory by the library's formulas, and files by those of real ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,19 +15,27 @@ from moerge.models.batches import batches
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
-from moerge.sizes import files
-from moerge.sizes.estimate import estimate
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
-from moerge.trunk.methods.registry import METHODS
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version, solve_lineage
 from moerge_proto.ranges import LocalFile
 from moerge_proto.statistics_file import gram_length
 from moerge_proto.version_files import ROUTER_FILE, expert_name
+from support import sizes as files
 from support.models import expert
 from support.versions import ROWS, contributed_rows
 
 DOMAINS = 3
+PAGE = Path(__file__).parents[4] / "docs" / "scale.md"
+
+
+def test_the_page_has_the_table() -> None:
+    """If it differs, copy the lines that the test prints."""
+    made = files.table()
+    print("\n".join(made))
+    page = PAGE.read_text(encoding="utf-8").splitlines()
+    start = page.index(made[0])
+    assert page[start : start + len(made) + 1] == [*made, ""]
 
 
 class Counted(LocalFile):
@@ -102,30 +110,16 @@ def test_files_have_the_bytes_of_their_formulas(made: Made) -> None:
     for item in made.experts:
         assert body_bytes(item.folder / "model.safetensors") == files.expert_bytes(shape)
     assert body_bytes(made.body.path) == files.body_bytes(shape)
-    assert {*map(body_bytes, made.body_sums)} == {files.body_contribution_bytes(shape)}
+    assert {*map(body_bytes, made.body_sums)} == {shape.contribution(body=True)}
     assert {*map(body_bytes, made.head_sums)} == {files.head_contribution_bytes(shape)}
-    assert {*map(body_bytes, made.router_sums)} == {files.router_contribution_bytes(shape)}
+    assert {*map(body_bytes, made.router_sums)} == {shape.contribution(body=False)}
     assert body_bytes(made.version / ROUTER_FILE) == files.router_bytes(shape, DOMAINS)
     assert {body_bytes(made.version / expert_name(slot)) for slot in range(DOMAINS)} == {files.mlp_bytes(shape)}
     assert sum(map(body_bytes, made.version.glob("*.safetensors"))) == files.version_bytes(shape, DOMAINS)
 
 
-def test_traffic_and_disk_are_those_of_the_files(made: Made) -> None:
-    shape = made.shape
-    sums = [*made.body_sums, *made.head_sums, *made.router_sums]
-    sent = [item.folder / "model.safetensors" for item in made.experts] + sums
-    size = estimate(shape, METHODS["regmean"], DOMAINS, 1000, 1, 1000)
-    assert sum(map(body_bytes, sent)) == size.coordinator.received == DOMAINS * size.worker.sent
-    assert DOMAINS * body_bytes(made.body.path) == size.coordinator.sent == DOMAINS * size.worker.received
-    kept = [*sent, *made.version.glob("*.safetensors")]
-    assert sum(map(body_bytes, kept)) == size.coordinator.disk["disk or S3"]
-    written = [made.experts[0].folder / "model.safetensors", made.body.path, made.version / expert_name(0), *sums]
-    assert max(map(body_bytes, written)) == size.coordinator.disk["disk"]
-
-
 @pytest.mark.parametrize("fit", [False, True], ids=["own", "fitted"])
-def test_under_a_seed_s_body_owners_send_parts_and_receive_nothing(made: Made, tmp_path: Path, fit: bool) -> None:
-    """Parts of one expert, with its head and router contributions; the attention stays."""
+def test_parts_under_a_seed_s_body_have_the_bytes_of_their_formula(made: Made, tmp_path: Path, fit: bool) -> None:
     own, shape = made.experts[0], made.shape
     body = local_body([], tmp_path / "body", "seed", base=own)
     parts = tmp_path / "parts"
@@ -135,10 +129,6 @@ def test_under_a_seed_s_body_owners_send_parts_and_receive_nothing(made: Made, t
         write_parts(own, parts)
     assert body_bytes(body.path) == files.body_bytes(shape)
     assert body_bytes(parts / "model.safetensors") == files.part_bytes(shape)
-    sent = [parts / "model.safetensors", made.head_sums[0], made.router_sums[0]]
-    size = estimate(shape, METHODS["seed"], DOMAINS, 1000, 1, 1000)
-    assert sum(map(body_bytes, sent)) == size.worker.sent == size.coordinator.received // DOMAINS
-    assert size.worker.received == size.coordinator.sent == 0
 
 
 def closed(counted: Sequence[Counted]) -> int:
@@ -152,7 +142,7 @@ def test_solve_reads_each_contribution_once_one_gram_at_a_time(made: Made) -> No
     sums = [Counted(path) for path in made.router_sums]
     lineage, inputs = local_version(made.experts, made.body, made.router_sums, head="average")
     solve_lineage(lineage, replace(inputs, statistics=lambda: sums))
-    assert closed(sums) == DOMAINS * files.router_contribution_bytes(made.shape)
+    assert closed(sums) == DOMAINS * made.shape.contribution(body=False)
     assert {item.most for item in sums} == {8 * gram_length(made.shape.hidden)}
 
 

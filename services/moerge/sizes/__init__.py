@@ -1,1 +1,0 @@
-"""Formulas of memory, disk and network, from the shapes of models."""
