@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from moerge.merging.local import LocalBody, local_body
+from moerge.models.bounds import feature_bounds
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
-from moerge.statistics.integers import square_of, to_floats
-from moerge.statistics.noise import Generator, discrete_gaussian
+from moerge.statistics.integers import pack, square_of, to_floats
+from moerge.statistics.noise import SIGMA, Generator, discrete_gaussian
 from moerge.statistics.passes import RouterPass
 from moerge.statistics.release import release, write_whitenings
 from moerge.statistics.whitening import Whitenings
@@ -22,7 +23,8 @@ from moerge_workers.privacy import PrivacyBudget
 from support.models import expert
 
 EPSILON, DELTA = 4.0, 1e-6
-DOCUMENTS, TRIALS, RISK = 100, 250, 0.01
+DOCUMENTS, TRIALS, RISK = 1000, 250, 0.01
+_MEAN, _VARIANCE = 0.5, 0.5
 NORMAL = NormalDist()
 
 
@@ -37,7 +39,10 @@ def body(own: DenseExpert, tmp_path_factory: pytest.TempPathFactory) -> LocalBod
 
 
 class Attack:
-    """The worst case: the coordinator knows all other documents, which are alike; the tested one is at the limit."""
+    """The worst case: the coordinator knows all other documents, which are alike; the tested one is at both limits.
+
+    The others have the mean `_MEAN` of a clip in the first direction, and a covariance of `_VARIANCE` in all.
+    """
 
     def __init__(self, own: DenseExpert, body: LocalBody, contributions: int, folder: Path) -> None:
         whole = PrivacyBudget(epsilon=EPSILON, delta=DELTA, contributions=contributions)
@@ -50,32 +55,45 @@ class Attack:
         self._generator = Generator(bytes(32))  # so that every run of the test has the same noise
         self._manifest = blank.model_copy(update={"documents": DOCUMENTS, "tokens": DOCUMENTS})
         self._layers = [self._whitenings.layer(layer) for layer in range(body.layers)]
+        self._limits, self._bounds = self._whitenings.limits, feature_bounds(body)
 
     def score(self, member: bool) -> float:
         """The log likelihood ratio, but for constants, from released files: one, or those of twin bodies."""
         return sum(self._score(member) for _ in range(self._contributions))
 
     def _score(self, member: bool) -> float:
-        exact, path, limit = self._folder / "exact", self._folder / "sums", self._whitenings.limits.cross
-        cross = np.zeros(self._manifest.hidden_size, dtype=np.int64)
-        cross[:2] = int(limit) * (DOCUMENTS - 1), int(limit) * member
-        gram = np.zeros(len(cross) * (len(cross) + 1) // 2, dtype=np.int64)
+        exact, path, layers = self._folder / "exact", self._folder / "sums", list[Int64]()
+        for whitening in self._layers:
+            square, cross = np.eye(self._manifest.hidden_size) * _VARIANCE, np.zeros(self._manifest.hidden_size)
+            square[0, 0] += (_MEAN * whitening.cross) ** 2
+            square *= DOCUMENTS / whitening.gram
+            cross[0] = _MEAN * DOCUMENTS
+            square[1, 1] += member
+            cross[1] += member
+            layers += [
+                (pack(square) * self._limits.gram).astype(np.int64),
+                (cross * self._limits.cross).astype(np.int64),
+            ]
         with exact.open("wb") as out:
-            write(out, self._manifest, [gram, cross] * self._body.layers)
+            write(out, self._manifest, layers)
         release(exact, path, self._body, self._whitenings, self._generator)
         with StatisticsFile(path) as file:
             assert isinstance(file.manifest, RouterManifest)
             return sum(self._seen(file, layer) for layer in range(self._body.layers))
 
     def _seen(self, file: StatisticsFile, layer: int) -> float:
-        """The tested document's direction in a layer's whitened mean, with the file's public steps undone."""
-        whitening, bits = self._layers[layer], file.manifest.exponents[layer]
+        """The tested document's direction in a layer's whitened moments, with the file's public steps undone."""
+        whitening, bits, tokens = self._layers[layer], file.manifest.exponents[layer], file.manifest.tokens
         factor = whitening.factor.double()
-        mean = torch.from_numpy(to_floats(file.cross(layer), bits)) / file.manifest.tokens
-        trace = float(square_of(file.gram(layer), bits).trace()) / file.manifest.tokens
-        scale = (trace - float(mean.square().sum())) / float(factor.square().sum())
-        centred = (mean / math.sqrt(scale) - whitening.mean.double())[:, None]
-        return float(torch.linalg.solve_triangular(factor, centred, upper=False)[1]) / whitening.cross
+        mean = torch.from_numpy(to_floats(file.cross(layer), bits)) / tokens
+        second = square_of(file.gram(layer), bits) / tokens
+        assert second.trace() < 0.999 * self._bounds[layer], "or the file's sums were scaled down"
+        centred = torch.linalg.solve_triangular(factor, (mean - whitening.mean.double())[:, None], upper=False)[:, 0]
+        left = torch.linalg.solve_triangular(factor, second - mean.outer(mean), upper=False)
+        covariance = torch.linalg.solve_triangular(factor, left.mT, upper=False)
+        spread = SIGMA * math.sqrt(2 * len(mean)) * whitening.gram / self._limits.gram / DOCUMENTS
+        square = float(covariance[1, 1]) * (1 + spread) - spread - _VARIANCE + float(centred[1]) ** 2
+        return DOCUMENTS * (float(centred[1]) / whitening.cross + square / whitening.gram)
 
 
 def quantile(successes: int, share: float) -> float:
@@ -111,7 +129,7 @@ def test_a_membership_test_stays_below_the_claim_and_halved_noise_does_not(
     own: DenseExpert, body: LocalBody, tmp_path: Path, contributions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attack = Attack(own, body, contributions, tmp_path)
-    limit = contributions * body.layers / DOCUMENTS / 2
+    limit = contributions * body.layers  # half of what both moments of each layer tell
     bound = lower_bound(attack.score, limit)
     print(f"epsilon is at least {bound:.2f}; claimed: {EPSILON:g}")
     assert bound < EPSILON
