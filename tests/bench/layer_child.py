@@ -16,11 +16,12 @@ from moerge.progress import NoProgress
 from moerge.routers.ridge import SOLVER
 from moerge.statistics.describe import median_rank
 from moerge.statistics.validate import validate, validate_body
+from moerge.trunk.lineage import BodyLineage, BodyOptions
 from moerge.trunk.merge import BodyInputs, MergedBody, merge_body
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, VersionInputs, measure_influence, plan_version, solve_lineage
-from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions
+from moerge_proto.bodies import BodyMethod
 from moerge_proto.digests import digest_of
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.ranges import LocalFile

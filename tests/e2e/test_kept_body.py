@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation_of(tmp_path_factory.mktemp("kept"), seeded=True, **SMALL) as made:
+    with federation_of(tmp_path_factory.mktemp("kept"), **SMALL) as made:
         yield made
 
 

@@ -21,7 +21,7 @@ EVALUATED = {"policy": {"evaluation_sums": True, "redistribute": True, "min_docu
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Version 1 is of art and code, whose owners are done."""
-    with federation_of(tmp_path_factory.mktemp("seed"), "art", "code", seeded=True, **SMALL) as made:
+    with federation_of(tmp_path_factory.mktemp("seed"), "art", "code", **SMALL) as made:
         for member in made.members.values():
             member.allow()
         made.contribute(made.body())

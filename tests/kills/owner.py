@@ -119,7 +119,7 @@ class Owner:
 def owner_of(folder: Path, documents: int = DOCUMENTS) -> Iterator[Owner]:
     with federation_of(folder) as made:
         member = made.add("law", num_hidden_layers=LAYERS, hidden_size=HIDDEN)
-        yield Owner(made.server, member, made.merge(), texts(folder / "texts.jsonl", seed=4, documents=documents))
+        yield Owner(made.server, member, made.body(), texts(folder / "texts.jsonl", seed=4, documents=documents))
 
 
 def log_of(home: Path) -> Path:

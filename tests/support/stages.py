@@ -22,15 +22,15 @@ from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows, Done, Window, computed
+from moerge.trunk.lineage import BodyOptions
 from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, seed_body
-from moerge_proto.bodies import Body, BodyOptions
+from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.demands import Demands
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.public_log import LogEntry, LogHead, Published, body_content, extended, version_content
-from moerge_proto.rounds import Round
 from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
 from moerge_proto.uploads import Stored
 from moerge_proto.version_files import HEAD_FILE
@@ -109,9 +109,6 @@ class MemoryClient(Client):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(self.weights, folder / DENSE_BODY_FILE)
         return self.weights.stat().st_size
-
-    def rounds(self) -> Pages[Round]:
-        return Listed([])
 
     def current_body(self) -> Body | None:
         return self.current
