@@ -52,6 +52,7 @@ def test_a_coordinator_on_s3_publishes_the_local_bytes(s3: S3, tmp_path: Path) -
         member = federation.enter(replace(federation.join("art", lora), parts=parts))
         _empty(federation)
         register(member.client, DenseFiles(made), member.new(file_digests(DenseFiles(made))), SILENT, adapter=lora)
+        assert federation.expert("art").adapter is not None
         _empty(federation)
         routers = list[Path]()
         for item in federation.members.values():

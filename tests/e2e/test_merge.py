@@ -1,4 +1,4 @@
-"""`moerge merge` makes the service's versions, under merged and seed's bodies, also when an expert joins."""
+"""`moerge merge` makes the service's versions, also when an expert joins."""
 
 import json
 from collections.abc import Iterator

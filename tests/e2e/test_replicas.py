@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def furnish(server: Coordinator, folder: Path) -> list[Member]:
 def contribute(server: Coordinator, members: list[Member], body: Body, folder: Path) -> None:
     for member in members:
         with server.client(member.token) as client:
-            there = Member(member.name, member.domain, member.token, client, member.folder)
+            there = replace(member, client=client)
             send(there, written(folder / "contribution", *honest(server, there, body)))
 
 

@@ -76,7 +76,6 @@ def _benchmarks(path: Path) -> Iterator[RenderableType]:
 
 OUTGOING: Mapping[str, Callable[[Path], Iterator[RenderableType]]] = {
     "expert": _expert,
-    "body": describe,
     "head": describe,
     "router": describe,
     "evaluation": _evaluation,

@@ -22,8 +22,7 @@ def test_values_come_back_as_what_they_were(database: Database) -> None:
     east = timezone(timedelta(hours=3))
     with database.transaction("test") as session:
         law = add_expert(session, "law", problem=PROBLEM, withdrawn=datetime(2030, 1, 1, 5, tzinfo=east))
-        body = add_body(session)
-        add_contribution(session, law, body)
+        add_contribution(session, law, add_body(session))
         lineage, files = add_version(session).lineage, [file.model_copy() for file in law.files]
     with database.reading() as session:
         expert, body, version = session.get(ExpertRow, 1), session.get(BodyRow, 1), session.get(VersionRow, 1)
