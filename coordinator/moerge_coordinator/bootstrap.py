@@ -36,7 +36,6 @@ from moerge_coordinator.rest.limits import Bodies
 from moerge_coordinator.rest.request_log import Calls
 from moerge_coordinator.rest.routes import (
     aliases,
-    anchor,
     audit,
     benchmarks,
     bodies,
@@ -48,7 +47,6 @@ from moerge_coordinator.rest.routes import (
     owners,
     progress,
     public_log,
-    rounds,
     tokens,
     uploads,
     version_keys,
@@ -200,8 +198,8 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
     for module in (
-        owners, tokens, uploads, experts, bodies, contributions, rounds, versions, evaluations, benchmarks,
-        aliases, workflows, progress, demands, audit, anchor, public_log, version_keys,
+        owners, tokens, uploads, experts, bodies, contributions, versions, evaluations, benchmarks,
+        aliases, workflows, progress, demands, audit, public_log, version_keys,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

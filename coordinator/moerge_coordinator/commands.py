@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from moerge.cli.common import Coordinator, Secret
-from moerge.errors import MoergeError
 from moerge.progress import progress
-from moerge.settings import valid
 from moerge.terminal import AsJson, echo, output, show_json
-from moerge_proto.anchors import MAX_ANCHOR_BYTES
 from moerge_proto.messages import UNKNOWN
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_signatures import fingerprint
@@ -78,40 +74,6 @@ def seed(home: Home, model: Annotated[str, typer.Argument(help=SEED)], license: 
     with closing(open_database(settings.database)) as database:
         body = register(database, stores(settings)[0], model, progress(), license, lambda text: echo(text, err=True))
     echo(f"The seed's body {body.digest[:12]} of {body.source} is current.", err=True)
-
-
-@app.command()
-def anchor(
-    coordinator: Coordinator,
-    secret: Secret,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(help="FILES of its text, in place of moerge's public texts: a file, folder or pattern; repeat."),
-    ] = None,
-    text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
-    off: Annotated[bool, typer.Option("--off", help="Later versions have no anchor.")] = False,
-) -> None:
-    """Make the seed the expert `general` of later versions, for text of no owner's domain; or end that.
-
-    The running coordinator computes its statistics, under the seed's body, which must be the current one. Another text
-    replaces the former one. Members contribute nothing anew.
-
-    Example: moerge coordinator anchor
-    """
-    from moerge.cli.common import wait
-    from moerge.client.client import Client
-    from moerge.documents.reader import read_texts
-    from moerge_proto.anchors import NewAnchor
-
-    if off and text:
-        raise MoergeError("text without an anchor", where="`text`", todo="leave one of them out")
-    texts = read_texts(text, text_field, MAX_ANCHOR_BYTES, "`text`", ("text_field",)) if text else None
-    with Client(coordinator, secret) as client:
-        if off:
-            client.remove_anchor()
-        else:
-            echo(wait(client, client.add_anchor(valid(NewAnchor, {"texts": texts}))))
-    echo(f"Versions solved from now on have {'no anchor' if off else 'the anchor, `general`'}.", err=True)
 
 
 @app.command()

@@ -1,7 +1,6 @@
 """The coordinator's settings: one TOML file in its home folder and the environment, read once."""
 
 import os
-import re
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -15,7 +14,6 @@ from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
 from moerge.settings import UserPath, built, put, read_toml, unknown
 from moerge_proto.digests import Name
-from moerge_proto.experts import Vocabulary
 
 FILE = "coordinator.toml"
 PREFIX = "MOERGE_COORDINATOR_"
@@ -23,18 +21,6 @@ Event = Literal[
     "expert.joined", "contribution.arrived", "version.solved", "version.failed", "alias.moved", "owner.waits"
 ]
 """An event that a webhook can tell."""
-_ADDRESS = re.compile(r"(https?://[a-z0-9][a-z0-9.-]*(?::[0-9]{1,5})?)((?:/[A-Za-z0-9._~+=,-]*)*)")
-
-
-def require_address(url: str) -> str:
-    """`url`, if it has a lower-case host and no user, query, escapes or dot segments; otherwise a ValueError."""
-    match = _ADDRESS.fullmatch(url)
-    if match is None:
-        raise ValueError(f"{url!r} is not a plain https:// address: no user, query, fragment, escapes or other schemes")
-    segments = match[2].split("/")[1:]
-    if any(segment in (".", "..") for segment in segments) or "" in segments[:-1]:
-        raise ValueError(f"{url!r} has empty or dot segments")
-    return url
 
 
 def _network(value: str) -> str:
@@ -133,9 +119,6 @@ class Settings(BaseModel):
         default=72, gt=0, le=10**6
     )  # of untouched uploads, unused files, ended workflows
     audit_days: int | None = Field(default=None, ge=30)  # age at which audit rows are removed; None: never
-    # allowed address prefixes for fetching experts, such as https://models.example.org/public
-    sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
-    vocabulary: Vocabulary = "same"  # of experts; `pad` also accepts tokens added at the end
     expert_max_distance: float = Field(default=1.2, gt=0, allow_inf_nan=False)  # of tensors, in multiples of the norm
     promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)  # of a domain's score, in points
     promotion_max_errors: float = Field(default=3.0, ge=0, allow_inf_nan=False)  # of a benchmark, in standard errors

@@ -1,7 +1,7 @@
 """Contributions as the coordinator records them; their content is the statistics file."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -9,8 +9,9 @@ from moerge_proto.digests import Digest
 from moerge_proto.masks import Seals
 from moerge_proto.messages import Message
 from moerge_proto.signatures import PublicKey, Signature, SignedInput
-from moerge_proto.statistics_file import Kind, Manifest, RouterManifest, Split
+from moerge_proto.statistics_file import Manifest, RouterManifest, Split
 
+Kind = Literal["router", "head"]
 Short = Annotated[str, StringConstraints(max_length=200)]
 
 
@@ -35,8 +36,8 @@ class NewContribution(Submission):
 class Contribution(Message):
     """An accepted contribution. `active` is false after it was superseded or withdrawn.
 
-    A router contribution belongs to one `body`. A body or head contribution serves every body or head with its expert,
-    and has no `split`, `body` and `shards`. `effective_rank`: median of its grams' trace^2 / sum of squared entries.
+    A router contribution belongs to one `body`. A head contribution serves every head with its expert, and has no
+    `split`, `body` and `shards`. `effective_rank`: median of its grams' trace^2 / sum of squared entries.
     `fingerprint`: of the key that made `signature`; both are None if its owner had no key. `cohort`: of masked ones,
     which count together or not at all, once their sum is known.
     """
@@ -70,7 +71,7 @@ def signed_contribution(manifest: Manifest, digest: Digest) -> SignedInput:
     return _signed(manifest.kind, owner=manifest.owner, domain=manifest.domain, body=body, digest=digest)
 
 
-def _signed(kind: Kind, **facts: str | None) -> SignedInput:
+def _signed(kind: str, **facts: str | None) -> SignedInput:
     return SignedInput.model_validate({**facts, "kind": f"{kind} contribution"})
 
 

@@ -14,8 +14,8 @@ class Demands(Message):
 
     Attributes:
         tag: the name of these demands; equal demands have the same one.
-        body: the current body, under which contributions count; None: no body yet, or it is retired.
-        version: the newest served version with the expert or its parts, to be evaluated; None: no such version.
+        body: the current body, under which contributions count; None: no seed is registered yet.
+        version: the newest served version with its parts, to be evaluated; None: no such version.
     """
 
     tag: Digest

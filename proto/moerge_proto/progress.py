@@ -38,7 +38,7 @@ class Obstacle(StrEnum):
         member._value_, member.words = name, words
         return member
 
-    BODY_REFUSED = "body-refused", "refuses the body: by its policy, its owner's seed, or a comparison with the expert"
+    BODY_REFUSED = "body-refused", "refuses the body: it isn't its owner's seed's"
     VERSION_ALTERED = "version-altered", "refuses the version: its files differ from those sent and checked"
     LOG_DIFFERS = "log-differs", "refuses the public log: it was changed, or lacks a body or version that was served"
     ASKS_OWNER = "asks-owner", "waits for the owner's approval"

@@ -19,10 +19,7 @@ from moerge_proto.digests import Digest, canonical_json
 from moerge_proto.signatures import PublicKey, Signature, SignedInput
 from moerge_proto.version_files import CARD_FILE
 
-Kind = Literal[
-    "body", "seed", "expert", "merged expert", "router contribution", "head contribution", "body contribution"
-]
-"""`merged expert`: an expert in a merged body that is not one of the version's own."""
+Kind = Literal["body", "seed", "expert", "router contribution", "head contribution"]
 _STATEMENT: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 _PREDICATE: Literal["https://slsa.dev/provenance/v1"] = "https://slsa.dev/provenance/v1"
 _BUILD_TYPE: Literal["pkg:pypi/moerge#version/v1"] = "pkg:pypi/moerge#version/v1"
@@ -83,7 +80,7 @@ class Input(_Part):
     def is_genuine(self) -> bool:
         """Tell whether its signature is by its public key, over these facts."""
         origin = self.annotations
-        facts = {"kind": origin.kind.removeprefix("merged "), "digest": self.digest.sha256}
+        facts = {"kind": origin.kind, "digest": self.digest.sha256}
         try:
             signed = SignedInput.model_validate({**origin.model_dump(include={"owner", "domain", "body"}), **facts})
         except ValidationError:

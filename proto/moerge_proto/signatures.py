@@ -52,11 +52,11 @@ def is_signed(public_key: PublicKey, message: bytes, signature: Signature) -> bo
 class SignedInput(Message):
     """The facts of an expert or a contribution that its owner signs.
 
-    `body`: of a router contribution, or of an expert's parts; None of others. `digest`: of a contribution's file, or of
-    the digests of an expert's files.
+    `body`: of a router contribution, or of an expert; None of a head contribution. `digest`: of a contribution's file,
+    or of the digests of an expert's files.
     """
 
-    kind: Literal["expert", "router contribution", "head contribution", "body contribution"]
+    kind: Literal["expert", "router contribution", "head contribution"]
     owner: Name
     domain: Name
     body: Digest | None

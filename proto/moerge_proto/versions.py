@@ -36,9 +36,8 @@ Completed = Annotated[
 class NewVersion(Message):
     """Asks for a version of `body` (None: the current one) with `experts` in this order.
 
-    `experts=None` means every ready expert that has contributed under the body, in order of arrival; refused while an
-    expert of the body is missing, unless `partial` is set. `round`: instead of experts. The solve starts when all have
-    contributed, or at the deadline if enough have, and takes these experts. `head`: None means the seed's, tied as
+    `experts=None` means every ready expert that has contributed under the body, in order of arrival; refused while one
+    is missing, unless `partial` is set. `head`: None means the seed's, tied as
     there, if every expert keeps it; `regmean` if every other expert has an active head contribution; otherwise
     `average`. `options`: the recommended ones are the defaults. `tied` leaves the head out if it equals the embedding.
     `chat_template`: see `Lineage`.
@@ -47,7 +46,6 @@ class NewVersion(Message):
     body: Digest | None = None
     experts: list[Digest] | None = Field(default=None, min_length=1)
     partial: bool = False
-    round: Name | None = None
     head: HeadMethod | None = None
     options: Completed = Field(default_factory=lambda: _completed({}, SolveOptions.model_validate))
     tied: bool = False
@@ -74,10 +72,10 @@ class HeadLineage(Message):
 
 
 class Lineage(Message):
-    """All inputs of a version (law 3). `contributions`: of routers, sorted. `withdrawn`: experts in the body.
+    """All inputs of a version (law 3). `contributions`: of routers, sorted.
 
     `seed`: under a seed's body, the digest of the seed's files: body, head, parts, config, tokenizer. The JSON omits
-    None. `left_out`: domains of the round, or of a partial version's body, that had not contributed. `chat_template`:
+    None. `left_out`: domains of ready experts that had not contributed to a partial version. `chat_template`:
     the domain whose chat template, tokenizer and generation config the version has, or `base`; None: the seed's, or
     those of the first expert with the largest vocabulary. The JSON omits None.
     """
@@ -90,7 +88,6 @@ class Lineage(Message):
     contributions: list[Digest]
     options: SolveOptions
     tied: bool = False
-    withdrawn: list[Digest] = Field(default_factory=list)
     left_out: list[Name] = Field(default_factory=list)
     chat_template: Name | None = Field(default=None, exclude_if=lambda value: value is None)
     solver: str
@@ -125,7 +122,7 @@ class SolveReport(Message):
 
 
 class Version(Message):
-    """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it or in its body.
+    """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it.
 
     `withheld`: since when its files are not served because of such an expert; `retired`: since when it has no files.
     `key`: the fingerprint of the key that signed it, None if nobody has; `key_revoked`: since when that key is revoked.

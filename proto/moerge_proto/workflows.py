@@ -7,7 +7,7 @@ from typing import Literal
 from moerge_proto.messages import Message
 from moerge_proto.problems import Problem
 
-WorkflowKind = Literal["expert", "contribution", "body", "version", "anchor"]
+WorkflowKind = Literal["expert", "contribution", "version"]
 
 
 class WorkflowState(StrEnum):
@@ -17,7 +17,7 @@ class WorkflowState(StrEnum):
 
 
 class Workflow(Message):
-    """A workflow. `result`: the digest of an expert, a body, a contribution, or an anchor's; or a version's number."""
+    """A workflow. `result`: the digest of an expert, or a contribution; or a version's number."""
 
     id: str
     state: WorkflowState

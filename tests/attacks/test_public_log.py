@@ -33,7 +33,7 @@ UNCHANGED = "your MLPs are unchanged; the body is unchanged"
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation_of(tmp_path_factory.mktemp("log"), "art", seeded=True, **SMALL) as made:
+    with federation_of(tmp_path_factory.mktemp("log"), "art", **SMALL) as made:
         made.contribute(made.body())
         with closing(sqlite3.connect(made.server.home / "coordinator.sqlite")) as database:
             for event in ("update", "delete"):

@@ -25,7 +25,6 @@ from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.version_key import KEY_FILE
 from moerge_proto.digests import sha256_hex
-from moerge_proto.experts import NewExpert
 from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewToken, Role
 from moerge_proto.signatures import JoinRequest, in_groups, public_key_of
@@ -50,7 +49,7 @@ EXPERT, ROUTER, CODE = "model-expert-00001.safetensors", "model-router.safetenso
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with federation_of(tmp_path_factory.mktemp("swap"), "law", "art", settings="promotion_signed = true") as made:
-        made.contribute(made.merge())
+        made.contribute(made.body())
         made.solve()
         yield made
 
@@ -287,7 +286,7 @@ def signed_by(federation: Federation, key: Ed25519PrivateKey, number: int) -> in
     request = JoinRequest.make(key, "law-owner", ["law"], datetime.now(UTC))
     federation.operator.approve(request, replace=True)
     known = registered(member := federation.members["law"])
-    new = NewExpert(domain="law", files={file.name: file.sha256 for file in known.files})
+    new = member.new({file.name: file.sha256 for file in known.files})
     signature = new.signed_by("law-owner", known.digest).sign(key)
     member.client.register_expert(new.model_copy(update={"signature": signature}))
     return federation.solve(options=SolveOptions(ridge_lambda=number)).number
@@ -298,7 +297,7 @@ def signed_by(federation: Federation, key: Ed25519PrivateKey, number: int) -> in
     [
         (4000, '"domain": "law"', '"domain": "art"', "not by the owners' keys: expert of law"),
         (4001, '"kind": "expert"', '"kind": "head contribution"', "not by the owners' keys: expert of law"),
-        (4002, '"body": "{}", "domain"', '"body": "0", "domain"', "inputs of other bodies: router contribution of"),
+        (4002, '"body": "{}", "domain"', '"body": "0", "domain"', "inputs of other bodies: expert of law"),
     ],
 )
 def test_an_owner_s_signature_is_of_its_domain_kind_and_body(

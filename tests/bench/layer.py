@@ -1,4 +1,4 @@
-"""The coordinator's memory at the size of one 70B layer, with weights and sums read in ranges, as from S3."""
+"""Memory of coordinator and merge at the size of one 70B layer, with weights and sums read in ranges, as from S3."""
 
 import os
 import sys
@@ -68,7 +68,7 @@ def write_expert(folder: Path, settings: LlamaConfig, slot: int) -> None:
 
 
 def write_sums(folder: Path, settings: LlamaConfig, slot: int) -> None:
-    """A contribution of each kind, with the same gram throughout."""
+    """A router and a body contribution, with the same gram throughout."""
     domain = DOMAINS[slot]
     u = features(settings.hidden_size, TOKENS, 0, slot)
     gram, cross = pack((u.T @ u).double().numpy()), u.sum(dim=0, dtype=torch.float64).numpy()

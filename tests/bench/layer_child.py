@@ -1,4 +1,4 @@
-"""One piece of a coordinator's work: `python -m bench.layer_child WORK FOLDER`. Inputs are made by `bench.layer`."""
+"""One piece of a coordinator's or a merge's work: `python -m bench.layer_child WORK FOLDER`, for `bench.layer`."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moerge.blobs.local import LocalBlobs
 from moerge.merging.local import given
-from moerge.models.bounds import feature_bounds, feature_exponents, input_bounds, input_exponents
+from moerge.models.bounds import feature_bounds, feature_exponents
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
@@ -15,12 +15,13 @@ from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge.routers.ridge import SOLVER
 from moerge.statistics.describe import median_rank
-from moerge.statistics.validate import validate, validate_body
+from moerge.statistics.validate import validate
+from moerge.trunk.lineage import BodyLineage, BodyOptions
 from moerge.trunk.merge import BodyInputs, MergedBody, merge_body
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, VersionInputs, measure_influence, plan_version, solve_lineage
-from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions
+from moerge_proto.bodies import BodyMethod
 from moerge_proto.digests import digest_of
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.ranges import LocalFile
@@ -96,11 +97,8 @@ def receive(made: Coordinator) -> None:
 
 
 def check_sums(made: Coordinator) -> None:
-    """The check of a contribution of each kind."""
+    """The check of a router contribution."""
     expert = made.expert(DOMAINS[0])
-    with StatisticsFile(made.sums("body")[0]) as file:
-        validate_body(file, input_exponents(expert), input_bounds(expert))
-        median_rank(file)
     with StatisticsFile(made.sums("router")[0]) as file:
         validate(file, feature_exponents(expert), feature_bounds(expert))
         median_rank(file)

@@ -60,7 +60,7 @@ def in_a_row() -> tuple[list[float], list[int]]:
     seconds, memory = [], []
     with tempfile.TemporaryDirectory() as place, federation_of(Path(place), "law", **SMALL) as made:
         server, member = made.server, made.members["law"]
-        manifest, sums = honest(server, member, made.merge())
+        manifest, sums = honest(server, member, made.body())
         for number in range(CONTRIBUTIONS):
             own = manifest.model_copy(update={"shards": [sha256_hex(number.to_bytes(8))]})
             path = written(Path(place) / "contribution", own, sums)

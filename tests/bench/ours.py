@@ -23,6 +23,7 @@ from moerge.progress import NoProgress
 from moerge.routers.solve import solve_layers
 from moerge.statistics.integers import pack, to_integers
 from moerge.trunk.heads import HeadInputs, head_plan
+from moerge.trunk.lineage import BodyLineage, BodyOptions
 from moerge.trunk.merge import BodyInputs, merge_body
 from moerge.versions.file_plans import (
     FilePlan,
@@ -34,7 +35,6 @@ from moerge.versions.file_plans import (
     router_file,
     version_config,
 )
-from moerge_proto.bodies import BodyLineage, BodyOptions
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.options import SolveOptions

@@ -1,7 +1,8 @@
-"""Adapters over REST: merged by the coordinator with a registered base, or sent as merged models."""
+"""Adapters of the seed over REST: merged by the coordinator, or sent as merged MLPs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
+from moerge.experts.parts import write_parts
 from moerge.models.adapter_settings import AdapterSettings
 from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import dense_folder, file_digests
+from moerge.models.expert_folder import expert_digest, file_digests
 from moerge.progress import Tracker
-from moerge_proto.experts import ExpertState, NewAdapter, NewExpert
+from moerge_proto.experts import Expert, ExpertState, NewAdapter, NewExpert, Parts
 from support.federation import SILENT, Federation, Member, eventually, federation_of
-from support.models import adapter, expert
-from support.processes import moerge
+from support.models import adapter
 
 WEIGHTS = {"uploading adapter_model.safetensors", "uploading model.safetensors"}
 
@@ -37,81 +38,68 @@ class Titles:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation_of(tmp_path_factory.mktemp("adapters"), "base") as federation:
-        federation.members["base"].allow()
+    with federation_of(tmp_path_factory.mktemp("adapters")) as federation:
         yield federation
 
 
-def joined(federation: Federation, domain: str, folder: Path) -> tuple[Member, Path, Path]:
-    """An owner with an adapter of the base's expert, and the merged model."""
-    base, seed = federation.members["base"].folder, 100 + len(federation.members)
-    member = federation.join(domain, adapter(folder / "adapter", base, seed))
-    return member, member.folder, dense_folder(DenseFiles(member.folder), folder / "dense")
+@dataclass
+class Adapted:
+    """An owner with an adapter of the seed's MLPs, and the parts that it makes, in a folder."""
+
+    member: Member
+    lora: Path
+    folder: Path
+    parts: Parts
+
+    @property
+    def new(self) -> NewExpert:
+        return NewExpert(domain=self.member.domain, files=file_digests(DenseFiles(self.folder)), parts=self.parts)
+
+    def register(self, titles: Titles) -> Expert:
+        return register(self.member.client, DenseFiles(self.folder), self.new, titles, adapter=self.lora)
 
 
-def test_only_an_adapter_of_a_registered_base_is_sent(federation: Federation, tmp_path: Path) -> None:
-    member, lora, dense = joined(federation, "law", tmp_path)
-    titles, new = Titles(), NewExpert(domain="law", files=file_digests(DenseFiles(dense)))
-    row = register(member.client, DenseFiles(dense), new, titles, adapter=lora)
+def adapted(federation: Federation, domain: str, folder: Path, scale: float = 1) -> Adapted:
+    """`scale` multiplies the adapter's weights."""
+    lora = adapter(folder / "lora", federation.seed, 100 + len(federation.members), "up_proj", "down_proj")
+    path = lora / "adapter_model.safetensors"
+    save_file({name: scale * tensor for name, tensor in load_file(path).items()}, path)
+    made = write_parts(DenseFiles(lora), folder / "parts", own_head=False)
+    digest, body = expert_digest(file_digests(DenseFiles(lora))), federation.body().digest
+    parts = Parts(expert=digest, body=body, fitted=False, own_head=False)
+    return Adapted(federation.join(domain, lora), lora, made, parts)
+
+
+def test_only_the_adapter_is_sent(federation: Federation, tmp_path: Path) -> None:
+    law, titles = adapted(federation, "law", tmp_path), Titles()
+    row = law.register(titles)
     assert titles.seen == ["uploading adapter_model.safetensors"]
     assert row.state is ExpertState.READY
     assert row.adapter is not None
-    assert row.adapter.base == federation.expert("base").digest
-    assert {file.name: file.sha256 for file in row.files} == file_digests(DenseFiles(dense))
-    assert register(member.client, DenseFiles(dense), new, titles, adapter=lora).digest == row.digest
+    assert row.adapter.base == federation.body().digest
+    assert {file.name: file.sha256 for file in row.files} == file_digests(DenseFiles(law.folder))
+    assert law.register(titles).digest == row.digest
     assert len(titles.seen) == 1
-
-
-def test_the_command_names_the_base(federation: Federation, tmp_path: Path) -> None:
-    member, lora, _ = joined(federation, "medicine", tmp_path)
-    environment = federation.server.environment(member.token)
-    digest = moerge("expert", "add", lora, "--domain", "medicine", **environment)
-    assert digest == federation.expert("medicine").digest
-    base = federation.expert("base").digest[:12]
-    assert f"merged with expert {base}" in moerge("expert", "show", "medicine", **environment)
-
-
-def test_without_a_permitted_base_the_merged_model_is_sent(federation: Federation, tmp_path: Path) -> None:
-    member, lora, dense = joined(federation, "art", tmp_path)
-    new, titles = NewExpert(domain="art", files=file_digests(DenseFiles(dense))), Titles()
-    federation.members["base"].allow(redistribute=False)
-    try:
-        row = register(member.client, DenseFiles(dense), new, titles, adapter=lora)
-    finally:
-        federation.members["base"].allow()
-    assert titles.seen == ["uploading model.safetensors"]
-    assert (row.state, row.adapter) == (ExpertState.READY, None)
-
-
-def test_with_an_unknown_base_the_merged_model_is_sent(federation: Federation, tmp_path: Path) -> None:
-    lora = adapter(tmp_path / "other", expert(tmp_path / "unknown", 9), 3)
-    member, dense = federation.join("maths", lora), dense_folder(DenseFiles(lora), tmp_path / "others")
-    new, titles = NewExpert(domain="maths", files=file_digests(DenseFiles(dense))), Titles()
-    assert register(member.client, DenseFiles(dense), new, titles, adapter=lora).state is ExpertState.READY
-    assert titles.seen == ["uploading model.safetensors"]
-
-
-def test_if_the_coordinator_rounds_differently_all_is_sent(federation: Federation, tmp_path: Path) -> None:
-    member, lora, dense = joined(federation, "history", tmp_path)
-    weights = load_file(dense / "model.safetensors")
-    weights["model.layers.0.mlp.down_proj.weight"][0, 0] += 1e-6  # as another processor may
-    save_file(weights, dense / "model.safetensors", {"format": "pt"})
-    titles, new = Titles(), NewExpert(domain="history", files=file_digests(DenseFiles(dense)))
-    row = register(member.client, DenseFiles(dense), new, titles, adapter=lora)
-    assert titles.seen == ["uploading adapter_model.safetensors", "uploading model.safetensors"]
-    assert (row.state, row.adapter) == (ExpertState.READY, None)
-    assert {file.name: file.sha256 for file in row.files} == file_digests(DenseFiles(dense))
+    assert "an adapter's, merged with the seed" in federation.moerge("expert", "show", "law")
 
 
 def test_weights_of_a_refused_adapter_are_not_sent(federation: Federation, tmp_path: Path) -> None:
-    member, lora, _ = joined(federation, "far", tmp_path)
-    path = lora / "adapter_model.safetensors"
-    save_file({name: 100 * tensor for name, tensor in load_file(path).items()}, path)
-    dense, titles = dense_folder(DenseFiles(lora), tmp_path / "dense"), Titles()
-    new = NewExpert(domain="far", files=file_digests(DenseFiles(dense)))
+    titles = Titles()
     with pytest.raises(CoordinatorError, match="times the tensor's norm"):
-        register(member.client, DenseFiles(dense), new, titles, adapter=lora)
+        adapted(federation, "far", tmp_path, scale=100).register(titles)
     assert titles.seen == ["uploading adapter_model.safetensors"]
+
+
+def test_if_the_coordinator_rounds_differently_the_merged_mlps_are_sent(federation: Federation, tmp_path: Path) -> None:
+    history, titles = adapted(federation, "history", tmp_path), Titles()
+    path = history.folder / "model.safetensors"
+    weights = load_file(path)
+    weights["model.layers.0.mlp.down_proj.weight"][0, 0] += 1e-6  # as another processor may
+    save_file(weights, path, {"format": "pt"})
+    row = history.register(titles)
+    assert titles.seen == ["uploading adapter_model.safetensors", "uploading model.safetensors"]
+    assert (row.state, row.adapter) == (ExpertState.READY, None)
+    assert {file.name: file.sha256 for file in row.files} == file_digests(DenseFiles(history.folder))
 
 
 @pytest.mark.parametrize(
@@ -125,21 +113,18 @@ def test_weights_of_a_refused_adapter_are_not_sent(federation: Federation, tmp_p
 def test_a_hostile_adapter_is_refused(
     federation: Federation, tmp_path: Path, settings: dict[str, Any], where: str
 ) -> None:
-    domain = f"hostile-{len(federation.members)}"
-    member, lora, dense = joined(federation, domain, tmp_path)
-    files = file_digests(DenseFiles(dense))
-    for name in files:
+    owner = adapted(federation, f"hostile-{len(federation.members)}", tmp_path)
+    client, lora = owner.member.client, owner.lora
+    new = owner.new
+    for name in new.files:
         if not name.endswith(".safetensors"):
-            member.client.upload(dense / name, SILENT, title=name)
-    weights = member.client.upload(lora / "adapter_model.safetensors", SILENT, title="").sha256
-    sent = NewAdapter(
-        base=federation.expert("base").digest,
-        weights=weights,
-        settings={**AdapterSettings.of(lora).relevant, **settings},
-    )
-    row = member.client.register_expert(NewExpert(domain=domain, files=files, adapter=sent))
-    eventually(lambda: member.client.expert(row.digest).state is not ExpertState.RECEIVED)
-    row = member.client.expert(row.digest)
+            client.upload(owner.folder / name, SILENT, title=name)
+    weights = client.upload(lora / "adapter_model.safetensors", SILENT, title="").sha256
+    relevant = {**AdapterSettings.of(lora).relevant, **settings}
+    sent = NewAdapter(base=new.parts.body, weights=weights, settings=relevant)
+    digest = client.register_expert(new.model_copy(update={"adapter": sent})).digest
+    eventually(lambda: client.expert(digest).state is not ExpertState.RECEIVED)
+    row = client.expert(digest)
     assert row.state is ExpertState.REFUSED
     assert row.problem is not None
     assert where in row.problem.field

@@ -1,8 +1,7 @@
-"""Aliases, notes, retired versions, rounds and pulls."""
+"""Aliases, notes, retired and partial versions, and pulls."""
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 from moerge.client.pull import pull
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
+from moerge_proto.bodies import Body
 from moerge_proto.options import SolveOptions
-from moerge_proto.rounds import NewRound, RoundChange, RoundState
 from moerge_proto.versions import Version, VersionChange
 from support.federation import Federation, eventually, federation_of
 from support.processes import ended, run_command, start_worker
@@ -24,7 +23,7 @@ BIASES: dict[str, Any] = {"family": "qwen3", "attention_bias": True}
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Versions 1 to 3 differ by lambda. Two engines do not support their biases."""
     with federation_of(tmp_path_factory.mktemp("aliases"), "law", "art", **BIASES) as federation:
-        federation.contribute(federation.merge())
+        federation.contribute(federation.body())
         for ridge_lambda in (1.0, 2.0, 3.0):
             solve(federation, ridge_lambda)
         yield federation
@@ -78,28 +77,18 @@ def test_a_retired_version_has_no_files(federation: Federation) -> None:
     assert {f.name: f.sha256 for f in again.files} == {f.name: f.sha256 for f in version.files}
 
 
-def test_the_card_of_a_round_s_version_names_late_owners(federation: Federation) -> None:
-    operator = federation.operator
-    federation.add("late", seed=5, **BIASES)
-    deadline = datetime.now(UTC) + timedelta(hours=1)
-    opened = operator.open_round(NewRound(name="spring", domains=["law", "late"], minimum=1, deadline=deadline))
-    assert opened == operator.round("spring")
-    past = datetime.now(UTC) - timedelta(minutes=1)
-    assert operator.change_round("spring", RoundChange(deadline=past)).state is RoundState.ENOUGH
-    number = int(federation.moerge("version", "solve", "--round", "spring"))
-    assert operator.version(number).lineage.domains == ["law"]
-    card = (federation.version(number) / "README.md").read_text()
-    assert "Left out, because they had not contributed: late." in card
-    assert [row.name for row in federation.members["law"].client.rounds()] == ["spring"]
-    assert [row.name for row in federation.members["art"].client.rounds()] == []
+def without_law(federation: Federation, number: int) -> Body:
+    """Another seed's body, under which only art has contributed."""
+    body = federation.reseed(number)
+    federation.contribute(body, "art")
+    return body
 
 
 def test_a_solve_waits_for_missing_contributions(federation: Federation, tmp_path: Path) -> None:
     environment, solve = federation.server.environment(), ("version", "solve")
-    body = federation.merge("art", "law")  # another order, so another body
-    federation.contribute(body, "art")
+    body = without_law(federation, 1)
     done = run_command(*solve, **environment)
-    assert (done.returncode, "the body have not contributed under it: law\n" in done.stderr) == (1, True)
+    assert (done.returncode, "a ready expert have not contributed: law\n" in done.stderr) == (1, True)
     assert "--wait" in done.stderr
     waiting = start_worker([*solve, "--wait"], environment, tmp_path / "waiting")
     eventually(lambda: "Waiting for the contributions of law.\n" in (tmp_path / "waiting").read_text())
@@ -108,9 +97,25 @@ def test_a_solve_waits_for_missing_contributions(federation: Federation, tmp_pat
     assert "law, art. Missing: none. Head: average, because" in (tmp_path / "waiting").read_text()
 
 
+def test_after_its_hours_a_wait_ends_with_the_minimum_or_names_the_missing(federation: Federation) -> None:
+    environment, wait = federation.server.environment(), ("version", "solve", "--wait", "--hours", 0.0005)
+    without_law(federation, 2)
+    for more in ((), ("--minimum", 2)):
+        done = run_command(*wait, *more, **environment)
+        said = "after 0.0005 hours 1 domains have contributed; missing: law"
+        assert (done.returncode, said in " ".join(done.stderr.split())) == (1, True), done.stderr
+    number = int(run_command(*wait, "--minimum", 1, **environment).stdout)
+    lineage = federation.operator.version(number).lineage
+    assert (lineage.domains, lineage.left_out) == (["art"], ["law"])
+    card = (federation.version(number) / "README.md").read_text()
+    assert "Left out, because they had not contributed: law." in card
+    refused = run_command("version", "solve", "--minimum", 1, **environment)
+    assert (refused.returncode, "add --wait" in refused.stderr) == (1, True)
+
+
 def test_a_promotion_that_removes_a_domain_is_confirmed(federation: Federation) -> None:
     environment = federation.server.environment()
-    federation.contribute(federation.merge("law", "art", method="weighted", options={"weights": {"art": 2}}), "art")
+    without_law(federation, 3)
     done = run_command("version", "solve", "--partial", **environment)
     partial = int(done.stdout)
     assert f"In version {partial}: art. Missing: law. Head: average, because" in done.stderr

@@ -117,7 +117,7 @@ def test_only_a_route_s_roles_may_call_it(http: httpx.Client, tokens: dict[Role,
 
 
 def test_another_owner_s_things_are_not_found(federation: Federation, server: Coordinator, tmp_path: Path) -> None:
-    (law, art), body = federation.members.values(), federation.merge()
+    (law, art), body = federation.members.values(), federation.body()
     sent = send(law, written(tmp_path / "contribution", *honest(server, law, body)))
     new = NewUpload(sha256="1" * 64, size=1, chunks=[Chunk(sha256=sent.digest, size=1)])
     upload = RawClient(server.url, law.token).open(new).id
@@ -134,12 +134,7 @@ def test_another_owner_s_things_are_not_found(federation: Federation, server: Co
         "/v1/uploads/{upload}/commit": {"upload": upload},
         "/v1/uploads/{upload}": {"upload": upload},
     }
-    shared = {
-        "/v1/versions/{number}/signed-card",
-        "/v1/bodies/{digest}",
-        "/v1/bodies/{digest}/history",
-        "/v1/bodies/{digest}/files/{name}",
-    }
+    shared = {"/v1/versions/{number}/signed-card", "/v1/bodies/{digest}", "/v1/bodies/{digest}/files/{name}"}
     shared |= {"/v1/versions/{number}", "/v1/versions/{number}/engines"}
     shared |= {"/v1/versions/{number}/card", "/v1/versions/{number}/compare/{other}", "/v1/aliases/{name}"}
     shared |= {

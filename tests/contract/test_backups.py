@@ -29,9 +29,9 @@ from support.processes import Coordinator, moerge, run_command
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Two experts, a body, two contributions and a version."""
+    """Two experts, two contributions and a version."""
     with federation_of(tmp_path_factory.mktemp("backups"), "law", "art") as federation:
-        federation.contribute(federation.merge())
+        federation.contribute(federation.body())
         federation.solve()
         yield federation
 
@@ -216,7 +216,7 @@ def changed_expert(home: Path) -> str:
 
 
 def changed_body(home: Path) -> str:
-    _execute(home, "UPDATE bodies SET method = 'weighted'")
+    _execute(home, "UPDATE bodies SET exponents = '[1]'")
     return next(name for name in _names(home) if name.startswith("body"))
 
 

@@ -112,20 +112,20 @@ def _document() -> dict[str, Any]:
         "requestBody": {"content": {"application/json": {"schema": ask}}},
         "responses": {"200": {"content": {"application/json": {"schema": {"type": "array", "items": answer}}}}},
     }
-    document = {"paths": {"/rounds": {"post": route}}, "components": {"schemas": {"State": state}}}
+    document = {"paths": {"/owners": {"post": route}}, "components": {"schemas": {"State": state}}}
     return json.loads(json.dumps(document))  # type: ignore[no-any-return]
 
 
-ASK = ("paths", "/rounds", "post", "requestBody", "content", "application/json", "schema")
-ANSWER = ("paths", "/rounds", "post", "responses", "200", "content", "application/json", "schema", "items")
+ASK = ("paths", "/owners", "post", "requestBody", "content", "application/json", "schema")
+ANSWER = ("paths", "/owners", "post", "responses", "200", "content", "application/json", "schema", "items")
 
 
 @pytest.mark.parametrize(
     ("keys", "change", "said"),
     [
-        (("paths",), {"/rounds": {}}, "POST /rounds: gone"),
-        (("paths", "/rounds", "post"), {"x-roles": ["operator"]}, "POST /rounds: fewer roles"),
-        (("paths", "/rounds", "post"), {"parameters": [{"name": "kind", "required": True}]}, "kind is required"),
+        (("paths",), {"/owners": {}}, "POST /owners: gone"),
+        (("paths", "/owners", "post"), {"x-roles": ["operator"]}, "POST /owners: fewer roles"),
+        (("paths", "/owners", "post"), {"parameters": [{"name": "kind", "required": True}]}, "kind is required"),
         (ASK, {"required": ["domain", "kind"]}, "request.kind: has no default"),
         (ASK, {"properties": {}}, "request.domain: gone"),
         ((*ASK, "properties", "domain"), {"default": "law"}, "request.domain: its default was None, is law"),

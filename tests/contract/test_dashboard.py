@@ -15,11 +15,9 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.actions import ACTIONS
-from moerge_proto.bodies import NewBody
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
@@ -27,11 +25,11 @@ from moerge_proto.versions import VersionChange
 from support.benchmarks import result, results_of
 from support.dashboard import act, signed_in, visitor
 from support.federation import Federation, eventually, federation_of
-from support.processes import Coordinator
+from support.processes import Coordinator, coordinator
 
 FIRST_STEPS = (
-    "First steps Approve the owners 0 approved Choose a body the seed's (moerge coordinator seed), or the experts',"
-    " merged Wait for the owners' experts 0 of 0 domains ready"
+    "First steps Register the seed moerge coordinator seed Approve the owners 0 approved"
+    " Wait for the owners' experts 0 of 0 domains ready"
 )
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 PAGES = {
@@ -76,7 +74,7 @@ class Visited:
 def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
     """Two owners have contributed; two versions are solved, and the first is the champion."""
     with federation_of(tmp_path_factory.mktemp("dashboard"), "law", "art") as federation:
-        federation.contribute(federation.merge())
+        federation.contribute(federation.body())
         tokens = {Role.OPERATOR: federation.server.operator_token, Role.OWNER: federation.members["law"].token}
         tokens[Role.READER] = federation.operator.add_token(NewToken(role=Role.READER)).secret
         for experts in federation.digests("law"), federation.digests("law", "art"):
@@ -269,30 +267,15 @@ def test_solving_starts_a_workflow(visited: Visited) -> None:
         assert act(browser, "/workflows/version-none-1/retry").status_code == 404
 
 
-def test_a_solve_without_contributions_asks_for_a_confirmation(visited: Visited) -> None:
-    visited.federation.merge("art", "law")  # another order, so another body
-    with visited.visit() as browser:
+def test_a_solve_without_contributions_asks_for_a_confirmation(tmp_path: Path) -> None:
+    with federation_of(tmp_path, "law", "art") as federation, signed_in(federation.server) as browser:
         assert "Contributed: none. Missing: law, art." in browser.get("/solve").text
         refused = act(browser, "/solve", ridge_lambda="0.5", top_k="1")
-        assert (refused.status_code, "have not contributed under it: law, art" in refused.text) == (409, True)
+        assert (refused.status_code, "have not contributed: law, art" in refused.text) == (409, True)
         assert "Solve without law, art" in refused.text
         partial = act(browser, "/solve", ridge_lambda="0.5", top_k="1", partial="yes")
         assert "a version needs at least one" in partial.text
         assert 'value="yes" checked' in partial.text
-    visited.federation.merge("law", "art")
-
-
-def test_a_round_is_opened_and_changed(visited: Visited) -> None:
-    operator = visited.operator
-    with visited.visit() as browser:
-        fields = {"name": "w47", "kind": "body", "domains": "law art", "minimum": "1", "deadline": "2030-01-01T10:00"}
-        act(browser, "/rounds/new", **fields)
-        assert "0 of 2" in browser.get("/owners").text
-        act(browser, "/rounds/w47/change", minimum="2", deadline="2020-01-01T10:00")
-        assert operator.round("w47").minimum == 2
-        assert "Round w47 ended without enough contributions; missing: " in browser.get("/versions").text
-        assert act(browser, "/rounds/new", **(fields | {"minimum": "9"})).status_code == 422
-        assert act(browser, "/rounds/new", **(fields | {"deadline": "soon"})).status_code == 422
 
 
 def test_the_audit_log_can_be_filtered(visited: Visited) -> None:
@@ -334,7 +317,7 @@ def test_pages_of_many_versions_and_owners_are_small(tmp_path: Path) -> None:
     with federation_of(tmp_path, "law") as federation:
         for number in range(200):
             federation.operator.add_owner(NewOwner(name=f"owner-{number:03}", domains=[f"domain-{number:03}"]))
-        federation.contribute(federation.merge())
+        federation.contribute(federation.body())
         federation.solve()
         federation.server.stop()
         with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
@@ -397,22 +380,23 @@ def test_a_revoked_owner_is_not_offered_again(visited: Visited) -> None:
 
 @pytest.mark.slow
 def test_a_failed_workflow_is_retried_in_the_browser(tmp_path: Path) -> None:
-    """Merging fails while a file of the expert is missing."""
+    """Solving fails while a file of the expert is missing."""
     with federation_of(tmp_path, "law") as federation:
         server, operator = federation.server, federation.operator
+        federation.contribute(federation.body())
         [file] = [file for file in federation.expert("law").files if file.name == "model.safetensors"]
         blob = server.home / "blobs" / file.sha256[:2] / file.sha256
         blob.rename(tmp_path / "lost")
         shutil.rmtree(server.home / "experts")
         with pytest.raises(MoergeError):
-            wait(operator, operator.merge_body(NewBody()))
+            federation.solve()
         with signed_in(server) as browser:
-            assert "Merging a body failed" in browser.get("/versions").text
+            assert "Solving a version failed" in browser.get("/versions").text
             [path] = re.findall(r'href="/dashboard(/workflows/[^"]+/retry)"', browser.get("/workflows").text)
             (tmp_path / "lost").rename(blob)
             assert act(browser, path).headers["Location"].endswith("said=started")
-            eventually(lambda: operator.current_body() is not None)
-            eventually(lambda: "Merging a body failed" not in browser.get("/versions").text)
+            eventually(lambda: list(operator.versions()) != [])
+            eventually(lambda: "Solving a version failed" not in browser.get("/versions").text)
             assert act(browser, path).status_code == 303  # the one that failed is there still; what it made is found
 
 
@@ -432,7 +416,7 @@ def test_a_fresh_coordinator_lists_its_first_steps(tmp_path: Path) -> None:
     key = Ed25519PrivateKey.generate()
     request = JoinRequest.make(key, "hospital", ["medicine"], datetime.now(UTC)).line()
     shown = in_groups(fingerprint(public_key_of(key)))
-    with federation_of(tmp_path) as federation, signed_in(federation.server) as browser:
+    with coordinator(tmp_path / "home") as server, signed_in(server) as browser:
         home = words(browser.get("/versions"))
         assert FIRST_STEPS in home
         assert "Solve a version" not in home
@@ -445,6 +429,6 @@ def test_a_fresh_coordinator_lists_its_first_steps(tmp_path: Path) -> None:
         assert act(browser, "/owners/approve", request=request[:40], fingerprint=shown).status_code == 422
         approved = act(browser, "/owners/approve", request=request, fingerprint=shown)
         [token] = re.findall(r"<code>(moerge_[^<]+)</code>", approved.text)
-        with federation.server.client(token) as owner:
+        with server.client(token) as owner:
             assert owner.identity().domains == ["medicine"]
         assert "Approve the owners done 1 approved" in words(browser.get("/versions"))

@@ -18,9 +18,9 @@ import zstandard
 from moerge.errors import CoordinatorError
 from moerge_proto.bodies import Body
 from moerge_proto.digests import sha256_hex
-from moerge_proto.experts import ExpertState, NewExpert
+from moerge_proto.experts import ExpertState
 from moerge_proto.uploads import Chunk, NewUpload
-from support.federation import SILENT, Federation, Member, federation_of, files_below, honest, send
+from support.federation import SILENT, Federation, Member, federation_of, files_below, honest, parted, send
 from support.models import expert
 from support.processes import Coordinator, peak_bytes
 from support.statistics import written
@@ -54,7 +54,7 @@ def first(federation: Federation) -> Member:
 
 @pytest.fixture(scope="module")
 def body(federation: Federation) -> Body:
-    return federation.merge()
+    return federation.body()
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +63,21 @@ def owner(federation: Federation) -> Member:
 
 
 @pytest.fixture(scope="module")
-def like(federation: Federation) -> Path:
-    """The folder of an expert like the first one's."""
-    return expert(federation.folder / "like", seed=2)
+def like(federation: Federation, owner: Member, body: Body) -> Member:
+    """The owner with the parts of an expert like the first one's."""
+    whole = replace(owner, folder=expert(federation.folder / "like", seed=2))
+    return parted(federation.server, whole, body, fitted=False)
 
 
 @pytest.fixture
-def member(owner: Member, like: Path, tmp_path: Path) -> Member:
-    """An owner without a registered expert, and a copy of an expert."""
-    return replace(owner, folder=shutil.copytree(like, tmp_path / "expert"))
+def member(like: Member, tmp_path: Path) -> Member:
+    """The owner without a registered expert, and a copy of its parts."""
+    return replace(like, at=shutil.copytree(like.place, tmp_path / "expert"))
 
 
 def uploaded(member: Member) -> dict[str, str]:
     """Uploads all files without reading the config, which could end this process."""
-    return {path.name: member.client.upload(path, SILENT, title="").sha256 for path in member.folder.iterdir()}
+    return {path.name: member.client.upload(path, SILENT, title="").sha256 for path in member.place.iterdir()}
 
 
 def refusal(kind: str, call: Callable[[], object]) -> str:
@@ -100,7 +101,7 @@ def harmless(server: Coordinator) -> Iterator[None]:
 
 def refused(server: Coordinator, member: Member) -> str:
     """The field of a refused expert; nothing of it is kept, and memory grows by less than 200 MiB."""
-    before, new = files_below(server), NewExpert(domain=member.domain, files=uploaded(member))
+    before, new = files_below(server), member.new(uploaded(member))
     memory = peak_bytes(server, anew=True)
     field = refusal("incompatible-expert", lambda: member.client.register_expert(new))
     assert files_below(server) == before
@@ -120,7 +121,7 @@ def change(path: Path, **fields: object) -> None:
 def test_nothing_is_allocated_for_an_absurd_config(
     server: Coordinator, member: Member, field: str, value: object
 ) -> None:
-    change(member.folder / "config.json", **{field: value})
+    change(member.place / "config.json", **{field: value})
     assert "config.json" in refused(server, member)
 
 
@@ -129,20 +130,20 @@ def test_nothing_is_allocated_for_an_absurd_config(
 def test_small_files_that_are_no_json_are_refused_by_name(
     server: Coordinator, member: Member, name: str, content: str
 ) -> None:
-    (member.folder / name).write_bytes(content.encode(errors="surrogatepass") or b" ")
+    (member.place / name).write_bytes(content.encode(errors="surrogatepass") or b" ")
     assert name in refused(server, member)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "generation_config.json"])
 def test_a_bomb_among_the_small_files_is_refused_by_size(server: Coordinator, member: Member, name: str) -> None:
-    with (member.folder / name).open("wb") as file:
+    with (member.place / name).open("wb") as file:
         file.write(b'{"model": {"vocab": ["')
         file.truncate(65 * MEBIBYTE)
     assert name in refused(server, member)
 
 
 def test_a_config_that_needs_its_own_code_is_refused(server: Coordinator, member: Member) -> None:
-    change(member.folder / "config.json", auto_map={"AutoConfig": "evil--evil.Config"}, model_type="evil")
+    change(member.place / "config.json", auto_map={"AutoConfig": "evil--evil.Config"}, model_type="evil")
     assert refused(server, member) == "config.json: model_type"
 
 
@@ -164,7 +165,7 @@ def header(tensors: object, body: bytes = b"0" * 8, length: int | None = None) -
     ],
 )
 def test_a_false_safetensors_header_takes_no_memory(server: Coordinator, member: Member, content: bytes) -> None:
-    (member.folder / "model.safetensors").write_bytes(content)
+    (member.place / "model.safetensors").write_bytes(content)
     refused(server, member)
 
 
@@ -290,7 +291,7 @@ BODIES: list[bytes] = [
     b'{"\\ud800": "\\udfff"}',
     b'{"sha256": 1e999}', b'{"sha256": "' + b"0" * 10**6 + b'"}', b'{"domain": "../x", "files": {"../x": "../y"}}',
     b'{"name": "../../x", "domains": ["../y"]}', b'{"role": "operator", "owner": "\\u0000"}',
-    b'{"experts": ["../../x"], "method": "average"}', b'{"options": {"top_k": -1}}', b'{"body": "../../x"}',
+    b'{"experts": ["../../x"]}', b'{"options": {"top_k": -1}}', b'{"body": "../../x"}',
     b'{"sha256": "0", "size": -1, "chunks": []}', b'{"size": 1' + b"0" * 400 + b"}",
     b'{"options": {"ridge_lambda": NaN}}', b'{"options": {"ridge_lambda": -Infinity}}',
     b'{"options": {"domain_weights": {"../x": 1e308}}}', b'{"options": {"temperature": 0}}',
@@ -300,7 +301,7 @@ BODIES: list[bytes] = [
 @pytest.mark.parametrize(
     ("method", "place"),
     [
-        *(("POST", f"/{noun}") for noun in ("owners", "tokens", "uploads", "experts", "bodies", "versions")),
+        *(("POST", f"/{noun}") for noun in ("owners", "tokens", "uploads", "experts", "versions")),
         ("PUT", f"/contributions/{HEX}"),
     ],
 )

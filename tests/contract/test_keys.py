@@ -32,7 +32,7 @@ from moerge_workers.leaving.owner_key import (
     rotate,
     signature,
 )
-from support.federation import SILENT, Member, eventually, honest, honest_body, merge, registered
+from support.federation import SILENT, Member, body_of, eventually, honest, honest_head, parted, registered
 from support.models import expert
 from support.processes import MOERGE, Coordinator, moerge, run_command
 from support.statistics import written
@@ -155,13 +155,15 @@ Fleet = tuple[Member, Path, Body]
 
 @pytest.fixture(scope="module")
 def fleet(server: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """An owner with a key and a ready expert, the key's folder, and a body."""
+    """An owner with a key and a ready expert, the key's folder, and the body."""
     folder = tmp_path_factory.mktemp("signed")
     with server.client() as operator:
         token = operator.approve(join_request(folder / "firm.pem", "firm", ["law"])).token.secret
+    body = body_of(server, folder / "seed")
     member = Member("firm", "law", token, server.client(token), expert(folder / "law", 1))
+    member = parted(server, member, body, fitted=False)
     member.register()
-    yield member, folder, merge(server)
+    yield member, folder, body
     member.client.close()
 
 
@@ -193,7 +195,7 @@ def test_a_contribution_needs_its_owner_s_signature(server: Coordinator, fleet: 
 def signed_expert(member: Member, key: Path) -> NewExpert:
     """The member's registered expert, signed by the key in this folder."""
     files = {file.name: file.sha256 for file in registered(member).files}
-    new = NewExpert(domain="law", files=files)
+    new = member.new(files)
     return new.model_copy(update={"signature": signature(key, new.signed_by("firm", expert_digest(files)))})
 
 
@@ -208,17 +210,17 @@ def test_an_expert_s_signature_is_its_owner_s(fleet: Fleet, tmp_path: Path) -> N
 
 
 def test_a_version_has_the_signatures_of_its_inputs(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
-    member, home, _ = fleet
+    member, home, body = fleet
     member.client.register_expert(signed_expert(member, home))
-    written(tmp_path / "body-contribution", *honest_body(member))
-    digest = member.client.upload(tmp_path / "body-contribution", SILENT, title="body contribution").sha256
-    member.client.contribute(contribution(home, tmp_path / "body-contribution"))
-    router = uploaded(server, member, merge(server, method="regmean"), tmp_path / "file", 0)
+    written(tmp_path / "head", *honest_head(member))
+    head = member.client.upload(tmp_path / "head", SILENT, title="head contribution").sha256
+    member.client.contribute(contribution(home, tmp_path / "head"))
+    router = uploaded(server, member, body, tmp_path / "file", 0)
     member.client.contribute(contribution(home, tmp_path / "file"))
     with server.client() as operator:
         number = int(wait(operator, operator.solve_version(NewVersion())))
         rows = operator.version_signatures(number)
-    assert [(row.kind, row.digest, row.domain) for row in rows] == [("router", router, "law"), ("body", digest, "law")]
+    assert [(row.kind, row.digest, row.domain) for row in rows] == [("router", router, "law"), ("head", head, "law")]
     assert {row.public_key for row in rows} == {public_key_of(read_owner_key(home / "firm.pem"))}
     assert all(row.is_genuine() for row in rows)
     shown = moerge("version", "show", number, COLUMNS="200", **server.environment())
@@ -226,9 +228,9 @@ def test_a_version_has_the_signatures_of_its_inputs(server: Coordinator, fleet: 
     moerge("pull", number, folder := tmp_path / "model", **server.environment())
     stated = json.loads(moerge("verify", folder, "--json"))["inputs"]
     assert {item["annotations"]["kind"]: item["annotations"]["owner"] for item in stated} == {
-        **{"body": None, "expert": "firm", "router contribution": "firm", "body contribution": "firm"}
+        **{"body": None, "seed": None, "expert": "firm", "router contribution": "firm", "head contribution": "firm"}
     }
-    assert all(item["annotations"]["public_key"] == rows[0].public_key for item in stated[1:])
+    assert all(item["annotations"]["public_key"] == rows[0].public_key for item in stated[2:])
     told = (folder / "README.md").read_text() + (folder / "moerge.json").read_text()
     private = {"publicKey", "signature", "kind"}
     envelope = json.loads((folder / "provenance.sigstore.json").read_text())["dsseEnvelope"]
@@ -236,25 +238,25 @@ def test_a_version_has_the_signatures_of_its_inputs(server: Coordinator, fleet: 
     for item in definition["resolvedDependencies"]:
         facts = {name: value for name, value in item["annotations"].items() if name not in private}
         assert all(value in told for value in facts.values()), "nothing about an owner but what the folder tells"
-        assert item["digest"]["sha256"] in told or item["annotations"]["kind"] == "body contribution"
+        assert item["digest"]["sha256"] in told
 
 
 def test_law_3_signatures_change_no_version(server: Coordinator, fleet: Fleet, tmp_path: Path) -> None:
     """Law 3: a contribution sent again with another key's signature gives the same version."""
-    member, home, _ = fleet
+    member, home, body = fleet
     with server.client() as operator:
         [before] = list(operator.versions())[-1:]
         [digest] = before.lineage.contributions
         member.client.withdraw_contribution(digest)
         rotate(member.client, "firm", home / "firm.pem")
-        written(tmp_path / "file", *honest(server, member, merge(server, method="regmean"), first=0))
+        written(tmp_path / "file", *honest(server, member, body, first=0))
         assert member.client.upload(tmp_path / "file", SILENT, title="again").sha256 == digest
         member.client.contribute(contribution(home, tmp_path / "file"))
         assert int(wait(operator, operator.solve_version(NewVersion()))) == before.number
-        router, body = operator.version_signatures(before.number)
+        router, head = operator.version_signatures(before.number)
         assert router.is_genuine()
-        assert body.is_genuine()
-        assert router.public_key != body.public_key, "the body contribution's is by the key of its time"
+        assert head.is_genuine()
+        assert router.public_key != head.public_key, "the head contribution's is by the key of its time"
 
 
 # --- rotation and revocation

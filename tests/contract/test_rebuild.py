@@ -10,17 +10,11 @@ from moerge_proto.versions import Version
 from support.federation import Federation, federation_of
 from support.processes import moerge, run_command
 
-SEED, EACH = (pytest.mark.parametrize("federation", kinds, indirect=True) for kinds in (["seed"], ["seed", "merged"]))
-
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Federation]:
-    """law and art under the seed's body, or a merged one, with a version."""
-    seeded = request.param == "seed"
-    with federation_of(tmp_path_factory.mktemp("rebuild"), "law", "art", seeded=seeded) as made:
-        if not seeded:
-            made.merge()
-            made.contribute_heads()
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """law and art under the seed's body, with a version."""
+    with federation_of(tmp_path_factory.mktemp("rebuild"), "law", "art") as made:
         made.contribute(made.body())
         made.solve()
         yield made
@@ -39,7 +33,6 @@ def exported(federation: Federation, out: Path) -> Path:
     return out
 
 
-@EACH
 def test_law_3_another_operator_makes_the_same_bytes(federation: Federation, version: Version, tmp_path: Path) -> None:
     inputs = exported(federation, tmp_path / "inputs").rename(tmp_path / "elsewhere")
     assert inputs.stat().st_mode & 0o777 == 0o700
@@ -52,7 +45,6 @@ def test_law_3_another_operator_makes_the_same_bytes(federation: Federation, ver
     moerge("verify", made, "--key", said["key"])
 
 
-@SEED
 def test_an_unsigned_version_is_made_again_and_not_compared(
     federation: Federation, version: Version, tmp_path: Path
 ) -> None:
@@ -68,7 +60,6 @@ def test_an_unsigned_version_is_made_again_and_not_compared(
     assert "is not signed" in run_command("version", "rebuild", 1, "--from", inputs, "--key", "0" * 64).stderr
 
 
-@SEED
 def test_a_changed_byte_of_an_input_is_named(federation: Federation, version: Version, tmp_path: Path) -> None:
     inputs = exported(federation, tmp_path / "inputs")
     name = f"contributions/{version.lineage.contributions[1]}"
@@ -79,7 +70,6 @@ def test_a_changed_byte_of_an_input_is_named(federation: Federation, version: Ve
     assert (done.returncode, f"altered or absent inputs: {name}" in " ".join(done.stderr.split())) == (1, True)
 
 
-@SEED
 def test_files_of_another_version_are_not_equal(federation: Federation, version: Version, tmp_path: Path) -> None:
     inputs = exported(federation, tmp_path / "inputs")
     record = inputs / "versions" / "1.json"
@@ -92,7 +82,6 @@ def test_files_of_another_version_are_not_equal(federation: Federation, version:
     assert (done.returncode, {name for name in equal if not equal[name]}) == (1, other)
 
 
-@SEED
 def test_inputs_of_an_owner_who_does_not_allow_it_are_missing_and_named(
     federation: Federation, version: Version, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import cycle, repeat
 from pathlib import Path
 
@@ -16,12 +17,12 @@ import pytest
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge_proto.digests import sha256_hex
-from moerge_proto.experts import ExpertState, NewExpert
+from moerge_proto.experts import ExpertState
 from moerge_proto.version_signatures import PROVENANCE_FILE
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
-from support.federation import Member, eventually, honest, join, joined, merge, send
-from support.models import expert
+from support.federation import Member, body_of, eventually, honest, join, joined, parted, send
+from support.models import expert, seed_model
 from support.processes import Coordinator, coordinator, moerge, run_command
 from support.replicas import Replicas, replicas_of
 from support.servers import Postgres, leader, settings
@@ -53,14 +54,14 @@ def solve(server: Coordinator) -> dict[str, str]:
 
 
 def flow(folder: Path, turns: Iterator[Coordinator]) -> dict[str, str]:
-    """Two owners register, an operator merges, both contribute, an operator solves; every step has its coordinator."""
+    """Two owners register and contribute, an operator solves; every step has its coordinator."""
     folder.mkdir()
     members = [joined(next(turns), domain, folder, seed) for seed, domain in enumerate(("law", "art"), start=1)]
-    body = merge(next(turns))
+    body = body_of(next(turns), folder / "seed")
     for member in members:
         server = next(turns)
         with server.client(member.token) as client:
-            other = Member(member.name, member.domain, member.token, client, member.folder)
+            other = replace(member, client=client)
             send(other, written(folder / "contribution", *honest(server, member, body)))
         member.client.close()
     return solve(next(turns))
@@ -105,7 +106,7 @@ def test_a_download_is_redirected_without_the_token(one: Coordinator) -> None:
 
 @pytest.fixture
 def member(one: Coordinator, tmp_path: Path) -> Iterator[Member]:
-    """An owner of a domain of its own, not registered yet."""
+    """An owner of a domain of its own."""
     member = join(one, f"domain-{secrets.token_hex(4)}", expert(tmp_path / "expert", seed=77))
     yield member
     member.client.close()
@@ -124,15 +125,18 @@ def test_chunks_of_several_replicas_are_joined_by_one(one: Coordinator, two: Coo
 
 
 def test_an_expert_registered_everywhere_at_once_has_one_domain(replicas: Replicas, tmp_path: Path) -> None:
-    folder = expert(tmp_path / "expert", seed=88)
-    members = [join(replicas.servers[n % 2], f"many-{n}", folder) for n in range(6)]
+    folder, body = expert(tmp_path / "expert", seed=88), body_of(replicas.servers[0], tmp_path / "seed")
+    members = [
+        parted(server, join(server, f"many-{n}", folder), body, fitted=False)
+        for n, server in enumerate(3 * replicas.servers)
+    ]
     files = [member.upload_files() for member in members]
     together = threading.Barrier(len(members))
 
     def register(number: int) -> str:
         together.wait()
         try:
-            members[number].client.register_expert(NewExpert(domain=f"many-{number}", files=files[number]))
+            members[number].client.register_expert(members[number].new(files[number]))
         except CoordinatorError as error:
             return error.where
         return "taken"
@@ -148,20 +152,21 @@ def test_an_expert_registered_everywhere_at_once_has_one_domain(replicas: Replic
 
 def test_a_workflow_is_seen_from_every_replica(one: Coordinator, two: Coordinator) -> None:
     with one.client() as first, two.client() as second:
-        id_ = first.solve_version(NewVersion()).id
+        id_ = first.solve_version(NewVersion(partial=True)).id
         wait(first, Workflow(id=id_, state=WorkflowState.RUNNING))
         assert second.workflow(id_) == first.workflow(id_)
         assert second.workflow(id_).state is WorkflowState.DONE
-        assert second.solve_version(NewVersion()).id != id_
+        assert second.solve_version(NewVersion(partial=True)).id != id_
 
 
-def test_body_of_one_replica_answers_a_wait_at_the_other(one: Coordinator, two: Coordinator, member: Member) -> None:
-    member.register()
-    with two.client(member.token) as client, ThreadPoolExecutor(1) as pool:
+def test_body_of_one_replica_answers_a_wait_at_the_other(
+    one: Coordinator, two: Coordinator, member: Member, tmp_path: Path
+) -> None:
+    with one.client() as operator, two.client(member.token) as client, ThreadPoolExecutor(1) as pool:
         seen = client.demands(member.dense)
         waits = pool.submit(client.demands, member.dense, seen)
-        body = merge(one, [member.dense])
-        assert waits.result(30).body == body.digest != seen.body
+        moerge("coordinator", "seed", one.home, seed_model(tmp_path / "seed", rms_norm_eps=1e-3))
+        assert waits.result(30).body == operator.body("current").digest != seen.body
 
 
 def refusal(home: Path, text: str) -> str:
@@ -221,7 +226,7 @@ def test_without_the_database_calls_are_refused_as_unavailable(
         server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
         assert one.ended(10) != 0  # it led
-        for method, path in (("GET", "/readyz"), ("GET", "/v1/experts"), ("POST", "/v1/rounds")):
+        for method, path in (("GET", "/readyz"), ("GET", "/v1/experts"), ("POST", "/v1/owners")):
             answer = httpx.request(method, f"{two.url}{path}", headers=token, json={}, timeout=60)
             assert (answer.status_code, answer.json()["type"]) == (503, "urn:moerge:problem:unavailable"), path
         server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")

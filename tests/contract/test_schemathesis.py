@@ -1,7 +1,6 @@
 """Generated requests: answers conform to the OpenAPI document, and none is 5xx."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import Role
-from moerge_proto.rounds import NewRound
 from support.benchmarks import results_of
-from support.federation import Federation, federation_of, honest_body, parted, send
+from support.federation import Federation, federation_of
 from support.processes import Coordinator
-from support.statistics import written
 
 pytestmark = pytest.mark.slow
 OUT_OF_REACH = 2**40
@@ -55,15 +52,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 
 def furnish(federation: Federation) -> None:
     """One of everything, so that answers have content."""
-    law, body = federation.members["law"], federation.merge()
-    federation.contribute(body)
-    send(law, written(federation.folder / "body-contribution", *honest_body(law)))
+    federation.contribute(federation.body())
     federation.contribute_heads()
-    parted(federation.server, law, body).register()
     federation.operator.promote("champion", federation.solve().number)
-    deadline = datetime.now(UTC) + timedelta(days=1)
     federation.operator.report_benchmarks(results_of(1))
-    federation.operator.open_round(NewRound(name="spring", domains=["law"], minimum=1, deadline=deadline))
 
 
 def secret(role: Role) -> str:

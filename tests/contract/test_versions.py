@@ -21,11 +21,9 @@ SNAPSHOT = Path(__file__).with_name("openapi.json")
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Three experts; the body is merged from the first two; all have contributed."""
-    with federation_of(tmp_path_factory.mktemp("versions"), "law", "art", **SETTINGS) as federation:
-        body = federation.merge()
-        federation.add("code", **SETTINGS)
-        federation.contribute(body)
+    """Three experts; all have contributed."""
+    with federation_of(tmp_path_factory.mktemp("versions"), "law", "art", "code", **SETTINGS) as federation:
+        federation.contribute(federation.body())
         yield federation
 
 
@@ -49,7 +47,7 @@ def test_law_7_a_version_with_one_more_expert_shares_the_rest(federation: Federa
     assert sum(new.values()) < 0.01 * three.bytes_total
     assert three.bytes_written == size + sum(new.values())
     [body] = [file for file in two.files if file.name == "model-body.safetensors"]
-    assert not body.new  # it is the file that merging wrote
+    assert not body.new  # it is the file that registering the seed wrote
     assert two.bytes_written == two.bytes_total - body.size
     assert (federation.server.home / "versions" / "1" / shared[0]).stat().st_mode & 0o777 == 0o444
 
@@ -100,8 +98,7 @@ def test_files_have_ranges_and_their_digest_as_etag(federation: Federation) -> N
 
 
 def test_unknown_things_are_problems(federation: Federation) -> None:
-    body = f"/bodies/{'0' * 64}"
-    for path in ("/versions/999", "/versions/999/files/x", body, f"{body}/history", "/workflows/x", "/nothing"):
+    for path in ("/versions/999", "/versions/999/files/x", f"/bodies/{'0' * 64}", "/workflows/x", "/nothing"):
         response = federation.get(path)
         assert (response.status_code, response.json()["type"]) == (404, "urn:moerge:problem:not-found")
     assert federation.get("/versions/one").json()["field"] == "path.number"

@@ -26,7 +26,7 @@ def federation(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("webhooks")
     (folder / "secret").write_text(SECRET)
     settings = f'[webhook]\nurl = "{receiver.url}"\nsecret_file = "{folder / "secret"}"\n'
-    with federation_of(folder, "law", settings=settings, seeded=True) as made:
+    with federation_of(folder, "law", settings=settings) as made:
         yield made
 
 

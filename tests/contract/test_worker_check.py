@@ -11,7 +11,7 @@ from moerge import __version__
 from moerge_workers.check import checks
 from moerge_workers.leaving import owner_key
 from moerge_workers.settings import Settings
-from support.federation import Federation, federation_of, registered
+from support.federation import Federation, federation_of
 from support.models import expert, seed_model
 from support.processes import moerge
 from support.wrappers import wrapper
@@ -23,14 +23,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         (federation.folder / "data").mkdir()
         text = "".join(json.dumps({"text": f"document {number} of the law"}) + "\n" for number in range(3000))
         (federation.folder / "data" / "a.jsonl").write_text(text)
-        federation.merge()
-        (federation.folder / "worker.toml").write_text("[policy]\nbodies = ['seed', 'merged']\n")
         yield federation
 
 
 def options_of(federation: Federation, **options: object) -> dict[str, object]:
     return {
         "domain": "law",
+        "seed": federation.seed,
         "expert": federation.members["law"].folder,
         "data": federation.folder / "data",
         "home": federation.folder / "worker",
@@ -43,18 +42,17 @@ def options_of(federation: Federation, **options: object) -> dict[str, object]:
 def lines_of(federation: Federation, **options: Any) -> dict[str, str]:
     """Check -> its line. So many slots have no room, so there is no probe in Ray."""
     given = options_of(federation, slots=10**6, **options)
-    policy = {"bodies": ["seed", "merged"], **options.get("policy", {})}
-    settings = Settings.model_validate({**given, "data": [str(given["data"])], "policy": policy})
+    settings = Settings.model_validate({**given, "data": [str(given["data"])]})
     return {line.name: str(line) for line in reversed(list(checks(settings)))}
 
 
 def test_a_worker_that_can_start_has_ok_on_every_line(federation: Federation) -> None:
-    options = options_of(federation, held_out_share=0.2, config=federation.folder / "worker.toml")
+    options = options_of(federation, held_out_share=0.2)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     shown = moerge("worker", "check", *words, "--fit").splitlines()
     lines = {line.split()[1]: line for line in shown}
     assert "fitting MLPs needs" in lines["memory"]
-    names = "expert data disk memory Ray pass coordinator clock token key body fleet budget"
+    names = "expert data seed disk memory Ray pass coordinator clock token key body fleet budget"
     assert list(lines) == names.split()
     assert all(line.startswith("ok ") for line in shown)
     assert "llama, H 32, 3 layers" in lines["expert"]
@@ -75,11 +73,11 @@ def test_every_problem_is_shown_at_once(federation: Federation, tmp_path: Path) 
     owner_key.join_request(home / "law-owner.pem", "law-owner", ["law"])
     lines = lines_of(federation, expert=other, data=tmp_path / "texts.jsonl", home=home)
     bad = {name for name, line in lines.items() if line.startswith("no ")}
-    assert bad == {"data", "memory", "key", "fleet"}
+    assert bad == {"seed", "data", "memory", "key", "body"}, lines
     assert "texts.jsonl, line 2" in lines["data"]
     assert "`slots` 500000" in lines["memory"]
     assert "not approved" in lines["key"]
-    assert "num_hidden_layers is 2; the body's is 3" in lines["fleet"]
+    assert "num_hidden_layers is 2" in lines["seed"]
     assert all("what to do:" in lines[name] for name in bad)
 
 
@@ -97,35 +95,25 @@ def test_the_fleet_line_says_what_registering_would_do(federation: Federation, t
     for expected, options in (
         ("already registered", {}),
         ("the policy forbids sending expert weights", {"expert": other, "policy": {"expert_weights": False}}),
-        ("same as the body: llama", {"expert": other}),
+        ("only the expert's parts leave, ", {"expert": other}),
     ):
         assert expected in lines_of(federation, **options)["fleet"]
 
 
-def test_the_body_line_refuses_kinds_that_the_policy_forbids(federation: Federation) -> None:
-    lines = lines_of(federation, policy={"bodies": ["seed"]})
-    assert "your own copy of the seed isn't set" in lines["seed"]
-    assert "is merged from experts" in lines["body"]
-    assert "fleet" not in lines
-    assert "merged from 1 experts" in lines_of(federation)["body"]
-
-
-def test_a_seed_s_body_is_compared_with_the_own_copy(federation: Federation, tmp_path: Path) -> None:
-    policy = {"bodies": ["seed"]}
-    with federation_of(tmp_path / "seeded", "law", seeded=True) as seeded:
-        options = {"data": federation.folder / "data", "policy": policy, "home": tmp_path / "worker"}
-        right = lines_of(seeded, seed=tmp_path / "seeded" / "seed", **options)
-        wrong = lines_of(seeded, seed=expert(tmp_path / "other", 5), **options)
+def test_the_seed_s_body_is_compared_with_the_own_copy(federation: Federation, tmp_path: Path) -> None:
+    home = tmp_path / "worker"
+    right = lines_of(federation, home=home)
+    wrong = lines_of(federation, home=home, seed=expert(tmp_path / "other", 5))
     assert "config and tokenizer are the expert's" in right["seed"]
     assert "your seed's, byte for byte" in right["body"]
     assert "its parts are already registered" in right["fleet"]
     assert "another revision of the seed, or forged" in wrong["body"]
-    assert not (tmp_path / "worker").exists()
+    assert not home.exists()
+    assert "your own copy of the seed isn't set" in lines_of(federation, seed=None)["seed"]
 
 
 def test_the_privacy_line_names_budget_and_what_is_not_covered(federation: Federation, tmp_path: Path) -> None:
-    policy, seed = {"bodies": ["seed"]}, federation.members["law"].folder
-    given: dict[str, Any] = {"policy": policy, "seed": seed}
+    given: dict[str, Any] = {"seed": federation.members["law"].folder}
     lines = lines_of(federation, privacy={"epsilon": 0.001}, **given)
     assert "epsilon 0.001, delta 1e-06 for each document; 0 of 0 documents with noise have spent it" in lines["privacy"]
     assert "the expert's weights have no noise" in lines["privacy"]
@@ -133,13 +121,6 @@ def test_the_privacy_line_names_budget_and_what_is_not_covered(federation: Feder
     line = lines_of(federation, privacy={"epsilon": 1.0}, **given)["privacy"]
     assert line.startswith("no ")
     assert "fitted MLPs and a head contribution would leave without noise" in line
-
-
-def test_a_withdrawn_expert_is_a_problem(federation: Federation, tmp_path: Path) -> None:
-    late = federation.add("late")
-    late.client.withdraw_expert(registered(late).digest, serve=True)
-    lines = lines_of(federation, home=tmp_path, domain="late", expert=late.folder, token=late.token)
-    assert "the expert was withdrawn" in lines["fleet"]
 
 
 def test_an_evaluation_needs_memory_for_the_newest_version(federation: Federation) -> None:
@@ -171,7 +152,7 @@ def test_the_command_ends_with_1_if_a_line_says_no(federation: Federation, tmp_p
 
 
 def test_a_missing_or_unencrypted_coordinator_is_one_line(federation: Federation) -> None:
-    assert set(lines_of(federation, coordinator="", token="")) == {"expert", "data", "disk", "memory"}
+    assert set(lines_of(federation, coordinator="", token="")) == {"expert", "seed", "data", "disk", "memory"}
     absent = lines_of(federation, coordinator="http://127.0.0.1:1")
     assert ("no answer" in absent["coordinator"], "token" in absent) == (True, False)
     assert "not encrypted" in lines_of(federation, coordinator="http://example.org")["coordinator"]

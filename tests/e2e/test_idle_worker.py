@@ -7,16 +7,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moerge_workers.watching.status import read_state
 from support.federation import eventually, federation_of
 from support.models import expert, texts
 from support.processes import Coordinator, ended, start_worker
 
 POLICY = """[policy]
-bodies = ["seed", "merged"]
 head_contributions = false
 min_documents = 50
 evaluation_sums = true
+redistribute = true
 progress = true
 """
 IDLE_SECONDS, SOON = 12, 20
@@ -37,18 +36,19 @@ def test_idle_worker_makes_few_calls_and_answers_soon(tmp_path: Path) -> None:
         home.mkdir()
         (home / "worker.toml").write_text(POLICY)
         data = texts(tmp_path / "texts.jsonl", seed=1, documents=300)
-        places = [f"--expert={member.folder}", f"--data={data}", f"--home={home}", "--held-out-share=0.3"]
+        places = [f"--expert={member.folder}", f"--seed={made.seed}", f"--data={data}", f"--home={home}"]
         environment = made.server.environment(member.token)
-        worker = start_worker(["worker", "run", "--domain=law", *places], environment, log)
-        eventually(lambda: "waiting for the first body" in log.read_text(), 120)
-        time.sleep(11)  # the first progress report
+        command = ["worker", "run", "--domain=law", "--held-out-share=0.3", *places]
+        worker = start_worker(command, environment, log)
+        eventually(lambda: "waiting for the next body" in log.read_text(), 120)
+        time.sleep(11)  # the last progress report
         before = calls(made.server)
         time.sleep(IDLE_SECONDS)
         after = calls(made.server)
         assert sum(after.values()) - sum(before.values()) <= 1, (before, after)
-        body = made.merge()
+        number = made.solve().number
         begin = time.monotonic()
-        eventually(lambda: (state := read_state(home)) is not None and state.body == body.digest, SOON)
-        print(f"the worker began {time.monotonic() - begin:.2f} s after the body")
+        eventually(lambda: f"evaluated version {number}" in log.read_text(), SOON)
+        print(f"the worker evaluated the version {time.monotonic() - begin:.2f} s after it")
         worker.terminate()
         assert ended(worker, 60) == 0

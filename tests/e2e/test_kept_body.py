@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from moerge.cli.versions import new_version
 from moerge.documents.corpus import Corpus
 from moerge.experts.parts import write_parts
 from moerge.files import file_sha256
@@ -19,6 +19,7 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.scoring.routers import forced
 from moerge_proto.experts import ExpertState, Parts
+from moerge_proto.options import PAPER
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 from moerge_proto.versions import Version
 from moerge_workers.leaving.history import History
@@ -34,7 +35,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation_of(tmp_path_factory.mktemp("kept"), seeded=True, **SMALL) as made:
+    with federation_of(tmp_path_factory.mktemp("kept"), **SMALL) as made:
         yield made
 
 
@@ -48,7 +49,7 @@ def workers(federation: Federation) -> Iterator[dict[str, Worker]]:
             if domain == "code":
                 expert(folder / "expert", number, **SMALL)
             else:
-                keeping_expert(folder / "expert", federation.seed or folder, number)
+                keeping_expert(folder / "expert", federation.seed, number)
             member = federation.join(domain, folder / "expert")
             made[domain] = stack.enter_context(worker_of(federation.server, member, folder, federation.seed))
             made[domain].write("a.jsonl", 1000 * number, 200)
@@ -113,30 +114,41 @@ def same(version: Version) -> dict[str, str]:
     return {file.name: file.sha256 for file in version.files}
 
 
-def test_moerge_merge_makes_the_service_s_version_of_them(
-    federation: Federation, workers: dict[str, Worker], tmp_path: Path
-) -> None:
-    """Lineage and card name statistics, whose shards have other names by another owner's key."""
-    assert federation.seed
+LINEAGE = {"moerge.json", "README.md"}
+"""The files that name body, experts and contributions: those of a service are parts and sums of its owners."""
+
+
+def unequal(federation: Federation, workers: dict[str, Worker], version: Version, settings: MergeSettings) -> set[str]:
+    """The names of files that differ between a version and a merge of law and art on one machine."""
     experts = [DenseExpert(domain, workers[domain].member.folder) for domain in ("law", "art")]
     sources = [Source(own, Corpus([str(workers[own.domain].folder / "data")], own)) for own in experts]
+    out = federation.folder / f"merged-{version.number}"
+    merge(sources, out, replace(settings, held_out_share=0, scored_tokens=0))
+    made, published = {path.name: file_sha256(path) for path in out.iterdir()}, same(version)
+    assert made.keys() == published.keys() - {SIGNATURE_FILE, PROVENANCE_FILE}
+    return {name for name in made if made[name] != published[name]}
+
+
+def test_moerge_merge_makes_the_service_s_version_of_them(federation: Federation, workers: dict[str, Worker]) -> None:
     base = DenseExpert("seed", federation.seed, hub_id=federation.body().source)
-    settings = MergeSettings(base=base, automatic=True, automatic_head=True, held_out_share=0, scored_tokens=0)
-    merge(sources, tmp_path / "out", settings)
-    merged, first = (
-        {path.name: file_sha256(path) for path in folder.iterdir()}
-        for folder in (tmp_path / "out", federation.version(1))
-    )
-    signed = {SIGNATURE_FILE, PROVENANCE_FILE}
-    assert merged.keys() == first.keys() - signed
-    assert {name for name in merged if merged[name] != first[name]} == {"moerge.json", "README.md"}
+    settings = MergeSettings(base=base, automatic=True, automatic_head=True)
+    assert unequal(federation, workers, federation.solve(), settings) == LINEAGE
+
+
+def test_moerge_merge_by_the_paper_s_recipe_makes_the_service_s_version_by_it(
+    federation: Federation, workers: dict[str, Worker]
+) -> None:
+    """The average of equal bodies is that body."""
+    new = new_version("dume", {})
+    version = federation.solve(options=new.options, head=new.head)
+    assert unequal(federation, workers, version, MergeSettings(recipe=PAPER)) == LINEAGE
 
 
 def test_an_expert_with_another_bit_is_not_taken_for_one_that_keeps_the_body(
     federation: Federation, workers: dict[str, Worker]
 ) -> None:
     folder = federation.folder / "geo"
-    keeping_expert(folder / "expert", federation.seed or folder, 7, layers__0__self_attn__v_proj__weight=2.0**-20)
+    keeping_expert(folder / "expert", federation.seed, 7, layers__0__self_attn__v_proj__weight=2.0**-20)
     member = federation.join("geo", folder / "expert")
     with worker_of(federation.server, member, folder, federation.seed) as worker:
         worker.write("a.jsonl", 9000, 200)
@@ -148,7 +160,6 @@ def test_an_expert_with_another_bit_is_not_taken_for_one_that_keeps_the_body(
 
 
 def test_of_an_adapter_on_the_seed_s_mlps_its_factors_alone_leave(federation: Federation) -> None:
-    assert federation.seed
     folder = federation.folder / "lora"
     lora = adapter(folder / "expert", federation.seed, 5, "up_proj", "down_proj")
     member = federation.join("lora", lora)
@@ -162,7 +173,8 @@ def test_of_an_adapter_on_the_seed_s_mlps_its_factors_alone_leave(federation: Fe
         assert sent(worker) == ["expert", "router"]
     [row] = [item for item in federation.operator.experts() if item.domain == "lora"]
     assert row.adapter is not None
-    assert row.parts == Parts(expert=row.dense, body=federation.body().digest, fitted=False, own_head=False)
+    body, digest = federation.body().digest, DenseExpert("lora", lora).digest
+    assert row.parts == Parts(expert=digest, body=body, fitted=False, own_head=False)
     [file] = [file for file in row.files if file.name == "model.safetensors"]
     parts = write_parts(DenseFiles(lora), federation.folder / "lora" / "parts", own_head=False)
     assert file.sha256 == file_sha256(parts / "model.safetensors")
@@ -174,7 +186,6 @@ def test_mlps_of_another_body_that_pass_for_kept_harm_their_own_domain_alone(
     for domain in ("law", "art"):
         run(workers[domain])
     before = federation.solve()
-    assert federation.seed
     folder = keeping_expert(
         federation.folder / "eve" / "expert", federation.seed, 9, o_proj__weight=3, v_proj__weight=3
     )

@@ -81,7 +81,7 @@ class Masked:
 def masked(tmp_path: Path) -> Iterator[Masked]:
     with ExitStack() as stack:
         keepers = [KeeperHome(tmp_path / name) for name in ("auditor", "university")]
-        made = stack.enter_context(federation_of(tmp_path, seeded=True, **SMALL))
+        made = stack.enter_context(federation_of(tmp_path, **SMALL))
         result = Masked(made, keepers, {}, stack)
         for number, domain in enumerate(KILLED):
             (folder := tmp_path / f"{domain}-owner").mkdir()

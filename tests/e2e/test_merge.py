@@ -1,4 +1,4 @@
-"""`moerge merge` makes the service's versions, under merged and seed's bodies, also when an expert joins."""
+"""`moerge merge` makes the service's versions, also when an expert joins."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from moerge.statistics.contribution import Computing
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
 from moerge_proto.bodies import Body
-from moerge_proto.options import RECOMMENDED, VersionRecipe
+from moerge_proto.options import RECOMMENDED
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 from moerge_proto.versions import Lineage
@@ -32,7 +32,6 @@ from support.worker import Worker, worker_of
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 STATISTICS = StatisticsSettings(context=128, batch_tokens=512)
-RARE_BELOW = 300
 SEEDED = RECOMMENDED.model_copy(update={"body": "seed", "fit": True})
 
 
@@ -42,7 +41,6 @@ class Service:
 
     Attributes:
         number: the version's.
-        recipe: by which it was made.
         seed: that of the version's body.
         owned: the owners' experts, in order.
         experts: the version's; with fitted MLPs they are the owners' parts.
@@ -51,8 +49,7 @@ class Service:
 
     server: Coordinator
     number: int
-    recipe: VersionRecipe
-    seed: DenseExpert | None
+    seed: DenseExpert
     owned: list[DenseExpert]
     experts: list[DenseExpert]
     body: Body
@@ -70,11 +67,10 @@ class Service:
     @property
     def settings(self) -> MergeSettings:
         return MergeSettings(
-            recipe=self.recipe,
+            recipe=SEEDED,
             base=self.seed,
             statistics=STATISTICS,
             held_out_share=0,
-            rare_below=RARE_BELOW,
             scored_tokens=0,
             computing=Computing(slots=2, key=KEY),
         )
@@ -122,66 +118,52 @@ class Owners:
         self.owned, self.workers = list[DenseExpert](), list[Worker]()
 
     def join(self, domain: str) -> None:
-        """The first owner with a seed has more text than MLPs are fitted to."""
+        """The first owner has more text than MLPs are fitted to."""
         home, seed = self.federation.folder / domain, len(self.owned) + 1
         own = DenseExpert(domain, expert(home / "expert", seed, **SMALL), f"{domain}-owner", f"licence-{seed}")
-        _write_texts(_texts(own), seed, 560 if self.federation.seed and not self.owned else 120)
+        _write_texts(_texts(own), seed, 120 if self.owned else 560)
         (home / "worker").mkdir()
         (home / "worker" / "key").write_bytes(KEY)
         member, server = self.federation.join(domain, own.folder), self.federation.server
         self.workers.append(self._stack.enter_context(worker_of(server, member, home, self.federation.seed)))
         self.owned.append(own)
 
-    def contribute(self, *, routers: bool = True) -> None:
+    def contribute(self) -> None:
         """One owner after the other, so that the order is known."""
         for worker, own in zip(self.workers, self.owned, strict=True):
             told: dict[str, Any] = {"domain": own.domain, "license": own.license, "statistics": STATISTICS.model_dump()}
-            # random experts are alike, so regmean mixes them
-            policy = {"max_stray": 100, "max_perplexity_ratio": 100, "router_contributions": routers}
-            if not worker.seed:
-                told |= {"body_contribution": True, "rare_below": RARE_BELOW}
-            assert worker.run(**told, policy=policy) == "ran"
+            assert worker.run(**told) == "ran"
 
-    def solved(self, recipe: VersionRecipe, body: Body) -> Service:
+    def solved(self) -> Service:
+        body = self.federation.body()
         homes = [worker.home / "parts" / body.digest for worker in self.workers]
         folders = [next(home.glob("fitted-*"), None) for home in homes]
         experts = [
             own if at is None else replace(own, folder=at, trained=own)
             for own, at in zip(self.owned, folders, strict=True)
         ]
-        made, seed = self.federation, self.federation.seed
-        base = None if seed is None else DenseExpert("seed", seed, hub_id=body.source)
-        return Service(made.server, made.solve().number, recipe, base, list(self.owned), experts, body)
+        made = self.federation
+        base = DenseExpert("seed", made.seed, hub_id=body.source)
+        return Service(made.server, made.solve().number, base, list(self.owned), experts, body)
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
-    """Of each kind, a version of two experts, and one that a third expert has joined.
-
-    merged: under a body of the two, to which the third is fitted. seed: all are fitted to a seed's body.
-    """
-    folder, made = tmp_path_factory.mktemp("service"), dict[str, Service]()
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
+    """A version of two experts fitted to a seed's body, and one that a third expert has joined."""
     with ExitStack() as stack:
-        for kind, recipe in (("merged", RECOMMENDED), ("seed", SEEDED)):
-            seeded = kind == "seed"
-            federation = stack.enter_context(federation_of(folder / kind, seeded=seeded, **SMALL))
-            owners = Owners(federation, stack)
-            for domain in ("law", "art"):
-                owners.join(domain)
-            if not seeded:
-                owners.contribute(routers=False)
-            body = federation.body() if seeded else federation.merge()
-            owners.contribute()
-            made[kind] = owners.solved(recipe, body)
-            owners.join("code")
-            owners.contribute()
-            made[f"{kind}, joined"] = owners.solved(recipe, body)
-        yield made
+        owners = Owners(stack.enter_context(federation_of(tmp_path_factory.mktemp("service"), **SMALL)), stack)
+        for domain in ("law", "art"):
+            owners.join(domain)
+        owners.contribute()
+        first = owners.solved()
+        owners.join("code")
+        owners.contribute()
+        yield first, owners.solved()
 
 
-@pytest.fixture(params=["merged", "seed"])
-def service(request: pytest.FixtureRequest, services: dict[str, Service]) -> Service:
-    return services[request.param]
+@pytest.fixture
+def service(services: tuple[Service, Service]) -> Service:
+    return services[0]
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -191,13 +173,11 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def test_equal_inputs_and_lineage_give_equal_version_files(service: Service, tmp_path: Path) -> None:
-    body_parts = [service.blob(digest) for digest in service.body.contributions]
-    recipe = service.recipe
-    body = local_body(service.owned, tmp_path / "body", recipe.body, body_parts, base=service.seed)
+    body = local_body(service.owned, tmp_path / "body", "seed", base=service.seed)
     lineage = service.lineage()
     parts = [service.blob(digest) for digest in lineage.contributions]
     heads = [service.blob(digest) for digest in lineage.head.contributions]
-    made, inputs = local_version(service.experts, body, parts, recipe.solve, head=recipe.head, head_contributions=heads)
+    made, inputs = local_version(service.experts, body, parts, SEEDED.solve, head=SEEDED.head, head_contributions=heads)
     assert made == lineage
     assert files(write_folder(plan_version(lineage, inputs).files, tmp_path / "out")) == files(service.version)
 
@@ -214,12 +194,11 @@ def test_with_another_key_all_but_lineage_and_card_are_equal(service: Service, t
     assert unequal(service.merged(tmp_path / "out", settings), service.version) == {"moerge.json", "README.md"}
 
 
-@pytest.mark.parametrize("kind", ["merged", "seed"])
 def test_an_added_expert_gives_the_version_that_it_has_joined(
-    services: dict[str, Service], tmp_path: Path, kind: str
+    services: tuple[Service, Service], tmp_path: Path
 ) -> None:
     """The version before it is that of the service, file by file, because the key is the same."""
-    before, joined = services[kind], services[f"{kind}, joined"]
+    before, joined = services
     merged = before.merged(tmp_path / "merged", replace(before.settings, keep_statistics=True))
     with threads(2):
         merge(joined.sources[2:], tmp_path / "out", joined.settings, version=kept(merged))

@@ -9,7 +9,7 @@ import pytest
 from moerge.documents.shards import enough
 from moerge_workers.leaving.history import History
 from support.federation import federation_of
-from support.models import SMALL
+from support.models import SMALL, expert
 from support.worker import Worker, worker_of
 
 pytestmark = pytest.mark.slow
@@ -19,9 +19,9 @@ ANY = {"min_documents": 1, "min_tokens": 1}
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
-    with federation_of(tmp_path, "law") as made:
-        made.merge()
-        with worker_of(made.server, made.members["law"], tmp_path) as worker:
+    with federation_of(tmp_path) as made:
+        law = made.join("law", expert(tmp_path / "law", 1))
+        with worker_of(made.server, law, tmp_path, made.seed) as worker:
             yield worker
 
 
@@ -77,14 +77,14 @@ def test_documents_move_between_splits_and_are_in_only_one(worker: Worker) -> No
     worker.write("a.jsonl", 0, 300)
     assert worker.run() == "ran"
     assert worker.documents() == 300
-    assert worker.run(tuning_share=0.3, held_out_share=0.2, body_contribution=True, policy=ANY) == "ran"
+    assert worker.run(tuning_share=0.3, held_out_share=0.2, policy=ANY) == "ran"
     tuning, rest = worker.documents("tuning"), worker.documents()
     assert 60 <= tuning <= 120
     assert 110 <= rest <= 190
     assert 30 <= 300 - tuning - rest <= 90
-    [own] = worker.member.client.contributions("body")
+    [own] = [row for row in worker.member.client.contributions("head") if row.active]
     assert own.documents == rest  # nothing is sent of what is held out
 
-    assert worker.run(body_contribution=True, policy=ANY) == "ran"
+    assert worker.run(policy=ANY) == "ran"
     assert (worker.documents("tuning"), worker.documents()) == (0, 300)
-    assert sum(row.documents for row in worker.member.client.contributions("body") if row.active) == 300
+    assert sum(row.documents for row in worker.member.client.contributions("head") if row.active) == 300

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from moerge.statistics.describe import describe
+from moerge_proto.contributions import Kind
 from moerge_proto.experts import ExpertState
-from moerge_proto.statistics_file import Kind
 from moerge_workers import commands
 from moerge_workers.leaving.history import History, Sending
-from support.federation import federation_of, files_below, merge
+from support.federation import federation_of, files_below
 from support.models import expert
 from support.processes import run_command
 from support.worker import Worker, worker_of
@@ -36,7 +36,7 @@ def owner(tmp_path: Path) -> Iterator[Worker]:
     """Nothing of the owner's has left."""
     with federation_of(tmp_path) as made:
         member = made.join("law", expert(tmp_path / "law", 1))
-        with worker_of(made.server, member, tmp_path) as owner:
+        with worker_of(made.server, member, tmp_path, made.seed) as owner:
             owner.write("a.jsonl", 0, 150)
             yield owner
 
@@ -61,24 +61,23 @@ def worker(owner: Worker, command: str, *arguments: str) -> str:
 
 
 def test_law_1_ask_mode_sends_nothing_before_owner_approval(owner: Worker) -> None:
-    assert seen(owner) == ({}, [])
+    assert seen(owner)[1] == []
+    before = seen(owner)
     assert owner.run(dry_run=True) == "ran"
     assert owner.run(policy=ASK) == "ran"
-    assert seen(owner) == ({}, [])
-    assert "law: expert" in worker(owner, "status")
+    assert seen(owner) == before
+    assert "law: parts" in worker(owner, "status")
     assert "approved" in worker(owner, "approve")
-    assert owner.run(policy={**ASK, "router_contributions": False}) == "ran"
+    assert owner.run(policy=ASK) == "ran"
     [registered] = owner.member.client.experts()
     assert registered.state is ExpertState.READY
-
-    body = merge(owner.server)
     before = seen(owner)
     assert owner.run(dry_run=True) == "ran"
     assert owner.run(policy=ASK) == "ran"
     assert seen(owner) == before
     with closing(History(owner.home)) as history:
         [asked] = history.asked()
-    assert (asked.kind, asked.body) == ("router", body.digest)
+    assert (asked.kind, asked.body) == ("router", registered.parts.body)
     assert any("What this reveals" in str(part) for part in describe(Path(asked.place)))
     assert owner.log().count("What this reveals") >= 2
 
@@ -87,7 +86,7 @@ def test_law_1_ask_mode_sends_nothing_before_owner_approval(owner: Worker) -> No
         assert owner.run(policy={**ASK, "mode": mode}) == "ran"
     assert seen(owner) == before
     assert "you refused to send" in owner.log()
-    assert len(sendings(owner)) == 2, "config and tokenizer, then the whole expert"
+    assert len(sendings(owner)) == 2, "config and tokenizer, then the parts"
 
     worker(owner, "approve", asked.digest)
     given = json.dumps(owner.given(policy=ASK))
@@ -106,22 +105,18 @@ def test_law_1_ask_mode_sends_nothing_before_owner_approval(owner: Worker) -> No
 
 
 def test_law_1_each_switch_keeps_its_kind_at_home(owner: Worker) -> None:
+    before = seen(owner)
     assert "the policy forbids sending expert weights" in owner.run(policy={"expert_weights": False})
-    assert seen(owner) == ({}, [])
-    owner.member.register()  # another way
-    merge(owner.server)
-    policy = {"expert_weights": False, "router_contributions": False, "head_contributions": False}
-    before = set(files_below(owner.server))
-    assert owner.run(policy=policy, body_contribution=True) == "ran"
-    [sent] = owner.member.client.contributions("body")
-    new = {path for path in set(files_below(owner.server)) - before if path.startswith("blobs")}
-    assert new == {f"blobs/{sent.digest[:2]}/{sent.digest}"}
-    assert owner.active() == []
-    assert owner.run(policy={**policy, "head_contributions": True}) == "ran"
-    assert [sending.item.kind for sending in sendings(owner)] == ["body", "head"]
-    assert [row.kind for row in owner.member.client.contributions("head")] == ["head"]
+    assert seen(owner) == before
+    assert owner.run(policy={"router_contributions": False}) == "ran"
+    assert seen(owner) == before
+    assert owner.run(policy={"head_contributions": False}) == "ran"
+    assert [sending.item.kind for sending in sendings(owner)] == ["expert", "expert", "router"]
+    assert owner.run() == "ran"
+    assert [sending.item.kind for sending in sendings(owner)][3:] == ["head"]
 
     (owner.folder / "data" / "a.jsonl").unlink()
     owner.write("few.jsonl", 0, 40)
+    active = owner.active()
     assert "the policy's min_documents is 100" in owner.run(home=str(owner.folder / "other"))
-    assert owner.active() == []
+    assert owner.active() == active

@@ -34,7 +34,7 @@ def test_the_database_first_and_the_bucket_second(tmp_path: Path, postgres: Post
             for item in batch:
                 obstore.copy(store, item["path"], item["path"].replace(str(source), str(target), 1))
 
-    with federation_of(tmp_path, "law", settings=settings(database, used), seeded=True) as made:
+    with federation_of(tmp_path, "law", settings=settings(database, used)) as made:
         made.contribute(made.body())
         first = made.solve(head="average")
         copy(used.prefix, early.prefix)

@@ -16,7 +16,7 @@ GIVEN: dict[str, Any] = {
 
 
 def test_sums_with_noise_are_accepted_and_solved(tmp_path: Path) -> None:
-    with federation_of(tmp_path, "art", "law", seeded=True) as made:
+    with federation_of(tmp_path, "art", "law") as made:
         made.contribute(made.body(), "art")
         with worker_of(made.server, made.members["law"], tmp_path, made.seed) as worker:
             worker.write("a.jsonl", 0, 150)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from moerge.blobs.s3 import S3Blobs
 from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError
-from moerge_proto.bodies import Body, NewBody
+from moerge_proto.bodies import Body
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.federation import Member, federation_of, honest, joined, send
@@ -35,7 +36,7 @@ def furnish(server: Coordinator, folder: Path) -> list[Member]:
 def contribute(server: Coordinator, members: list[Member], body: Body, folder: Path) -> None:
     for member in members:
         with server.client(member.token) as client:
-            there = Member(member.name, member.domain, member.token, client, member.folder)
+            there = replace(member, client=client)
             send(there, written(folder / "contribution", *honest(server, there, body)))
 
 
@@ -73,13 +74,13 @@ def killed_at(replicas: Replicas, delay: float, ask: Callable[[Client], Workflow
 def test_version_is_unchanged_after_the_leader_is_killed(tmp_path: Path, postgres: Postgres, s3_server: str) -> None:
     """Law 3 and 4. The kills are spread over the time that the work takes undisturbed."""
     with federation_of(tmp_path / "calm", "law", "art", **LARGE) as calm:
-        body = calm.merge()
+        body = calm.body()
         calm.contribute(body)
         calm.solve()
         [expected] = versions_of(calm.server)
         blobs = set(LocalBlobs(calm.server.home / "blobs").digests())
     cuts = 0
-    merging = publishing = 0.0
+    publishing = 0.0
     for kill in range(-1, KILLS):  # the first one, undisturbed, tells how long the work takes
         folder = tmp_path / f"kill-{kill}"
         folder.mkdir()
@@ -89,14 +90,10 @@ def test_version_is_unchanged_after_the_leader_is_killed(tmp_path: Path, postgre
             for member in members:
                 member.client.close()
             if kill < 0:
-                merging = timed(server, lambda client: client.merge_body(NewBody()))
                 contribute(server, members, body, folder)
                 publishing = timed(server, lambda client: client.solve_version(NewVersion()))
             else:
                 share = (kill + 0.5) / KILLS
-                cut, digest = killed_at(replicas, share * merging, lambda client: client.merge_body(NewBody()))
-                assert digest == body.digest
-                cuts += cut
                 contribute(replicas.follower(), members, body, folder)
                 cut, number = killed_at(replicas, share * publishing, lambda client: client.solve_version(NewVersion()))
                 assert number == "1"
@@ -109,4 +106,4 @@ def test_version_is_unchanged_after_the_leader_is_killed(tmp_path: Path, postgre
                     assert list(client.bodies()) == [client.current_body()]
             found = set(S3Blobs(replicas.place, folder / "look", 0).digests())
             assert len(found - blobs) == len(blobs - found) == 2, "ECDSA of signature and provenance is randomised"
-    assert cuts >= KILLS, f"only {cuts} of {2 * KILLS} kills hit running work"
+    assert cuts >= KILLS // 2, f"only {cuts} of {KILLS} kills hit running work"

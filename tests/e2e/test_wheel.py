@@ -44,7 +44,7 @@ def test_the_wheel_has_all_files_of_the_packages(wheel: Path) -> None:
 def test_the_client_alone_needs_no_torch(wheel: Path, tmp_path: Path) -> None:
     bin_ = installed(tmp_path / "client", "--constraint", ROOT / "constraints.txt", wheel)
     assert "torch" not in run(bin_ / "pip", "list", cwd=tmp_path)
-    with federation_of(tmp_path / "federation", "law", "art", seeded=True) as made:
+    with federation_of(tmp_path / "federation", "law", "art") as made:
         made.contribute(made.body())
         made.contribute_heads()
         made.solve()

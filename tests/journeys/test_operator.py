@@ -4,11 +4,8 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from safetensors import safe_open
@@ -20,10 +17,9 @@ from moerge_proto.options import SolveOptions
 from moerge_workers.leaving.owner_key import read_owner_key
 from support.benchmarks import result
 from support.dashboard import signed_in
-from support.federation import Federation, federation_of, honest_body, merge, send
+from support.federation import Federation, federation_of
 from support.models import expert, seed_model, texts
 from support.processes import Coordinator
-from support.statistics import written
 from support.terminal import Shell
 from support.transcripts import ROOT, Part
 
@@ -174,73 +170,32 @@ def sent_sums_alone(coordinator: Path, owner: Path, domain: str) -> None:
     assert [path.name for path in (home, *home.rglob("*")) if path.stat().st_mode & 0o077] == []
 
 
-class Site(SimpleHTTPRequestHandler):
-    """An address that experts may be fetched from."""
-
-    def log_message(self, format: str, *args: object) -> None:  # http.server's own name
-        pass
-
-
-@contextmanager
-def site(folder: Path) -> Iterator[str]:
-    """Serves a folder; its address."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Site, directory=str(folder))) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def contribute_body(federation: Federation, *domains: str) -> None:
-    """Body contributions of these domains."""
-    for member in map(federation.members.__getitem__, domains):
-        send(member, written(federation.folder / "of-body", *honest_body(member)))
-
-
 def fail(federation: Federation) -> None:
-    """A merge that fails, because an expert's file is missing meanwhile."""
-    law = next(item for item in federation.operator.experts() if item.domain == "law")
-    [file] = [file for file in law.files if file.name == "model.safetensors"]
-    blob = federation.server.home / "blobs" / file.sha256[:2] / file.sha256
+    """A solve that fails, because a contribution's file is missing meanwhile."""
+    digest = next(item.digest for item in federation.operator.contributions() if item.active)
+    blob = federation.server.home / "blobs" / digest[:2] / digest
     lost = blob.rename(federation.folder / "lost")
-    shutil.rmtree(federation.server.home / "experts", ignore_errors=True)
     with pytest.raises(MoergeError):
-        merge(federation.server, [law.digest])
+        federation.solve(options=SolveOptions(ridge_lambda=7))
     lost.rename(blob)
 
 
 def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> None:
     at = stack.enter_context
-    source = at(site(tmp_path))
-    made = at(federation_of(tmp_path, "law", "art", settings=f'sources = ["{source}"]\n'))
+    made = at(federation_of(tmp_path, "law", "art"))
     server = made.server
     operator = at(Shell(tmp_path / "operator", **server.environment()))
     hospital = at(Shell(tmp_path / "hospital", MOERGE_COORDINATOR=server.url))
-    for seed, domain in enumerate(("medicine", "nursing"), 5):
-        expert(tmp_path / "hospital" / domain, seed)
 
     with Part("docs/deploying.md", "Kubernetes") as part:
         assert "fingerprint" in hospital.types(part.next("moerge worker init"))
 
     with Part("docs/operating.md", "The seed") as part:
         part.names = {"/srv/moerge": str(server.home)}
-        folder = {"org/name@rev": str(seed_model(tmp_path / "seed"))}
+        folder = {"org/name@rev": str(made.seed)}
         assert "of seed is current" in operator.types(part.next("moerge coordinator seed", folder))
-        seeds = made.body()
-        assert made.merge().digest == made.body().digest != seeds.digest
-        assert seeds.digest in operator.types(part.next("moerge body merge --method seed"))
-        assert made.body().digest == seeds.digest
-    with Part("docs/operating.md", "The anchor") as part:
-        assert "have the anchor" in operator.types(part.next("moerge coordinator anchor"))
-        (tmp_path / "news.txt").write_text("The council met on Monday. " * 200)
-        named = {"news.txt": str(tmp_path / "news.txt")}
-        assert "have the anchor" in operator.types(part.next("moerge coordinator anchor --text", named))
-        assert "have no anchor" in operator.types(part.next("moerge coordinator anchor --off"))
 
-    _, of_art = made.contribute(made.merge())
+    _, of_art = made.contribute(made.body())
     made.solve()
     with Part("docs/operating.md", "Owners") as part:
         ask = "moerge worker init --owner hospital --domain medicine --domain nursing"
@@ -255,16 +210,11 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         hospital.types(f"export MOERGE_TOKEN={found(BEARER, said)}")
 
     with Part("docs/operating.md", "Experts") as part:
-        medicine = {"law": "medicine", "expert/": "medicine/"}
-        digest = found(DIGEST, hospital.types(part.next("moerge expert add", medicine)))
-        assert digest in hospital.types(part.next("moerge expert add", medicine))
-        nursing = {"--domain law": "--domain nursing", "expert/": f"{hospital.folder}/nursing/"}
-        nursing["https://models.example.org/law"] = f"{source}/hospital/nursing"
-        found(DIGEST, operator.types(part.next("moerge expert add", nursing)))
-        assert "nursing" in operator.types(part.next("moerge expert list"))
-        said = operator.types(part.next("moerge expert withdraw", {"law": "medicine"}))
-        assert "medicine is withdrawn" in said
-        assert "Removed" in operator.types(part.next("moerge expert purge", {"law": "medicine"}))
+        made.add("film")
+        assert "film" in operator.types(part.next("moerge expert list"))
+        assert "film is withdrawn" in operator.types(part.next("moerge expert withdraw", {"law": "film"}))
+        assert "Removed" in operator.types(part.next("moerge expert purge", {"law": "film"}))
+        del made.members["film"]
         operator.types(part.next("moerge contribution withdraw", {"67b22c2264b8": of_art.digest[:12]}))
 
     made.contribute(made.body(), "art", first=3)
@@ -297,29 +247,6 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         operator.types(part.next("openssl pkey"))
         assert "unsigned until" in operator.types(part.next("moerge coordinator init"))
 
-    with Part("docs/operating.md", "Merged bodies") as part:
-        operator.types("moerge expert withdraw nursing")
-        contribute_body(made, "law", "art")
-        found(DIGEST, operator.types(part.next("moerge body merge --method regmean")))
-        made.add("code")
-        contribute_body(made, "code")
-        made.contribute(made.body())
-        made.solve()
-        for seed, domain in enumerate(made.members, 1):
-            shutil.copytree(made.members[domain].folder, operator.folder / domain)
-            texts(operator.folder / domain / "a.jsonl", seed, documents=100)
-        assert "A remerge that includes code" in operator.types(part.next("moerge body history"))
-        found(DIGEST, operator.types(part.next("moerge body remerge")))
-        others = " ".join(f"--expert {name}={name}/ --text {name}='{name}/*.jsonl'" for name in ("law", "art"))
-        said = operator.types(part.next("moerge table joined", {" ...": f" {others}"}))
-        assert "recommended" in said
-
-    with Part("docs/operating.md", "Rounds") as part:
-        assert "spring" in operator.types(part.next("moerge round open spring"))
-        made.contribute(made.body())
-        assert "law, art, code" in operator.types(part.next("moerge round list"))
-        found(r"(?m)^6$", operator.types(part.next("moerge version solve --round spring")))
-
     with Part("docs/operating.md", "Progress") as part:
         assert "Progress" in operator.types(part.next("moerge progress"))
 
@@ -350,4 +277,4 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     operator.types(f"export MOERGE_COORDINATOR={server.url}")
     with Part("docs/operating.md", "Watching it") as part:
         row = found(r"(?m)^.*failed.*$", operator.types(part.next("moerge workflow list")))
-        operator.types(part.next("moerge workflow retry", {"version-4f1c22": found(r"body-\S+", row)}))
+        operator.types(part.next("moerge workflow retry", {"version-4f1c22": found(r"version-\S+", row)}))

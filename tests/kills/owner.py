@@ -26,7 +26,6 @@ from support.federation import Member, body_path, federation_of
 from support.models import on_body, texts
 from support.passes import sums_of
 from support.processes import Coordinator, ended, marked, start_worker
-from support.stages import BODIES
 from support.statistics import written
 
 WORKER = """
@@ -47,12 +46,13 @@ SHARD_BYTES = 5 * HIDDEN * enough(HIDDEN)
 
 @dataclass
 class Owner:
-    """One coordinator with a body, one owner, and its data.
+    """One coordinator with a seed, one owner, and its data.
 
     A worker has a shard in each window, unless a test wishes otherwise.
     """
 
     server: Coordinator
+    seed: Path
     member: Member
     body: Body
     data: Path
@@ -65,12 +65,14 @@ class Owner:
             "token": self.member.token,
             "domain": "law",
             "expert": self.member.folder,
+            "seed": self.seed,
+            "fit": False,
             "data": [str(self.data)],
             "home": home,
             "once": True,
             "journal_seconds": 0,
             "host_memory": SHARD_BYTES,
-            "policy": {"bodies": BODIES, "head_contributions": False, "min_documents": 100, "merged_share": 1},
+            "policy": {"head_contributions": False, "min_documents": 100},
             **settings,
         }
         return start_worker([json.dumps(given, default=str)], {"MOERGE_TEST_MARK": str(home)}, log_of(home), WORKER)
@@ -117,9 +119,9 @@ class Owner:
 
 @contextmanager
 def owner_of(folder: Path, documents: int = DOCUMENTS) -> Iterator[Owner]:
-    with federation_of(folder) as made:
-        member = made.add("law", num_hidden_layers=LAYERS, hidden_size=HIDDEN)
-        yield Owner(made.server, member, made.merge(), texts(folder / "texts.jsonl", seed=4, documents=documents))
+    with federation_of(folder, "law", num_hidden_layers=LAYERS, hidden_size=HIDDEN) as made:
+        data = texts(folder / "texts.jsonl", seed=4, documents=documents)
+        yield Owner(made.server, made.seed, made.members["law"], made.body(), data)
 
 
 def log_of(home: Path) -> Path:

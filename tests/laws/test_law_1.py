@@ -21,7 +21,7 @@ from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.experts import Parts
 from moerge_proto.masks import MaskedPart
 from moerge_proto.progress import Obstacle, Progress
-from moerge_proto.statistics_file import BodyManifest, HeadManifest, Privacy, RouterManifest, StatisticsSettings
+from moerge_proto.statistics_file import HeadManifest, Privacy, RouterManifest, StatisticsSettings
 from moerge_workers.data.documents import read_key
 from moerge_workers.leaving.history import Decision, History
 from moerge_workers.policy import Kind
@@ -30,7 +30,6 @@ from support.outbox import item_of, outbox_of
 
 SWITCHES: dict[Kind, str] = {
     "expert": "expert_weights",
-    "body": "body_contributions",
     "head": "head_contributions",
     "router": "router_contributions",
     "evaluation": "evaluation_sums",
@@ -44,9 +43,7 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
         "format", "kind", "owner", "expert", "domain", "body", "split", "settings", "hidden_size", "layers",
         "exponents", "tokens", "documents", "shards", "keepers",
     }  # fmt: skip
-    both = {"body", "keepers"} ^ set(RouterManifest.model_fields)
-    assert set(BodyManifest.model_fields) == both | {"attention_sizes", "vocab_size", "rare_below"}
-    assert set(HeadManifest.model_fields) == both
+    assert set(HeadManifest.model_fields) == {"body", "keepers"} ^ set(RouterManifest.model_fields)
     assert set(Parts.model_fields) == {"expert", "body", "fitted", "own_head"}
     assert set(NewEvaluation.model_fields) == {
         "number", "domain", "expert", "documents", "context", "stride", "dense", "version", "oracle", "routed",

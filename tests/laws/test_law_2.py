@@ -18,7 +18,7 @@ from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_bo
 from moerge_proto.bodies import Body
 from moerge_proto.statistics_file import Int64
 from moerge_proto.versions import Version
-from support.federation import Federation, federation_of, files_below, honest, send
+from support.federation import Federation, federation_of, files_below, honest, parted, send
 from support.models import expert, on_body, seed_model
 from support.passes import sums_of
 from support.statistics import written
@@ -33,8 +33,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.fixture(scope="module")
 def bodies(federation: Federation) -> tuple[Body, Body]:
-    """A body of both experts, and the current one, of art's."""
-    return federation.merge(), federation.merge("art")
+    """The first seed's body, and the current one, of another seed."""
+    return federation.body(), federation.reseed()
 
 
 def test_law_2_contribution_under_another_body_is_refused(federation: Federation, bodies: tuple[Body, Body]) -> None:
@@ -52,14 +52,17 @@ def test_law_2_contribution_under_another_body_is_refused(federation: Federation
 def test_law_2_version_uses_contributions_of_its_own_body(federation: Federation, bodies: tuple[Body, Body]) -> None:
     """Contributions under the second body don't count under the first, and count again when the second is current."""
     first, second = bodies
-    sent = federation.contribute(second)
-    assert federation.merge() == first
+    sent, art = federation.contribute(second), federation.members["art"]
+    federation.register_seed(federation.seed)
+    assert federation.body() == first
     with pytest.raises(CoordinatorError, match="no expert has contributed yet"):
         federation.solve(partial=True)
-    [art] = federation.contribute(first, "art")
+    federation.members["art"] = parted(federation.server, art, first, fitted=False)
+    [early] = federation.contribute(first, "art")
     version = federation.solve(partial=True)
-    assert (version.lineage.domains, version.lineage.contributions) == (["art"], [art.digest])
-    assert federation.merge("art") == second
+    assert (version.lineage.domains, version.lineage.contributions) == (["art"], [early.digest])
+    federation.register_seed(federation.folder / "seed-1")
+    assert federation.body() == second
     assert set(federation.solve().lineage.contributions) == {item.digest for item in sent}
 
 
@@ -105,7 +108,7 @@ def test_law_2_new_head_takes_the_contributions_that_are_there(tmp_path: Path) -
     def weights(version: Version) -> dict[str, str]:
         return {file.name: file.sha256 for file in version.files if file.name.startswith("model-")}
 
-    with federation_of(tmp_path, "law", "art", seeded=True) as federation:
+    with federation_of(tmp_path, "law", "art") as federation:
         sent = {item.digest for item in federation.contribute(federation.body())}
         seed, average = federation.solve(head="seed"), federation.solve()
         heads = [item.digest for item in federation.contribute_heads()]

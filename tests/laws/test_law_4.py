@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import CoordinatorError
+from moerge.experts.parts import write_parts
+from moerge.models.dense_files import DenseFiles
 from support.federation import (
     Owners,
     honest,
-    honest_body,
+    honest_head,
     owners_in,
     registered,
     send,
@@ -73,24 +75,24 @@ def test_law_4_another_owner_can_supersede_nothing_of_others(owners: Owners, tmp
     assert {contribution.digest: contribution.active for contribution in owners.law.client.contributions()}[mine.digest]
 
 
-def test_law_4_second_body_contribution_must_supersede_first(owners: Owners, tmp_path: Path) -> None:
-    own = written(tmp_path / "own", *honest_body(owners.law))
+def test_law_4_second_head_contribution_must_supersede_first(owners: Owners, tmp_path: Path) -> None:
+    own = written(tmp_path / "own", *honest_head(owners.law))
     first = send(owners.law, own)
     assert send(owners.law, own) == first
-    other = written(tmp_path / "other", *honest_body(owners.law, [[1, 2, 3]]))
-    with pytest.raises(CoordinatorError, match="active body contribution is"):
+    other = written(tmp_path / "other", *honest_head(owners.law, [[1, 2, 3]]))
+    with pytest.raises(CoordinatorError, match="active head contribution is"):
         send(owners.law, other)
     second = send(owners.law, other, first.digest)
-    assert [row.active for row in owners.law.client.contributions("body")] == [False, True]
+    assert [row.active for row in owners.law.client.contributions("head")] == [False, True]
     assert second.tokens != first.tokens
 
 
 def test_law_4_repeated_registration_is_idempotent(owners: Owners, tmp_path: Path) -> None:
-    known, own = registered(owners.law), owners.law.folder
+    known, own = registered(owners.law), owners.law.at
     assert owners.law.register() == known
-    owners.law.folder = expert(tmp_path / "other", seed=9)
+    owners.law.at = write_parts(DenseFiles(expert(tmp_path / "other", seed=9)), tmp_path / "parts")
     with pytest.raises(CoordinatorError) as caught:
         owners.law.register()
-    owners.law.folder = own
+    owners.law.at = own
     assert caught.value.where == "domain"
     assert list(owners.law.client.experts()) == [known]

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import PAPER
@@ -14,26 +13,6 @@ from moerge_proto.versions import Version
 from support.federation import Federation, federation_of, honest, send
 from support.lineages import DOMAINS, Group, groupings, solved
 from support.statistics import written
-
-
-def test_law_5_a_withdrawn_expert_is_gone_from_the_next_version(tmp_path: Path) -> None:
-    """Its body is retired and remerged; then all equals a coordinator that never had the expert."""
-    whole = federation_of(tmp_path / "whole", "law", "art", "code")
-    with whole as federation, federation_of(tmp_path / "fresh", "law", "art") as fresh:
-        federation.contribute(federation.merge())
-        first, code, operator = federation.solve(), federation.expert("code").digest, federation.operator
-        done = federation.members["code"].client.withdraw_expert(code)
-        assert (done.expert.state, done.bodies, done.versions) == (ExpertState.WITHDRAWN, [first.lineage.body], [1])
-        assert done.remerge is not None
-        wait(operator, done.remerge)
-        assert operator.body(first.lineage.body).retired is not None
-        assert operator.version(1).contains_withdrawn == [code]
-        federation.contribute(federation.body(), "law", "art")
-        fresh.contribute(fresh.merge())
-        second, alone = federation.solve(), fresh.solve()
-    assert second.lineage.domains == ["law", "art"]
-    assert (second.lineage, second.contains_withdrawn) == (alone.lineage, [])
-    assert files_of(second) == files_of(alone)
 
 
 def files_of(version: Version) -> dict[str, str]:
@@ -50,7 +29,7 @@ def test_law_5_withdrawn_contribution_is_undone_and_resendable(tmp_path: Path) -
     """Domains count by their statistics, so half of a domain's statistics gives other routers."""
     with federation_of(tmp_path, "law", "art") as federation:
         law, art = federation.members.values()
-        body, options = federation.merge(), PAPER.solve
+        body, options = federation.body(), PAPER.solve
         federation.contribute(body)
         without = routers(federation.solve(options=options))
         further = written(tmp_path / "further", *honest(federation.server, law, body, first=10))
@@ -66,15 +45,15 @@ def test_law_5_withdrawn_contribution_is_undone_and_resendable(tmp_path: Path) -
         assert routers(federation.solve(options=options)) == both
 
 
-def test_law_5_under_the_seed_a_leaver_leaves_no_trace(tmp_path: Path) -> None:
-    """At once, without a remerge or anybody else's work; and joining again gives the version before."""
+def test_law_5_a_leaver_leaves_no_trace_in_the_next_version(tmp_path: Path) -> None:
+    """Without anybody else's work; cards of earlier versions say so, and joining again gives the version before."""
 
     def joined(federation: Federation, *domains: str) -> Version:
         federation.contribute(federation.body(), *domains)
         federation.contribute_heads(*domains)
         return federation.solve()
 
-    whole, alone = (federation_of(tmp_path / name, seeded=True) for name in ("whole", "alone"))
+    whole, alone = (federation_of(tmp_path / name) for name in ("whole", "alone"))
     with whole as federation, alone as fresh:
         for place, domains in ((federation, ("law", "art", "code")), (fresh, ("law", "code"))):
             for domain in domains:
@@ -83,32 +62,18 @@ def test_law_5_under_the_seed_a_leaver_leaves_no_trace(tmp_path: Path) -> None:
         sent = federation.operator.contributions()
         left = [row.digest for row in sent if row.active and row.domain != "art"]
         art = federation.members["art"]
-        done = art.client.withdraw_expert(federation.expert("art").digest)
-        assert (done.remerge, done.bodies, done.versions) == (None, [], [1])
+        gone = federation.expert("art").digest
+        assert "withdrawn" not in federation.get("/versions/1/card").raise_for_status().text
+        assert art.client.withdraw_expert(gone).versions == [1]
         second = federation.solve()
+        assert f"art (`{gone}`)" in federation.get("/versions/1/card").text
+        assert "Contains withdrawn experts: art" in federation.moerge("version", "show", 1)
         assert [row.digest for row in federation.operator.contributions() if row.active] == left
         assert (second.lineage, second.contains_withdrawn) == (expected.lineage, [])
         assert files_of(second) == files_of(expected)
         assert art.register().state is ExpertState.READY
         again = joined(federation, "art")
     assert (again.lineage, files_of(again)) == (first.lineage, files_of(first))
-
-
-def test_law_5_cards_name_withdrawn_experts_until_remerge(tmp_path: Path) -> None:
-    """Without its base the body can't be merged again, so the old one stays, and the card says so."""
-    with federation_of(tmp_path, "law", "art") as federation:
-        law = federation.expert("law").digest
-        federation.contribute(federation.merge(method="ties", options={"base": law}))
-        federation.solve()
-        assert "withdrawn" not in federation.get("/versions/1/card").raise_for_status().text
-        assert federation.operator.withdraw_expert(law).remerge is None
-        version = federation.solve()
-        assert version.lineage.domains == ["art"]
-        assert version.lineage.withdrawn == version.contains_withdrawn == [law]
-        told = f"The body still contains parameters of experts that were withdrawn: law (`{law}`)"
-        assert told in (federation.version(version.number) / "README.md").read_text()
-        assert f"law (`{law}`)" in federation.get("/versions/1/card").text
-        assert "Contains withdrawn experts: law" in federation.moerge("version", "show", 1)
 
 
 @settings(max_examples=20, deadline=None)

@@ -64,7 +64,7 @@ def first_hour() -> Iterator[tuple[Coordinator, str]]:
     domains = (DOMAIN, "law")
     done = {"stage": Stage.WAITING, "shards_done": 40, "tokens_per_second": 0, "seconds_left": None}
     at_work = {"stage": Stage.COMPUTING, "shards_done": 12, "tokens_per_second": 5200, "seconds_left": 240}
-    with TemporaryDirectory() as folder, federation_of(Path(folder), *domains, seeded=True) as made:
+    with TemporaryDirectory() as folder, federation_of(Path(folder), *domains) as made:
         made.contribute(made.body(), DOMAIN)
         for member, told in zip(made.members.values(), (done, at_work), strict=True):
             request = join_request(made.folder / f"{member.name}.pem", member.name, [member.domain])

@@ -30,7 +30,6 @@ from moerge_proto.version_files import HEAD_FILE
 from simulation.model import SHARDS, Key, Sent
 from simulation.operations import Run, experts, head_sums, parts, seed_body_file, seed_folder, sums
 from support.statistics import manifest_of, written
-from support.versions import body_file
 
 
 class _Digest:
@@ -58,13 +57,10 @@ def _require_state(run: Run) -> None:
     model = run.model
     with run._as(None) as client:
         states = {row.digest: row.state for row in client.experts()}
-        for digests, ready in ((run.digests, model.ready), (run.part_digests, model.ready_parts)):
-            for domain, digest in digests.items():
-                expected = ExpertState.READY if domain in ready else ExpertState.WITHDRAWN
-                assert states[digest] is expected, domain
-        body = client.body("current")
-        assert run._domains(body.experts) == model.body
-        assert (body.retired is not None) == (model.body in model.retired)
+        for place, digest in run.digests.items():
+            expected = ExpertState.READY if place in model.ready else ExpertState.WITHDRAWN
+            assert states[digest] is expected, place
+        assert client.body("current").digest == seed_body_file(model.body)[1].digest
         heads = {row.digest: row for row in client.contributions("head")}
         assert {domain: _state(heads[run.head_digests[domain]]) for domain in model.heads} == model.heads
         assert len(heads) == len(model.heads)
@@ -94,15 +90,13 @@ def _state(row: Contribution) -> str:
 @cache
 def _weights(key: Key) -> dict[str, str]:
     """Name -> SHA-256 of a version's weights, computed by the library alone."""
-    folder = next(iter(experts().values())).parent
-    dense = [experts()[domain] for domain in key.body]
-    path = body_file(dense, folder / f"body-{'-'.join(key.body)}") if key.body else seed_body_file()[0]
-    body = DenseBody(path, DenseFiles(seed_folder()).config)
+    folder, path = next(iter(experts().values())).parent, seed_body_file(key.body)[0]
+    body = DenseBody(path, DenseFiles(seed_folder(key.body)).config)
     family, layers = body.family, mlp_layers(body.config)
     plans = body_files(body, "", file_sha256(path))
-    slots = [Checkpoint(experts()[domain] if key.body else parts(domain)[0]) for domain in key.domains]
+    slots = [Checkpoint(parts((key.body, domain))[0]) for domain in key.domains]
     plans += mlp_files([(weights, "") for weights in slots], family, layers)
-    seed_head = Checkpoint.of_file(seed_body_file()[0].with_name(SEED_HEAD_FILE))
+    seed_head = Checkpoint.of_file(path.with_name(SEED_HEAD_FILE))
     solved = [written(folder / f"head-{domain}", *head_sums(domain)) for domain in key.domains]
     head = head_plan(key.head, HeadInputs(slots, lambda: solved, seed_head, body, as_embedding=False))
     plans.append(FilePlan(HEAD_FILE, "", lambda out: write_safetensors(out, head), {}))
@@ -143,10 +137,8 @@ def _require_folders(run: Run, home: Path, uploads: set[str]) -> None:
     assert not [path for path in home.rglob(".*") if path.name != ".lock"]
     kept = {path.name for path in (home / "experts").glob("*")}
     model = run.model
-    assert not kept & {run.digests[domain] for domain in model.purged - model.ready}
-    assert not kept & {run.part_digests[domain] for domain in model.purged_parts - model.ready_parts}
-    places = {digest: experts()[domain] for domain, digest in run.digests.items()}
-    places |= {digest: parts(domain)[0] for domain, digest in run.part_digests.items()}
+    assert not kept & {run.digests[place] for place in model.purged - model.ready}
+    places = {digest: parts(place)[0] for place, digest in run.digests.items()}
     assert all(path.name in expert_files(DenseFiles(place)) for digest, place in places.items() if digest in kept
                for path in (home / "experts" / digest).iterdir())  # fmt: skip
     if not (home / "blobs").is_dir():  # it is a store's cache then, and versions are pulled

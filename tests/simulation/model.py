@@ -6,16 +6,17 @@ from typing import NamedTuple
 
 from moerge_proto.bodies import HeadMethod
 
-Body = tuple[str, ...]
-"""A body's domains, in order."""
-SEED: Body = ()
-"""The registered seed's body."""
+Body = int
+"""The body of the first registered seed, or of the second."""
+BODIES: tuple[Body, ...] = (0, 1)
+Place = tuple[Body, str]
+"""A domain's parts for a body."""
 SHARDS: dict[int, frozenset[int]] = {0: frozenset({0, 1}), 1: frozenset({1, 2}), 2: frozenset({3})}
 """The shards of each variant of a domain's contribution."""
 
 
 class Sent(NamedTuple):
-    """A router contribution; under the seed's body, of the domain's parts."""
+    """A router contribution of a domain's parts."""
 
     body: Body
     domain: str
@@ -30,7 +31,6 @@ class Key(NamedTuple):
     sent: frozenset[Sent]
     ridge_lambda: float
     head: HeadMethod
-    withdrawn: tuple[str, ...]
 
 
 @dataclass
@@ -47,62 +47,34 @@ class Model:
     """Answers each operation with its result, or with the type of the problem that refuses it.
 
     Attributes:
-        arrivals: domains of whole experts, of which some are `ready` or `purged`.
-        part_arrivals: likewise of experts' parts for the seed's body, with `ready_parts` and `purged_parts`.
-        heads: domain -> state of the head contribution of its parts.
+        arrivals: registered parts, of which some are `ready` or `purged`.
+        heads: domain -> state of the head contribution of its parts for the first body, which serves both.
     """
 
-    arrivals: list[str] = field(default_factory=list)
-    ready: set[str] = field(default_factory=set)
-    purged: set[str] = field(default_factory=set)
-    part_arrivals: list[str] = field(default_factory=list)
-    ready_parts: set[str] = field(default_factory=set)
-    purged_parts: set[str] = field(default_factory=set)
-    body: Body = SEED
-    retired: set[Body] = field(default_factory=set)
-    bodies: set[Body] = field(default_factory=lambda: {SEED})
+    arrivals: list[Place] = field(default_factory=list)
+    ready: set[Place] = field(default_factory=set)
+    purged: set[Place] = field(default_factory=set)
+    body: Body = 0
     sent: dict[Sent, str] = field(default_factory=dict)
     heads: dict[str, str] = field(default_factory=dict)
     versions: list[Made] = field(default_factory=list)
     champion: list[int] = field(default_factory=list)
 
     def join(self, domain: str) -> str:
-        if domain not in self.arrivals:
-            self.arrivals.append(domain)
-        self.ready.add(domain)
-        self.purged.discard(domain)
+        place = self.body, domain
+        if place not in self.arrivals:
+            self.arrivals.append(place)
+        self.ready.add(place)
+        self.purged.discard(place)
         return "ready"
 
-    def join_parts(self, domain: str) -> str:
-        if domain not in self.part_arrivals:
-            self.part_arrivals.append(domain)
-        self.ready_parts.add(domain)
-        self.purged_parts.discard(domain)
-        return "ready"
-
-    def _ready_under(self, body: Body) -> set[str]:
-        return self.ready_parts if body == SEED else self.ready
-
-    def seed(self) -> str:
-        self._current(SEED)
-        return "merged"
-
-    def merge(self) -> str:
-        experts = tuple(domain for domain in self.arrivals if domain in self.ready)
-        if not experts:
-            return "not-ready"
-        self._current(experts)
-        return "merged"
-
-    def _current(self, body: Body) -> None:
+    def seed(self, body: Body) -> None:
         self.body = body
-        self.bodies.add(body)
-        self.retired.discard(body)
 
     def contribute(self, item: Sent, supersedes: int | None = None) -> str:
         if self.sent.get(item) in ("active", "superseded"):
             return self.sent[item]
-        if item.domain not in self._ready_under(item.body):
+        if item[:2] not in self.ready:
             return "invalid-contribution"
         if item.body != self.body:
             return "wrong-body"
@@ -123,7 +95,7 @@ class Model:
         return "active"
 
     def contribute_head(self, domain: str) -> str:
-        if domain not in self.ready_parts:
+        if (0, domain) not in self.ready:
             return self.heads[domain] if self.heads.get(domain) == "active" else "invalid-contribution"
         self.heads[domain] = "active"
         return "active"
@@ -132,66 +104,41 @@ class Model:
         self.sent[item] = "withdrawn"
         return "withdrawn"
 
-    def withdraw_parts(self, domain: str, *, serve: bool) -> str:
-        """The seed's body stays; nobody is asked again."""
-        self.ready_parts.discard(domain)
+    def withdraw(self, place: Place, *, serve: bool) -> str:
+        self.ready.discard(place)
         for item in self.sent:
-            if (item.body, item.domain) == (SEED, domain):
+            if item[:2] == place:
                 self.sent[item] = "withdrawn"
-        if domain in self.heads:
-            self.heads[domain] = "withdrawn"
+        if place[0] == 0 and place[1] in self.heads:
+            self.heads[place[1]] = "withdrawn"
         if not serve:
-            for made in self._containing(domain):
-                made.withheld = made.withheld or made.key.body == SEED
-        return "withdrawn"
-
-    def withdraw(self, domain: str, *, serve: bool) -> str:
-        self.withdraw_parts(domain, serve=serve)
-        self.ready.discard(domain)
-        for item in self.sent:
-            if item.domain == domain:
-                self.sent[item] = "withdrawn"
-        self.retired |= {body for body in self.bodies if domain in body}
-        if not serve:
-            for made in self._containing(domain):
+            for made in self._containing(place):
                 made.withheld = True
-        if self.body in self.retired:
-            left = tuple(item for item in self.body if item in self.ready)
-            if left:
-                self._current(left)
         return "withdrawn"
 
-    def _containing(self, domain: str) -> list[Made]:
-        live = (made for made in self.versions if not made.retired)
-        return [made for made in live if domain in made.key.domains or domain in made.key.body]
+    def _containing(self, place: Place) -> list[Made]:
+        return [made for made in self.versions if not made.retired and made.key.body == place[0]
+                and place[1] in made.key.domains]  # fmt: skip
 
-    def purge(self, domain: str, *, retire: bool) -> str:
-        if domain in self.ready:
+    def purge(self, place: Place, *, retire: bool) -> str:
+        if place in self.ready:
             return "conflict"
-        containing = self._containing(domain)
+        containing = self._containing(place)
         if retire:
             if any(self.versions.index(made) + 1 == self._pointed() for made in containing):
                 return "conflict"
             for made in containing:
                 made.retired = True
-        self.purged.add(domain)
-        if domain in self.part_arrivals:
-            self.withdraw_parts(domain, serve=True)
-            self.purged_parts.add(domain)
+        self.purged.add(place)
         return "purged"
 
     def solve(self, ridge_lambda: float, head: HeadMethod | None) -> str:
         sent = {item for item, state in self.sent.items() if state == "active" and item.body == self.body}
-        arrivals = self.part_arrivals if self.body == SEED else self.arrivals
-        domains = tuple(domain for domain in arrivals if any(item.domain == domain for item in sent))
+        domains = tuple(domain for body, domain in self.arrivals if any(item[:2] == (body, domain) for item in sent))
         if not domains:
             return "not-ready"
-        if head == "seed" and self.body != SEED:
-            return "invalid-request"
-        complete = self.body == SEED and all(self.heads.get(domain) == "active" for domain in domains)
-        withdrawn = tuple(domain for domain in self.body if domain not in self.ready)
-        made_head = head or ("regmean" if complete else "average")
-        key = Key(self.body, domains, frozenset(sent), ridge_lambda, made_head, withdrawn)
+        complete = all(self.heads.get(domain) == "active" for domain in domains)
+        key = Key(self.body, domains, frozenset(sent), ridge_lambda, head or ("regmean" if complete else "average"))
         for number, made in enumerate(self.versions, start=1):
             if made.key == key and not made.retired:
                 return str(number)

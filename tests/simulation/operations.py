@@ -27,7 +27,7 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import head_manifest
 from moerge.statistics.passes import HeadPass
 from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body
-from moerge_proto.bodies import HeadMethod, NewBody
+from moerge_proto.bodies import HeadMethod
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert, Parts
@@ -38,9 +38,9 @@ from moerge_proto.uploads import Upload
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 from moerge_proto.versions import NewVersion
 from simulation.faults import Fault
-from simulation.model import SEED, SHARDS, Body, Model, Sent
-from simulation.world import World
-from support.models import expert, on_body, seed_model
+from simulation.model import SHARDS, Body, Model, Place, Sent
+from simulation.world import World, register_seed
+from support.models import SEED, expert, on_body
 from support.passes import sums_of
 from support.statistics import LAYERS, honest_shards, written
 from support.uploads import announced
@@ -50,8 +50,8 @@ DOMAINS = ("law", "art", "code")
 HIDDEN = 16
 SMALL: dict[str, Any] = {"hidden_size": HIDDEN, "intermediate_size": 16, "num_hidden_layers": LAYERS}
 Kind = Literal[
-    "join", "merge", "contribute", "supersede", "stale", "together", "withdraw", "withdraw_sent", "purge", "solve",
-    "promote", "roll_back", "retire", "pull", "abandon", "jump", "restart", "join_parts", "seed", "head", "leave",
+    "join", "contribute", "supersede", "stale", "together", "withdraw", "withdraw_sent", "purge", "solve",
+    "promote", "roll_back", "retire", "pull", "abandon", "jump", "restart", "seed", "head",
 ]  # fmt: skip
 
 
@@ -72,8 +72,7 @@ def faults(kinds: tuple[str, ...], most: int) -> st.SearchStrategy[Fault | None]
 def schedules(fault: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[Operation]]:
     """Up to thirty operations, usually with those that a version needs at the start."""
     often: tuple[Kind, ...] = (
-        "contribute", "contribute", "solve", "solve", "promote", "withdraw", "join", "merge", "join_parts", "seed",
-        "head", "leave",
+        "contribute", "contribute", "solve", "solve", "promote", "withdraw", "join", "seed", "head",
     )  # fmt: skip
     every: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
     small = st.integers(0, 5)
@@ -82,10 +81,10 @@ def schedules(fault: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[
     def by_both(kind: Kind) -> list[st.SearchStrategy[Operation]]:
         return [st.builds(Operation, kind=st.just(kind), which=st.just(n), fault=fault) for n in range(2)]
 
-    merge, solve = (st.builds(Operation, kind=st.just(kind), fault=fault) for kind in ("merge", "solve"))
-    merged = st.tuples(*by_both("join"), merge, *by_both("contribute"), solve).map(list)
-    seeded = st.tuples(*by_both("join_parts"), *by_both("contribute"), *by_both("head"), solve).map(list)
-    opening = merged | seeded
+    seed, solve = (st.builds(Operation, kind=st.just(kind), fault=fault) for kind in ("seed", "solve"))
+    plain = st.tuples(*by_both("join"), *by_both("contribute"), *by_both("head"), solve).map(list)
+    again = st.tuples(*by_both("join"), seed, *by_both("join"), *by_both("contribute"), solve).map(list)
+    opening = plain | again
     rest = st.sampled_from([1, 4, 10]).flatmap(lambda least: st.lists(anything, min_size=least, max_size=24))
     return st.tuples(st.just([]) | opening, rest).map(lambda two: two[0] + two[1])
 
@@ -97,24 +96,26 @@ def experts() -> dict[str, Path]:
 
 
 @cache
-def seed_folder() -> Path:
-    return seed_model(Path(tempfile.mkdtemp(prefix="moerge-simulation-")), **SMALL)
+def seed_folder(body: Body = 0) -> Path:
+    return expert(Path(tempfile.mkdtemp(prefix="moerge-simulation-")), SEED + body, **SMALL)
 
 
 @cache
-def seed_body_file() -> tuple[Path, MergedBody]:
-    """The seed's body, made by the library alone, and its facts."""
+def seed_body_file(body: Body) -> tuple[Path, MergedBody]:
+    """A seed's body, made by the library alone, and its facts."""
     place = FolderFiles(Path(tempfile.mkdtemp(prefix="moerge-simulation-")))
-    return place.folder / DENSE_BODY_FILE, seed_body(DenseFiles(seed_folder()), place, SILENT)
+    return place.folder / DENSE_BODY_FILE, seed_body(DenseFiles(seed_folder(body)), place, SILENT)
 
 
 @cache
-def parts(domain: str) -> tuple[Path, Parts]:
-    """The folder of a domain's parts, with MLPs fitted to the seed's body, and their origin."""
+def parts(place: Place) -> tuple[Path, Parts]:
+    """The folder of a domain's parts, with MLPs fitted to the body, and their origin."""
+    body, domain = place
     own = experts()[domain]
     rows = list(batches(all_counted(ROWS), 512))
-    folder = fit(*on_body(own, seed_body_file()[0]), rows, own.with_name(f"{domain}-parts"))
-    return folder, Parts(expert=DenseExpert(domain, own).digest, body=seed_body_file()[1].digest, fitted=True)
+    folder = fit(*on_body(own, seed_body_file(body)[0]), rows, own.with_name(f"{domain}-parts-{body}"))
+    origin = Parts(expert=DenseExpert(domain, own).digest, body=seed_body_file(body)[1].digest, fitted=True)
+    return folder, origin
 
 
 @cache
@@ -141,9 +142,7 @@ class Run:
     world: World
     folder: Path
     model: Model = field(default_factory=Model)
-    digests: dict[str, str] = field(default_factory=dict)
-    part_digests: dict[str, str] = field(default_factory=dict)
-    body_digests: dict[Any, str] = field(default_factory=dict)
+    digests: dict[Place, str] = field(default_factory=dict)
     sent_digests: dict[Sent, str] = field(default_factory=dict)
     head_digests: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
@@ -183,20 +182,12 @@ class Run:
     def _domain(self, operation: Operation) -> str:
         return DOMAINS[operation.which % len(DOMAINS)]
 
+    def _place(self, operation: Operation) -> Place:
+        return self.model.body, self._domain(operation)
+
     def join(self, operation: Operation) -> None:
         domain = self._domain(operation)
-        answer = self._register(operation, domain, experts()[domain], None, self.digests)
-        self._expect(operation, answer, self.model.join(domain))
-
-    def join_parts(self, operation: Operation) -> None:
-        domain = self._domain(operation)
-        answer = self._register(operation, domain, *parts(domain), self.part_digests)
-        self._expect(operation, answer, self.model.join_parts(domain))
-
-    def _register(
-        self, operation: Operation, domain: str, folder: Path, origin: Parts | None, digests: dict[str, str]
-    ) -> str:
-        """The state of the expert or the parts in a folder, whose digest is noted."""
+        folder, origin = parts(self._place(operation))
 
         def add_owner(client: Client) -> str:
             client.add_owner(NewOwner(name=f"{domain}-owner", domains=[domain]))
@@ -210,88 +201,53 @@ class Run:
             paths = expert_files(DenseFiles(folder))
             files = {name: client.upload(path, SILENT, title=name).sha256 for name, path in paths.items()}
             made = client.register_expert(NewExpert(domain=domain, files=files, parts=origin))
-            digests[domain] = made.digest
+            self.digests[self._place(operation)] = made.digest
             while made.state is ExpertState.RECEIVED:
                 made = client.expert(made.digest)
+            if made.problem is not None:
+                return made.problem.type.removeprefix("urn:moerge:problem:")
             return made.state.value
 
-        return self._attempt(operation, domain, register)
-
-    def leave(self, operation: Operation) -> None:
-        """The parts alone are withdrawn."""
-        domain, serve = self._domain(operation), operation.other != 5
-        if domain not in self.part_digests:
-            return
-
-        def leave(client: Client) -> str:
-            done = client.withdraw_expert(self.part_digests[domain], serve=serve)
-            assert (done.remerge, done.bodies) == (None, [])
-            return done.expert.state.value
-
-        expected = self.model.withdraw_parts(domain, serve=serve)
-        self._expect(operation, self._attempt(operation, domain, leave), expected)
+        self._expect(operation, self._attempt(operation, domain, register), self.model.join(domain))
 
     def withdraw(self, operation: Operation) -> None:
-        domain = self._domain(operation)
-        if domain not in self.digests:
+        place, serve = self._place(operation), operation.other != 5
+        if place not in self.digests:
             return
-        serve = operation.other != 5
 
         def withdraw(client: Client) -> str:
-            done = client.withdraw_expert(self.digests[domain], serve=serve)
-            with self._as(None) as operator:
-                if done.remerge is not None:
-                    wait(operator, done.remerge)
-            return done.expert.state.value
+            return client.withdraw_expert(self.digests[place], serve=serve).expert.state.value
 
-        self._expect(operation, self._attempt(operation, domain, withdraw), self.model.withdraw(domain, serve=serve))
-        self._await_remerge()
-
-    def _await_remerge(self) -> None:
-        """Waits for the current body, because the lost answer may have had the workflow's name."""
-        if self.model.body in self.model.retired:
-            return
-        with self._as(None) as client:
-            while (body := client.current_body()) is None or self._domains(body.experts) != self.model.body:
-                threading.Event().wait(0.02)
+        expected = self.model.withdraw(place, serve=serve)
+        self._expect(operation, self._attempt(operation, place[1], withdraw), expected)
 
     def purge(self, operation: Operation) -> None:
-        domain = self._domain(operation)
-        if domain not in self.digests:
+        place = self._place(operation)
+        if place not in self.digests:
             return
         retire = operation.other % 2 == 1
-        expected = self.model.purge(domain, retire=retire)
+        expected = self.model.purge(place, retire=retire)
 
         def purge(client: Client) -> str:
-            client.purge_expert(self.digests[domain], retire=retire)
+            client.purge_expert(self.digests[place], retire=retire)
             return "purged"
 
         self._expect(operation, self._attempt(operation, None, purge), expected)
 
     # --- bodies and contributions
 
-    def merge(self, operation: Operation) -> None:
-        def merge(client: Client) -> str:
-            wait(client, client.merge_body(NewBody()))
-            return "merged"
-
-        self._expect(operation, self._attempt(operation, None, merge), self.model.merge())
-
     def seed(self, operation: Operation) -> None:
-        """The seed's body becomes the current one again."""
-
-        def seed(client: Client) -> str:
-            wait(client, client.merge_body(NewBody(method="seed")))
-            return "merged"
-
-        self._expect(operation, self._attempt(operation, None, seed), self.model.seed())
+        """The other seed's body becomes the current one; the operator's command runs beside the coordinator."""
+        body = 1 - self.model.body
+        register_seed(self.world.home, seed_folder(body))
+        self.model.seed(body)
 
     def head(self, operation: Operation) -> None:
         domain = self._domain(operation)
-        if domain not in self.part_digests:
+        if (0, domain) not in self.digests:
             return
         manifest, content = head_sums(domain)
-        manifest = manifest.model_copy(update={"expert": self.part_digests[domain]})
+        manifest = manifest.model_copy(update={"expert": self.digests[0, domain]})
         path = written(self.folder / f"{domain}-head", manifest, content)
         self.head_digests[domain] = sha256_hex(path.read_bytes())
 
@@ -302,22 +258,14 @@ class Run:
 
         self._expect(operation, self._attempt(operation, domain, send), self.model.contribute_head(domain))
 
-    def _expert(self, body: Body, domain: str) -> str | None:
-        """The digest of a domain's expert under a body; None before it was registered."""
-        return (self.part_digests if body == SEED else self.digests).get(domain)
-
     def _file(self, item: Sent) -> Path:
-        path = self.folder / f"{item.domain}-{item.variant}-{len(item.body)}"
-        if item.body not in self.body_digests:
-            with self._as(None) as client:
-                for row in client.bodies():
-                    self.body_digests[self._domains(row.experts)] = row.digest
+        path = self.folder / f"{item.domain}-{item.variant}-{item.body}"
         content = sums(item.domain, item.variant)
         manifest = RouterManifest(
             owner=f"{item.domain}-owner",
-            expert=str(self._expert(item.body, item.domain)),
+            expert=self.digests[item.body, item.domain],
             domain=item.domain,
-            body=self.body_digests[item.body],
+            body=seed_body_file(item.body)[1].digest,
             settings=StatisticsSettings(),
             hidden_size=HIDDEN,
             layers=LAYERS,
@@ -330,15 +278,9 @@ class Run:
         self.sent_digests[item] = sha256_hex(path.read_bytes())
         return path
 
-    def _domains(self, digests: list[str]) -> tuple[str, ...]:
-        names = {digest: domain for domain, digest in self.digests.items()}
-        return tuple(names[digest] for digest in digests)
-
     def _sent_of(self, operation: Operation) -> Sent | None:
-        domain = self._domain(operation)
-        if self._expert(self.model.body, domain) is None:
-            return None
-        return Sent(self.model.body, domain, operation.other % len(SHARDS))
+        place = self._place(operation)
+        return Sent(*place, operation.other % len(SHARDS)) if place in self.digests else None
 
     def _send(self, item: Sent, supersedes: int | None = None) -> Callable[[Client], str]:
         path = self._file(item)
@@ -368,13 +310,9 @@ class Run:
             self._expect(operation, answer, self.model.contribute(item, old))
 
     def stale(self, operation: Operation) -> None:
-        """A contribution under a body that is not the current one."""
-        item = self._sent_of(operation)
-        others = sorted(self.model.bodies - {self.model.body})
-        if item is not None and others:
-            item = item._replace(body=others[operation.other % len(others)])
-            if self._expert(item.body, item.domain) is None:
-                return
+        """A contribution under the body that is not the current one."""
+        item = Sent(1 - self.model.body, self._domain(operation), operation.other % len(SHARDS))
+        if item[:2] in self.digests:
             answer = self._attempt(operation, item.domain, self._send(item))
             self._expect(operation, answer, self.model.contribute(item))
 

@@ -111,10 +111,9 @@ def rounds_in(folder: Path) -> Iterator[Rounds]:
         blobs = LocalBlobs(folder / "blobs")
         uploads = Uploads(database, blobs, LocalChunks(folder / "uploads"), settings)
         with database.transaction("test") as session:
+            exponents, bounds = [exponent(HIDDEN)] * LAYERS, [float(HIDDEN)] * LAYERS
+            body = add_body(session, hidden_size=HIDDEN, layers=LAYERS, exponents=exponents, bounds=bounds)
             experts = {domain: add_expert(session, domain) for domain in DOMAINS}
-            sizes: dict[str, Any] = {"hidden_size": HIDDEN, "layers": LAYERS}
-            bounds = {"exponents": [exponent(HIDDEN)] * LAYERS, "bounds": [float(HIDDEN)] * LAYERS}
-            body = add_body(session, list(experts.values()), **sizes, **bounds)
             for owner in known.values():
                 owner_keys.add_key(session, owner.name, owner.request.public_key, "key")
                 keeper.approve(owner.request, replace=False)

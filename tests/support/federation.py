@@ -22,14 +22,14 @@ from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import body_manifest, head_manifest, router_manifest
 from moerge.statistics.passes import BodyPass, HeadPass, RouterPass
-from moerge_proto.bodies import Body, NewBody
+from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.statistics_file import BodyManifest, HeadManifest, RouterManifest, StatisticsSettings
 from moerge_proto.versions import NewVersion, Version
-from support.models import expert, on_body, seed_model
+from support.models import SEED, expert, on_body, seed_model
 from support.passes import sums_of
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written
@@ -44,7 +44,7 @@ M = TypeVar("M", BodyManifest, HeadManifest)
 class Member:
     """An owner with one domain: its token, its client, and its expert's folder at home.
 
-    With `parts`, it registers only those, from the folder `at`.
+    `parts`: those that it registers, from the folder `at`.
     """
 
     name: str
@@ -70,17 +70,20 @@ class Member:
         return {name: self.client.upload(path, SILENT, title=name).sha256 for name, path in paths.items()}
 
     def register(self) -> Expert:
-        """Uploads and registers the expert or its parts, and waits until the weights are checked."""
-        new = NewExpert(domain=self.domain, files=self.upload_files(), parts=self.parts)
-        digest = self.client.register_expert(new).digest
+        """Uploads and registers the expert's parts, and waits until the weights are checked."""
+        digest = self.client.register_expert(self.new()).digest
         eventually(lambda: self.client.expert(digest).state is not ExpertState.RECEIVED)
         return self.client.expert(digest)
+
+    def new(self, files: dict[str, str] | None = None, **more: Any) -> NewExpert:
+        """The message that registers its parts, whose files are uploaded unless they are given."""
+        assert self.parts is not None
+        return NewExpert(domain=self.domain, files=files or self.upload_files(), parts=self.parts, **more)
 
     def allow(self, *, redistribute: bool = True) -> Expert:
         """Sets whether the registered expert may be redistributed."""
         files = {file.name: file.sha256 for file in registered(self).files}
-        new = NewExpert(domain=self.domain, files=files, redistribute=redistribute, parts=self.parts)
-        return self.client.register_expert(new)
+        return self.client.register_expert(self.new(files, redistribute=redistribute))
 
 
 def join(server: Coordinator, domain: str, folder: Path) -> Member:
@@ -92,10 +95,11 @@ def join(server: Coordinator, domain: str, folder: Path) -> Member:
     return Member(name, domain, token, server.client(token), folder)
 
 
-def joined(server: Coordinator, domain: str, folder: Path, seed: int, **settings: object) -> Member:
-    """A new owner whose random expert is registered and ready."""
-    member = join(server, domain, expert(folder / domain, seed, **settings))  # type: ignore[arg-type]  # no family
+def joined(server: Coordinator, domain: str, folder: Path, seed: int, **settings: Any) -> Member:
+    """A new owner whose random expert's parts are ready; the first one's seed model is registered, if none is."""
+    member = join(server, domain, expert(folder / domain, seed, **settings))
     try:
+        member = parted(server, member, body_of(server, folder / "seed", **settings), fitted=False)
         assert member.register().state is ExpertState.READY
     except BaseException:
         member.client.close()
@@ -103,19 +107,19 @@ def joined(server: Coordinator, domain: str, folder: Path, seed: int, **settings
     return member
 
 
-def merge(server: Coordinator, experts: list[str] | None = None, **how: object) -> Body:
-    """Merges a body; `how` may name a method and its options."""
+def body_of(server: Coordinator, folder: Path, **settings: Any) -> Body:
+    """The current body; a seed model with these settings is made in the folder and registered, if there is none."""
     with server.client() as operator:
-        wait(operator, operator.merge_body(NewBody.model_validate({"experts": experts, **how})))
-        body = operator.current_body()
-    assert body is not None
+        if (body := operator.current_body()) is None:
+            moerge("coordinator", "seed", server.home, seed_model(folder, **settings))
+            body = operator.body("current")
     return body
 
 
 def registered(member: Member) -> Expert:
     """The member's expert at the coordinator, or the parts that it registers."""
     rows = [item for item in member.client.experts() if (item.domain, item.parts) == (member.domain, member.parts)]
-    [expert] = [row for row in rows if row.parts is None or row.withdrawn is None]
+    [expert] = [row for row in rows if row.withdrawn is None]
     return expert
 
 
@@ -164,7 +168,7 @@ def _enough(rows: list[list[int]], tokens: int) -> list[list[int]]:
 
 
 def honest_body(member: Member, rows: list[list[int]] = ROWS) -> tuple[BodyManifest, ShardSums]:
-    """The sums for a body contribution of the member's worker, over these rows."""
+    """The sums for a body contribution, as a merge on one machine has them, over these rows."""
     dense = DenseExpert(member.domain, member.folder)
     manifest = body_manifest(member.name, dense, registered(member).digest, StatisticsSettings())
     return _whole(manifest, sums_of(BodyPass(dense, manifest.exponents), _of_a_shard(rows, dense)))
@@ -215,17 +219,15 @@ def eventually(holds: Callable[[], bool], seconds: float = 60) -> None:
 
 @dataclass
 class Federation:
-    """A running coordinator, its operator, and the members by domain, in joining order.
-
-    With a registered `seed` members join with their experts' parts.
-    """
+    """A running coordinator with a registered `seed`, its operator, and the members by domain, in joining order."""
 
     server: Coordinator
     operator: Client
     folder: Path
+    seed: Path
     members: dict[str, Member] = field(default_factory=dict)
     clients: ExitStack = field(default_factory=ExitStack)
-    seed: Path | None = None
+    model: dict[str, Any] = field(default_factory=dict)
 
     def join(self, domain: str, folder: Path) -> Member:
         """A new owner with an unregistered expert."""
@@ -234,12 +236,7 @@ class Federation:
     def add(self, domain: str, seed: int = 0, **settings: Any) -> Member:
         """A new owner whose random expert is ready; by default the first one's seed is 1, the second one's 2, …"""
         seed = seed or len(self.members) + 1
-        if self.seed is None:
-            return self.enter(joined(self.server, domain, self.folder, seed, **settings))
-        member = self.join(domain, expert(self.folder / domain, seed, **settings))
-        self.members[domain] = parted(self.server, member, self.body(), fitted=False)
-        assert self.members[domain].register().state is ExpertState.READY
-        return self.members[domain]
+        return self.enter(joined(self.server, domain, self.folder, seed, **settings))
 
     def enter(self, member: Member) -> Member:
         """Lists a member; its client is closed at the end."""
@@ -254,15 +251,21 @@ class Federation:
         """The experts of these domains."""
         return [self.expert(domain).digest for domain in domains]
 
-    def merge(self, *domains: str, **how: Any) -> Body:
-        """Merges a body of these domains, by default of all."""
-        if domains:
-            how["experts"] = self.digests(*domains)
-        return merge(self.server, **how)
-
     def body(self) -> Body:
         """The current body."""
         return self.operator.body("current")
+
+    def reseed(self, number: int = 1) -> Body:
+        """Registers another seed, and every member's parts fitted to it; its body, now the current one."""
+        self.register_seed(expert(self.folder / f"seed-{number}", SEED + number, **self.model))
+        body = self.body()
+        for domain, member in self.members.items():
+            self.members[domain] = parted(self.server, member, body)
+            assert self.members[domain].register().state is ExpertState.READY
+        return body
+
+    def register_seed(self, folder: Path) -> None:
+        moerge("coordinator", "seed", self.server.home, folder)
 
     def contribute(self, body: Body, *domains: str, **how: Any) -> list[Contribution]:
         """Contributions of these domains, by default of every member; `how` is for `honest`."""
@@ -299,17 +302,15 @@ class Federation:
 
 
 @contextmanager
-def federation_of(
-    folder: Path, *domains: str, settings: str = "", seeded: bool = False, **model: Any
-) -> Iterator[Federation]:
-    """A federation with a ready random expert for each domain; `seeded`: with the parts of one, and a seed."""
-    seed = seed_model(folder / "seed", **model) if seeded else None
+def federation_of(folder: Path, *domains: str, settings: str = "", **model: Any) -> Iterator[Federation]:
+    """A federation with a ready random expert for each domain, near a registered seed."""
+    seed = seed_model(folder / "seed", **model)
     with (
         coordinator(folder / "home", settings=settings, seed=seed) as server,
         server.client() as operator,
         ExitStack() as clients,
     ):
-        federation = Federation(server, operator, folder, clients=clients, seed=seed)
+        federation = Federation(server, operator, folder, seed, clients=clients, model=model)
         for domain in domains:
             federation.add(domain, **model)
         yield federation
@@ -317,7 +318,7 @@ def federation_of(
 
 @dataclass
 class Owners:
-    """law and art, with a body of both experts."""
+    """law and art, and the seed's body."""
 
     server: Coordinator
     law: Member
@@ -329,4 +330,4 @@ class Owners:
 def owners_in(folder: Path) -> Iterator[Owners]:
     with federation_of(folder, "law", "art") as federation:
         law, art = federation.members.values()
-        yield Owners(federation.server, law, art, federation.merge())
+        yield Owners(federation.server, law, art, federation.body())

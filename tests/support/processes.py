@@ -201,11 +201,11 @@ def coordinator(
         server.stop()
 
 
-def worker_command(domain: str, expert: Path, data: Path, home: Path) -> list[str]:
-    """The arguments of a worker that contributes once; its policy allows merged bodies and 100 documents."""
+def worker_command(domain: str, expert: Path, seed: Path, data: Path, home: Path) -> list[str]:
+    """The arguments of a worker that contributes once; its policy allows 100 documents."""
     home.mkdir(parents=True, exist_ok=True)
-    (home / "worker.toml").write_text('[policy]\nbodies = ["seed", "merged"]\nmin_documents = 100\nmerged_share = 1\n')
-    places = ["--expert", str(expert), "--data", str(data), "--home", str(home)]
+    (home / "worker.toml").write_text("[policy]\nmin_documents = 100\n")
+    places = [f"--expert={expert}", f"--seed={seed}", f"--data={data}", f"--home={home}"]
     return ["worker", "run", "--once", "--domain", domain, *places]
 
 

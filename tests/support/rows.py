@@ -1,6 +1,6 @@
 """The coordinator's rows in memory, with a clock set by tests; experts, bodies and versions have no files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,10 +8,9 @@ from sqlalchemy import create_engine, event, select
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
-from moerge_coordinator.domain import bodies, owners, versions
+from moerge_coordinator.domain import owners, versions
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import Base, BodyRow, ContributionRow, DomainRow, ExpertRow, VersionRow
-from moerge_proto.bodies import BodyOptions
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.experts import ExpertState
 from moerge_proto.influence import VersionInfluence
@@ -48,42 +47,47 @@ def file_of(content: str, name: str = "model.safetensors") -> FileEntry:
     return FileEntry(name=name, sha256=sha256_hex(content.encode()), size=len(content))
 
 
-def add_expert(session: Session, domain: str, parts: tuple[str, str] | None = None, **change: Any) -> ExpertRow:
-    """A ready expert of a domain and its owner. `parts`: the dense expert and the body of its fitted MLPs and head."""
+def add_expert(session: Session, domain: str, body: BodyRow | None = None, **change: Any) -> ExpertRow:
+    """A ready expert of a domain and its owner, with fitted MLPs and a head for a body, by default the current one."""
+    body = body or session.scalar(select(BodyRow).where(BodyRow.current)) or add_body(session)
     if (row_of_domain := session.get(DomainRow, domain)) is None:
         owners.add(session, f"{domain}-owner", [domain])
     owner = f"{domain}-owner" if row_of_domain is None else row_of_domain.owner
     row = ExpertRow(
-        digest=sha256_hex(f"{domain} {parts} {change.get('files')}".encode()),
+        digest=sha256_hex(f"{domain} {body.digest} {change.get('files')}".encode()),
         domain=domain,
         owner=owner,
         license="unknown",
         family="llama",
         state=ExpertState.READY,
-        files=[file_of(f"weights of {domain} {parts}")],
-        parts_of=parts and parts[0],
-        parts_body=parts and parts[1],
-        fitted=parts and True,
+        files=[file_of(f"weights of {domain} {body.digest}")],
+        parts_of=dense_of(domain),
+        parts_body=body.digest,
+        fitted=True,
+        own_head=True,
     )
-    for name, value in change.items():
-        setattr(row, name, value)
+    for field, value in change.items():
+        setattr(row, field, value)
     session.add(row)
     session.flush()
     return row
 
 
-def add_body(session: Session, experts: Sequence[ExpertRow], **change: Any) -> BodyRow:
-    """The current body, merged from these experts."""
+def dense_of(domain: str) -> str:
+    """The digest of a domain's dense expert."""
+    return sha256_hex(f"dense expert of {domain}".encode())
+
+
+def add_body(session: Session, name: str = "seed", **change: Any) -> BodyRow:
+    """The current body, of the seed of that name; added once."""
     for other in session.scalars(select(BodyRow).where(BodyRow.current)):
         other.current = False
-    names = [expert.digest for expert in experts]
+    digest = sha256_hex(f"body of {name} {change}".encode())
+    if (there := session.scalar(select(BodyRow).where(BodyRow.digest == digest))) is not None:
+        there.current = True
+        return there
     row = BodyRow(
-        digest=sha256_hex(f"body of {names} {change}".encode()),
-        method="average",
-        options=BodyOptions(),
-        experts=names,
-        contributions=[],
-        revision=1,
+        digest=digest,
         family="llama",
         hidden_size=8,
         layers=2,
@@ -91,24 +95,24 @@ def add_body(session: Session, experts: Sequence[ExpertRow], **change: Any) -> B
         exponents=[1, 1],
         bounds=[1.0, 1.0],
         tensors=3,
-        files=[file_of(" ".join(names), "body.safetensors")],
-        source=None,
+        files=[file_of(name, "body.safetensors")],
+        source=name,
         license="unknown",
+        seed=sha256_hex(name.encode()),
         current=True,
-        turn=bodies.next_turn(session),
     )
-    for name, value in change.items():
-        setattr(row, name, value)
+    for field, value in change.items():
+        setattr(row, field, value)
     session.add(row)
     session.flush()
     return row
 
 
 def add_contribution(session: Session, expert: ExpertRow, body: BodyRow | None, **change: Any) -> ContributionRow:
-    """An active router contribution under a body; without one, a body contribution."""
+    """An active router contribution under a body; without one, a head contribution."""
     row = ContributionRow(
         digest=sha256_hex(f"{expert.digest} {body and body.digest} {change}".encode()),
-        kind="router" if body else "body",
+        kind="router" if body else "head",
         split="statistics" if body else None,
         owner=expert.owner,
         domain=expert.domain,
@@ -122,8 +126,8 @@ def add_contribution(session: Session, expert: ExpertRow, body: BodyRow | None, 
         warnings=[],
         software={},
     )
-    for name, value in change.items():
-        setattr(row, name, value)
+    for field, value in change.items():
+        setattr(row, field, value)
     session.add(row)
     session.flush()
     return row

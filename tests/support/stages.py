@@ -1,42 +1,35 @@
 """A worker's stages without server and Ray; the coordinator's answers come from memory."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any, TypeVar
-
-from safetensors.torch import load_file, save_file
 
 from moerge.client.client import Client
 from moerge.client.http import Pages
 from moerge.errors import CoordinatorError
 from moerge.files import file_sha256
-from moerge.models.dense import body_names
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, expert_digest
-from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows, Done, Window, computed
-from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, seed_body
-from moerge_proto.bodies import Body, BodyOptions
+from moerge.trunk.merge import FolderFiles, seed_body
+from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.demands import Demands
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.public_log import LogEntry, LogHead, Published, body_content, extended, version_content
-from moerge_proto.rounds import Round
 from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
 from moerge_proto.uploads import Stored
 from moerge_proto.version_files import HEAD_FILE
 from moerge_workers.contributing import router
-from moerge_workers.contributing.body_check import checked_body
 from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.seed import checked_body
 from moerge_workers.data.documents import Data
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.outbox import Outbox
@@ -44,13 +37,12 @@ from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import Lines
-from support.models import SMALL, expert, seed_model, tokenizer
+from support.models import SEED, expert, seed_model
 from support.outbox import COORDINATOR
 
 T = TypeVar("T")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-BODIES = ["seed", "merged"]
-"""A policy's kinds of bodies, for tests under merged ones."""
+POLICY = {"min_documents": 5, "min_tokens": 1}
 
 
 def in_process(settings: Settings, events: Events) -> ComputeWindows:
@@ -77,11 +69,9 @@ class Listed(Pages[T]):
 
 
 class MemoryClient(Client):
-    """A client whose coordinator is this object.
+    """A client whose coordinator is this object, from which nobody downloads.
 
     Attributes:
-        weights: the file of every body's download.
-        downloads: the paths of downloads, in order.
         current: the current body.
         rows: digest -> contribution.
         known: digest -> expert.
@@ -90,10 +80,8 @@ class MemoryClient(Client):
         refusal: why experts are refused before their weights come; None: they aren't.
     """
 
-    def __init__(self, weights: Path) -> None:
-        self.weights = weights
-        self.downloads: list[str] = []
-        self.current: Body | None = body()
+    def __init__(self, current: Body | None) -> None:
+        self.current = current
         self.rows: dict[str, Contribution] = {}
         self.known: dict[str, Expert] = {}
         self.uploaded: list[Path] = []
@@ -105,13 +93,7 @@ class MemoryClient(Client):
         return Stored(sha256=file_sha256(path), size=path.stat().st_size)
 
     def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
-        self.downloads.append(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(self.weights, folder / DENSE_BODY_FILE)
-        return self.weights.stat().st_size
-
-    def rounds(self) -> Pages[Round]:
-        return Listed([])
+        raise AssertionError(f"{path} is downloaded")
 
     def current_body(self) -> Body | None:
         return self.current
@@ -164,7 +146,7 @@ class MemoryClient(Client):
     def register_expert(self, new: NewExpert) -> Expert:
         digest = expert_digest(new.files)
         self.known[digest] = Expert(
-            **new.model_dump(include={"domain", "license", "redistribute", "source", "adapter", "signature"}),
+            **new.model_dump(include={"domain", "license", "redistribute", "adapter", "signature"}),
             parts=new.parts,
             number=1,
             digest=digest,
@@ -213,17 +195,8 @@ class MemoryClient(Client):
 
 
 def contribute(context: Context, body: Body) -> list[Contribution]:
-    """The router contributions of a run under a body, after its checks."""
-    weights = checked_body(context, body, None, context.replaced(body.digest))
-    return [] if weights is None else router.run(context, body, weights, context.expert)
-
-
-def own_body(folder: Path) -> Path:
-    """Makes an expert that expects letters in a folder, and beside it a body of this expert alone."""
-    dense = DenseExpert("law", expects_letters(expert(folder / "expert", 1)))
-    names = body_names(dense)
-    save_file({name: dense.checkpoint.tensor(name) for name in names}, folder / DENSE_BODY_FILE)
-    return folder
+    """The router contributions of a run under a body, after its comparison; as if the whole expert were its parts."""
+    return router.run(context, body, checked_body(context, body), context.expert)
 
 
 def seeded(folder: Path) -> Body:
@@ -232,45 +205,17 @@ def seeded(folder: Path) -> Body:
     return registered(seed_model(folder / "seed"), folder / "registered")
 
 
+def another(folder: Path, number: int = 1) -> Body:
+    """Makes another seed model in a folder, `seed-1`, …; the body of a coordinator that registered it."""
+    return registered(expert(folder / f"seed-{number}", SEED + number), folder / f"registered-{number}")
+
+
 def registered(seed: Path, folder: Path) -> Body:
     """The body of a coordinator that registered a seed, with its files in a folder."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     made = seed_body(DenseFiles(seed), FolderFiles(folder), NoProgress(), "org/seed")
     facts = {name: value for name, value in made if name in Body.model_fields}
-    return Body(**facts, current=True, created=NOW, retired=None)
-
-
-def expects_letters(folder: Path) -> Path:
-    """Changes an expert so that it expects letters while the embedding's first dimension is positive."""
-    tensors = load_file(folder / "model.safetensors")
-    tensors[EMBEDDING][:, 0] = 0.2
-    tensors[HEAD][tokenizer()(ascii_lowercase)["input_ids"], 0] += 1
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-def body(digest: str = "7" * 64) -> Body:
-    layers, hidden = SMALL["num_hidden_layers"], SMALL["hidden_size"]
-    return Body(
-        digest=digest,
-        method="average",
-        options=BodyOptions(),
-        experts=[],
-        contributions=[],
-        revision=1,
-        family="llama",
-        hidden_size=hidden,
-        layers=layers,
-        config={},
-        exponents=[16] * layers,
-        tensors=1,
-        files=[],
-        source=None,
-        license="unknown",
-        current=True,
-        created=NOW,
-        retired=None,
-    )
+    return Body(**facts, current=True, created=NOW)
 
 
 def _now() -> datetime:
@@ -286,9 +231,9 @@ def context_of(
     owner: str = "owner",
     **given: Any,
 ) -> Iterator[Context]:
-    """A run that contributes the expert and the texts (`texts.jsonl`) of a folder from a home, without fitting.
+    """A run that contributes the expert of a folder, which has its seed too, and the home's `texts.jsonl`.
 
-    Its policy allows merged bodies, under which all documents count, by default.
+    By default without fitting.
     """
     settings = Settings.model_validate(
         {
@@ -296,16 +241,13 @@ def context_of(
             "token": "x",
             "domain": "law",
             "expert": folder / "expert",
+            "seed": folder / "seed",
             "data": [str(home / "texts.jsonl")],
             "home": home,
             "once": True,
             "fit": False,
+            "policy": POLICY,
             **given,
-            "policy": {
-                "bodies": BODIES,
-                "merged_share": 1,
-                **given.get("policy", {"min_documents": 5, "min_tokens": 1}),
-            },
         }
     )
     dense = DenseExpert(settings.domain, settings.expert, owner)

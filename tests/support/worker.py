@@ -17,7 +17,7 @@ from moerge_workers.loop import run
 from moerge_workers.settings import Settings
 from support.federation import Member
 from support.processes import FORKS, Coordinator
-from support.stages import BODIES, in_process
+from support.stages import in_process
 
 
 def _serve(requests: Connection, log: Path) -> None:
@@ -42,7 +42,7 @@ class Worker:
     member: Member
     process: Connection
     folder: Path
-    seed: Path | None = None
+    seed: Path
     pid: int = 0
 
     def write(self, name: str, first: int, documents: int) -> None:
@@ -57,22 +57,18 @@ class Worker:
         return self.folder / "worker"
 
     def given(self, **settings: Any) -> dict[str, object]:
-        """The worker's settings. By default its policy allows 100 documents, all of them under any body.
-
-        Without a seed it allows merged bodies.
-        """
-        how: dict[str, Any] = {"policy": {"bodies": BODIES}} if self.seed is None else {"seed": str(self.seed)}
+        """The worker's settings. By default its policy allows 100 documents."""
         return {
             "coordinator": self.server.url,
             "token": self.member.token,
             "domain": "law",
             "expert": str(self.member.folder),
+            "seed": str(self.seed),
             "data": [str(self.folder / "data")],
             "home": str(self.home),
             "once": True,
-            **how,
             **settings,
-            "policy": {"min_documents": 100, "merged_share": 1, **how.get("policy", {}), **settings.get("policy", {})},
+            "policy": {"min_documents": 100, **settings.get("policy", {})},
         }
 
     def run(self, **settings: Any) -> str:
@@ -96,7 +92,7 @@ class Worker:
 
 
 @contextmanager
-def worker_of(server: Coordinator, member: Member, folder: Path, seed: Path | None = None) -> Iterator[Worker]:
+def worker_of(server: Coordinator, member: Member, folder: Path, seed: Path) -> Iterator[Worker]:
     """The worker of a member, with its data and its home below `folder`, and its copy of the registered seed."""
     ours, its = FORKS.Pipe()
     process = FORKS.Process(target=_serve, args=(its, folder / "log"), daemon=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from moerge_proto.bodies import NewBody
+from moerge_proto.experts import NewExpert
 from moerge_proto.messages import Whole, plainly
-from moerge_proto.rounds import NewRound
 from moerge_proto.versions import NewVersion, VersionChange
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +66,11 @@ def test_the_library_names_fields_not_options() -> None:
     assert result == set()
 
 
+FILES = {"config.json": "0" * 64}
+FITTED = {"expert": "1" * 64, "body": "2" * 64, "fitted": True}
+ADAPTER = {"base": "2" * 64, "weights": "3" * 64, "settings": {}}
+
+
 class _Count(BaseModel):
     count: Whole
 
@@ -77,8 +81,12 @@ class _Count(BaseModel):
         (VersionChange, {"tags": ["Not A Tag"]}, "expected the form ^"),
         (NewVersion, {"options": {"top_k": 0}}, "expected at least 1"),
         (NewVersion, {"options": {"top": 1}}, "there is no such field"),
-        (NewRound, {}, "it is missing"),
-        (NewBody, {"options": {"retain": 0.5}}, "options.retain: expected a method too"),
+        (NewExpert, {}, "it is missing"),
+        (
+            NewExpert,
+            {"domain": "law", "files": FILES, "parts": FITTED, "adapter": ADAPTER},
+            "adapter: expected the expert's own",
+        ),
         (_Count, {"count": True}, "expected a valid integer"),
         (_Count, {"count": "many"}, "expected a valid integer"),
     ],

@@ -13,10 +13,9 @@ import torch
 from rich.filesize import decimal
 
 from moerge.client.client import Client
-from moerge.client.register import registered
 from moerge.documents.files import silent
 from moerge.documents.fitting_sample import fitting_tokens
-from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.errors import MoergeError
 from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import require_fittable
 from moerge.experts.parts import part_bytes
@@ -34,12 +33,11 @@ from moerge.progress import NoProgress
 from moerge.statistics.describe import UNCOVERED
 from moerge.statistics.estimate import estimate
 from moerge.statistics.membership import expected_auc
-from moerge.statistics.passes import BodyPass, RouterPass
+from moerge.statistics.passes import RouterPass
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.memory import free_memory, require_gpus, room_of
-from moerge_workers.contributing.body_check import require_kind
 from moerge_workers.contributing.covered import require_covered
 from moerge_workers.contributing.evaluation import require_memory
 from moerge_workers.contributing.expert import require_allowed
@@ -51,11 +49,10 @@ from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.ledger import spending, spent_file
 from moerge_workers.leaving.owner_key import own_identity, require_approved
-from moerge_workers.policy import body_kind
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import ActorEvents
 
-_FILES = 3  # statistics files in the home at once: the journal, its replacement, and a body contribution
+_FILES = 3  # statistics files in the home at once: the journal, its replacement, and a sent one
 _MOST_SKEW = 60.0  # seconds
 _PATIENCE = 5.0
 _KEPT = "its MLPs aren't fitted"
@@ -85,8 +82,7 @@ def checks(settings: Settings) -> Iterator[Line]:
     yield _line("data", machine.data)
     yield from (Line("data", remark) for remark in machine.remarks)
     if expert.problem is None:
-        if settings.seed is not None or settings.policy.bodies == ["seed"]:
-            yield _line("seed", machine.seed)
+        yield _line("seed", machine.seed)
         yield _line("disk", machine.disk)
         if settings.privacy is not None and machine.documents:
             yield _line("privacy", machine.privacy)
@@ -218,8 +214,7 @@ class _Machine:
             pass
         specs = self.own.checkpoint.specs
         body = sum(specs[name].bytes for name in body_names(self.own))
-        sums = Shape.of(self.own.config, torch.float32).contribution(body=self.settings.body_contribution)
-        needed = body + _FILES * sums
+        needed = body + _FILES * Shape.of(self.own.config, torch.float32).contribution(body=False)
         needed += self.own.is_adapter * sum(spec.bytes for spec in specs.values())
         is_fitted = self.settings.fit is not False and not self._is_kept
         needed += fitted_bytes(self.own) if is_fitted else part_bytes(self.own)
@@ -233,9 +228,6 @@ class _Machine:
         require_gpus(self.settings)
         settings, free = self.settings, free_memory(self.settings)
         self._room = room_of(self._work, settings, free)
-        if settings.body_contribution:
-            body = BodyPass(self.own, [], settings.statistics.precision, settings.device)
-            self._room = room_of(body, settings, free)
         need = self._room.need
         lines = [
             described(need, processes=settings.slots),
@@ -275,9 +267,9 @@ def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
-def _has_parts(row: Expert, dense: str, body: Body) -> bool:
+def _has_parts(row: Expert, dense: str, body: Body | None) -> bool:
     """Tell whether a registered expert is parts of a dense one for a body, and not withdrawn."""
-    return row.parts is not None and (row.dense, row.parts.body, row.withdrawn) == (dense, body.digest, None)
+    return body is not None and (row.parts.expert, row.parts.body, row.withdrawn) == (dense, body.digest, None)
 
 
 @dataclass
@@ -329,18 +321,14 @@ class _Fleet:
         if self.settings.home.is_dir():
             with closing(History(self.settings.home)) as history:
                 used = budget.summary(history)
-        bodies = f"{policy.bodies_per_month} and " if "merged" in policy.bodies else ""
-        allowed = f"{bodies}{policy.versions_per_month} are allowed, further ones need your approval"
+        allowed = f"{policy.versions_per_month} are allowed, further ones need your approval"
         return f"new in the last 30 days: {used}; {allowed}"
 
     def body(self) -> str:
-        """The coordinator's body: its kind, and a seed's is the own copy's."""
+        """The coordinator's body is the own copy's."""
         body = self._body = self.client.current_body()
         if body is None:
-            return "no body yet"
-        require_kind(self.settings.policy, body)
-        if body_kind(body.method) == "merged":
-            return f"{body.digest[:12]}, merged from {len(body.experts)} experts; `run` checks stray and loss"
+            return "no seed yet"
         own, made = own_seed(self.settings.seed, body.source), self.settings.home / "seed"
         require_expert_of_seed(self.own, own)
         with tempfile.TemporaryDirectory(dir=_existing(self.settings.home)) as folder:
@@ -349,26 +337,11 @@ class _Fleet:
 
     def expert(self) -> str:
         own = self.own
-        if registered(self.client, own.folder, own.domain, own.digest) is not None:
-            return "already registered"
-        body = self._body
-        is_seed = body is not None and body_kind(body.method) == "seed"
-        if is_seed and body is not None and any(_has_parts(row, own.digest, body) for row in self.client.experts()):
+        if any(_has_parts(row, own.digest, self._body) for row in self.client.experts()):
             return "its parts are already registered"
-        require_allowed(self.settings, as_parts=is_seed)
-        if is_seed and own.is_adapter and not self.has_own_head and is_on(own.folder, own_seed(self.settings.seed)):
+        require_allowed(self.settings)
+        if own.is_adapter and not self.has_own_head and is_on(own.folder, own_seed(self.settings.seed)):
             size = decimal((own.folder / WEIGHTS).stat().st_size)
             return f"only the adapter leaves, {size}; the coordinator merges it with the seed"
-        if is_seed:
-            what = "MLPs, last norm and head" if self.has_own_head else "MLPs"
-            return f"only the expert's parts leave, {decimal(part_bytes(own, own_head=self.has_own_head))}: {what}"
-        if body is None:
-            return "no body yet; before `run` sends weights, it checks config and tokenizer"
-        config, names = own.config, ("family", "hidden_size", "num_hidden_layers")
-        here = own.family.model_type, config.hidden_size, len(mlp_layers(config))
-        theirs = body.family, body.hidden_size, body.layers
-        for name, value, expected in zip(names, here, theirs, strict=True):
-            if value != expected:
-                problem, todo = f"{name} is {value}; the body's is {expected}", "train from the fleet's seed model"
-                raise IncompatibleExpertError(problem, where=str(own.folder / "config.json"), todo=todo)
-        return f"same as the body: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; `run` checks the rest"
+        what = "MLPs, last norm and head" if self.has_own_head else "MLPs"
+        return f"only the expert's parts leave, {decimal(part_bytes(own, own_head=self.has_own_head))}: {what}"

@@ -21,7 +21,6 @@ from moerge.errors import MoergeError, TerminatedError
 from moerge.terminal import AsJson, echo, show_json
 from moerge.versions.benchmarks import results_in
 from moerge_proto.benchmarks import NewBenchmarks
-from moerge_proto.options import RARE_BELOW
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.version_signatures import fingerprint as version_fingerprint
 from moerge_workers.leaving import budget, owner_key
@@ -135,19 +134,12 @@ def _options(
     held_out_share: Annotated[
         float | None, typer.Option(help="Share of documents for evaluation; never in contributions.", show_default="0")
     ] = None,
-    body_contribution: Annotated[
-        bool | None,
-        typer.Option("--body-contribution", help="Also send grams and token counts for merged regmean bodies."),
-    ] = None,
     fit: Annotated[
         bool | None,
         typer.Option(
             "--fit/--no-fit",
-            help="Fit the expert's MLPs to the body. Default: under a seed's body, and as a newcomer.",
+            help="Fit the expert's MLPs to the body. Default: unless it keeps the seed's body.",
         ),
-    ] = None,
-    rare_below: Annotated[
-        int | None, typer.Option(help="Withhold token counts below this number.", show_default=str(RARE_BELOW))
     ] = None,
     home: Annotated[Path | None, typer.Option(help="Folder of the worker; default ~/.moerge/worker-DOMAIN.")] = None,
     license: Annotated[
@@ -186,6 +178,9 @@ def _options(
     metrics_host: Annotated[
         str | None, typer.Option(help="Address of that port, such as 0.0.0.0.", show_default="127.0.0.1")
     ] = None,
+    rejoin: Annotated[
+        bool | None, typer.Option("--rejoin", help="Register the expert again after its withdrawal.")
+    ] = None,
     once: Annotated[bool | None, typer.Option("--once", help="Stop after one contribution.")] = None,
     dry_run: Annotated[
         bool | None, typer.Option("--dry-run", help="Compute and show the outgoing data, send nothing, stop.")
@@ -223,7 +218,6 @@ def run(settings: Settings) -> None:
     """Register the expert, or under a seed's body its parts, and contribute to the routers and heads of versions.
 
     The coordinator's body must be the one of your own copy of the seed (--seed), byte for byte.
-    Merged bodies need bodies = ["seed", "merged"] in the policy: then the whole expert leaves.
     If the worker is killed, start it again: it continues its work.
     While the coordinator is unreachable, the worker waits.
     It sends new documents as a further contribution.

@@ -108,6 +108,6 @@ def _dense(given: DenseExpert, settings: Settings, events: Events) -> DenseExper
     sizes = decimal((given.folder / WEIGHTS).stat().st_size), decimal((folder / SINGLE).stat().st_size)
     events.say(
         f"the expert is the adapter {given.folder}, {sizes[0]}; merged with its base: {folder}, {sizes[1]}; "
-        "the whole leaves as the adapter alone if the coordinator has its base"
+        "MLPs alone that it changes leave as the adapter"
     )
     return replace(given, folder=folder, adapter=given.folder)

@@ -7,15 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from moerge.statistics.membership import FEW_DOCUMENTS
 from moerge_proto.digests import Name
 
-Kind = Literal["expert", "body", "head", "router", "evaluation", "benchmark"]
-"""Kinds of outgoing data: weights of an expert or its parts, contributions of each kind, evaluation sums, results of
+Kind = Literal["expert", "head", "router", "evaluation", "benchmark"]
+"""Kinds of outgoing data: weights of an expert's parts, contributions of each kind, evaluation sums, results of
 benchmarks."""
-BodyKind = Literal["seed", "merged"]
-"""Kinds of bodies: a seed's own, compared with the owner's copy; or merged from experts, and checked by bounds."""
-
-
-def body_kind(method: str) -> BodyKind:
-    return "seed" if method == "seed" else "merged"
 
 
 class Policy(BaseModel):
@@ -24,17 +18,10 @@ class Policy(BaseModel):
     Attributes:
         mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
         domains: domains to contribute for; None: the worker's own.
-        bodies: kinds of bodies under which data may leave. The limits of strays, perplexities and bodies per month are
-            for merged ones.
-        max_stray: limit of a body's distance from the expert, see `moerge.trunk.stray`.
         min_documents: fewest documents of a contribution, and of its difference from earlier ones.
         min_tokens: likewise; None: a shard, 64 H.
-        merged_share: share of the documents that count under a merged body. A MAC under the owner's key chooses
-            others under each, so that the difference of two sums shows no single document.
-        max_perplexity_ratio: limit of the perplexity of body, own MLPs and head, divided by the expert's, on a sample.
-        bodies_per_month: new bodies in 30 days under which data may leave; more need the owner's approval.
-        versions_per_month: evaluations sent in 30 days; likewise.
-        expert_weights: may leave: the whole expert, or under a seed's body only its parts.
+        versions_per_month: evaluations sent in 30 days; more need the owner's approval.
+        expert_weights: the expert's parts may leave: MLPs, and last norm and head unless they are the seed's.
         head_contributions: the gram of the head's input is computed and may leave.
         evaluation_sums: are computed and may leave.
         benchmark_results: may leave, by `moerge worker benchmark`.
@@ -48,17 +35,11 @@ class Policy(BaseModel):
 
     mode: Literal["auto", "ask"] = "auto"
     domains: list[Name] | None = None
-    bodies: list[BodyKind] = Field(default=["seed"], min_length=1)
-    max_stray: float = Field(default=0.6, gt=0)
     min_documents: int = Field(default=FEW_DOCUMENTS, ge=1)
     min_tokens: int | None = Field(default=None, ge=1)
     tokens_per_document: int | None = Field(default=None, ge=1)
-    merged_share: float = Field(default=0.5, gt=0, le=1)
-    max_perplexity_ratio: float = Field(default=2.5, gt=1)
-    bodies_per_month: int = Field(default=3, ge=0)
     versions_per_month: int = Field(default=10, ge=0)
     expert_weights: bool = True
-    body_contributions: bool = True
     head_contributions: bool = True
     router_contributions: bool = True
     evaluation_sums: bool = False
@@ -70,7 +51,6 @@ class Policy(BaseModel):
         """Tell whether anything of that kind may leave."""
         switches: dict[str, bool] = {
             "expert": self.expert_weights,
-            "body": self.body_contributions,
             "head": self.head_contributions,
             "router": self.router_contributions,
             "evaluation": self.evaluation_sums,

@@ -12,7 +12,7 @@ from moerge.files import user_path
 from moerge.models.sources import checkpoint_folder
 from moerge.settings import Keys, UserPath, built, put, read_toml
 from moerge_proto.digests import Name
-from moerge_proto.options import FEDERATED, RARE_BELOW
+from moerge_proto.options import FEDERATED
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.masks import Masks
 from moerge_workers.policy import Policy
@@ -55,15 +55,14 @@ class Settings(BaseModel):
     bad_share: float = Field(default=0.01, ge=0, lt=1)
     tuning_share: float = Field(default=0.0, ge=0, lt=1)
     held_out_share: float = Field(default=0.0, ge=0, lt=1)
-    body_contribution: bool = False
     fit: bool | None = None
-    rare_below: int = Field(default=RARE_BELOW, ge=0)
     home: UserPath
     license: str = "unknown"
     slots: int = Field(default=1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     ray_address: str | None = None
     host_memory: ByteSize | None = Field(default=None, ge=1)
+    rejoin: bool = False
     once: bool = False
     dry_run: bool = False
     log_format: Literal["text", "json"] = "text"
@@ -102,10 +101,6 @@ class Settings(BaseModel):
             raise ValueError("tuning_share and held_out_share must add up to less than 1")
         if self.policy.domains is not None and self.domain not in self.policy.domains:
             raise ValueError(f"the policy's domains are {', '.join(self.policy.domains) or 'none'}; not {self.domain}")
-        if self.body_contribution and not self.policy.body_contributions:
-            raise ValueError("body_contribution needs body_contributions = true in the policy")
-        if self.body_contribution and "merged" not in self.policy.bodies:
-            raise ValueError('body_contribution is for merged bodies: add "merged" to bodies in the policy')
         for name in ("expert_weights", "router_contributions"):
             if self.fit and not getattr(self.policy, name):
                 raise ValueError(f"fit needs {name} = true in the policy")
@@ -126,7 +121,6 @@ class Settings(BaseModel):
         needs = {
             "fit = false": bool(self.fit),
             "evaluation_sums = false in the policy": self.policy.evaluation_sums,
-            'bodies = ["seed"] in the policy': "merged" in self.policy.bodies,
         }
         for need, is_missing in needs.items():
             if is_missing:

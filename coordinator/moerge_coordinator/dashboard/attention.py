@@ -5,12 +5,9 @@ from dataclasses import dataclass
 
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert, ExpertState
-from moerge_proto.history import Remerge
 from moerge_proto.influence import VersionInfluence
-from moerge_proto.options import ANCHOR
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import DomainProgress
-from moerge_proto.rounds import Round, RoundState
 from moerge_proto.versions import Version
 from moerge_proto.workflows import WorkflowEntry, WorkflowState
 
@@ -19,9 +16,7 @@ _MOST_WARNINGS = 5
 _WORK = {
     "expert": "Taking in an expert",
     "contribution": "Taking in a contribution",
-    "body": "Merging a body",
     "version": "Solving a version",
-    "anchor": "Adding the anchor",
 }
 
 
@@ -39,23 +34,19 @@ def needs(
     versions: Sequence[Version],
     body: Body | None,
     experts: Sequence[Expert],
-    rounds: Sequence[Round],
     workflows: Sequence[WorkflowEntry],
-    remerge: Remerge | None = None,
     workers: Sequence[DomainProgress] = (),
     influence: VersionInfluence | None = None,
 ) -> list[Need]:
-    """The needs, most urgent first, without those resolved by a later workflow, round or version.
+    """The needs, most urgent first, without those resolved by a later workflow or version.
 
-    `versions` and `workflows` are the newest ones, newest first; `remerge` is the current body's; `workers` have
-    reported progress; `influence` is of the newest version, unless it is the champion.
+    `versions` and `workflows` are the newest ones, newest first; `workers` have reported progress; `influence` is of
+    the newest version, unless it is the champion.
     """
     result: list[Need] = []
     newest = next(iter(versions), None)
     if champion is not None and champion.contains_withdrawn:
-        result.append(_withdrawn(champion, versions, body, {expert.digest: expert.domain for expert in experts}))
-    if body is not None and body.retired is not None:
-        result.append(Need("The current body is retired", "merge a new one", "/bodies/new"))
+        result.append(_withdrawn(champion, versions, {expert.digest: expert.domain for expert in experts}))
     if newest is not None and influence is not None:
         place = f"/versions/{newest.number}#influence"
         result += [
@@ -65,31 +56,19 @@ def needs(
     for workflow in _failed(workflows):
         why = workflow.problem.detail if workflow.problem else "it was interrupted"
         result.append(Need(f"{_WORK[workflow.kind]} failed: {why}", "see the workflow", "/workflows"))
-    for item in {item.kind: item for item in rounds}.values():  # the newest of each kind
-        if item.state is RoundState.SHORT:
-            what = f"Round {item.name} ended without enough contributions; missing: {', '.join(item.missing)}"
-            result.append(Need(what, "move the deadline, or lower the minimum", f"/rounds/{item.name}/change"))
     for worker in workers:
         if worker.obstacle is not None:
             result.append(Need(f"Worker of {worker.domain}: {worker.obstacle.words}", "ask its owner", "/owners"))
-    result += _late(newest, body, experts)
-    if remerge is not None and remerge.recommended:
-        names = ", ".join(remerge.newcomers)
-        gain = f"{remerge.expected:.1f} points" if remerge.without_estimate is None else remerge.without_estimate
-        what = f"The body was merged without {names}; a remerge is expected to gain {gain}"
-        result.append(Need(what, "remerge", f"/bodies/{remerge.body}/remerge"))
-    return result
+    return result + _late(newest, body, experts)
 
 
-def _withdrawn(champion: Version, versions: Sequence[Version], body: Body | None, domains: Mapping[str, str]) -> Need:
-    """The way to a champion without withdrawn experts: promote a newer version, solve one, or merge a body first."""
+def _withdrawn(champion: Version, versions: Sequence[Version], domains: Mapping[str, str]) -> Need:
+    """The way to a champion without withdrawn experts: promote a newer version, or solve one."""
     gone = ", ".join(dict.fromkeys(domains.get(digest, digest[:10]) for digest in champion.contains_withdrawn))
     what = f"The champion contains withdrawn experts: {gone}"
     for version in versions:
         if version.number > champion.number and not (version.contains_withdrawn or version.retired or version.withheld):
             return Need(what, f"promote version {version.number}", f"/versions/{version.number}/promote")
-    if body is None or body.retired is not None:
-        return Need(what, "merge a body without them, then solve a version", "/bodies/new")
     return Need(what, "solve a version without them", "/solve")
 
 
@@ -97,26 +76,24 @@ def _late(newest: Version | None, body: Body | None, experts: Sequence[Expert]) 
     """The domains of ready experts that the newest version lacks."""
     if newest is None:
         return []
-    dense = {expert.digest: expert.dense for expert in experts}
-    there = {dense.get(digest, digest) for digest in newest.lineage.experts}
-    every = (expert for expert in usable(experts, body) if expert.domain != ANCHOR)
-    late = dict.fromkeys(expert.domain for expert in every if expert.dense not in there)
+    there = set(newest.lineage.experts)
+    late = dict.fromkeys(expert.domain for expert in usable(experts, body) if expert.digest not in there)
     what = f"The newest version has no expert for {', '.join(late)}"
     return [Need(what, "solve again once they have contributed", "/solve")] if late else []
 
 
 def usable(experts: Sequence[Expert], body: Body | None) -> list[Expert]:
-    """The ready experts that a version of `body` can have: whole ones, and parts for it."""
+    """The ready experts that a version of `body` can have."""
     ready = [expert for expert in experts if expert.state is ExpertState.READY]
-    return [item for item in ready if item.parts is None or (body is not None and item.parts.body == body.digest)]
+    return [item for item in ready if body is not None and item.parts.body == body.digest]
 
 
 def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
-    """The failed ones without a later success: a retry, or for bodies and versions, any of the kind."""
+    """The failed ones without a later success: a retry, or for versions, any."""
     newest: dict[str, WorkflowEntry] = {}
     for workflow in workflows:
         newest.setdefault(workflow.id.rpartition("-")[0], workflow)  # retries differ in their last number
-    done = [item for item in workflows if item.state is WorkflowState.DONE and item.kind in ("body", "version")]
+    done = [item for item in workflows if item.state is WorkflowState.DONE and item.kind == "version"]
     return [
         item
         for item in newest.values()

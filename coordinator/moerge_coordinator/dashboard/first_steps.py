@@ -30,16 +30,13 @@ def first_steps(
     """The steps to the first champion. `contributed`: domains with a contribution under the current body."""
     domains = {domain for owner in owners for domain in owner.domains}
     ready = {expert.domain for expert in usable(experts, body)}
-    arrived, merged = f"{len(ready)} of {len(domains)} domains ready", body is not None and body.retired is None
+    arrived, has_body = f"{len(ready)} of {len(domains)} domains ready", body is not None
     served = [version for version in versions if not (version.retired or version.withheld)]
-    summed, solve = f"{len(contributed)} of {len(ready)} domains contributed", merged and contributed
-    is_seed = body is not None and body.method == "seed"
-    complete = bool(ready) and (domains <= ready or (merged and not is_seed))
-    seed = "" if merged else "the seed's (moerge coordinator seed), or the experts', merged"
+    summed = f"{len(contributed)} of {len(ready)} domains contributed"
     return [
+        Step("Register the seed", has_body, "" if has_body else "moerge coordinator seed", ""),
         Step("Approve the owners", bool(owners), f"{len(owners)} approved", "/owners/approve"),
-        Step("Choose a body", merged, seed, "/bodies/new" if ready else ""),
-        Step("Wait for the owners' experts", complete, arrived, "/experts" if owners else ""),
-        Step("Wait for contributions, and solve a version", bool(served), summed, "/solve" if solve else ""),
+        Step("Wait for the owners' experts", bool(ready) and domains <= ready, arrived, "/experts" if owners else ""),
+        Step("Wait for contributions, and solve a version", bool(served), summed, "/solve" if contributed else ""),
         Step("Promote it", False, "", f"/versions/{served[0].number}/promote" if served else ""),
     ]

@@ -47,8 +47,6 @@ _NOTICES = {
     "started": "Workflow started.",
     "withdrawn": "Withdrawn.",
     "purged": "Files purged.",
-    "opened": "Round opened.",
-    "changed": "Round changed.",
     "revoked": "Key and tokens revoked.",
 }
 """The notice of a finished action, by the parameter `said` of the next page's address."""

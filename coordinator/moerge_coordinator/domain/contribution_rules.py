@@ -1,35 +1,32 @@
-"""Rules of each kind of contribution: its check, what it replaces and counts for, and what its withdrawal retires."""
+"""Rules of each kind of contribution: its check, what it replaces, and what it counts for."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from moerge.documents.pool import require_pool, require_public
 from moerge.documents.shards import enough
 from moerge.errors import ContributionError
-from moerge.models.bounds import attention_sizes, head_bounds, head_exponents, input_bounds, input_exponents
+from moerge.models.bounds import head_bounds, head_exponents
 from moerge.models.families.family import mlp_layers
 from moerge.models.families.registry import FAMILIES
-from moerge.statistics.validate import validate, validate_body, validate_grams, validate_masked
+from moerge.statistics.validate import validate, validate_grams, validate_masked
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, ShardRow
+from moerge_proto.contributions import Kind
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import (
     MAX_TOKENS,
-    BodyManifest,
     HeadManifest,
-    Kind,
     Manifest,
     RouterManifest,
     StatisticsFile,
 )
 
 M = TypeVar("M", bound=Manifest)
-E = TypeVar("E", BodyManifest, HeadManifest)
 _AT_ONCE = 500  # parameters of one query
 
 
@@ -60,17 +57,6 @@ class Rule(Generic[M]):
     def claim(self, session: Session, row: ContributionRow, manifest: M) -> None:
         """Records what an accepted contribution counts."""
 
-    def counted(self, body: str | None) -> Sequence[ColumnElement[bool]]:
-        """The conditions under which an active contribution counts for a round or a version on that body."""
-        return ()
-
-    def body_of_round(self, session: Session) -> str | None:
-        """The body that a new round is about; None: about no body."""
-        return None
-
-    def withdrawn(self, session: Session, row: ContributionRow, when: datetime) -> None:
-        """Retires what was made from a withdrawn contribution."""
-
 
 class RouterRule(Rule[RouterManifest]):
     """Router contributions: many of an expert under the current body, each shard once (law 4)."""
@@ -85,7 +71,7 @@ class RouterRule(Rule[RouterManifest]):
     def require_current(self, session: Session, manifest: RouterManifest) -> BodyRow:
         body = session.scalar(select(BodyRow).where(BodyRow.current))
         if body is None or manifest.body != body.digest:
-            what = f"made under body {manifest.body}; the current one is {body.digest if body else 'not merged yet'}"
+            what = f"made under body {manifest.body}; the current one is {body.digest if body else 'none yet'}"
             todo = "contribute again under the current body"
             raise RefusedError(ProblemType.WRONG_BODY, what, where="manifest.body", todo=todo)
         return body
@@ -95,7 +81,7 @@ class RouterRule(Rule[RouterManifest]):
     ) -> list[str]:
         if body is None:
             raise ValueError("a router contribution is checked under a body")
-        if expert.parts_body not in (None, body.digest):
+        if expert.parts_body != body.digest:
             what = f"expert {expert.digest} has parts for a different body, {expert.parts_body}"
             raise ContributionError(what, where="manifest.expert", todo="register the domain's parts for this body")
         _require_sizes(manifest, {"hidden_size": body.hidden_size, "layers": body.layers})
@@ -107,7 +93,6 @@ class RouterRule(Rule[RouterManifest]):
     def replace(self, session: Session, supersedes: Sequence[str], manifest: RouterManifest) -> None:
         for digest in dict.fromkeys(supersedes):
             _supersede(session, digest, manifest)
-        _require_one_expert(session, manifest)
         _require_unclaimed(session, manifest)
         _require_room(session, manifest)
 
@@ -118,26 +103,17 @@ class RouterRule(Rule[RouterManifest]):
         where = {"body": manifest.body, "domain": manifest.domain, "contribution": row.digest}
         session.add_all(ShardRow(shard=shard, **where) for shard in manifest.shards)
 
-    def counted(self, body: str | None) -> Sequence[ColumnElement[bool]]:
-        return ContributionRow.body == body, ContributionRow.split == "statistics"
 
-    def body_of_round(self, session: Session) -> str:
-        body = session.scalar(select(BodyRow.digest).where(BodyRow.current))
-        if body is None:
-            raise RefusedError(ProblemType.NOT_READY, "no body yet", where="kind", todo="first merge one")
-        return body
+class HeadRule(Rule[HeadManifest]):
+    """Head contributions, of an expert alone: one each. Versions with a head solved from a withdrawn one stay."""
 
-
-class _ExpertRule(Rule[E]):
-    """Contributions of an expert alone, for every body or head: one of each kind."""
-
-    def require_plausible(self, manifest: E) -> None:
+    def require_plausible(self, manifest: HeadManifest) -> None:
         tokens, least = manifest.tokens, enough(manifest.hidden_size)
         if tokens < least:
             todo = f"give more text: a {manifest.kind} contribution needs 64 x {manifest.hidden_size} tokens"
             raise ContributionError(f"{tokens} tokens; expected at least {least}", where="manifest.tokens", todo=todo)
 
-    def replace(self, session: Session, supersedes: Sequence[str], manifest: E) -> None:
+    def replace(self, session: Session, supersedes: Sequence[str], manifest: HeadManifest) -> None:
         row = ContributionRow
         query = select(row).where(row.active, row.expert == manifest.expert, row.kind == manifest.kind)
         active = session.scalar(query)
@@ -149,32 +125,6 @@ class _ExpertRule(Rule[E]):
             active.active = False
             session.flush()
 
-
-class BodyRule(_ExpertRule[BodyManifest]):
-    """Body contributions: of whole experts, for merged bodies."""
-
-    def check(
-        self, ports: Ports, file: StatisticsFile, manifest: BodyManifest, expert: ExpertRow, body: BodyRow | None
-    ) -> list[str]:
-        if expert.parts is not None:
-            what, todo = "the expert has only parts, so it can't be merged", f"send it for {expert.dense}"
-            raise ContributionError(what, where="manifest.expert", todo=todo)
-        files = ports.folders.expert(expert.digest)
-        config = files.config
-        sizes = {"hidden_size": config.hidden_size, "layers": len(mlp_layers(config)), "vocab_size": config.vocab_size}
-        _require_sizes(manifest, {**sizes, "attention_sizes": attention_sizes(files.family, config)})
-        validate_body(file, input_exponents(files), input_bounds(files))
-        return []
-
-    def withdrawn(self, session: Session, row: ContributionRow, when: datetime) -> None:
-        for body in session.scalars(select(BodyRow)):
-            if row.digest in body.contributions:
-                body.retired = body.retired or when
-
-
-class HeadRule(_ExpertRule[HeadManifest]):
-    """Head contributions: of whole experts or parts. Versions with a head solved from a withdrawn one stay."""
-
     def check(
         self, ports: Ports, file: StatisticsFile, manifest: HeadManifest, expert: ExpertRow, body: BodyRow | None
     ) -> list[str]:
@@ -185,7 +135,7 @@ class HeadRule(_ExpertRule[HeadManifest]):
         return []
 
 
-RULES: dict[Kind, Rule[Any]] = {"router": RouterRule(), "body": BodyRule(), "head": HeadRule()}
+RULES: dict[Kind, Rule[Any]] = {"router": RouterRule(), "head": HeadRule()}
 
 
 def _require_sizes(manifest: Manifest, expected: Mapping[str, int | Sequence[int]]) -> None:
@@ -210,15 +160,6 @@ def _alike(manifest: RouterManifest) -> Select[ContributionRow]:
     """The active contributions under the same body, of the same split."""
     row = ContributionRow
     return select(row).where(row.active, row.body == manifest.body, row.split == manifest.split)
-
-
-def _require_one_expert(session: Session, manifest: RouterManifest) -> None:
-    """Requires that the domain has no active contribution computed with other MLPs, fitted or not."""
-    query = _alike(manifest).where(ContributionRow.domain == manifest.domain)
-    for other in session.scalars(query.where(ContributionRow.expert != manifest.expert).limit(1)):
-        problem = f"contribution {other.digest} of the domain's expert {other.expert} is active"
-        todo = "to replace it, name it in supersedes"
-        raise RefusedError(ProblemType.CONFLICT, problem, where="supersedes", todo=todo)
 
 
 def _require_room(session: Session, manifest: RouterManifest) -> None:

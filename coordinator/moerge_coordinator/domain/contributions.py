@@ -17,7 +17,7 @@ from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, notify, tell
-from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.contributions import Contribution, Kind, NewContribution
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Message
 from moerge_proto.owners import Identity
@@ -61,7 +61,7 @@ def check(ports: Ports, caller: Identity, new: NewContribution) -> Checked:
     """Requires signed and plausible sums that the caller may contribute; a refusal may name the matrix."""
     with _opened(ports, new.sha256) as file:
         manifest = file.manifest
-        rule = RULES[manifest.kind]
+        rule = RULES[_kind(manifest)]
         _require_plausible(manifest)
         rule.require_plausible(manifest)
         with ports.database.reading() as session:
@@ -70,6 +70,13 @@ def check(ports: Ports, caller: Identity, new: NewContribution) -> Checked:
             body = rule.require_current(session, manifest)
         warnings = rule.check(ports, file, manifest, expert, body)
         return Checked(warnings=warnings, effective_rank=median_rank(file))
+
+
+def _kind(manifest: Manifest) -> Kind:
+    if manifest.kind == "body":
+        what, todo = "a body contribution serves a merge on its owner's machine", f"send one of: {', '.join(RULES)}"
+        raise ContributionError(what, where="manifest.kind", todo=todo)
+    return manifest.kind
 
 
 def _require_plausible(manifest: Manifest) -> None:
@@ -118,7 +125,8 @@ def add(session: Session, ports: Ports, new: NewContribution, checked: Checked) 
     """The same in a transaction."""
     with _opened(ports, new.sha256) as file:
         manifest = file.manifest
-    rule = RULES[manifest.kind]
+    kind = _kind(manifest)
+    rule = RULES[kind]
     row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
     if row is not None and row.withdrawn is None:
         return message(Contribution, row)  # a concurrent copy of the request
@@ -131,7 +139,7 @@ def add(session: Session, ports: Ports, new: NewContribution, checked: Checked) 
     rule.replace(session, new.supersedes, manifest)
     row = row or ContributionRow(digest=new.sha256)
     session.add(row)
-    row.kind, row.owner, row.domain, row.expert = manifest.kind, manifest.owner, manifest.domain, manifest.expert
+    row.kind, row.owner, row.domain, row.expert = kind, manifest.owner, manifest.domain, manifest.expert
     row.tokens, row.documents = manifest.tokens, manifest.documents
     rule.describe(row, manifest)
     row.size, row.warnings, row.software = size, checked.warnings, new.software

@@ -13,7 +13,7 @@ from moerge_proto.demands import Demands
 
 @dataclass(frozen=True)
 class AllDemands:
-    """The demands at one moment. `versions`: (owner, dense expert) -> newest served version with it or its parts."""
+    """The demands at one moment. `versions`: (owner, dense expert) -> newest served version with its parts."""
 
     body: str | None
     versions: Mapping[tuple[str, str], int]
@@ -25,14 +25,14 @@ class AllDemands:
 
 def demands(session: Session, experts: dict[int, list[str]]) -> AllDemands:
     """The present demands. `experts` keeps version -> its experts, which never change, for the next call."""
-    body = session.scalar(select(BodyRow.digest).where(BodyRow.current, BodyRow.retired.is_(None)))
+    body = session.scalar(select(BodyRow.digest).where(BodyRow.current))
     served = select(VersionRow.number).where(VersionRow.retired.is_(None), VersionRow.withheld.is_(None))
     numbers = list(session.scalars(served.order_by(VersionRow.number.desc())))
     new = VersionRow.number.in_([number for number in numbers if number not in experts])
     for number, lineage in session.execute(select(VersionRow.number, VersionRow.lineage).where(new)):
         experts[number] = [intern(expert) for expert in lineage.experts]
     ready = select(ExpertRow.digest, ExpertRow.owner, ExpertRow.parts_of).where(ExpertRow.withdrawn.is_(None))
-    keys = {digest: (owner, whole or digest) for digest, owner, whole in session.execute(ready)}
+    keys = {digest: (owner, dense) for digest, owner, dense in session.execute(ready)}
     wanted, newest = set(keys.values()), dict[tuple[str, str], int]()
     for number in numbers:
         if len(newest) == len(wanted):

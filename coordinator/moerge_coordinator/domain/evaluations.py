@@ -50,7 +50,7 @@ def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> No
         problem = f"version {number} has the domains {', '.join(lineage.domains)}; not {new.domain!r}"
         raise refused("domain", problem, "evaluate a version that has your domain's expert")
     slot = select(ExpertRow).where(ExpertRow.digest == lineage.experts[lineage.domains.index(new.domain)])
-    expert = session.scalars(slot).one().dense  # even if the version has its parts
+    expert = session.scalars(slot).one().parts_of
     if new.expert != expert:
         problem = f"version {number} has the expert {expert} of {new.domain!r}, not {new.expert}"
         raise refused("expert", problem, "compare with the version's dense expert")

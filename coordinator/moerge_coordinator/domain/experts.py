@@ -12,26 +12,23 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.documents.pool import pool_texts
-from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.errors import MoergeError
 from moerge.models.dense import require_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_small_files, counts, expert_digest, is_weights, require_of_seed
-from moerge.models.reader import require_tensors
-from moerge_coordinator.domain import bodies, versions
-from moerge_coordinator.domain.adapters import require_base, require_complete
+from moerge_coordinator.domain import versions
+from moerge_coordinator.domain.adapters import require_complete, require_no_pause
 from moerge_coordinator.domain.owner_keys import expert_signer
 from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.domain.ports import Ports
-from moerge_coordinator.domain.seeds import find_seed
-from moerge_coordinator.domain.sources import require_allowed
-from moerge_coordinator.domain.withdrawal import containing, parts_from, purge_expert
-from moerge_coordinator.problems import RefusedError, existing
+from moerge_coordinator.domain.seeds import seed_of
+from moerge_coordinator.domain.withdrawal import containing, purge_expert
+from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import BodyRow, DomainRow, ExpertRow, HoldingRow, OwnerRow, notify, now, tell
+from moerge_coordinator.storage.tables import BodyRow, ExpertRow, HoldingRow, OwnerRow, notify, now, tell
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 from moerge_proto.messages import FileEntry
-from moerge_proto.options import ANCHOR
-from moerge_proto.owners import Identity, Role
+from moerge_proto.owners import Identity
 from moerge_proto.problems import Problem, ProblemType
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -39,44 +36,42 @@ _COMPARED = 3
 
 
 def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
-    """The expert of uploaded files, after a check of the headers; or of files to fetch or to make of an adapter.
+    """The expert of uploaded files, after a check of the headers; or of files to make of an adapter.
 
     A refusal discards its uploaded files.
     """
-    owner, by_owner = _owner(ports, caller, new), caller.role is Role.OWNER
+    owner = _owner(caller, new)
     _require_names(new)
     try:
-        if new.source is None and new.adapter is None:
-            return _register_uploaded(ports, owner, new, by_owner=by_owner)
-        if new.adapter is not None:
-            require_complete(ports, owner, new, new.adapter)
+        if new.adapter is None:
+            return _register_uploaded(ports, owner, new)
+        require_complete(ports, owner, new, new.adapter)
         with ports.database.transaction("register expert") as session:
-            require_base(session, owner, new.adapter, new.parts)
+            require_no_pause(session, owner)
             unsized = [FileEntry(name=name, sha256=sha256, size=0) for name, sha256 in sorted(new.files.items())]
-            return _known(session, new, by_owner=by_owner) or _add(session, owner, new, "", unsized)
+            return _known(session, new) or _add(session, owner, new, "", unsized)
     except MoergeError:
-        if new.source is None:
-            ports.uploads.discard(owner, list(new.files.values()))
+        ports.uploads.discard(owner, list(new.files.values()))
         raise
 
 
 def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
     """Requires that an expert with these uploaded config and tokenizer files can be registered.
 
-    A refusal discards its uploaded files, unless only an adapter's base is missing.
+    A refusal discards its uploaded files, unless only an adapter's pause isn't over.
     """
-    owner, small = _owner(ports, caller, new), [name for name in sorted(new.files) if not is_weights(name)]
+    owner, small = _owner(caller, new), [name for name in sorted(new.files) if not is_weights(name)]
     _require_names(new)
     with ports.database.reading() as session:
-        require_base(session, owner, new.adapter, new.parts)
+        if new.adapter is not None:
+            require_no_pause(session, owner)
         expert_signer(session, owner, new)
     try:
         with ports.database.reading() as session:
             _require_free(session, new)
-            seed = find_seed(session, new.parts)
-            others = _others(session, seed)
+            seed = seed_of(session, new.parts)
         entries = _held(ports, owner, {name: new.files[name] for name in small})
-        with _checked(ports, entries, others, seed, new.domain):
+        with _checked(ports, entries, seed, new.domain):
             pass  # the weights are still with the owner
     except MoergeError:
         ports.uploads.discard(owner, [new.files[name] for name in small])
@@ -90,24 +85,15 @@ def _require_names(new: NewExpert) -> None:
             raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="files", todo="remove it from the list")
 
 
-def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
-    """The owner of the expert: the caller, or the domain's owner if an operator registers a source."""
-    if new.source is not None:
-        require_allowed(new.source, ports.settings.sources, "source")
-        if caller.role is Role.OPERATOR:
-            with ports.database.reading() as session:
-                row = existing(session.get(DomainRow, new.domain), f"domain {new.domain!r}", "domain")
-            if new.redistribute:
-                problem, todo = "only an expert's owner may allow its redistribution", "omit it"
-                raise RefusedError(ProblemType.FORBIDDEN, problem, where="redistribute", todo=todo)
-            return row.owner
+def _owner(caller: Identity, new: NewExpert) -> str:
+    """The calling owner, whose domain it must be."""
     owner = own_name(caller)
     require_own_domain(caller, new.domain)
     return owner
 
 
-def _register_uploaded(ports: Ports, owner: str, new: NewExpert, *, by_owner: bool) -> Expert:
-    known = partial(_known, new=new, by_owner=by_owner)
+def _register_uploaded(ports: Ports, owner: str, new: NewExpert) -> Expert:
+    known = partial(_known, new=new)
     with ports.database.transaction("find expert") as session:
         if (expert := known(session)) is not None:
             return expert
@@ -134,61 +120,33 @@ def add_checked(
     domain: str,
     known: Callable[[Session], Expert | None],
     add: Callable[[Session, str], Expert],
-    parts: Parts | None = None,
+    parts: Parts,
 ) -> Expert:
-    """The expert that `add` makes of these files and their family, in a transaction in which it matches all others.
+    """The expert that `add` makes of these files and their family, in a transaction, after a check against the seed.
 
-    The files are checked before that transaction, and again if the set of experts has changed meanwhile: otherwise two
-    incompatible experts could both be the first. `known` finds the same expert registered meanwhile.
+    `known` finds the same expert registered meanwhile.
     """
-    while True:
-        with ports.database.reading() as session:
-            seed = find_seed(session, parts)
-            before = _others(session, seed)
-        with _checked(ports, entries, before, seed, domain) as expert:
-            if parts is None:
-                require_tensors(expert.checkpoint, expert.config)
-            else:
-                require_parts(expert, own_head=parts.own_head)
-        with ports.database.transaction("add expert") as session:
-            if (same := known(session)) is not None:
-                return same
-            if _others(session, seed) == before:
-                _require_held(session, owner, entries)
-                return add(session, expert.family.model_type)
-
-
-def _others(session: Session, seed: BodyRow | None) -> list[str]:
-    """The whole experts that a new one must match, oldest first, without those still being fetched.
-
-    None under a seed's body: the seed is compared.
-    """
-    if seed is not None:
-        return []
-    query = select(ExpertRow.digest).where(ExpertRow.state.in_((ExpertState.RECEIVED, ExpertState.READY)))
-    query = query.where(ExpertRow.family != "", ExpertRow.parts_body.is_(None))
-    return list(session.scalars(query.order_by(ExpertRow.number)))
+    with ports.database.reading() as session:
+        seed = seed_of(session, parts)
+    with _checked(ports, entries, seed, domain) as expert:
+        require_parts(expert, own_head=parts.own_head)
+    with ports.database.transaction("add expert") as session:
+        if (same := known(session)) is not None:
+            return same
+        _require_held(session, owner, entries)
+        return add(session, expert.family.model_type)
 
 
 @contextmanager
-def _checked(
-    ports: Ports, entries: Sequence[FileEntry], others: Sequence[str], seed: BodyRow | None, domain: str
-) -> Iterator[DenseFiles]:
-    """An expert's files in a temporary folder, after checks of the small files."""
+def _checked(ports: Ports, entries: Sequence[FileEntry], seed: BodyRow, domain: str) -> Iterator[DenseFiles]:
+    """An expert's files in a temporary folder, after checks of the small files against the seed's."""
     place, who = ports.folders.experts, f"expert of {domain!r}"
-    reference = ports.folders.reference(others)
     place.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".", dir=place))
     try:
         expert = ports.folders.shown(entries, folder)
-        try:
-            check_small_files(expert, reference, who, ports.settings.vocabulary, pool_texts())
-        except IncompatibleExpertError as error:
-            if error.where == "config.json: vocab_size":
-                error.todo += '; if it only appends tokens, ask the operator for vocabulary = "pad" in coordinator.toml'
-            raise
-        if seed is not None:
-            require_of_seed(ports.folders.seed(seed).side_files, expert, who, f"{seed.source}", pool_texts())
+        check_small_files(expert, None, who)
+        require_of_seed(ports.folders.seed(seed).side_files, expert, who, f"{seed.source}", pool_texts())
         yield expert
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -202,7 +160,7 @@ def _require_held(session: Session, owner: str, entries: Sequence[FileEntry]) ->
             raise RefusedError(ProblemType.NOT_READY, "it was discarded meanwhile", where=where, todo="upload it again")
 
 
-def _known(session: Session, new: NewExpert, *, by_owner: bool) -> Expert | None:
+def _known(session: Session, new: NewExpert) -> Expert | None:
     """The same expert, if already registered, with its owner's new `redistribute` and signature.
 
     A refused one may be replaced.
@@ -210,9 +168,7 @@ def _known(session: Session, new: NewExpert, *, by_owner: bool) -> Expert | None
     _require_free(session, new)
     for row in _rivals(session, new):
         if _is_same(row, new) and not _may_try_again(session, row, new):
-            if by_owner and _dense(session, new) is None:
-                for item in (row, *parts_from(session, row)):
-                    item.redistribute = new.redistribute
+            row.redistribute = new.redistribute
             if new.signature is not None:
                 row.signature, row.fingerprint = new.signature, expert_signer(session, row.owner, new)
             return message(Expert, row)
@@ -222,7 +178,7 @@ def _known(session: Session, new: NewExpert, *, by_owner: bool) -> Expert | None
 
 
 def _require_free(session: Session, new: NewExpert) -> None:
-    """Requires that no other expert has the files or the place in the domain, and that parts have their inputs."""
+    """Requires that no other expert has the files or the place in the domain, and that the body is registered."""
     rivals = [row for row in _rivals(session, new) if row.state is not ExpertState.REFUSED]
     for row in rivals:
         if _is_same(row, new):
@@ -232,19 +188,17 @@ def _require_free(session: Session, new: NewExpert) -> None:
             todo = "register each expert for one domain only"
         elif row.digest == expert_digest(new.files):
             where, problem = "parts", "the same files are already registered with different `parts`"
-            todo = "run: moerge expert list"
+            todo = f"first withdraw it: moerge expert withdraw {row.digest}"
         else:
-            parts = "" if new.parts is None else f", parts for body {new.parts.body}"
-            where, problem = "domain", f"domain {new.domain!r} has the expert {row.digest}{parts}"
+            where, problem = "domain", f"domain {new.domain!r} has the expert {row.digest} under this body"
             todo = f"first withdraw it: moerge expert withdraw {row.digest}"
         raise RefusedError(ProblemType.CONFLICT, problem, where=where, todo=todo)
-    if not rivals:
-        _require_origin(session, new)
+    seed_of(session, new.parts)
 
 
 def _rivals(session: Session, new: NewExpert) -> list[ExpertRow]:
-    """The experts with the same files, or with the same place: whole of the domain, or parts of it for the body."""
-    digest, body = expert_digest(new.files), None if new.parts is None else new.parts.body
+    """The experts with the same files, or with the same place: of the domain, for the body."""
+    digest, body = expert_digest(new.files), new.parts.body
     query = select(ExpertRow).where((ExpertRow.domain == new.domain) | (ExpertRow.digest == digest))
     rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
     return [row for row in rows if row.digest == digest or row.parts_body == body]
@@ -255,65 +209,25 @@ def _is_same(row: ExpertRow, new: NewExpert) -> bool:
 
 
 def _may_try_again(session: Session, row: ExpertRow, new: NewExpert) -> bool:
-    """Tell whether another check may accept a refused expert.
-
-    Its source may have been repaired; or after a new upload, other experts or a setting may have changed.
-    """
+    """Tell whether another check may accept a refused expert, as after a new upload under other settings."""
     held = all(session.get(HoldingRow, (row.owner, file.sha256)) is not None for file in row.files)
-    return row.state is ExpertState.REFUSED and (row.source is not None or new.adapter is not None or held)
-
-
-def _require_origin(session: Session, new: NewExpert) -> None:
-    """Requires a body in use for parts, and the domain's ready expert as their origin.
-
-    Under a seed's body the origin may be unregistered, or withdrawn.
-    """
-    if new.parts is None:
-        return
-    body = session.scalar(select(BodyRow).where(BodyRow.digest == new.parts.body))
-    if body is None or body.retired is not None:
-        problem = f"body {new.parts.body} is {'unknown' if body is None else 'retired'}"
-        raise RefusedError(ProblemType.WRONG_BODY, problem, where="parts.body", todo="make parts for the current one")
-    if body.experts and not new.parts.own_head:
-        problem, todo = "a merged body has no seed's head", "make parts with the expert's own last norm and head"
-        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="parts.own_head", todo=todo)
-    origin = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.parts.expert))
-    if origin is None or origin.state is ExpertState.REFUSED:
-        right = not body.experts
-    else:
-        accepted = {ExpertState.READY} | (set() if body.experts else {ExpertState.WITHDRAWN})
-        right = (origin.domain, origin.parts) == (new.domain, None) and origin.state in accepted
-    if not right:
-        problem = f"{new.parts.expert} is not the ready expert of {new.domain!r}"
-        raise RefusedError(ProblemType.NOT_READY, problem, where="parts.expert", todo="first register that one")
-
-
-def _dense(session: Session, new: NewExpert) -> ExpertRow | None:
-    """The domain's ready dense expert of new parts, if it is registered."""
-    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY, ExpertRow.domain == new.domain)
-    return None if new.parts is None else session.scalar(query.where(ExpertRow.digest == new.parts.expert))
+    return row.state is ExpertState.REFUSED and (new.adapter is not None or held)
 
 
 def _add(session: Session, owner: str, new: NewExpert, family: str, entries: list[FileEntry]) -> Expert:
-    digest, parts, dense = expert_digest(new.files), new.parts, _dense(session, new)
+    digest, parts = expert_digest(new.files), new.parts
     row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))  # a withdrawn expert joins again
     row = row or ExpertRow(digest=digest)
     row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
-    row.redistribute = new.redistribute if dense is None else dense.redistribute
-    row.parts_of, row.parts_body, row.fitted, row.own_head = (
-        (None,) * 4 if parts is None else (parts.expert, parts.body, parts.fitted, parts.own_head)
-    )
-    row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED, None, None, new.source
+    row.redistribute = new.redistribute
+    row.parts_of, row.parts_body, row.fitted, row.own_head = parts.expert, parts.body, parts.fitted, parts.own_head
+    row.state, row.withdrawn, row.purged = ExpertState.RECEIVED, None, None
     row.adapter, row.files = new.adapter, entries
     row.signature, row.fingerprint = new.signature, expert_signer(session, owner, new)
     session.add(row)
     session.flush()
-    tell(session, f"{_named(row)} has arrived from {owner}")
+    tell(session, f"expert {row.digest[:12]} of {row.domain} has arrived from {owner}")
     return message(Expert, row)
-
-
-def _named(row: ExpertRow) -> str:
-    return f"expert {row.digest[:12]} of {row.domain}{'' if row.parts is None else ' (parts)'}"
 
 
 def find(session: Session, digest: str) -> ExpertRow:
@@ -324,14 +238,13 @@ def find(session: Session, digest: str) -> ExpertRow:
 def references(session: Session, digest: str) -> list[ExpertRow]:
     """The ready experts for comparison of a new one's weights: the oldest of each other owner, at most three.
 
-    One of its own owner, if there are no others. Parts are compared with parts for the same body; fitted ones are not,
-    because they depend on their text; and none is compared with the anchor.
+    One of its own owner, if there are no others. Fitted ones are not, because they depend on their text.
     """
     new = find(session, digest)
     if new.fitted:
         return []
     query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY, ExpertRow.parts_body == new.parts_body)
-    query = query.where(ExpertRow.fitted.is_not(True), ExpertRow.digest != digest, ExpertRow.domain != ANCHOR)
+    query = query.where(ExpertRow.fitted.is_not(True), ExpertRow.digest != digest)
     rows = session.scalars(query.order_by(ExpertRow.number.desc()))
     oldest = {row.owner: row for row in rows}
     own = oldest.pop(new.owner, None)
@@ -350,7 +263,7 @@ def accept(session: Session, digest: str, compared: Sequence[str]) -> bool:
     if [reference.digest for reference in references(session, digest)] != list(compared):
         return False
     row.state = ExpertState.READY
-    tell(session, f"{_named(row)} is ready")
+    tell(session, f"expert {row.digest[:12]} of {row.domain} is ready")
     notify(session, "expert.joined", expert=row.digest)
     return True
 
@@ -367,17 +280,15 @@ def refuse(session: Session, digest: str, problem: Problem) -> ExpertRow | None:
 
 
 def purge(session: Session, row: ExpertRow, *, retire: bool) -> tuple[list[str], list[int]]:
-    """Purges a withdrawn expert's files, unless the current body still contains it.
+    """Purges a withdrawn expert's files.
 
     Returns the purged digests, and the versions that contain it; `retire` retires them.
     """
     if row.state is not ExpertState.WITHDRAWN:
         problem = f"the expert is {row.state.value}"
         raise RefusedError(ProblemType.CONFLICT, problem, where="digest", todo="first withdraw it")
-    retired, served = containing(session, row)
-    if any(body.current for body in retired) and bodies.remerge(session) is not None:
-        todo = "wait for the remerge, then purge"
-        raise RefusedError(ProblemType.NOT_READY, "the current body still contains it", where="digest", todo=todo)
+    served = containing(session, row)
     if retire:
         versions.retire(session, served)
-    return purge_expert(session, row), [version.number for version in served]
+    purge_expert(session, row)
+    return [row.digest], [version.number for version in served]

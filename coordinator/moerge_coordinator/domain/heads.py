@@ -7,30 +7,25 @@ from sqlalchemy.orm import Session
 
 from moerge.trunk.head_kinds import HEADS
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow
 from moerge_proto.bodies import HeadMethod
-from moerge_proto.options import ANCHOR, FEDERATED, PAPER
+from moerge_proto.options import FEDERATED, PAPER
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import HeadLineage
 
 
-def lineage_of(session: Session, asked: HeadMethod | None, experts: Sequence[str], body: BodyRow) -> HeadLineage:
-    """The lineage of the head of a version with these experts, in this order, under a body.
+def lineage_of(session: Session, asked: HeadMethod | None, experts: Sequence[str]) -> HeadLineage:
+    """The lineage of the head of a version with these experts, in this order.
 
-    Without a method, it is the seed's if every expert keeps it, the recommended one if every other expert has an active
+    Without a method, it is the seed's if every expert keeps it, the recommended one if every other one has an active
     head contribution, and otherwise the paper's.
     """
     rows = {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(experts)))}
     own = [digest for digest in experts if rows[digest].own_head is not False]
     contributions = _contributions(session, [rows[digest] for digest in own])
     complete = contributions.keys() >= set(own)
-    automatic = (
-        "seed" if all(rows[digest].domain == ANCHOR for digest in own) else FEDERATED.head if complete else PAPER.head
-    )
+    automatic = "seed" if not own else FEDERATED.head if complete else PAPER.head
     method = HEADS[asked or automatic]
-    if method.name == "seed" and body.experts:
-        problem, todo = "a merged body has no seed's head", "use another head, or a seed's body"
-        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="head", todo=todo)
     if method.solved and not complete:
         missing = ", ".join(rows[digest].domain for digest in own if digest not in contributions)
         todo = f"ask their owners to allow head_contributions, or use the head {PAPER.head!r}"
@@ -43,10 +38,11 @@ def lineage_of(session: Session, asked: HeadMethod | None, experts: Sequence[str
 
 
 def _contributions(session: Session, experts: Sequence[ExpertRow]) -> Mapping[str, str]:
-    """Expert -> the active head contribution of the dense expert that it is, or whose parts it has."""
+    """Expert -> its active head contribution, or that of its dense expert under another body."""
     query = select(ContributionRow).where(ContributionRow.active, ContributionRow.kind == "head")
-    active = list(session.scalars(query))
+    active = list(session.scalars(query.order_by(ContributionRow.number)))
     rows = session.scalars(select(ExpertRow).where(ExpertRow.digest.in_([part.expert for part in active])))
-    dense = {row.digest: row.dense for row in rows}
+    dense, own = {row.digest: row.parts_of for row in rows}, {part.expert: part.digest for part in active}
     of = {(part.domain, dense[part.expert]): part.digest for part in active}
-    return {row.digest: of[row.domain, row.dense] for row in experts if (row.domain, row.dense) in of}
+    found = {row.digest: own.get(row.digest) or of.get((row.domain, row.parts_of)) for row in experts}
+    return {expert: digest for expert, digest in found.items() if digest is not None}

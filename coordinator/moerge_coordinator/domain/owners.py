@@ -9,7 +9,6 @@ from moerge_coordinator.domain import owner_keys, tokens
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import DomainRow, OwnerRow, TokenRow, now, tell
-from moerge_proto.options import ANCHOR
 from moerge_proto.owners import Approval, Approved, Identity, Owner, OwnerKey, Role
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import Rotation
@@ -62,14 +61,6 @@ def _there(session: Session, name: str, domains: Sequence[str]) -> OwnerRow | No
     return row
 
 
-def _require_free(name: str, domains: Sequence[str]) -> None:
-    """Requires that neither the owner nor a domain has the anchor's name."""
-    for where, names in (("name", [name]), ("domains", domains)):
-        if ANCHOR in names:
-            problem, todo = f"{ANCHOR!r} is the anchor's name", "choose another name"
-            raise RefusedError(ProblemType.CONFLICT, problem, where=where, todo=todo)
-
-
 def _add(session: Session, name: str, domains: Sequence[str]) -> OwnerRow:
     row = OwnerRow(name=name)
     session.add(row)
@@ -89,7 +80,6 @@ def _find(session: Session, name: str) -> OwnerRow:
 
 def add(session: Session, name: str, domains: Sequence[str]) -> Owner:
     """Adds an owner of these domains, without a key. Idempotent."""
-    _require_free(name, domains)
     row = _there(session, name, domains)
     if row is None:
         row = _add(session, name, domains)
@@ -106,7 +96,6 @@ def approve(session: Session, name: str, asked: Approval) -> Approved:
     if not new.is_genuine():
         problem, todo = "it is not by the request's key", "ask the owner for the complete request from its worker"
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="request.signature", todo=todo)
-    _require_free(name, new.domains)
     row = _there(session, name, new.domains)
     active = [key.public_key for key in owner_keys.keys_of(session, name) if key.revoked is None]
     if active != [new.public_key]:

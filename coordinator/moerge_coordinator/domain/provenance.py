@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge_coordinator.domain import bodies, owner_keys
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.messages import contains
 from moerge_coordinator.storage.tables import ExpertRow, KeyRow, VersionRow
 from moerge_proto.digests import Digest
 from moerge_proto.problems import ProblemType
@@ -21,14 +20,11 @@ def provenance_of(session: Session, row: VersionRow) -> Provenance:
     """The provenance of a version."""
     lineage, files = row.lineage, {file.name: file.sha256 for file in row.files}
     body = bodies.find(session, lineage.body)
-    merged = [digest for digest in contains(body) if digest not in lineage.experts]
     inputs = [Input.of(body.digest, Origin(kind="body"))]
     if lineage.seed is not None:
         inputs.append(Input.of(lineage.seed, Origin(kind="seed")))
-    inputs += _experts(session, "expert", lineage.experts)
-    inputs += _experts(session, "merged expert", merged)
-    sums = [*lineage.contributions, *lineage.head.contributions, *body.contributions]
-    for item in owner_keys.signatures(session, sums):
+    inputs += _experts(session, lineage.experts)
+    for item in owner_keys.signatures(session, [*lineage.contributions, *lineage.head.contributions]):
         kind: Kind = f"{item.kind} contribution"  # type: ignore[assignment]  # three words
         who = {"domain": item.domain, "owner": item.owner, "body": item.body}
         signed = {"public_key": item.public_key, "signature": item.signature}
@@ -56,10 +52,10 @@ def statement_of(session: Session, blobs: Blobs, row: VersionRow) -> bytes:
         raise RefusedError(ProblemType.CONFLICT, f"stored signatures: {error}", where="number", todo=todo) from error
 
 
-def _experts(session: Session, kind: Kind, digests: Sequence[Digest]) -> Iterator[Input]:
+def _experts(session: Session, digests: Sequence[Digest]) -> Iterator[Input]:
     row = ExpertRow
     query = select(row.digest, row.domain, row.owner, row.parts_body.label("body"), row.signature, KeyRow.public_key)
     query = query.outerjoin(KeyRow, KeyRow.fingerprint == row.fingerprint).where(row.digest.in_(digests))
     rows = {item.digest: item._asdict() for item in session.execute(query)}
     for digest in digests:
-        yield Input.of(rows[digest].pop("digest"), Origin(kind=kind, **rows[digest]))
+        yield Input.of(rows[digest].pop("digest"), Origin(kind="expert", **rows[digest]))

@@ -11,10 +11,12 @@ from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.stored import SINGLE
 from moerge.trunk.merge import SEED_PARTS_FILE
 from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.folders import StoredFiles
 from moerge_coordinator.storage.tables import BodyRow
 from moerge_proto.experts import Parts
 from moerge_proto.messages import FileEntry
+from moerge_proto.problems import ProblemType
 
 
 def files_of(seed: BodyRow) -> list[FileEntry]:
@@ -33,10 +35,13 @@ def parts_of(ports: Ports, seed: BodyRow) -> StoredFiles:
     return ports.folders.shown(files_of(seed), ports.folders.experts / digest_of(seed))
 
 
-def find_seed(session: Session, parts: Parts | None) -> BodyRow | None:
-    """The seed's body that parts are for; None for whole experts and under a merged body."""
-    row = None if parts is None else session.scalar(select(BodyRow).where(BodyRow.digest == parts.body))
-    return None if row is None or row.experts else row
+def seed_of(session: Session, parts: Parts) -> BodyRow:
+    """The seed's body that parts are for."""
+    row = session.scalar(select(BodyRow).where(BodyRow.digest == parts.body))
+    if row is None:
+        problem = f"no seed with body {parts.body} is registered"
+        raise RefusedError(ProblemType.WRONG_BODY, problem, where="parts.body", todo="make parts for the current one")
+    return row
 
 
 def require_near_seed(ports: Ports, expert: DenseFiles, seed: BodyRow, who: str) -> None:

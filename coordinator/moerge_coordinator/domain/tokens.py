@@ -11,7 +11,6 @@ from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import OwnerRow, TokenRow, now, tell
 from moerge_proto.digests import sha256_hex
-from moerge_proto.options import ANCHOR
 from moerge_proto.owners import NewToken, Role, RotateToken, Token, TokenEntry
 from moerge_proto.problems import ProblemType
 
@@ -27,7 +26,7 @@ def make_token(session: Session, asked: NewToken) -> Token:
         problem = f"{asked.expires:%Y-%m-%d %H:%M} UTC is not in the future"
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="expires", todo="give a later time, or none")
     if asked.owner is not None:
-        owner = session.scalar(select(OwnerRow).where(OwnerRow.name == asked.owner, OwnerRow.name != ANCHOR))
+        owner = session.scalar(select(OwnerRow).where(OwnerRow.name == asked.owner))
         existing(owner, f"owner {asked.owner!r}", "owner", "first add the owner")
     token = added(session, TokenRow(**dict(asked)))
     tell(session, f"token {token.id} is added: {' of '.join(filter(None, (asked.role, asked.owner)))}")

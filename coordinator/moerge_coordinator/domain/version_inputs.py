@@ -6,14 +6,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
-from moerge.models.sources import hub_id
 from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, VersionInputs
 from moerge_coordinator.domain import bodies, cohorts
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
-from moerge_coordinator.storage.messages import contains
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow
 from moerge_proto.versions import Lineage
 
@@ -26,16 +24,16 @@ def version_inputs(database: Database, blobs: Blobs, folders: Folders, lineage: 
     """
     with database.reading() as session:
         body = bodies.find(session, lineage.body)
-        experts = _experts(session, [*lineage.experts, *contains(body)])
+        experts = _experts(session, lineage.experts)
         named = ContributionRow.digest.in_(lineage.contributions)
         parts = {row.digest: row for row in session.scalars(select(ContributionRow).where(named))}
     sha256 = next(file.sha256 for file in body.files if file.name == DENSE_BODY_FILE)
     return VersionInputs(
-        slots=[_slot(folders, experts[digest], experts) for digest in lineage.experts],
+        slots=[_slot(folders, experts[digest]) for digest in lineage.experts],
         body=folders.body(body),
         body_sha256=sha256,
-        method=body.method,
-        merged=[_record(experts[digest], experts) for digest in contains(body)],
+        method="seed",
+        merged=[],
         contributed=[
             Contributed(row.digest, row.domain, row.owner, row.tokens, row.documents)
             for row in map(parts.__getitem__, lineage.contributions)
@@ -43,22 +41,18 @@ def version_inputs(database: Database, blobs: Blobs, folders: Folders, lineage: 
         statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
         cohorts=lambda: cohorts.sources(database, blobs, lineage),
         head_statistics=lambda: [blobs.source(digest) for digest in lineage.head.contributions],
-        seed=None if body.experts else folders.seed(body),
+        seed=folders.seed(body),
     )
 
 
-def _slot(folders: Folders, row: ExpertRow, experts: Mapping[str, ExpertRow]) -> Slot:
+def _slot(folders: Folders, row: ExpertRow) -> Slot:
     files = folders.expert(row.digest)
-    return Slot(_record(row, experts), files.checkpoint, files, files.checkpoint if row.own_head is not False else None)
+    return Slot(_record(row), files.checkpoint, files, files.checkpoint if row.own_head else None)
 
 
-def _experts(session: Session, digests: Sequence[str]) -> dict[str, ExpertRow]:
-    """The rows of these experts and of the registered dense ones whose parts they have, by digest."""
-    rows = {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(digests)))}
-    dense = {row.dense for row in rows.values()} - rows.keys()
-    return rows | {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(dense)))}
+def _experts(session: Session, digests: Sequence[str]) -> Mapping[str, ExpertRow]:
+    return {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(digests)))}
 
 
-def _record(row: ExpertRow, experts: Mapping[str, ExpertRow]) -> ExpertRecord:
-    source = hub_id(experts.get(row.dense, row).source or "")
-    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.parts_of, bool(row.fitted), source)
+def _record(row: ExpertRow) -> ExpertRecord:
+    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.parts_of, row.fitted)

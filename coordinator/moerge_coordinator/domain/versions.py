@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge.models.families.registry import FAMILIES
 from moerge.routers.ridge import SOLVER
-from moerge_coordinator.domain import bodies, cohorts, contributors, heads, public_log, rounds
-from moerge_coordinator.domain.withdrawal import require_inputs, require_listed, withdrawn_in
+from moerge_coordinator.domain import bodies, cohorts, contributors, heads, public_log
+from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.references import drop_artifacts
@@ -25,9 +25,8 @@ from moerge_coordinator.storage.tables import (
 )
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
-from moerge_proto.options import ANCHOR, SolveOptions
+from moerge_proto.options import SolveOptions
 from moerge_proto.problems import ProblemType
-from moerge_proto.rounds import Round
 from moerge_proto.versions import Lineage, NewVersion, VersionChange
 
 
@@ -51,15 +50,12 @@ def lineage_of(session: Session, new: NewVersion, is_tied: Callable[[BodyRow], b
 
     Without a method, a seed's head is tied if `is_tied` says that it is the seed's embedding.
     """
-    ended = _ended(session, new)
-    body = _usable_body(session, new.body if ended is None else ended.body)
-    left_out = _left_out(session, new, body) if ended is None else ended.missing
+    body = bodies.find(session, new.body)
+    left_out = _left_out(session, new, body)
     query = select(ContributionRow).where(ContributionRow.body == body.digest, ContributionRow.active)
     parts, domains = list(session.scalars(query)), _domains(session)
     contributed = {part.expert for part in parts if part.split == "statistics"}
     experts = new.experts or [digest for digest in domains if digest in contributed]
-    if ended is not None:
-        experts = [digest for digest in experts if domains[digest] in {*ended.contributed, ANCHOR}]
     _require_contributed(experts, contributed, domains, body)
     names = [domains[digest] for digest in experts]
     _require_options(new.options, names, body.family)
@@ -69,7 +65,7 @@ def lineage_of(session: Session, new: NewVersion, is_tied: Callable[[BodyRow], b
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     chosen = [part for part in parts if part.expert in experts and part.split in splits]
     cohorts.require_whole(session, chosen, new.options)
-    head = heads.lineage_of(session, new.head, experts, body)
+    head = heads.lineage_of(session, new.head, experts)
     return Lineage(
         body=body.digest,
         seed=body.seed,
@@ -79,49 +75,22 @@ def lineage_of(session: Session, new: NewVersion, is_tied: Callable[[BodyRow], b
         contributions=sorted(part.digest for part in chosen),
         options=new.options,
         tied=new.tied or (new.head is None and head.method == "seed" and is_tied(body)),
-        withdrawn=withdrawn_in(session, body),
         left_out=left_out,
         chat_template=new.chat_template,
         solver=SOLVER,
     )
 
 
-def _ended(session: Session, new: NewVersion) -> Round | None:
-    """The ended round that a request names, without options that the round sets."""
-    if new.round is None:
-        return None
-    if new.body is not None or new.experts is not None or new.partial:
-        what, todo = "a round already sets the body, the experts and the minimum", "omit body, experts and partial"
-        raise RefusedError(ProblemType.INVALID_REQUEST, what, where="round", todo=todo)
-    return rounds.ended(session, new.round, "router")
-
-
-def _usable_body(session: Session, digest: str | None) -> BodyRow:
-    body = bodies.find(session, digest)
-    if body.retired is not None and not body.current:
-        what = f"body {body.digest} was retired because of a withdrawal"
-        raise RefusedError(ProblemType.GONE, what, where="body", todo="use the current one")
-    return body
-
-
 def _domains(session: Session) -> dict[str, str]:
-    """Expert -> its domain, in order of arrival, the anchor last.
-
-    Parts have the place of their dense expert, if it is registered.
-    """
-    rows = {row.digest: row for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
-
-    def place(row: ExpertRow) -> tuple[bool, int]:
-        return row.domain == ANCHOR, (rows.get(row.dense) or row).number
-
-    return {row.digest: row.domain for row in sorted(rows.values(), key=place)}
+    """Expert -> its domain, in order of arrival."""
+    return {row.digest: row.domain for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
 
 
 def _left_out(session: Session, new: NewVersion, body: BodyRow) -> list[str]:
-    """The domains of a body missing from a `partial` version; none if the operator names the experts."""
+    """The domains missing from a `partial` version; none if the operator names the experts."""
     missing = [] if new.experts is not None else contributors.of_body(session, body).missing
     if missing and not new.partial:
-        problem = f"domains of the body have not contributed under it: {', '.join(missing)}"
+        problem = f"domains with a ready expert have not contributed: {', '.join(missing)}"
         todo = "wait for them (moerge version solve --wait), or solve without them (`partial`)"
         raise RefusedError(ProblemType.NOT_READY, problem, where="partial", todo=todo)
     return missing
@@ -136,7 +105,7 @@ def _require_contributed(
             other = next((item for item in contributed if digest in domains and domains[item] == domains[digest]), "")
             todo = f"name the domain's contributed expert: {other}" if other else "first wait for its owner's worker"
             raise RefusedError(ProblemType.NOT_READY, problem, where="experts", todo=todo)
-    if all(domains[digest] == ANCHOR for digest in experts):
+    if not experts:
         problem = "no expert has contributed yet; a version needs at least one"
         todo = "ask the owners to start their workers; see: moerge contribution list"
         raise RefusedError(ProblemType.NOT_READY, problem, where="experts", todo=todo)
@@ -150,9 +119,6 @@ def _require_options(options: SolveOptions, domains: Sequence[str], family: str)
         what = f"{', '.join(unknown)}; the version's domains are {', '.join(domains)}"
         todo = "name domains of the version"
         raise RefusedError(ProblemType.INVALID_REQUEST, what, where="options.domain_weights", todo=todo)
-    if options.lambda_scale == "auto" and ANCHOR in domains:
-        what, todo = f"{ANCHOR!r}, the anchor, has no tuning split", "give a number in another scale"
-        raise RefusedError(ProblemType.INVALID_REQUEST, what, where="options.lambda_scale", todo=todo)
     if options.top_k > len(domains):
         what, todo = f"{options.top_k} of {len(domains)} experts", f"use at most {len(domains)}"
         raise RefusedError(ProblemType.INVALID_REQUEST, what, where="options.top_k", todo=todo)
@@ -177,7 +143,6 @@ def _name(lineage: Lineage) -> str:
 def publish(session: Session, blobs: Blobs, new: VersionRow) -> bool:
     """Publishes a version; False if it must be made again because a file was removed meanwhile."""
     require_inputs(session, new.lineage)
-    require_listed(session, new.lineage)
     if not all(blobs.has(file.sha256) for file in (*new.files, *new.attestations)):
         return False
     new.lineage_digest = _name(new.lineage)

@@ -29,8 +29,6 @@ port = 8080
 # owner_bytes_per_second = 50_000_000
 # abandoned_after_hours = 72
 # audit_days = 365  # then rows of the audit log, with people's names and addresses, are removed; at least 30
-# sources = ["https://models.example.org/public"]  # allowed address prefixes for fetching experts
-# vocabulary = "pad"  # accept experts with tokens added to a common vocabulary
 # promotion_max_fall = 2.0  # maximum fall of a domain's score, in points, without an operator's override
 # promotion_signed = true  # champion is a signed version
 

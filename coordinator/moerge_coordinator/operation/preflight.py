@@ -20,6 +20,8 @@ from moerge.network import require_free
 from moerge_coordinator.domain import version_keys
 from moerge_coordinator.settings import Settings, is_loopback, load
 from moerge_coordinator.storage.database import (
+    OTHER,
+    OTHER_TODO,
     reading_engine,
     require_sessions,
     revision_of,
@@ -119,8 +121,7 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
     finally:
         engine.dispose()
     if newer is not None:
-        todo = "install the version of moerge that last ran here, or a newer one; or restore an earlier backup"
-        yield MoergeError(f"its schema {newer} is newer than this build", where=where, todo=todo)
+        yield MoergeError(OTHER.format(newer), where=where, todo=OTHER_TODO)
     elif disagreement is not None:
         yield disagreement
     try:

@@ -12,13 +12,12 @@ from moerge.blobs.store import Blobs
 from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest
 from moerge.progress import Progress, Tracker
-from moerge.trunk.merge import DENSE_BODY_FILE, body_digest, files_digest, seed_digest
+from moerge.trunk.merge import DENSE_BODY_FILE, files_digest, seed_digest
 from moerge_coordinator.domain import public_log
 from moerge_coordinator.operation.findings import Finding
 from moerge_coordinator.operation.recomputing import replaced_files
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.messages import body_lineage
 from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import (
     ArtifactRow,
@@ -55,7 +54,7 @@ def _name(row: ExpertRow | BodyRow | VersionRow | ContributionRow) -> str:
 
 
 def _complete_experts(session: Session) -> list[ExpertRow]:
-    """Experts with required files: not refused, not purged, not still being fetched."""
+    """Experts with required files: not refused, not purged, not still being made."""
     query = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED, ExpertRow.purged.is_(None))
     rows = session.scalars(query.order_by(ExpertRow.number))
     return [row for row in rows if row.family]
@@ -66,8 +65,7 @@ def _versions(session: Session) -> list[VersionRow]:
 
 
 def _bodies(session: Session) -> list[BodyRow]:
-    query = select(BodyRow).where(BodyRow.retired.is_(None) | BodyRow.current)
-    return list(session.scalars(query.order_by(BodyRow.number)))
+    return list(session.scalars(select(BodyRow).order_by(BodyRow.number)))
 
 
 def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
@@ -186,7 +184,7 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
         if expert_digest({file.name: file.sha256 for file in expert.files}) != expert.digest:
             yield Finding("altered", "the database", expert.digest, (_name(expert),), todo)
     for body in _bodies(session):
-        if _body_digest(body) != body.digest or body.seed != (None if body.experts else files_digest(body.files)):
+        if _body_digest(body) != body.digest or body.seed != files_digest(body.files):
             yield Finding("altered", "the database", body.digest, (_name(body),), todo)
     written = session.execute(select(VersionRow.number, type_coerce(VersionRow.lineage, JSON)))
     lineages = {number: lineage for number, lineage in written}
@@ -200,9 +198,7 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
 
 def _body_digest(row: BodyRow) -> str:
     files = {file.name: file.sha256 for file in row.files}
-    if not row.experts:
-        return seed_digest(files[DENSE_BODY_FILE], row.config, row.exponents)
-    return body_digest(body_lineage(row).model_dump(mode="json"), files, row.exponents)
+    return seed_digest(files[DENSE_BODY_FILE], row.config, row.exponents)
 
 
 def _litter(home: Path, loose: Iterable[str], owned: Iterable[str], uploads: set[int]) -> Iterator[Finding]:

@@ -10,7 +10,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moerge_proto.anchors import MAX_ANCHOR_BYTES, NewAnchor
 from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.contributions import NewContribution, Submission
 from moerge_proto.evaluations import NewEvaluation
@@ -25,7 +24,6 @@ _LARGER: dict[Any, int] = {
     NewEvaluation: 2**20,  # a count of 14 bytes for each layer and expert
     NewBenchmarks: 2**20,  # 1000 results of some 900 bytes
     NewExpert: 2**19,  # 1000 files
-    NewAnchor: 2 * MAX_ANCHOR_BYTES,  # with escapes
 }
 """Messages that can be longer than `_JSON_BYTES` -> maximum bytes of their JSON."""
 _CONTAINERS = 2**15  # twice an upload's chunks; their number determines the time and memory of parsing

@@ -119,6 +119,10 @@ class Database:
         self.engine.dispose()
 
 
+OTHER = "its schema {} is another build's: of a newer one, or of a development build"
+OTHER_TODO = "install the moerge that last ran here; homes of development builds are made anew, see CHANGELOG.md"
+
+
 def open_database(
     database: Path | str,
     clock: Callable[[], datetime] = utc_now,
@@ -242,10 +246,9 @@ def _alembic() -> Config:
 
 
 def migrate(connection: Connection) -> None:
-    """Migrates the schema to that of this build, unless it is newer."""
+    """Migrates the schema to that of this build, unless it is another build's."""
     if (revision := unknown_revision(connection)) is not None:
-        todo = "install the version of moerge that last ran here, or a newer one"
-        raise MoergeError(f"its schema {revision} is newer than this build", where="database", todo=todo)
+        raise MoergeError(OTHER.format(revision), where="database", todo=OTHER_TODO)
     config = _alembic()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
@@ -257,7 +260,7 @@ def revision_of(connection: Connection) -> str | None:
 
 
 def unknown_revision(connection: Connection) -> str | None:
-    """The revision of the schema, if made by a newer build."""
+    """The revision of the schema, if made by a build that this one doesn't know."""
     revision = revision_of(connection)
     known = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
     return revision if revision is not None and revision not in known else None

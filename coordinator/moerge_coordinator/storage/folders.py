@@ -29,8 +29,10 @@ class StoredFiles(DenseFiles):
         self._files, self._blobs = files, blobs
 
     def below(self, adapter: Path) -> "StoredFiles":
-        """An adapter's folder whose base this is."""
-        return StoredFiles(adapter, self._files, self._blobs)
+        """An adapter's folder whose base this is; the base's config needs no weights, which may be in another store."""
+        result = StoredFiles(adapter, self._files, self._blobs)
+        result.config = self.config
+        return result
 
     def _stored(self) -> Checkpoint:
         sources = {file.name: self._blobs.source(file.sha256) for file in self._files if is_weights(file.name)}
@@ -91,10 +93,6 @@ class Folders:
     def files(self, digest: str) -> list[FileEntry]:
         with self.database.reading() as session:
             return session.scalars(select(ExpertRow.files).where(ExpertRow.digest == digest)).one()
-
-    def reference(self, experts: Sequence[str]) -> StoredFiles | None:
-        """The expert that all others must match: the oldest with the longest vocabulary."""
-        return max(map(self.expert, experts), key=lambda expert: expert.config.vocab_size, default=None)
 
     def show_version(self, number: int, files: Sequence[FileEntry]) -> None:
         """Makes the version's folder; it appears whole."""

@@ -9,13 +9,11 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.storage.tables import (
     AliasRow,
     Base,
-    BodyRow,
     EvaluationRow,
     ExpertRow,
     VersionKeyRow,
     VersionRow,
 )
-from moerge_proto.bodies import Body, BodyLineage
 from moerge_proto.evaluations import Evaluation, VersionTable
 from moerge_proto.messages import Message
 from moerge_proto.versions import Version
@@ -28,28 +26,16 @@ def message(kind: type[M], row: Base) -> M:
     return kind.model_validate(row, from_attributes=True)
 
 
-def contains(row: BodyRow) -> list[str]:
-    """The experts in a body."""
-    return message(Body, row).contains
-
-
-def body_lineage(row: BodyRow) -> BodyLineage:
-    return message(BodyLineage, row)
-
-
 def versions(session: Session) -> Callable[[VersionRow], Version]:
     """A view of versions with their present aliases, withdrawals and revocations."""
     aliases = session.scalars(select(AliasRow).order_by(AliasRow.number)).all()
     withdrawn = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.withdrawn.is_not(None))))
-    bodies = {row.digest: contains(row) for row in session.scalars(select(BodyRow))} if withdrawn else {}
-
     revoked = {row.fingerprint: row.revoked for row in session.scalars(select(VersionKeyRow))}
 
     def view(row: VersionRow) -> Version:
-        inside = dict.fromkeys([*row.lineage.experts, *bodies.get(row.lineage.body, [])])
         derived = {
             "aliases": [alias.name for alias in aliases if alias.version == row.number],
-            "contains_withdrawn": [expert for expert in inside if expert in withdrawn],
+            "contains_withdrawn": [expert for expert in row.lineage.experts if expert in withdrawn],
             "key_revoked": revoked.get(row.key or ""),
         }
         columns = {name: getattr(row, name) for name in Version.model_fields.keys() - derived.keys()}

@@ -26,9 +26,8 @@ from moerge_proto.experts import ExpertState
 def needed(session: Session, *, holdings: bool = True) -> set[str]:
     """The digests of all blobs that rows not purged, refused or retired use, and with `holdings` those of owners."""
     experts = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED, ExpertRow.purged.is_(None))
-    bodies = select(BodyRow).where(BodyRow.retired.is_(None) | BodyRow.current)
     versions = select(VersionRow).where(VersionRow.retired.is_(None))
-    rows = [*session.scalars(experts), *session.scalars(bodies), *session.scalars(versions)]
+    rows = [*session.scalars(experts), *session.scalars(select(BodyRow)), *session.scalars(versions)]
     return {
         *(file.sha256 for row in rows for file in row.files),
         *(file.sha256 for row in session.scalars(versions) for file in row.attestations),

@@ -12,7 +12,7 @@ from sqlalchemy.types import TypeDecorator
 
 from moerge_coordinator.settings import Event
 from moerge_proto.benchmarks import BenchmarkResult
-from moerge_proto.bodies import BodyOptions
+from moerge_proto.contributions import Kind
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import ExpertState, NewAdapter, Parts
 from moerge_proto.influence import VersionInfluence
@@ -22,7 +22,7 @@ from moerge_proto.owners import Role
 from moerge_proto.problems import Problem
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.public_log import Published
-from moerge_proto.statistics_file import Kind, Split
+from moerge_proto.statistics_file import Split
 from moerge_proto.uploads import NewUpload
 from moerge_proto.version_keys import KeyRotation
 from moerge_proto.versions import Lineage, VersionFile
@@ -94,7 +94,6 @@ _KINDS: tuple[Any, ...] = (
     NewEvaluation,
     NewUpload,
     Problem,
-    BodyOptions,
     VersionInfluence,
     KeyRotation,
     Seals,
@@ -219,13 +218,10 @@ class HoldingRow(Base):
 
 
 class ExpertRow(_Numbered):
-    """An expert. Of those that are not withdrawn, each domain has at most one whole expert, and parts for each body."""
+    """An expert. Of those that are not withdrawn, each domain has at most one for each body."""
 
     __tablename__ = "experts"
-    __table_args__ = (
-        _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND parts_body IS NULL"),
-        _unique_where("one_of_parts_for_a_body", "domain", "parts_body", where="withdrawn IS NULL"),
-    )
+    __table_args__ = (_unique_where("one_expert_of_a_domain", "domain", "parts_body", where="withdrawn IS NULL"),)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
@@ -235,12 +231,11 @@ class ExpertRow(_Numbered):
     state: Mapped[ExpertState]
     problem: Mapped[Problem | None]
     files: Mapped[list[FileEntry]]
-    source: Mapped[str | None] = mapped_column(String(1000))
     adapter: Mapped[NewAdapter | None]
-    parts_of: Mapped[str | None] = mapped_column(String(64))  # a dense expert's digest, registered or not
-    parts_body: Mapped[str | None] = mapped_column(String(64))
-    fitted: Mapped[bool | None]  # of parts
-    own_head: Mapped[bool | None]  # of parts
+    parts_of: Mapped[str] = mapped_column(String(64))  # the dense expert's digest
+    parts_body: Mapped[str] = mapped_column(String(64))
+    fitted: Mapped[bool]
+    own_head: Mapped[bool]
     signature: Mapped[str | None] = mapped_column(String(128))
     fingerprint: Mapped[str | None] = mapped_column(String(64))
     created: Mapped[datetime]
@@ -248,31 +243,15 @@ class ExpertRow(_Numbered):
     purged: Mapped[datetime | None]
 
     @property
-    def parts(self) -> Parts | None:
-        if self.parts_of is None or self.parts_body is None:
-            return None
-        own_head = self.own_head is not False
-        return Parts(expert=self.parts_of, body=self.parts_body, fitted=bool(self.fitted), own_head=own_head)
-
-    @property
-    def dense(self) -> str:
-        """Its digest, or that of the dense expert whose parts it has."""
-        return self.parts_of or self.digest
+    def parts(self) -> Parts:
+        return Parts(expert=self.parts_of, body=self.parts_body, fitted=self.fitted, own_head=self.own_head)
 
 
 class BodyRow(_Numbered):
-    """A merged body; or, without experts, a registered seed's: `source`, `license`, and `seed` as in `MergedBody`.
-
-    `turn` is higher than all others' each time that it becomes current.
-    """
+    """The body of a registered seed, as `MergedBody`."""
 
     __tablename__ = "bodies"
     digest: Mapped[str] = mapped_column(String(64), unique=True)
-    method: Mapped[str] = mapped_column(String(32))
-    revision: Mapped[int]
-    options: Mapped[BodyOptions]
-    experts: Mapped[list[str]]
-    contributions: Mapped[list[str]]
     family: Mapped[str] = mapped_column(String(32))
     hidden_size: Mapped[int]
     layers: Mapped[int]
@@ -283,11 +262,9 @@ class BodyRow(_Numbered):
     files: Mapped[list[FileEntry]]
     source: Mapped[str | None] = mapped_column(String(1000))
     license: Mapped[str] = mapped_column(String(64))
-    seed: Mapped[str | None] = mapped_column(String(64))
+    seed: Mapped[str] = mapped_column(String(64))
     current: Mapped[bool]
-    turn: Mapped[int]
     created: Mapped[datetime]
-    retired: Mapped[datetime | None]
 
 
 class CohortRow(_Numbered):
@@ -303,7 +280,7 @@ class CohortRow(_Numbered):
 
 
 class ContributionRow(_Numbered):
-    """A contribution of any kind. Each expert has at most one active body contribution and head contribution.
+    """A contribution of any kind. Each expert has at most one active head contribution.
 
     Only router contributions have `split`, `body` and `shards`; masked ones `seals`, and a `cohort` once it has a sum.
     """
@@ -428,19 +405,6 @@ class AliasMoveRow(_Numbered):
     who: Mapped[str] = mapped_column(String(100))
     note: Mapped[str] = mapped_column(String(2000), default="")
     override: Mapped[str | None] = mapped_column(String(2000))
-    created: Mapped[datetime]
-
-
-class RoundRow(_Numbered):
-    """A request for contributions: router contributions under `body`, or body or head contributions."""
-
-    __tablename__ = "rounds"
-    name: Mapped[str] = mapped_column(String(63), unique=True)
-    kind: Mapped[Kind] = mapped_column(String(16))
-    body: Mapped[str | None] = mapped_column(ForeignKey("bodies.digest"))
-    domains: Mapped[list[str]]
-    minimum: Mapped[int]
-    deadline: Mapped[datetime]
     created: Mapped[datetime]
 
 

@@ -11,19 +11,15 @@ from dbos import DBOS, DBOSClient, EnqueueOptions, SetWorkflowID, WorkflowStatus
 from pydantic import ValidationError
 from sqlalchemy import select
 
-from moerge_coordinator.domain import bodies, contributions, experts
+from moerge_coordinator.domain import contributions, experts
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ExpertRow
-from moerge_coordinator.workflows.add_anchor import AddAnchor
-from moerge_coordinator.workflows.merge_body import MergeBody
 from moerge_coordinator.workflows.publish_version import PublishVersion
 from moerge_coordinator.workflows.steps import INSTANCE, Outcome
 from moerge_coordinator.workflows.take_in_contribution import TakeInContribution
 from moerge_coordinator.workflows.take_in_expert import TakeInExpert
-from moerge_proto.anchors import NewAnchor
-from moerge_proto.bodies import BodyLineage
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
@@ -33,7 +29,7 @@ from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, Workfl
 
 EXECUTOR_ID = "coordinator"
 QUEUE = "workflows"
-APPLICATION_VERSION = "4"  # raise it when a workflow's steps change: `resume` then restarts running ones
+APPLICATION_VERSION = "5"  # raise it when a workflow's steps change: `resume` then restarts running ones
 KEPT = 32
 """Ended contribution workflows of an owner that are kept. Those of refused contributions are in no quota."""
 _RUNNING = ("PENDING", "ENQUEUED", "DELAYED")
@@ -41,36 +37,32 @@ _log = logging.getLogger("moerge.workflows")
 _NAMES: dict[WorkflowKind, str] = {
     "expert": TakeInExpert.take_in_expert.__qualname__,
     "contribution": TakeInContribution.take_in_contribution.__qualname__,
-    "body": MergeBody.merge_body.__qualname__,
     "version": PublishVersion.publish_version.__qualname__,
-    "anchor": AddAnchor.add_anchor.__qualname__,
 }
 _KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
 class Workflows:
-    """The kinds of workflows: accept an expert or a contribution, merge a body, publish a version, add an anchor.
+    """The kinds of workflows: accept an expert or a contribution, publish a version.
 
     A `client` queues workflows for the process that runs them; without one, this process runs them.
     """
 
     def __init__(self, ports: Ports, metrics: Metrics, client: DBOSClient | None = None) -> None:
         self._ports, self._client = ports, client
-        self._bodies = MergeBody(ports)
-        self._experts = TakeInExpert(ports, self._bodies)
+        self._experts = TakeInExpert(ports)
         self._contributions = TakeInContribution(ports)
         self._versions = PublishVersion(ports, metrics)
-        self._anchors = AddAnchor(ports)
         self._submitting = threading.Lock()
 
     # --- start
 
-    def start_expert(self, digest: str, body: str) -> Workflow:
+    def start_expert(self, digest: str) -> Workflow:
         """Accepts or refuses an expert. After a refusal, a new registration doesn't wait for the old workflow's end."""
         with self._ports.database.reading() as session:
             created = experts.find(session, digest).created
         name = f"expert-{digest}-{created:%Y%m%d%H%M%S%f}"
-        return self._start(name, self._experts.take_in_expert, digest, body)
+        return self._start(name, self._experts.take_in_expert, digest)
 
     def submit_contribution(self, owner: str, new: NewContribution) -> Workflow:
         """As `start_contribution`, one check of an owner at a time; removes its oldest ended workflows."""
@@ -102,23 +94,9 @@ class Workflows:
         content = new.model_dump(mode="json")
         return self._start(name, self._contributions.take_in_contribution, owner, content, known=known)
 
-    def start_body(self, lineage: BodyLineage) -> Workflow:
-        content = lineage.model_dump(mode="json")
-        return self._start(f"body-{digest_of(content)}", self._bodies.merge_body, content)
-
     def start_version(self, lineage: Lineage) -> Workflow:
         content = lineage.model_dump(mode="json")
         return self._start(f"version-{digest_of(content)}", self._versions.publish_version, content)
-
-    def start_anchor(self, body: str, new: NewAnchor) -> Workflow:
-        content = new.model_dump(mode="json")
-        return self._start(f"anchor-{digest_of({'body': body, **content})}", self._anchors.add_anchor, body, content)
-
-    def start_remerge(self) -> Workflow | None:
-        """Replaces the current body by a new merge, if it is retired and experts are left."""
-        with self._ports.database.reading() as session:
-            lineage = bodies.remerge(session)
-        return None if lineage is None else self.start_body(lineage)
 
     def _start(
         self,
@@ -185,21 +163,16 @@ class Workflows:
             case "expert":
                 with self._ports.database.reading() as session:
                     state = session.scalar(select(ExpertRow.state).where(ExpertRow.digest == given[0]))
-                cut = state is ExpertState.READY and given[1] == "remerge"  # between its acceptance and the merge
-                return self.start_expert(*given) if cut or state is ExpertState.RECEIVED else None
+                return self.start_expert(*given) if state is ExpertState.RECEIVED else None
             case "contribution":
                 new = NewContribution.model_validate(given[1])
                 held = self._ports.uploads.held_size(given[0], new.sha256) is not None
                 return self.start_contribution(given[0], new) if held else None
-            case "body":
-                return self.start_body(BodyLineage.model_validate(*given))
             case "version":
                 return self.start_version(Lineage.model_validate(*given))
-            case "anchor":
-                return self.start_anchor(given[0], NewAnchor.model_validate(given[1]))
 
     def resume(self) -> None:
-        """Starts a due remerge, and restarts workflows of an earlier build.
+        """Restarts workflows of an earlier build.
 
         Call it in the process that runs the workflows, after their launch.
         """
@@ -210,7 +183,6 @@ class Workflows:
                     self.retry(item.workflow_id)
                 except ValidationError:
                     _log.exception("%s can't be restarted: this build doesn't understand its input", item.workflow_id)
-        self.start_remerge()
 
     def count(self) -> Counter[tuple[str, ...]]:
         """(kind, state) -> number of workflows. A repeated one counts with its newest attempt only."""

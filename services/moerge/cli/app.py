@@ -27,7 +27,6 @@ from moerge.cli import (
     owners,
     progress,
     pull,
-    rounds,
     tokens,
     verify,
     versions,
@@ -74,7 +73,6 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
     },
     "Work": {
         "expert": experts.app,
-        "round": rounds.app,
         "contribution": contributions.app,
         "body": bodies.app,
         "version": versions.app,

@@ -32,7 +32,7 @@ def _line(row: Contribution) -> list[str]:
 
 @app.command("list")
 def list_contributions(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """List contributions for routers, merged bodies and heads.
+    """List contributions for routers and heads.
 
     Columns: key, the start of the signing key's fingerprint; rank, the effective rank of the grams (operators only).
 
@@ -56,7 +56,7 @@ def withdraw(
     secret: Secret,
     yes: Yes = False,
 ) -> None:
-    """Exclude a contribution from later versions, and retire bodies solved from it.
+    """Exclude a contribution from later versions.
 
     Example: moerge contribution withdraw 67b22c2264b8
     """

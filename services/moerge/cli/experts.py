@@ -1,27 +1,22 @@
 """`moerge expert …`"""
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
-from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, minute, show, show_list, the_one, wait
+from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, minute, show, show_list, the_one
 from moerge.client.client import Client
-from moerge.client.http import optional
 from moerge.errors import MoergeError
-from moerge.progress import progress
-from moerge.settings import valid
 from moerge.terminal import AsJson, echo, show_json
-from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
+from moerge_proto.experts import Expert, ExpertState, Parts
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operators; owners see their own).")
 Domain = Annotated[str, typer.Argument(help=f"The expert's domain, or at least {LEAST_DIGITS} digits of its digest.")]
 
 
 def _find(client: Client, name: str) -> Expert:
-    """The domain's newest expert, if possible not withdrawn and whole; otherwise the expert with that digest."""
+    """The domain's newest expert, if possible not withdrawn; otherwise the expert with that digest."""
     rows = list(client.experts())
     result = [row for row in rows if name == row.domain]
     start = name.rstrip("…")
@@ -30,52 +25,7 @@ def _find(client: Client, name: str) -> Expert:
         result = [row for row in rows if row.digest == digest]
     if not result:
         raise MoergeError(f"no expert of {name!r}", where="domain", todo="run: moerge expert list")
-    return max(result, key=lambda row: (row.state is not ExpertState.WITHDRAWN, row.parts is None, row.number))
-
-
-@app.command("add")
-def add(
-    expert: Annotated[str, typer.Argument(help="A dense checkpoint or PEFT adapter: a folder or hub id (name/model).")],
-    domain: Annotated[str, typer.Option(help="The expert's domain.")],
-    coordinator: Coordinator,
-    secret: Secret,
-    license: Annotated[str, typer.Option(help="SPDX identifier of its licence, for the model card.")] = "unknown",
-    body: Annotated[
-        Literal["keep", "remerge"], typer.Option(help="Keep the current body, or merge it again with this expert.")
-    ] = "keep",
-    source: Annotated[
-        str | None, typer.Option(help="An allowed address: the coordinator fetches the files there, without an upload.")
-    ] = None,
-    redistribute: Annotated[
-        bool,
-        typer.Option("--redistribute", help="Let others download its MLPs, and operators export its inputs."),
-    ] = False,
-) -> None:
-    """Add an expert, as a worker does before it contributes. Print its digest after the check of its weights.
-    A folder of withdrawn parts joins again as parts.
-
-    Needs a token of the domain's owner; with --source, an operator's token works too. To change --redistribute later,
-    the owner runs the command again.
-
-    Example: moerge expert add expert/ --domain law --body remerge
-    """
-    from moerge.client.register import register  # slow imports
-    from moerge.models.dense_files import DenseFiles
-    from moerge.models.expert_folder import dense_folder, expert_digest, file_digests
-    from moerge.models.sources import checkpoint_folder
-
-    with TemporaryDirectory(prefix="moerge-") as merged, Client(coordinator, secret) as client:
-        given = DenseFiles(checkpoint_folder(expert))
-        dense = DenseFiles(dense_folder(given, Path(merged) / "expert"))
-        if given.left_out:
-            echo(f"{expert}: {given.left_out}", err=True)
-        files = file_digests(dense)
-        known = optional(client.expert, expert_digest(files))
-        parts = None if known is None else known.parts  # withdrawn ones join again as what they were
-        more = {"license": license, "body": body, "redistribute": redistribute, "parts": parts}
-        new = valid(NewExpert, {"domain": domain, "files": files, "source": source, **more})
-        adapter = given.folder if given.is_adapter else None
-        echo(register(client, dense, new, progress(), adapter=adapter, again=True).digest)
+    return max(result, key=lambda row: (row.state is not ExpertState.WITHDRAWN, row.number))
 
 
 @app.command("list")
@@ -94,12 +44,12 @@ def _line(row: Expert) -> list[str]:
 
 
 def _state(row: Expert) -> str:
-    return row.state.value + (f", {_parts(row.parts)}" if row.parts else "")
+    return f"{row.state.value}, {_parts(row.parts)}"
 
 
 def _parts(parts: Parts) -> str:
     kept = "" if parts.own_head else "; keeps the seed's body and head"
-    return f"parts for body {parts.body[:12]}, MLPs {'fitted' if parts.fitted else 'own'}{kept}"
+    return f"for body {parts.body[:12]}, MLPs {'fitted' if parts.fitted else 'own'}{kept}"
 
 
 def _yes(value: bool) -> str:
@@ -108,17 +58,15 @@ def _yes(value: bool) -> str:
 
 @app.command("show")
 def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Show an expert, its files, and the bodies and versions that contain it.
+    """Show an expert, its files, and the versions that contain it.
 
     Example: moerge expert show law
     """
     with Client(coordinator, secret) as client:
         row = _find(client, domain)
-        bodies = [body.digest for body in client.bodies() if row.digest in body.contains]
-        family = {row.digest, *(expert.digest for expert in client.experts() if expert.dense == row.dense)}
-        versions = [version.number for version in client.versions() if not family.isdisjoint(version.lineage.experts)]
+        versions = [version.number for version in client.versions() if row.digest in version.lineage.experts]
     if as_json:
-        show_json({"expert": row, "bodies": bodies, "versions": versions})
+        show_json({"expert": row, "versions": versions})
         return
     lines = {
         "domain": row.domain,
@@ -129,14 +77,11 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
         "redistribute": _yes(row.redistribute),
         "state": row.state.value + (f": {row.problem.detail}" if row.problem else ""),
         "added": minute(row.created),
-        "bodies that contain it": ", ".join(digest[:12] for digest in bodies) or "none",
+        "parts": f"{_parts(row.parts)}; of expert {row.parts.expert[:12]}",
         "versions with its MLPs": ", ".join(map(str, versions)) or "none",
     }
     if row.adapter:
-        base = f"expert {row.adapter.base[:12]}" if row.parts is None else "the seed"
-        lines["weights"] = f"an adapter's, merged with {base}"
-    if row.parts:
-        lines["parts"] = f"{_parts(row.parts)}; of expert {row.parts.expert[:12]}"
+        lines["weights"] = "an adapter's, merged with the seed"
     if row.withdrawn:
         purged = ", files purged" if row.purged else ""
         lines["withdrawn"] = minute(row.withdrawn) + purged
@@ -154,8 +99,7 @@ def withdraw(
     ] = True,
     yes: Yes = False,
 ) -> None:
-    """Withdraw an expert, its parts, and their contributions. If the body contains it, waits for the remerge
-    without it.
+    """Withdraw an expert and its contributions. A worker of its owner doesn't register it again.
 
     Example: moerge expert withdraw law --withhold
     """
@@ -167,24 +111,13 @@ def withdraw(
         if done.versions:
             numbers = ", ".join(map(str, done.versions))
             echo(f"Versions that contain it until they are retired: {numbers}{'' if serve else ' (withheld)'}.")
-        if done.remerge is not None:
-            echo(f"Body without it: {wait(client, done.remerge)}. Every owner contributes again.")
-        elif done.bodies:
-            echo("Bodies that contain it are retired. To merge a new body: moerge body merge")
 
 
 def _follows(client: Client, row: Expert, *, serve: bool) -> str:
     words = f"Expert {row.digest[:12]} of {row.domain} and its contributions are withdrawn."
-    bodies = [body for body in client.bodies() if row.digest in body.contains]
-    names = {body.digest for body in bodies}
-    versions = [version for version in client.versions() if version.retired is None]
-    of_it = (item for item in client.experts() if item.parts is not None and item.parts.expert == row.digest)
-    family = {row.digest, *(item.digest for item in of_it if item.domain == row.domain)}
-    inside = [item for item in versions if family & set(item.lineage.experts) or item.lineage.body in names]
-    if any(body.current for body in bodies):
-        words += " The body contains it: it is merged again without it, and every owner contributes again."
-    if inside:
-        numbers = ", ".join(str(item.number) for item in inside)
+    versions = (version for version in client.versions() if version.retired is None)
+    if inside := [version.number for version in versions if row.digest in version.lineage.experts]:
+        numbers = ", ".join(map(str, inside))
         words += f" Versions that contain it {'are still served' if serve else 'are withheld'}: {numbers}."
     return words
 

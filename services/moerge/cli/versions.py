@@ -8,7 +8,6 @@ import typer
 from rich.filesize import decimal
 
 from moerge.cli.common import Coordinator, Secret, Yes, confirm, points, show, show_list, wait
-from moerge.cli.rounds import wait_for_contributions
 from moerge.cli.version_benchmarks import show_benchmark_changes, show_benchmarks
 from moerge.cli.version_keys import list_keys, revoke_key, rotate_key, sign
 from moerge.cli.version_page import (
@@ -22,6 +21,7 @@ from moerge.cli.version_page import (
     unsigned_state,
 )
 from moerge.cli.version_rebuild import rebuild
+from moerge.cli.waiting import wait_for_contributions
 from moerge.client.client import Client
 from moerge.client.http import optional
 from moerge.errors import MoergeError
@@ -95,17 +95,22 @@ def solve_version(
             "or those of the first expert with the largest vocabulary."
         ),
     ] = None,
-    round: Annotated[str | None, typer.Option(help="Solve from this round's contributions.")] = None,
-    wait_: Annotated[bool, typer.Option("--wait", help="Wait for missing experts, or for the round's end.")] = False,
-    partial: Annotated[bool, typer.Option("--partial", help="Solve without the body's missing experts.")] = False,
+    wait_: Annotated[bool, typer.Option("--wait", help="Wait for missing domains.")] = False,
+    hours: Annotated[float | None, typer.Option(min=0, help="End of the wait, in hours. Default: none.")] = None,
+    minimum: Annotated[
+        int | None, typer.Option(min=1, help="Domains to wait for, and enough at its end. Default: all that joined.")
+    ] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Solve without the missing domains.")] = False,
 ) -> None:
     """Solve routers and head from the contributions, publish a version of the current body and print its number.
 
-    Needs router contributions of all the body's experts, unless --partial is given. Prints the included and missing
+    Needs router contributions of all ready experts, unless --partial is given. Prints the included and missing
     domains, the default head's reason, and warnings of owners' unusual influence on the routers.
 
-    Example: moerge version solve --wait
+    Example: moerge version solve --wait --minimum 3 --hours 48
     """
+    if (hours is not None or minimum is not None) and not wait_:
+        raise MoergeError("they are about a wait", where="`hours`, `minimum`", todo="add --wait, or leave them out")
     options = {
         "ridge_lambda": ridge_lambda,
         "lambda_scale": lambda_scale,
@@ -114,11 +119,10 @@ def solve_version(
         "top_k": top_k,
         "temperature": temperature,
     }
-    more = {"tied": tied, "round": round, "partial": partial, "chat_template": chat_template}
-    new = new_version(recipe, options, head=head, **more)
+    new = new_version(recipe, options, head=head, tied=tied, partial=partial, chat_template=chat_template)
     with Client(coordinator, secret) as client:
-        if wait_:
-            wait_for_contributions(client, round)
+        if wait_ and wait_for_contributions(client, minimum, hours):
+            new = new.model_copy(update={"partial": True})
         number = wait(client, client.solve_version(new))
         lineage = client.version(int(number)).lineage
         influence = optional(client.version_influence, int(number))

@@ -17,15 +17,13 @@ from moerge.client.http import JSON, Http, Pages, about, encoded, optional
 from moerge.client.uploads import upload
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
-from moerge_proto.anchors import NewAnchor
 from moerge_proto.audit import AuditEntry
 from moerge_proto.benchmarks import Benchmark, NewBenchmarks
-from moerge_proto.bodies import Body, Contributors, NewBody
-from moerge_proto.contributions import Contribution, ContributionSignature, NewContribution, Submission
+from moerge_proto.bodies import Body, Contributors
+from moerge_proto.contributions import Contribution, ContributionSignature, Kind, NewContribution, Submission
 from moerge_proto.demands import LONGEST_WAIT, Demands
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
-from moerge_proto.history import BodyHistory
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Approval, Approved, Identity, NewOwner, NewToken, Owner, RotateToken, Token, TokenEntry
@@ -33,9 +31,7 @@ from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.progress import DomainProgress
 from moerge_proto.progress import Progress as ProgressMessage
 from moerge_proto.public_log import LogEntry, LogHead
-from moerge_proto.rounds import NewRound, Round, RoundChange
 from moerge_proto.signatures import JoinRequest, Rotation
-from moerge_proto.statistics_file import Kind
 from moerge_proto.uploads import Stored
 from moerge_proto.version_keys import KeyRotation, NewSignature, VersionKey
 from moerge_proto.versions import (
@@ -132,7 +128,7 @@ class Client(Http):
         return self.post(Expert, "/v1/experts", expert)
 
     def check_expert(self, expert: NewExpert) -> None:
-        """Checks that an expert fits the others; its config and tokenizer must be uploaded.
+        """Checks that an expert fits the seed; its config and tokenizer must be uploaded.
 
         Raises:
             CoordinatorError: it doesn't, with the reason.
@@ -151,9 +147,6 @@ class Client(Http):
     def purge_expert(self, digest: str, *, retire: bool = False) -> Purged:
         return self.post(Purged, f"/v1/experts/{digest}/purge", Purge(retire=retire))
 
-    def merge_body(self, body: NewBody) -> Workflow:
-        return self.post(Workflow, "/v1/bodies", body)
-
     def bodies(self) -> Pages[Body]:
         return Pages(self, Body, "/v1/bodies")
 
@@ -163,18 +156,9 @@ class Client(Http):
     def contributors(self, body: str = "current") -> Contributors:
         return self.get(Contributors, f"/v1/bodies/{body}/contributors")
 
-    def body_history(self, digest: str) -> BodyHistory:
-        return self.get(BodyHistory, f"/v1/bodies/{digest}/history")
-
     def current_body(self) -> Body | None:
-        """The body for new contributions, or None before the first merge."""
+        """The body for new contributions; None: no seed is registered."""
         return optional(self.body, "current")
-
-    def add_anchor(self, new: NewAnchor) -> Workflow:
-        return self.message(Workflow, "PUT", "/v1/anchor", new)
-
-    def remove_anchor(self) -> None:
-        self.send("DELETE", "/v1/anchor")
 
     def contribute(self, new: NewContribution) -> Contribution:
         """The contribution of an uploaded file, after the coordinator's check, which may take minutes.
@@ -192,18 +176,6 @@ class Client(Http):
 
     def withdraw_contribution(self, digest: str) -> Contribution:
         return self.post(Contribution, f"/v1/contributions/{digest}/withdraw")
-
-    def open_round(self, new: NewRound) -> Round:
-        return self.post(Round, "/v1/rounds", new)
-
-    def change_round(self, name: str, change: RoundChange) -> Round:
-        return self.message(Round, "PATCH", f"/v1/rounds/{name}", change)
-
-    def round(self, name: str) -> Round:
-        return self.get(Round, f"/v1/rounds/{name}")
-
-    def rounds(self) -> Pages[Round]:
-        return Pages(self, Round, "/v1/rounds")
 
     def demands(self, expert: str, seen: Demands | None = None) -> Demands:
         """The demands on the worker of a dense expert; with `seen`, once they differ, or after a minute.

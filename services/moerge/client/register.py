@@ -1,19 +1,18 @@
-"""Registration of a dense checkpoint as an expert."""
+"""Registration of an expert's parts."""
 
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from shlex import quote
 
 from moerge.client.client import Client
 from moerge.client.http import optional
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import file_sha256
 from moerge.models.adapter_settings import AdapterSettings
-from moerge.models.adapters import WEIGHTS, base_of
+from moerge.models.adapters import WEIGHTS
 from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import expert_digest, expert_files, file_digests, is_weights
+from moerge.models.expert_folder import expert_digest, expert_files, is_weights
 from moerge.progress import Progress
 from moerge_proto.experts import Expert, ExpertState, NewAdapter, NewExpert, Parts
 
@@ -39,12 +38,10 @@ def register(
     change: bool = True,
     leaving: Leaving = lambda digest, paths: nullcontext(),
 ) -> Expert:
-    """The expert of a dense checkpoint's files, after the coordinator's checks; `new.files`: `file_digests`.
+    """The expert of a folder of parts, after the coordinator's checks; `new.files`: `file_digests`.
 
-    `dense` is a folder of parts if `new.parts` is set. Config and tokenizer are uploaded first, and the weights only if
-    they fit the other experts. With a `source`, the coordinator fetches all files. Of a merged `adapter` only the
-    adapter's weights are uploaded, if the coordinator has its base and merges it to the same bytes. The base of parts
-    is the seed.
+    Config and tokenizer are uploaded first, and the weights only if they fit the seed. Of a merged `adapter` of the
+    seed only the adapter's weights are uploaded, if the coordinator merges it to the same bytes.
 
     A known expert stays unchanged, except for `redistribute` and the signature if `change` is set. `again` lets a
     withdrawn expert join again. All uploads are inside `leaving`.
@@ -58,11 +55,9 @@ def register(
     expert = registered(client, dense.folder, new.domain, digest, again=again)
     if expert is None:
         paths = expert_files(dense)
-        uploads = paths if new.source is None else {}
-        if uploads:
-            described = None if adapter is None else _described(adapter, new.parts)
-            new = _accepted(client, new.model_copy(update={"adapter": described}), paths, progress, leaving)
-            uploads = {name: path for name, path in paths.items() if is_weights(name)}
+        described = None if adapter is None else _described(adapter, new.parts)
+        new = _accepted(client, new.model_copy(update={"adapter": described}), paths, progress, leaving)
+        uploads = {name: path for name, path in paths.items() if is_weights(name)}
         name = digest
         if adapter is not None and new.adapter is not None:
             name, paths = new.adapter.weights, {WEIGHTS: adapter / WEIGHTS}
@@ -93,8 +88,11 @@ def registered(client: Client, folder: Path, domain: str, digest: str, *, again:
     """
     expert = optional(client.expert, digest)
     if expert is not None and expert.state is ExpertState.WITHDRAWN and not again:
-        todo = f"to let it join again: moerge expert add {quote(str(folder))} --domain {domain}"
-        raise WithdrawnError(f"the expert was withdrawn {expert.withdrawn:%Y-%m-%d}", where=str(folder), todo=todo)
+        raise WithdrawnError(
+            f"the expert of {domain} was withdrawn {expert.withdrawn:%Y-%m-%d}",
+            where=str(folder),
+            todo="to let it join again: moerge worker run --rejoin",
+        )
     gone = expert is None or expert.state in (ExpertState.REFUSED, ExpertState.WITHDRAWN)
     return None if gone else expert
 
@@ -102,7 +100,7 @@ def registered(client: Client, folder: Path, domain: str, digest: str, *, again:
 def _accepted(
     client: Client, new: NewExpert, paths: dict[str, Path], progress: Progress, leaving: Leaving
 ) -> NewExpert:
-    """The message that the coordinator accepts, without the adapter if it lacks its base; uploads small files."""
+    """The message that the coordinator accepts, without the adapter if it takes none now; uploads small files."""
     small = {name: path for name, path in paths.items() if not is_weights(name)}
     with leaving(expert_digest({name: new.files[name] for name in small}), small):
         _upload(client, small, progress)
@@ -116,9 +114,9 @@ def _accepted(
     return new
 
 
-def _described(folder: Path, parts: Parts | None) -> NewAdapter:
+def _described(folder: Path, parts: Parts) -> NewAdapter:
     return NewAdapter(
-        base=expert_digest(file_digests(DenseFiles(base_of(folder)))) if parts is None else parts.body,
+        base=parts.body,
         weights=file_sha256(folder / WEIGHTS),
         settings=AdapterSettings.of(folder).relevant,
     )

@@ -18,8 +18,9 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, require_model
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.settings import named_values, single_values, valid
+from moerge.trunk.lineage import BodyOptions
 from moerge.trunk.methods.registry import METHODS
-from moerge_proto.bodies import BodyMethod, BodyOptions, HeadMethod
+from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.digests import Name
 from moerge_proto.messages import UNKNOWN
 from moerge_proto.options import VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe

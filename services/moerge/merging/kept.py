@@ -18,10 +18,10 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import small_files
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import copies, write_safetensors
+from moerge.trunk.lineage import BodyOptions
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card import ExpertRecord
 from moerge.versions.plan import Slot
-from moerge_proto.bodies import BodyOptions
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import Message
 from moerge_proto.options import VersionRecipe

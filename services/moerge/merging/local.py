@@ -19,6 +19,7 @@ from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
 from moerge.trunk.head_kinds import HEADS
+from moerge.trunk.lineage import BodyLineage, BodyOptions
 from moerge.trunk.merge import (
     CONFIG_FILE,
     DENSE_BODY_FILE,
@@ -33,7 +34,7 @@ from moerge.trunk.merge import (
 from moerge.trunk.methods.registry import METHODS, require_options
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Seed, Slot, Solution, Solve, VersionInputs
-from moerge_proto.bodies import BodyLineage, BodyMethod, BodyOptions, HeadMethod
+from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.digests import Digest
 from moerge_proto.options import RECOMMENDED, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile

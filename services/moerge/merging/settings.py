@@ -10,8 +10,8 @@ from moerge.merging.report import SCORED_TOKENS
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.keeping import Keeping
 from moerge.statistics.contribution import Computing
+from moerge.trunk.lineage import BodyOptions
 from moerge.trunk.methods.registry import METHODS
-from moerge_proto.bodies import BodyOptions
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import Privacy, StatisticsSettings
 

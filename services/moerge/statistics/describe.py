@@ -57,6 +57,9 @@ def description(path: Path) -> dict[str, object]:
 def _opened(path: Path) -> Iterator[StatisticsFile]:
     try:
         with StatisticsFile(path) as file:
+            if file.manifest.kind not in CONTRIBUTIONS:
+                what = f"a {file.manifest.kind} contribution, which no worker sends"
+                raise ContributionError(what, where=str(path), todo="name a file written by a worker")
             yield file
     except StatisticsFileError as error:
         todo = "name a file written by a worker"
@@ -145,6 +148,5 @@ def _reveals(file: StatisticsFile) -> Iterator[str]:
         f"over {manifest.documents:,} documents: whether a known one is among them, in a trial with "
         f"{expected_auc(manifest.documents)} (1 is certain, 0.5 chance){few}"
     )
-    yield from CONTRIBUTIONS[manifest.kind].reveals(manifest, file)
     yield "with a second contribution over nearly the same documents: the statistics of those that differ"
     yield "not the text, its order, token ids in context, hidden states or gradients"

@@ -1,13 +1,13 @@
-"""Kinds of contributions by name, with their texts for pages, commands and owners."""
+"""Kinds of contributions that leave an owner, by name, with their texts for pages, commands and owners."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from moerge_proto.statistics_file import BodyManifest, HeadManifest, Kind, RouterManifest, StatisticsFile
+from moerge_proto.contributions import Kind
+from moerge_proto.statistics_file import HeadManifest, RouterManifest
 
-M = TypeVar("M", RouterManifest, BodyManifest, HeadManifest)
+M = TypeVar("M", RouterManifest, HeadManifest)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class ContributionKind(Generic[M]):
         withdrawal: the effect of a withdrawal.
         under_body: whether it counts under one body only, with a split and shards.
         sums: the tensors of a manifest in words.
-        reveals: sentences on what only this kind reveals.
     """
 
     name: Kind
@@ -32,7 +31,6 @@ class ContributionKind(Generic[M]):
     withdrawal: str
     under_body: bool
     sums: Callable[[M], str]
-    reveals: Callable[[M, StatisticsFile], Iterator[str]]
 
 
 def _router_sums(manifest: RouterManifest) -> str:
@@ -40,21 +38,8 @@ def _router_sums(manifest: RouterManifest) -> str:
     return f"{manifest.layers} x (gram {hidden} x {hidden}, cross {hidden})"
 
 
-def _body_sums(manifest: BodyManifest) -> str:
-    sizes = Counter(manifest.grams().values())
-    return ", ".join([f"{count} grams {size} x {size}" for size, count in sizes.items()] + ["counts of tokens"])
-
-
 def _head_sums(manifest: HeadManifest) -> str:
     return f"gram {manifest.hidden_size} x {manifest.hidden_size}"
-
-
-def _token_counts(manifest: BodyManifest, file: StatisticsFile) -> Iterator[str]:
-    shown = int((file.array("token_counts") > 0).sum())
-    yield (
-        f"the counts of {shown:,} of the {manifest.vocab_size:,} tokens; counts below {manifest.rare_below} are "
-        "withheld. The grams tell little of those: in a trial hardly more than the frequencies of similar text"
-    )
 
 
 ROUTER = ContributionKind(
@@ -67,17 +52,6 @@ ROUTER = ContributionKind(
     "Versions that were solved with it stay as they are.",
     under_body=True,
     sums=_router_sums,
-    reveals=lambda manifest, file: iter(()),
-)
-BODY = ContributionKind(
-    name="body",
-    purpose="for merged bodies",
-    about="Sums over the inputs of the experts' own attention. Merged bodies are solved from them.",
-    origin="Workers send them if body_contribution is set and their owner's policy allows it.",
-    withdrawal="Bodies that were solved with it are retired. Merge a new one afterwards.",
-    under_body=False,
-    sums=_body_sums,
-    reveals=_token_counts,
 )
 HEAD = ContributionKind(
     name="head",
@@ -87,6 +61,5 @@ HEAD = ContributionKind(
     withdrawal="Later versions' heads don't contain it. Versions that were solved with it stay as they are.",
     under_body=False,
     sums=_head_sums,
-    reveals=lambda manifest, file: iter(()),
 )
-CONTRIBUTIONS: Mapping[str, ContributionKind[Any]] = {kind.name: kind for kind in (ROUTER, BODY, HEAD)}
+CONTRIBUTIONS: Mapping[str, ContributionKind[Any]] = {kind.name: kind for kind in (ROUTER, HEAD)}

@@ -79,16 +79,6 @@ def validate_grams(file: StatisticsFile, exponents: Sequence[int], bounds: Seque
         _validate_gram(name, exponent, bound, file)
 
 
-def validate_body(file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float]) -> None:
-    """As `validate_grams`; also checks the counts of an opened body contribution."""
-    validate_grams(file, exponents, bounds)
-    counts, tokens = file.array("token_counts"), file.manifest.tokens
-    if (counts < 0).any() or int(counts.sum(dtype=object)) > tokens:
-        raise ContributionError(
-            f"expected counts from 0 to {tokens}, the number of tokens", where="token_counts", todo=_AGAIN
-        )
-
-
 def _require_exponents(file: Summand, exponents: Sequence[int]) -> None:
     if file.manifest.exponents != list(exponents):
         raise ContributionError("differ from those of the expert's weights", where="manifest.exponents", todo=_AGAIN)

@@ -23,9 +23,9 @@ from moerge.models.reader import Checkpoint
 from moerge.models.writer import copies, write_safetensors
 from moerge.progress import Progress
 from moerge.threads import at_once
+from moerge.trunk.lineage import BodyLineage, BodyOptions
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
-from moerge_proto.bodies import BodyLineage, BodyOptions
 from moerge_proto.digests import Digest, digest_of, sha256_hex
 from moerge_proto.messages import UNKNOWN, FileEntry
 from moerge_proto.ranges import Source

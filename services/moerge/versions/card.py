@@ -150,7 +150,7 @@ def card_file(
 
 # Mixture of {len(experts)} experts: {domains}
 
-{_notices(lineage, merged)}\
+{_notices(lineage)}\
 moerge made this model from dense experts, in closed form and without training. The method extends DUME
 ([arXiv 2603.29765](https://arxiv.org/abs/2603.29765)).
 
@@ -243,16 +243,10 @@ def _metadata(experts: Sequence[ExpertRecord], seed: SeedRecord | None) -> Model
     )
 
 
-def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
-    domains = {expert.digest: expert.domain for expert in merged}
-    lines = []
-    if lineage.withdrawn:
-        names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in lineage.withdrawn)
-        lines.append(f"> The body still contains parameters of experts that were withdrawn: {names}.\n")
-    if lineage.left_out:
-        names = ", ".join(lineage.left_out)
-        lines.append(f"> Left out, because they had not contributed: {names}.\n")
-    return "".join(f"{line}\n" for line in lines)
+def _notices(lineage: Lineage) -> str:
+    if not lineage.left_out:
+        return ""
+    return f"> Left out, because they had not contributed: {', '.join(lineage.left_out)}.\n\n"
 
 
 def _chat(chat: ChatTemplates) -> str:

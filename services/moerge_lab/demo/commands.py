@@ -1,7 +1,7 @@
 """`moerge demo`"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -9,7 +9,6 @@ from moerge.files import cache_folder
 from moerge.progress import progress
 from moerge.terminal import Screen
 from moerge_lab.demo.stages import INTRODUCTION, Stages
-from moerge_proto.options import RecipeName
 
 app = typer.Typer()
 
@@ -17,16 +16,6 @@ app = typer.Typer()
 @app.callback(invoke_without_command=True)
 def demo(
     home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
-    recipe: Annotated[
-        RecipeName, typer.Option(help="recommended: regmean head and discriminants. dume: the paper's.")
-    ] = "recommended",
-    body: Annotated[
-        Literal["seed", "merged"] | None,
-        typer.Option(
-            help="seed: the owners' own copy, to which they fit their MLPs. merged: by the recipe's method. "
-            "Default: seed; merged for dume."
-        ),
-    ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Keep coordinator and dashboard open at the end.")] = False,
 ) -> None:
     """Run the main job on real text: train four small experts (once), start a coordinator and four workers, publish
@@ -53,10 +42,10 @@ def demo(
         stages.introduce()
         stages.begin(1)
         trained = train(texts, cache, progress())
-        experts, merged = trained.experts, body == "merged" or (body is None and recipe == "dume")
+        experts = trained.experts
         stages.tell(f"The experts are in {next(iter(experts.values())).parent}")
         domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
-        Demo(home, domains, recipe, None if merged else trained.seed, stages).run(serve=serve)
+        Demo(home, domains, trained.seed, stages).run(serve=serve)
     except KeyboardInterrupt:
         stages.interrupted()
         raise

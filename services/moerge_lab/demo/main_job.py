@@ -12,31 +12,26 @@ from pathlib import Path
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge.trunk.head_kinds import HEADS
-from moerge.trunk.methods.registry import METHODS
 from moerge_lab.demo.processes import Processes, address_in, output_of
 from moerge_lab.demo.stages import Stages
-from moerge_proto.bodies import NewBody
 from moerge_proto.experts import ExpertState
-from moerge_proto.options import VERSION_RECIPES, RecipeName
 from moerge_proto.signatures import JoinRequest
 from moerge_proto.versions import CHAMPION, NewVersion
 
 TABLE_TOKENS, STATISTICS_TOKENS = 5_000, 10_000
 """Tokens per domain in the demo's table: for scores, and for the recipes' statistics."""
-_BESIDE: dict[RecipeName, list[str]] = {"recommended": ["averaging", "dume"], "dume": ["averaging"]}
+_BESIDE = ("averaging", "dume")
+"""The recipes in the table, beside the version's."""
 _SMALL_POLICY = "Their policies allow contributions of 2 documents, as some domains have few; the default is 1,000."
 _POLICY = """\
 held_out_share = 0.1
 
 [policy]  # for public texts; some domains have hardly a hundred
-bodies = ["{body}"]
 min_documents = 2
 evaluation_sums = true
 redistribute = true
 progress = true
-{stray}"""
-_STRAY = "max_stray = 5  # rows of experts as small as these are far from a merged body's\n"
+"""
 
 
 @dataclass(frozen=True)
@@ -55,12 +50,8 @@ Workers = dict[str, subprocess.Popen[str]]
 class Demo:
     """The demo in a home folder. All content is named by digest, so a second run resumes an interrupted one."""
 
-    def __init__(
-        self, home: Path, domains: Sequence[Domain], recipe: RecipeName, seed: Path | None, stages: Stages
-    ) -> None:
-        """`seed`: the seed model, whose body is used; None: a body is merged by the recipe's method."""
-        self._home, self._domains, self._recipe, self._stages = home, domains, recipe, stages
-        self._seed, self._chosen = seed, VERSION_RECIPES[recipe]
+    def __init__(self, home: Path, domains: Sequence[Domain], seed: Path, stages: Stages) -> None:
+        self._home, self._domains, self._seed, self._stages = home, domains, seed, stages
         self._coordinator, self._versions = home / "coordinator", home / "coordinator" / "versions"
         self._url = self._token = ""
 
@@ -77,7 +68,7 @@ class Demo:
             workers = {domain.name: self._start_worker(processes, client, domain) for domain in early}
             experts = self._ready_experts(client, workers)
             stages.begin(3)
-            body = self._body(client, experts, workers)
+            body = client.body("current").digest
             first = self._publish(processes, client, body, experts, workers)
             stages.begin(4)
             stages.tell(f"Each owner evaluates version {first}, and {late.name} joins under the same body.")
@@ -103,13 +94,12 @@ class Demo:
 
     def _operator_token(self) -> str:
         """Makes the home with the seed's body, or adds the body to an earlier run's; returns the operator's token."""
-        path, seed = self._home / "operator-token", () if self._seed is None else (self._seed,)
+        path = self._home / "operator-token"
         if path.is_file():
-            if seed:
-                self._output_of("coordinator", "seed", self._coordinator, *seed)
+            self._output_of("coordinator", "seed", self._coordinator, self._seed)
             return path.read_text()
         shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run interrupted before it stored the token
-        token = self._output_of("coordinator", "init", self._coordinator, *(("--seed", *seed) if seed else ()))
+        token = self._output_of("coordinator", "init", self._coordinator, "--seed", self._seed)
         with atomic_file(path, private=True) as out:
             out.write(token.encode())
         return token
@@ -135,31 +125,13 @@ class Demo:
         home = self._home / f"worker-{domain.name}"
         token = self._approved(client, domain.name, home)
         with atomic_file(home / "worker.toml") as out:
-            body, stray = ("merged", _STRAY) if self._seed is None else ("seed", "")
-            out.write(_POLICY.format(body=body, stray=stray).encode())
+            out.write(_POLICY.encode())
         arguments: list[object] = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home]
-        arguments += ["--license", "Apache-2.0", "--context", 256]
-        if self._seed is not None:
-            arguments += ["--seed", self._seed]
-        elif METHODS[self._chosen.body].solved:
-            arguments.append("--body-contribution")
+        arguments += ["--license", "Apache-2.0", "--context", 256, "--seed", self._seed]
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
-        self._add_whole(processes, client, domain, environment)
         self._stages.command(*arguments)
         return processes.start(arguments, environment, label=domain.name)
-
-    def _add_whole(self, processes: Processes, client: Client, domain: Domain, environment: dict[str, str]) -> None:
-        """Adds the whole expert, which workers keep at home while a seed's body of an earlier run is current."""
-        current = client.current_body()
-        if self._seed is not None or current is None or not METHODS[current.method].is_seed:
-            return
-        if METHODS[self._chosen.body].solved:
-            problem = "an earlier run's seed's body is current, so owners send no body contributions"
-            raise MoergeError(problem, where="`home`", todo="name another folder")
-        command = "expert", "add", domain.expert, "--domain", domain.name, "--license", "Apache-2.0"
-        self._stages.command(*command)
-        processes.finish(domain.name, processes.start(command, environment))
 
     def _approved(self, client: Client, domain: str, home: Path) -> str:
         command = "worker", "init", "--owner", f"{domain}-owner", "--domain", domain, "--home", home
@@ -168,10 +140,9 @@ class Demo:
         return client.approve(JoinRequest.of_line(line), replace=True).token.secret
 
     def _ready_experts(self, client: Client, workers: Workers) -> list[str]:
-        """The digests of the workers' dense experts, after the coordinator has accepted all, or their parts."""
+        """The digests of the workers' experts, after the coordinator has accepted all."""
         while True:
-            rows = [row for row in client.experts() if (row.parts is None) == (self._seed is None)]
-            known = {row.domain: row.dense for row in rows if row.state is ExpertState.READY}
+            known = {row.domain: row.digest for row in client.experts() if row.state is ExpertState.READY}
             ready = [known[name] for name in workers if name in known]
             if len(ready) == len(workers):
                 return ready
@@ -188,34 +159,15 @@ class Demo:
                 raise MoergeError("its worker failed", where=name, todo="see its messages above")
         time.sleep(0.2)
 
-    def _body(self, client: Client, experts: list[str], workers: Workers) -> str:
-        """The digest of the seed's body, or of one that is merged from the experts."""
-        if self._seed is not None:
-            [body] = [row.digest for row in client.bodies() if row.current]
-            return body
-        method = self._chosen.body
-        if METHODS[method].solved:
-            self._wait_for_domains(workers, lambda: {row.domain for row in client.contributions("body") if row.active})
-        named = [word for name in workers for word in ("--expert", name)]
-        self._stages.command("body", "merge", "--method", method, *named)
-        body = client.wait(client.merge_body(NewBody(method=method, experts=experts)))
-        self._stages.tell("Each owner now contributes statistics under this body.")
-        return body
-
     def _publish(self, processes: Processes, client: Client, body: str, experts: list[str], workers: Workers) -> int:
         def contributed() -> set[str]:
             heads = {row.domain for row in client.contributions("head") if row.active}
             rows = {row.domain for row in client.contributions() if row.active and row.body == body}
-            return rows & heads if HEADS[self._chosen.head].solved else rows
+            return rows & heads
 
         self._wait_for_domains(workers, contributed)
-        head = self._chosen.head
-        recipe = () if self._recipe == "recommended" else ("--recipe", self._recipe, "--head", head)
-        self._stages.command("version", "solve", *recipe)
-        contributed_experts = {row.expert for row in client.contributions() if row.active and row.body == body}
-        chosen = {row.dense: row.digest for row in client.experts() if row.digest in contributed_experts}
-        ordered = [chosen[expert] for expert in experts]
-        new = NewVersion(experts=ordered, head=head, options=self._chosen.solve)
+        self._stages.command("version", "solve")
+        new = NewVersion(experts=experts)
         number = int(client.wait(client.solve_version(new)))
         self._show(processes, "show", number)
         return number
@@ -238,7 +190,7 @@ class Demo:
     def _table_command(self, number: int) -> list[object]:
         command: list[object] = ["table", "version", self._versions / str(number), "--tokens", TABLE_TOKENS]
         command += ["--statistics-tokens", STATISTICS_TOKENS, "--json-file", self._home / f"table-{number}.json"]
-        for recipe in _BESIDE[self._recipe]:
+        for recipe in _BESIDE:
             command += ["--recipe", recipe]
         for domain in self._domains:
             command += ["--expert", f"{domain.name}={domain.expert}"]

@@ -14,6 +14,7 @@ from moerge.errors import MoergeError
 from moerge.models.dense import dense_model, place
 from moerge.models.dense_files import DenseFiles
 from moerge.models.reader import Checkpoint
+from moerge.trunk.lineage import BodyOptions
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.pieces import merge_plan
@@ -21,7 +22,7 @@ from moerge_lab.recipes.base import Fleet, Model, Options, Recipe, number
 from moerge_lab.recipes.likelihoods import Dense
 from moerge_lab.recipes.models import Loaded
 from moerge_lab.recipes.tuning import CHOOSE, choose_scale
-from moerge_proto.bodies import BodyMethod, BodyOptions
+from moerge_proto.bodies import BodyMethod
 
 Checked = TypeVar("Checked", bound=BaseModel)
 EXPERTS = "experts"

@@ -14,7 +14,6 @@ from moerge.merging.assemble import KeptParts
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
 from moerge.terminal import Screen
-from moerge.trunk.remerge_estimate import WORTH, estimate, gainers, is_outnumbered
 from moerge_lab.peaks import quick_collections
 from moerge_lab.recipes.base import Model
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
@@ -35,13 +34,11 @@ class Version:
 
     Attributes:
         body: the domains of its body's experts.
-        fitted: the domains of which no gain by a remerge is expected.
     """
 
     body: Names
     scores: Mapping[str, Figure]
     oracles: Mapping[str, Figure]
-    fitted: Names = ()
 
     @property
     def domains(self) -> Names:
@@ -74,24 +71,10 @@ class Remerge:
     def newcomers(self) -> Names:
         return self.kept.domains[len(self.kept.body) :]
 
-    @property
-    def expected(self) -> Figure | None:
-        """The coordinator's estimate of the gain, from the oracles of the kept body; None if they don't tell it."""
-        members = mean(self.kept.oracles[name] for name in self.kept.body)
-        behind = [name for name in self.newcomers if name not in self.kept.fitted]
-        if is_outnumbered(len(self.kept.body), len(self.newcomers), len(behind)):
-            return None
-        if not behind:
-            return Figure([0.0 for _ in members.values])
-        late = mean(self.kept.oracles[name] for name in behind)
-        sizes = len(self.kept.body), len(behind), len(self.kept.domains)
-        return Figure([estimate(*means, *sizes).gain for means in zip(members.values, late.values, strict=True)])
-
     def gains(self) -> dict[str, Figure]:
-        """Points of the average, points of the oracle's average (without routing errors), and their estimate."""
+        """Points of the average, and of the oracle's average, without routing errors."""
         gained, oracle_gained = self.merged.average - self.kept.average, self.merged.oracle - self.kept.oracle
-        gains = {"gained": gained, "oracle_gained": oracle_gained}
-        return gains if (expected := self.expected) is None else gains | {"expected": expected}
+        return {"gained": gained, "oracle_gained": oracle_gained}
 
     def to_json(self) -> dict[str, object]:
         names = {"body": self.kept.body, "domains": self.kept.domains, "newcomers": self.newcomers}
@@ -113,7 +96,7 @@ class Joined:
     def render(self) -> Iterator[RichTable | str]:
         title = f"{self.run.label} as experts join: normalised perplexity, 100 = the domain's own dense expert"
         table = RichTable("version", "body", title=title)
-        for name in (*self.kept[-1].domains, "average", "oracle", "expected"):
+        for name in (*self.kept[-1].domains, "average", "oracle"):
             table.add_column(name, justify="right")
         first = self.kept[0]
         table.add_row(f"1 {', '.join(first.domains)}", "merged", *self._cells(first), end_section=True)
@@ -123,19 +106,17 @@ class Joined:
             table.add_row(f"{number} + {remerge.kept.domains[-1]}", "kept", *self._cells(remerge.kept))
             table.add_row("", "remerged", *self._cells(remerge.merged))
             averages = [f"{figure.mean:+.1f}" for figure in remerge.gains().values()]
-            averages += ["unknown"] * (remerge.expected is None)
             table.add_row("", "gain", *self._by_domain(gained, "{:+.1f}".format), *averages, end_section=True)
             gains.append((number, remerge.gains()["gained"].mean))
         yield table
         gain = " and ".join(f"{gain:+.1f} at version {number}" for number, gain in gains)
-        paying = " and ".join(str(number) for number, gain in gains if gain >= WORTH)
-        yield f"{self.run.label}: a remerge gains {gain}; it pays from {WORTH:g} point on: at {paying or 'none'}."
+        yield f"{self.run.label}: a remerge gains {gain}."
 
     def _cells(self, version: Version) -> list[str]:
         average, oracle = version.average, version.oracle
         spread = f" ± {average.deviation:.1f}" if len(average.values) > 1 else ""
         scores = self._by_domain(version.scores, "{:.1f}".format)
-        return [*scores, f"{average.mean:.1f}{spread}", f"{oracle.mean:.1f}", ""]
+        return [*scores, f"{average.mean:.1f}{spread}", f"{oracle.mean:.1f}"]
 
     def _by_domain(self, figures: Mapping[str, Figure], shown: Callable[[float], str]) -> list[str]:
         return [shown(figures[name].mean) if name in figures else "-" for name in self.kept[-1].domains]
@@ -206,16 +187,16 @@ def _versions(
     measured = [_measured(run, domains, grown, settings, seed, tracker) for seed in range(settings.seeds)]
     seeds = [tuple(zip(*item, strict=True)) for item in zip(*measured, strict=True)]
     return [
-        Version(grown[0], figures(names, scores), figures(names, oracles), fitted[0])
-        for names, (scores, oracles, fitted) in zip(grown, seeds, strict=True)
+        Version(grown[0], figures(names, scores), figures(names, oracles))
+        for names, (scores, oracles) in zip(grown, seeds, strict=True)
     ]
 
 
 def _measured(
     run: Run, domains: Mapping[str, Texts], grown: Sequence[Names], settings: Settings, seed: int, tracker: Tracker
-) -> list[tuple[_Scores, _Scores, Names]]:
-    """Each version's scores, oracle's scores, and `Version.fitted` with one seed."""
-    parts, result = run.recipe.parts, list[tuple[_Scores, _Scores, Names]]()
+) -> list[tuple[_Scores, _Scores]]:
+    """Each version's scores, and its oracle's, with one seed."""
+    parts, result = run.recipe.parts, list[tuple[_Scores, _Scores]]()
     if parts is None:
         raise TypeError(f"{run.recipe.name} has no parts")
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
@@ -232,9 +213,7 @@ def _measured(
                 scores, oracles = (
                     {name: _score(model, name, domains[name], tracker) for name in names} for model in (routed, oracle)
                 )
-                fitted = [name for name, slot in zip(names, kept.slots, strict=True) if slot.record.fitted]
-                behind = gainers(names, fitted, version.lineage.head.method)
-                result.append((scores, oracles, tuple(name for name in names if name not in behind)))
+                result.append((scores, oracles))
     return result
 
 

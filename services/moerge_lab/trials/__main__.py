@@ -4,12 +4,10 @@ import typer
 
 from moerge_lab.trials.answers import answers
 from moerge_lab.trials.influence import influence
-from moerge_lab.trials.leaks import leaks
 from moerge_lab.trials.membership import membership
 from moerge_lab.trials.noise import noise
 from moerge_lab.trials.recommended import constants, prompts
 from moerge_lab.trials.sentences import sentences
-from moerge_lab.trials.strays import strays
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,7 +15,7 @@ app = typer.Typer(
     add_completion=False,
     help="Repeat the measurements on which defaults, bounds and warnings rest. Missing experts are trained first.",
 )
-for trial in (constants, prompts, sentences, strays, leaks, membership, influence, noise, answers):
+for trial in (constants, prompts, sentences, membership, influence, noise, answers):
     app.command()(trial)
 
 if __name__ == "__main__":

@@ -46,15 +46,13 @@ def _version(record: TunedModel, version: Path) -> tuple[str, str]:
     """Head, and the parent's parts."""
     path, domains = version / CARD_FILE, ", ".join(record.domains)
     metadata = re.match(r"---\n.*?\n---\n\n?", path.read_text(encoding="utf-8") if path.is_file() else "", re.DOTALL)
-    withdrawn = ", ".join(f"`{digest}`" for digest in record.parent.withdrawn)
-    notice = "" if not withdrawn else f"> The body still contains parameters of withdrawn experts: {withdrawn}.\n\n"
     experts = zip(record.domains, record.parent.experts, strict=True)
     rows = markdown_rows((str(slot), domain, f"`{digest}`") for slot, (domain, digest) in enumerate(experts))
     files = markdown_rows((name, f"`{digest}`") for name, digest in record.parent_files.items())
     head = f"""\
 {metadata[0] if metadata else ""}# Tuned mixture of {len(record.domains)} experts: {domains}
 
-{notice}`moerge tune` trained this model on **pooled text of its domains**: {domains}. It is not a version that a
+`moerge tune` trained this model on **pooled text of its domains**: {domains}. It is not a version that a
 coordinator published: those are functions of contributions alone, and nobody pools text for them.
 """
     parts = f"""\

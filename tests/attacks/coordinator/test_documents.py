@@ -1,35 +1,34 @@
-"""A coordinator subtracts sums under two bodies with equal or similar features, to read the documents between them."""
+"""A coordinator subtracts sums under two seeds with equal or similar features, to read the documents between them."""
 
 from pathlib import Path
 
 import pytest
 
-from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import texts
-from support.stages import MemoryClient, body, context_of, contribute, own_body
-
-POLICY = {"min_documents": 5, "min_tokens": 1, "bodies_per_month": 9}
+from support.stages import MemoryClient, another, context_of, contribute, seeded
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return own_body(tmp_path_factory.mktemp("owner"))
+    folder = tmp_path_factory.mktemp("owner")
+    seeded(folder)
+    return folder
 
 
 class Owner:
     """An owner's home, and the documents of its contribution under each body."""
 
     def __init__(self, folder: Path, home: Path) -> None:
-        self.folder, self.home, self.client = folder, home, MemoryClient(folder / DENSE_BODY_FILE)
+        self.folder, self.home, self.client = folder, home, MemoryClient(None)
         self.lines = texts(home / "texts.jsonl", 1, 60).read_text().splitlines(keepends=True)
 
     def under(self, number: int, documents: list[int]) -> list[int] | None:
-        """The number of documents and the shards' names of all contributions under a body; None: there is none."""
+        """The number of documents of each contribution under the body of a seed; None: there is none."""
         (self.home / "texts.jsonl").write_text("".join(self.lines[place] for place in documents))
-        self.client.current = body(str(number) * 64)
-        with context_of(self.folder, self.home, self.client, policy=POLICY) as context:
-            rows = contribute(context, self.client.current)
+        self.client.current = body = another(self.home, number)
+        with context_of(self.folder, self.home, self.client, seed=self.home / f"seed-{number}") as context:
+            rows = contribute(context, body)
         return [row.documents for row in rows] if rows else None
 
     def shards(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""A hostile coordinator under the default policy: it forges the seed's body, and gets nothing, not even an answer."""
+"""A hostile coordinator forges the seed's body, and gets nothing, not even an answer."""
 
 import json
 import shutil
@@ -14,8 +14,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import MoergeError
-from moerge.models.dense import body_names
-from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
@@ -23,16 +21,13 @@ from moerge_proto.bodies import Body
 from moerge_proto.experts import ExpertState
 from moerge_proto.progress import Obstacle
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_workers.contributing.body_check import checked_body
-from moerge_workers.contributing.seed import OtherBodyError
 from moerge_workers.contributing.stages import run_stages
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.public_log import LogError, PublicLog
-from support.models import expert, seed_model, texts
+from support.models import expert, texts
 from support.outbox import COORDINATOR
-from support.stages import BODIES, NOW, MemoryClient, body, context_of, registered, seeded
+from support.stages import NOW, MemoryClient, another, context_of, registered, seeded
 
-DEFAULT: dict[str, Any] = {"policy": {"bodies": ["seed"], "min_documents": 5, "min_tokens": 1}, "fit": None}
 TOKEN = 97
 
 
@@ -51,10 +46,7 @@ def folder(honest: tuple[Path, Body], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(honest: tuple[Path, Body]) -> MemoryClient:
-    """A coordinator that serves no file."""
-    client = MemoryClient(honest[0] / "nothing")
-    client.current = honest[1]
-    return client
+    return MemoryClient(honest[1])
 
 
 class Unread:
@@ -70,18 +62,18 @@ def never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
 
 def ran(folder: Path, home: Path, client: MemoryClient) -> None:
     """One run of the owner's worker, over 40 documents."""
-    with context_of(folder, home, client, seed=folder / "seed", **DEFAULT) as context:
+    with context_of(folder, home, client, fit=None) as context:
         run_stages(context)
 
 
 def refusal(folder: Path, home: Path, client: MemoryClient) -> tuple[str, Obstacle | None]:
     """The error and the obstacle of a run that may neither read text nor compute; nothing leaves, and nothing came."""
-    with context_of(folder, home, client, seed=folder / "seed", **DEFAULT) as context:
+    with context_of(folder, home, client, fit=None) as context:
         with pytest.raises(MoergeError) as caught:
             run_stages(replace(context, data=Unread(), compute=never))  # type: ignore[arg-type]
         assert context.outbox.history.sendings() == []
         obstacle = context.events.status.state.obstacle
-    assert (client.uploaded, client.downloads, client.rows, client.known) == ([], [], {}, {})
+    assert (client.uploaded, client.rows, client.known) == ([], {}, {})
     return str(caught.value), obstacle
 
 
@@ -100,19 +92,6 @@ def one_bit(tensor: torch.Tensor) -> None:
 
 def one_row(tensor: torch.Tensor) -> None:
     tensor[TOKEN] += tensor[TOKEN].norm() / tensor.shape[1] ** 0.5
-
-
-def save_body(folder: Path, path: Path) -> Path:
-    """The body of the owner's expert itself, which is near it and harmless."""
-    expert = DenseExpert("law", folder / "expert")
-    save_file({name: expert.checkpoint.tensor(name) for name in body_names(expert)}, path)
-    return path
-
-
-def test_worker_with_the_seed_downloads_no_body(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
-    ran(folder, tmp_path, client)
-    assert {row.kind for row in client.rows.values()} == {"router", "head"}
-    assert client.downloads == []
 
 
 @pytest.mark.parametrize(
@@ -137,7 +116,6 @@ def test_forged_body_is_refused_before_text_is_read(
         pytest.param({"digest": "0" * 64}, id="another name"),
         pytest.param({"exponents": [16, 16, 15]}, id="other exponents"),
         pytest.param({"files": []}, id="no file"),
-        pytest.param({"method": "average"}, id="called merged"),
     ],
 )
 def test_seed_s_body_under_other_facts_is_refused(
@@ -149,18 +127,17 @@ def test_seed_s_body_under_other_facts_is_refused(
 
 
 def test_second_body_after_a_contribution_gets_nothing(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
-    """P2, P5 and P6 need sums under two bodies. There is one: another seed's, forged or merged ones are refused."""
+    """P2, P5 and P6 need sums under two bodies. There is one: another seed's and forged ones are refused."""
     ran(folder, tmp_path, client)
     sent, kept = list(client.uploaded), dict(client.rows)
     more = texts(tmp_path / "more.jsonl", 2, 1).read_text()
     (tmp_path / "texts.jsonl").write_text((tmp_path / "texts.jsonl").read_text() + more)
     twin = changed(shutil.copytree(folder / "seed", tmp_path / "twin"), EMBEDDING, one_row)
-    others = [registered(twin, tmp_path / "b"), registered(seed_model(tmp_path / "c", apart=0.006), tmp_path / "d")]
-    for other in (*others, body()):
+    for other in (registered(twin, tmp_path / "b"), another(tmp_path)):
         client.current = other
         with pytest.raises(MoergeError):
             ran(folder, tmp_path, client)
-    assert (client.uploaded, client.rows, client.downloads) == (sent, kept, [])
+    assert (client.uploaded, client.rows) == (sent, kept)
 
 
 def test_seed_with_another_head_is_the_same_body(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
@@ -193,7 +170,7 @@ def test_refusals_answer_nothing_about_text(folder: Path, tmp_path: Path, client
         texts(home / "texts.jsonl", number, 40 * number + 1)
         answers.add(refusal(folder, home, client))
         kept = {path.relative_to(home).parts[0] for path in home.rglob("*") if path.is_file()}
-        assert not kept & {"bodies", "contributions", "losses", "own-grams", "parts"}
+        assert not kept & {"contributions", "parts"}
     assert len(answers) == 1
 
 
@@ -242,7 +219,7 @@ def test_other_mlps_show_no_single_document(
     folder: Path, tmp_path: Path, client: MemoryClient, first: dict[str, Any], then: dict[str, Any]
 ) -> None:
     """The first layer's sums don't depend on the MLPs, so two contributions differ by that of their documents."""
-    given = {"seed": folder / "seed", **DEFAULT, **first}
+    given = {"fit": None, **first}
     if "expert" in then:
         then = {"expert": expert(tmp_path / "trained-again", 2)}
     lines = (tmp_path / "texts.jsonl").read_text()
@@ -265,23 +242,3 @@ def test_other_mlps_show_no_single_document(
     assert row.documents == 40
     assert run(1, **given).keys() == {40}
     assert run(5, **given).keys() == {40, 5}
-
-
-def test_seed_s_name_exempts_no_other_file_from_the_budget(folder: Path, tmp_path: Path, client: MemoryClient) -> None:
-    """The same ledger has documents under a name, so one file has it: the first in this home."""
-    assert client.current is not None
-    merged = client.current.model_copy(update={"method": "average"})
-    client.weights = save_body(folder, tmp_path / "merged.safetensors")
-    given: dict[str, Any] = {
-        **DEFAULT,
-        "policy": {**DEFAULT["policy"], "bodies": BODIES},
-        "fit": False,
-        "seed": folder / "seed",
-    }
-    for name, bodies in ("seed-first", [client.current, merged]), ("merged-first", [merged, client.current]):
-        (home := tmp_path / name).mkdir()
-        texts(home / "texts.jsonl", 1, 40)
-        with context_of(folder, home, client, **given) as context:
-            assert checked_body(context, bodies[0], None, lambda: False) is not None
-            with pytest.raises(OtherBodyError, match="served another file under the name of body"):
-                checked_body(context, bodies[1], None, lambda: False)

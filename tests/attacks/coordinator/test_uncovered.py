@@ -13,9 +13,8 @@ from moerge_workers.contributing.stages import run_stages
 from moerge_workers.leaving.history import History
 from moerge_workers.settings import Settings
 from support.models import expert, keeping_expert, seed_model, texts
-from support.stages import MemoryClient, context_of, registered
+from support.stages import POLICY, MemoryClient, context_of, registered
 
-POLICY: dict[str, Any] = {"bodies": ["seed"], "min_documents": 5, "min_tokens": 1}
 BUDGET: dict[str, Any] = {"privacy": {"epsilon": 2.0}, "fit": None}
 
 
@@ -24,14 +23,12 @@ def client(tmp_path: Path) -> MemoryClient:
     """A coordinator with a seed; the owner's copy, and its text in a home, are in the folder."""
     (tmp_path / "home").mkdir()
     texts(tmp_path / "home" / "texts.jsonl", 1, 40)
-    client = MemoryClient(tmp_path / "nothing")
-    client.current = registered(seed_model(tmp_path / "seed"), tmp_path / "registered")
-    return client
+    return MemoryClient(registered(seed_model(tmp_path / "seed"), tmp_path / "registered"))
 
 
 def ran(folder: Path, client: MemoryClient, policy: dict[str, Any] | None = None, **given: Any) -> list[str]:
     """The kinds of what has left after one run."""
-    settings = {**BUDGET, "seed": folder / "seed", "policy": {**POLICY, **(policy or {})}, **given}
+    settings = {**BUDGET, "policy": {**POLICY, **(policy or {})}, **given}
     with context_of(folder, folder / "home", client, **settings) as context:
         run_stages(context)
     return sent(folder)
@@ -88,8 +85,6 @@ def test_mlps_that_were_fitted_before_the_budget_stay(tmp_path: Path, client: Me
     [
         ({"fit": True}, "fit = false"),
         ({"held_out_share": 0.1, "policy": {"evaluation_sums": True}}, "evaluation_sums = false"),
-        ({"policy": {"bodies": ["seed", "merged"]}}, 'bodies = \\["seed"\\]'),
-        ({"body_contribution": True, "policy": {"bodies": ["seed", "merged"]}}, 'bodies = \\["seed"\\]'),
     ],
 )
 def test_settings_that_send_other_sums_are_refused(change: dict[str, Any], need: str) -> None:

@@ -31,8 +31,8 @@ from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.contributing.publications import Versions
 from moerge_workers.leaving.history import FILE, Sending
 from moerge_workers.leaving.public_log import PublicLog
-from support.models import expert, texts
-from support.stages import NOW, Listed, MemoryClient, body, context_of, expects_letters
+from support.models import expert, seed_model, texts
+from support.stages import NOW, POLICY, Listed, MemoryClient, another, context_of, registered
 from support.versions import ROWS
 
 OWN, OTHER = "model-expert-00000.safetensors", "model-expert-00001.safetensors"
@@ -45,13 +45,13 @@ class Hostile(MemoryClient):
         folder: of the version's files.
         lineage: that it says.
         came: the evaluations that came.
+        downloads: the paths of downloads.
     """
 
-    def __init__(self, weights: Path, folder: Path, lineage: Lineage) -> None:
-        super().__init__(weights)
-        self.folder, self.lineage = folder, lineage
-        self.current, self.demanded_version = body(lineage.body), 1
-        self.came: list[NewEvaluation] = []
+    def __init__(self, body: Body, folder: Path, lineage: Lineage) -> None:
+        super().__init__(body)
+        self.folder, self.lineage, self.demanded_version = folder, lineage, 1
+        self.came, self.downloads = list[NewEvaluation](), list[str]()
 
     def body(self, digest: str) -> Body:
         assert self.current is not None
@@ -86,8 +86,8 @@ class Hostile(MemoryClient):
         )
 
     def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
-        if "/versions/" not in path:
-            return super().download(path, files, folder, progress, title=title)
+        assert "/versions/" in path
+        self.downloads.append(path)
         shutil.copytree(self.folder, folder)
         return 1
 
@@ -98,15 +98,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(folder: Path, family: str = "llama") -> Path:
-    """The owner's expert, another one, their body, and the version of both."""
+    """The owner's expert, another one, their seed and its body, and the version of both."""
     places = {"law": folder / "expert", "art": folder / "other"}
     own = [
-        DenseExpert(name, expects_letters(expert(at, seed, family, apart=0.002)))
-        for seed, (name, at) in enumerate(places.items(), 1)
+        DenseExpert(name, expert(at, seed, family, apart=0.002)) for seed, (name, at) in enumerate(places.items(), 1)
     ]
-    merged = local_body(own, folder / "body", "average")
-    sent = [router_contribution(item, merged, all_counted(ROWS), folder / f"{item.domain}.safetensors") for item in own]
-    lineage, inputs = local_version(own, merged, sent, head="average")
+    seed = DenseExpert("seed", seed_model(folder / "seed", family=family))
+    body = local_body([], folder / "body", "seed", base=seed)
+    sent = [router_contribution(item, body, all_counted(ROWS), folder / f"{item.domain}.safetensors") for item in own]
+    lineage, inputs = local_version(own, body, sent, head="average")
     write_folder(plan_version(lineage, inputs).files, folder / "version")
     (folder / "lineage.json").write_text(lineage.model_dump_json())
     return folder
@@ -121,15 +121,15 @@ def serving(folder: Path, tmp_path: Path) -> Hostile:
     """A coordinator that serves a copy of the version, beside the owner's texts."""
     texts(tmp_path / "texts.jsonl", 1, 60)
     served = shutil.copytree(folder / "version", tmp_path / "served")
-    [weights] = (folder / "body").glob("body.safetensors")
-    return Hostile(weights, served, Lineage.model_validate_json((folder / "lineage.json").read_bytes()))
+    body = registered(folder / "seed", folder / "registered")
+    return Hostile(body, served, Lineage.model_validate_json((folder / "lineage.json").read_bytes()))
 
 
 def evaluated(folder: Path, home: Path, client: Hostile, **policy: object) -> tuple[list[Sending], Obstacle | None]:
     """Everything that left in one look for versions, and what hinders."""
-    policy = {"evaluation_sums": True, "min_documents": 5, "min_tokens": 1, **policy}
+    policy = {"evaluation_sums": True, **POLICY, **policy}
     with context_of(folder, home, client, policy=policy, held_out_share=0.5) as context:
-        Evaluations(context, None).look(1)
+        Evaluations(context).look(1)
         return context.outbox.history.sendings(), context.events.status.state.obstacle
 
 
@@ -223,24 +223,17 @@ def test_unverified_files_of_the_coordinator_have_no_effect(folder: Path, tmp_pa
 
 
 def test_version_of_a_refused_body_is_not_evaluated(folder: Path, tmp_path: Path, client: Hostile) -> None:
-    result = evaluated(folder, tmp_path, client, max_stray=0.001)
-    assert result == ([], Obstacle.BODY_REFUSED)
-    shutil.copy(client.weights, crafted := tmp_path / "crafted.safetensors")
-    scale(crafted, "embed_tokens", -1)
-    client.weights, client.current = crafted, body("6" * 64)
-    result = evaluated(folder, tmp_path, client, max_stray=1000)
-    assert result == ([], Obstacle.BODY_REFUSED)
+    client.current = another(tmp_path)
+    assert evaluated(folder, tmp_path, client) == ([], Obstacle.BODY_REFUSED)
+    assert client.downloads == []
 
 
-@pytest.mark.parametrize("budget", ["bodies_per_month", "versions_per_month"])
-def test_a_version_beyond_the_budget_waits_for_the_owner(
-    folder: Path, tmp_path: Path, client: Hostile, budget: str
-) -> None:
-    assert evaluated(folder, tmp_path, client, **{budget: 0}) == ([], Obstacle.ASKS_OWNER)
+def test_a_version_beyond_the_budget_waits_for_the_owner(folder: Path, tmp_path: Path, client: Hostile) -> None:
+    assert evaluated(folder, tmp_path, client, versions_per_month=0) == ([], Obstacle.ASKS_OWNER)
     with context_of(folder, tmp_path, client) as context:
         [asked] = context.outbox.history.asked()
         context.outbox.history.note(asked, "approved")
-    [sent], _ = evaluated(folder, tmp_path, client, **{budget: 0})
+    [sent], _ = evaluated(folder, tmp_path, client, versions_per_month=0)
     assert sent.item.kind == "evaluation"
 
 
@@ -259,10 +252,7 @@ def test_new_versions_are_compared_without_evaluation_or_download(
     folder: Path, tmp_path: Path, client: Hostile
 ) -> None:
     honest = "your MLPs are unchanged; its body is not on this machine"
-    assert looked(folder, tmp_path, client) == (honest, "")
-    assert client.downloads == []
-    (place := tmp_path / "bodies" / client.lineage.body).mkdir(parents=True)
-    shutil.copy(client.weights, place / "body.safetensors")  # as an earlier contribution left it
+    assert looked(folder, tmp_path, client, seed=None) == (honest, "")
     log_another(tmp_path, client)
     assert looked(folder, tmp_path, client) == ("your MLPs are unchanged; the body is unchanged", "")
     for craft in (own_mlp, body_bytes):
@@ -277,6 +267,7 @@ def test_new_versions_are_compared_without_evaluation_or_download(
     client.lineage = client.lineage.model_copy(update=lying)
     found, _ = looked(folder, tmp_path, client)
     assert (found or "").startswith("refused: its lineage isn't the one of moerge.json")
+    assert client.downloads == []
 
 
 def test_fused_mlps_are_not_compared_without_evaluation(tmp_path: Path) -> None:

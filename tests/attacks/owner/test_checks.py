@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import httpx
 import pytest
 
 from moerge.errors import CoordinatorError
+from moerge.experts.parts import write_parts
 from moerge.models.adapter_settings import AdapterSettings
 from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import dense_folder, expert_files, file_digests, is_weights
+from moerge.models.expert_folder import DenseExpert, dense_folder, expert_files, file_digests, is_weights
 from moerge_coordinator.workflows.runner import KEPT
 from moerge_proto.digests import sha256_hex
-from moerge_proto.experts import ExpertState, NewAdapter, NewExpert
+from moerge_proto.experts import ExpertState, NewAdapter, NewExpert, Parts
 from moerge_proto.workflows import WorkflowEntry, WorkflowState
 from support.federation import SILENT, Federation, Member, eventually, federation_of
 from support.models import adapter
@@ -31,19 +33,19 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 def test_wrong_digest_of_an_adapter_costs_one_merge_an_hour(federation: Federation, tmp_path: Path) -> None:
-    base = federation.members["base"]
-    base.allow()
-    lora = adapter(tmp_path / "adapter", base.folder, 7)
-    owner, dense = federation.join("law", lora), dense_folder(DenseFiles(lora), tmp_path / "dense")
-    files = file_digests(DenseFiles(dense))
-    small = [dense / name for name in files if not is_weights(name)]
+    lora = adapter(tmp_path / "adapter", federation.seed, 7, "down_proj")
+    dense = dense_folder(DenseFiles(lora), tmp_path / "dense")
+    place = write_parts(DenseFiles(dense), tmp_path / "parts", own_head=False)
+    owner, files = federation.join("law", lora), file_digests(DenseFiles(place))
+    small = [place / name for name in files if not is_weights(name)]
     *_, weights = [owner.client.upload(path, SILENT, title="") for path in (*small, lora / "adapter_model.safetensors")]
-    settings = AdapterSettings.of(lora).relevant
-    sent = NewAdapter(base=federation.expert("base").digest, weights=weights.sha256, settings=settings)
+    body, settings = federation.body().digest, AdapterSettings.of(lora).relevant
+    parts = Parts(expert=DenseExpert("law", dense).digest, body=body, fitted=False, own_head=False)
+    sent = NewAdapter(base=body, weights=weights.sha256, settings=settings)
 
     def register(digest: str) -> str:
         lying = {**files, "model.safetensors": digest}
-        return owner.client.register_expert(NewExpert(domain="law", files=lying, adapter=sent)).digest
+        return owner.client.register_expert(NewExpert(domain="law", files=lying, adapter=sent, parts=parts)).digest
 
     first = register("1" * 64)
     eventually(lambda: next(iter(federation.operator.workflows("expert"))).state is WorkflowState.FAILED)
@@ -63,12 +65,13 @@ NESTED = b'{"a": [' + b"[]," * 2**24 + b"[]]}"  # a few KB as zstd; a gigabyte a
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"])
 def test_small_file_that_is_dear_to_parse_is_refused_first(federation: Federation, tmp_path: Path, name: str) -> None:
-    folder = Path(shutil.copytree(federation.members["base"].folder, tmp_path / "expert"))
+    folder = Path(shutil.copytree(federation.members["base"].place, tmp_path / "expert"))
     (folder / name).write_bytes(NESTED)
     owner = federation.join(f"nested-{len(federation.members)}", folder)
     paths = expert_files(DenseFiles(folder))
     sent = {item: owner.client.upload(path, SILENT, title="", compress=True) for item, path in paths.items()}
-    new = NewExpert(domain=owner.domain, files={item: stored.sha256 for item, stored in sent.items()})
+    files = {item: stored.sha256 for item, stored in sent.items()}
+    new = replace(owner, parts=federation.members["base"].parts).new(files)
     before = peak_bytes(federation.server, anew=True)
     with pytest.raises(CoordinatorError, match="expected at most"):
         owner.client.check_expert(new)

@@ -28,7 +28,7 @@ TOKENS = 2000
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Four owners; law, art and code have contributed features of their own."""
     with federation_of(tmp_path_factory.mktemp("influence"), *DOMAINS, **SIZES) as made:
-        body = made.merge()
+        body = made.body()
         for domain in DOMAINS[:3]:
             contribute(made, body, domain, text_of(domain))
         yield made
@@ -130,7 +130,7 @@ def report(federation: Federation, number: int, nll: float) -> NewEvaluation:
         {
             "number": number,
             "domain": "eve",
-            "expert": federation.expert("eve").digest,
+            "expert": federation.members["eve"].dense,
             "documents": 2,
             "context": 8,
             "stride": 4,

@@ -11,14 +11,14 @@ from moerge.documents.shards import enough
 from moerge.errors import CoordinatorError
 from moerge.statistics.accumulate import ShardSums
 from moerge_proto.statistics_file import MAX_SHARDS, MAX_TOKENS, RouterManifest
-from support.federation import Federation, Member, federation_of, honest, honest_body, send
+from support.federation import Federation, Member, federation_of, honest, honest_head, send
 from support.statistics import written
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with federation_of(tmp_path_factory.mktemp("owner"), "law", "art") as made:
-        made.contribute(made.merge(), "art")
+        made.contribute(made.body(), "art")
         yield made
 
 
@@ -30,8 +30,8 @@ def refused(member: Member, path: Path) -> str:
     return caught.value.where
 
 
-def test_a_body_contribution_of_too_little_text_is_refused(federation: Federation, tmp_path: Path) -> None:
-    manifest, sums = honest_body(federation.members["law"])
+def test_a_head_contribution_of_too_little_text_is_refused(federation: Federation, tmp_path: Path) -> None:
+    manifest, sums = honest_head(federation.members["law"])
     few = manifest.model_copy(update={"tokens": enough(manifest.hidden_size) - 1})
     assert refused(federation.members["law"], written(tmp_path / "file", few, sums)) == "manifest.tokens"
 
@@ -114,4 +114,4 @@ def test_honest_contributions_pass(
     assert send(law, written(tmp_path / "file", *laws)).warnings == []
     several = honest(federation.server, law, body, shards=3, first=2000)
     assert send(law, written(tmp_path / "more", *several)).warnings == []
-    assert send(law, written(tmp_path / "body", *honest_body(law))).active
+    assert send(law, written(tmp_path / "head", *honest_head(law))).active

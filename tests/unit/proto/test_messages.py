@@ -54,7 +54,7 @@ def test_unknown_fields_and_free_text_licences_are_refused() -> None:
     with pytest.raises(ValidationError, match="extra_forbidden"):
         NewExpert.model_validate({"domain": "law", "files": {"a": "0" * 64}, "path": "/etc/passwd"})
     with pytest.raises(ValidationError, match="license"):
-        NewExpert(domain="law", files={"a": "0" * 64}, license="| <script>")
+        NewExpert.model_validate({"domain": "law", "files": {"a": "0" * 64}, "license": "| <script>"})
 
 
 @pytest.mark.parametrize(("kind", "fields"), [(Move, {"version": True}), (SolveOptions, {"top_k": True})])

@@ -1,18 +1,29 @@
-"""An expert, a home with texts, and a coordinator in memory."""
+"""An expert and its seed, a home with texts, and a coordinator in memory."""
 
 from pathlib import Path
 
 import pytest
 
-from moerge.trunk.merge import DENSE_BODY_FILE
+from moerge_proto.bodies import Body
 from support.models import texts
-from support.stages import MemoryClient, own_body
+from support.stages import MemoryClient, seeded
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an expert, and of the body that is its own."""
-    return own_body(tmp_path_factory.mktemp("owner"))
+def owner(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Body]:
+    """The folder of an expert and its seed, and the body of a coordinator with the same seed."""
+    folder = tmp_path_factory.mktemp("owner")
+    return folder, seeded(folder)
+
+
+@pytest.fixture
+def folder(owner: tuple[Path, Body]) -> Path:
+    return owner[0]
+
+
+@pytest.fixture
+def body(owner: tuple[Path, Body]) -> Body:
+    return owner[1]
 
 
 @pytest.fixture
@@ -24,5 +35,5 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(folder: Path) -> MemoryClient:
-    return MemoryClient(folder / DENSE_BODY_FILE)
+def client(body: Body) -> MemoryClient:
+    return MemoryClient(body)

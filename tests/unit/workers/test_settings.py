@@ -111,10 +111,6 @@ def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
         ("", {"context": 0}, "`context`", "expected at least 1"),
         ("held_out_share = 0.6", {"tuning_share": 0.4}, FILE, "must add up to less than 1"),
         ("[policy]\ndomains = ['art']", {}, FILE, "the policy's domains are art; not law"),
-        ("[policy]\nbody_contributions = false", {"body_contribution": True}, FILE, "needs body_contributions"),
-        ("", {"body_contribution": True}, FILE, 'add "merged" to bodies in the policy'),
-        ("[policy]\nbodies = []", {}, FILE, "policy.bodies"),
-        ("[policy]\nbodies = ['any']", {}, FILE, "policy.bodies"),
         ("seed = 'nowhere'", {}, "nowhere", "no such folder"),
         ("[policy]\nevaluation_sums = true", {}, FILE, "set held_out_share"),
         ("held_out_share = 0.1\n[policy]\nevaluation_sums = true", {"context": 1}, FILE, "a context of 2 or more"),
@@ -147,8 +143,8 @@ def test_no_option_widens_the_policy_s_tokens_per_document(
     assert read(home, **given).statistics.tokens_per_document == used
 
 
-def test_default_policy_allows_only_the_seed_s_body_and_fits_as_the_body_asks(home: Path) -> None:
+def test_the_expert_decides_about_a_fit_unless_it_is_set(home: Path) -> None:
     (home / "seed").mkdir()
     settings = read(home, seed=str(home / "seed"))
-    assert (settings.policy.bodies, settings.seed, settings.fit) == (["seed"], home / "seed", None)
+    assert (settings.seed, settings.fit) == (home / "seed", None)
     assert read(home, fit=False).fit is False

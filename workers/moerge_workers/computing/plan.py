@@ -179,8 +179,6 @@ class Planner:
                 return why is None
         whole = total(plan.sizes.values())
         why = policy.too_small(whole.documents, whole.tokens, least)
-        if why is not None and (others := self.ledger.others()):
-            why = f"{why}; {others:,} others don't count under this body (merged_share)"
         if why is not None and split == "statistics":
             raise too_little(why)
         if why is not None:

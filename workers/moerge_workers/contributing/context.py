@@ -18,12 +18,12 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows
-from moerge_proto.contributions import Contribution, NewContribution, signed_contribution
+from moerge_proto.contributions import Contribution, Kind, NewContribution, signed_contribution
 from moerge_proto.demands import Demands
 from moerge_proto.digests import digest_of
 from moerge_proto.masks import LEAST_OWNERS
 from moerge_proto.progress import Stage
-from moerge_proto.statistics_file import Kind, Manifest, StatisticsFile, StatisticsSettings
+from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsSettings
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
@@ -87,9 +87,8 @@ class Context:
         return self.outdated(lambda demands: demands.body != body)
 
     def digests(self) -> set[str]:
-        """The digests of the expert and of its parts at the coordinator."""
-        own = self.expert.digest
-        return {own, *(row.digest for row in self.client.experts() if row.dense == own)}
+        """The digests of the expert's parts at the coordinator."""
+        return {row.digest for row in self.client.experts() if row.parts.expert == self.expert.digest}
 
     def look_at_data(self) -> None:
         """Read the first documents, to find unusable data before anything is sent, and print their counts.
@@ -140,18 +139,13 @@ class Context:
         """The statistics of documents that are not in the ledger."""
         return PendingStatistics(self.settings, self.data, self.events, self.compute, blank, work, ledger)
 
-    def sample(
-        self, limits: StatisticsSettings, tokens: int, least_documents: int, title: str, *, by_key: bool = False
-    ) -> list[list[Tokens]]:
-        """The rows of each document of a sample of the statistics documents, within the `limits` of rows and documents.
-
-        `by_key`: choose by MACs under the owner's key, which nobody else can predict, instead of digests.
-        """
+    def sample(self, limits: StatisticsSettings, tokens: int, least_documents: int, title: str) -> list[list[Tokens]]:
+        """The rows of each document of a sample of the statistics documents, within the `limits`."""
         self.events.enter(Stage.READING)
         with self.events.track(title, self.data.size(), "B") as tracker:
             documents = (
-                (mac if by_key else text_digest(document.text), partial(self.data.encode, document))
-                for mac, split, document in self.data.documents(tracker)
+                (text_digest(document.text), partial(self.data.encode, document))
+                for _, split, document in self.data.documents(tracker)
                 if split == "statistics"
             )
             return fitting_sample(documents, limits, tokens, least_documents)

@@ -28,9 +28,9 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import Counted, HeldOut, NotNowError
-from moerge_workers.contributing.body_check import checked_body
 from moerge_workers.contributing.context import SOFTWARE, Context
 from moerge_workers.contributing.publications import logged_body, logged_version
+from moerge_workers.contributing.seed import checked_body
 from moerge_workers.contributing.version_check import AlteredVersionError, require_own, slot_of
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
@@ -41,10 +41,9 @@ _REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
 
 @dataclass
 class Evaluations:
-    """The evaluations of one run: finished versions, times of the next attempts; `own_grams` as in `checked_body`."""
+    """The evaluations of one run: finished versions, times of the next attempts."""
 
     context: Context
-    own_grams: Path | None
     clock: Callable[[], float] = time.monotonic
     _done: set[int] = field(default_factory=set)
     _again: dict[int, float] = field(default_factory=dict)
@@ -64,7 +63,7 @@ class Evaluations:
         for old in set(files.parent.glob("files-*")) - {files}:  # left by a killed worker
             shutil.rmtree(old)
         try:
-            if _evaluate(self.context, version, self.own_grams, self._dense):
+            if _evaluate(self.context, version, self._dense):
                 self._done.add(number)
         except NotNowError as reason:
             if number not in self._again:
@@ -76,7 +75,7 @@ class Evaluations:
             shutil.rmtree(files, ignore_errors=True)
 
 
-def _evaluate(context: Context, version: Version, own_grams: Path | None, dense: dict[str, Scored]) -> bool:
+def _evaluate(context: Context, version: Version, dense: dict[str, Scored]) -> bool:
     """Evaluate a version and send the sums; returns whether the version is done.
 
     `dense` keeps the expert's score, by the digest of the documents.
@@ -89,7 +88,7 @@ def _evaluate(context: Context, version: Version, own_grams: Path | None, dense:
     if any(row.active and row.sums.expert == context.expert.digest for row in rows):
         return True
     outdated = _outdated(context, version)
-    weights = _checked_body(context, version, own_grams, outdated)  # before text is read
+    weights = _checked_body(context, version)  # before text is read
     folder = _folder(context.settings)
     name = digest_of({"expert": context.expert.digest, "domain": context.settings.domain})
     with closing(Ledger(folder / f"{name}.sqlite")) as ledger:
@@ -99,7 +98,7 @@ def _evaluate(context: Context, version: Version, own_grams: Path | None, dense:
         path = folder / f"version-{version.number}-{key[:12]}.json"
         if not path.is_file():
             use = context.outbox.version_use(version.number, key, version.lineage.body, path)
-            if weights is None or not context.outbox.may_use(use, outdated):
+            if not context.outbox.may_use(use, outdated):
                 raise NotNowError("you haven't approved it")
             sums = _scored(context, version, weights, documents, counted, dense)
             with atomic_file(path) as out:
@@ -107,14 +106,12 @@ def _evaluate(context: Context, version: Version, own_grams: Path | None, dense:
         return _send(context, version, path, counted, ledger)
 
 
-def _checked_body(
-    context: Context, version: Version, own_grams: Path | None, outdated: Callable[[], bool]
-) -> DenseBody | None:
+def _checked_body(context: Context, version: Version) -> DenseBody:
     """As `checked_body`, for a version's body; NotNowError: it is refused."""
     with _refusals_delayed():
         body = logged_body(context, version.lineage.body)
         try:
-            return checked_body(context, body, own_grams, outdated)
+            return checked_body(context, body)
         except CoordinatorError:
             raise
         except MoergeError as error:

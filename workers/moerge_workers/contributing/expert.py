@@ -1,4 +1,4 @@
-"""The stage of the expert: registers it, and sends it if the coordinator lacks it."""
+"""The registration of the expert's parts, which leave if the coordinator lacks them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,28 +19,15 @@ from moerge_workers.settings import Settings
 
 
 class KeptError(Exception):
-    """The expert may not leave now."""
+    """The expert's parts may not leave now."""
 
     def __init__(self, item: Item) -> None:
         super().__init__(item.digest)
         self.item = item
 
 
-def run(context: Context) -> None:
-    """Register the whole expert; a dry run only shows it.
-
-    Raises:
-        KeptError: the coordinator lacks it, and its owner hasn't approved it.
-    """
-    try:
-        register_expert(context, context.expert)
-    except KeptError:
-        if not context.settings.dry_run:
-            raise
-
-
-def register_expert(context: Context, expert: DenseExpert, parts: Parts | None = None) -> None:
-    """Register an expert at the coordinator: the owner's, or with `parts` those of it.
+def register_expert(context: Context, expert: DenseExpert, parts: Parts) -> None:
+    """Register the folder of the expert's `parts` at the coordinator.
 
     Raises:
         KeptError: the coordinator lacks it, and its owner hasn't approved it, or this is a dry run.
@@ -61,6 +48,7 @@ def register_expert(context: Context, expert: DenseExpert, parts: Parts | None =
         new.model_copy(update={"signature": signed}),
         context.events,
         adapter=expert.adapter,
+        again=context.settings.rejoin,
         change=not context.settings.dry_run,
         leaving=partial(_leaving, context, expert, parts),
     )
@@ -69,18 +57,17 @@ def register_expert(context: Context, expert: DenseExpert, parts: Parts | None =
 
 @contextmanager
 def _leaving(
-    context: Context, expert: DenseExpert, parts: Parts | None, digest: str, paths: Mapping[str, Path]
+    context: Context, expert: DenseExpert, parts: Parts, digest: str, paths: Mapping[str, Path]
 ) -> Iterator[None]:
-    """Context for sending an allowed expert's files, whole or as `parts`.
+    """Context for sending the files of an allowed expert's parts.
 
     Asks the owner about all files at once, and records each sending separately: config and tokenizer, and then the
     weights, or those of the expert's adapter alone.
     """
-    body, adapter = "" if parts is None else parts.body, expert.adapter
-    name = "expert" if parts is None else _parts(parts)
-    whole = context.outbox.expert(expert.digest, expert_files(expert), name, body)
-    require_allowed(context.settings, as_parts=parts is not None)
-    if not context.outbox.may_leave(whole, context.replaced(body) if body else lambda: False):
+    body, adapter = parts.body, expert.adapter
+    whole = context.outbox.expert(expert.digest, expert_files(expert), _named(parts), body)
+    require_allowed(context.settings)
+    if not context.outbox.may_leave(whole, context.replaced(body)):
         raise KeptError(whole)
     item = whole
     if digest != whole.digest:
@@ -91,28 +78,21 @@ def _leaving(
         context.events.say(
             f"the coordinator's processor rounds otherwise, so the merged MLPs leave, {decimal(whole.bytes)}, and not "
             f"the adapter, {size}"
-            if parts is not None
-            else "the coordinator has no base of this adapter that you may use, or merges it to other bytes, so the "
-            f"whole expert leaves, {decimal(whole.bytes)}; the adapter alone has {size}, and suffices if its base is "
-            "an expert there, yours or with redistribute = true"
         )
     with context.outbox.sending(item):
         yield
 
 
-def _parts(parts: Parts) -> str:
+def _named(parts: Parts) -> str:
     return "parts with fitted MLPs" if parts.fitted else "parts" if parts.own_head else "MLPs"
 
 
-def require_allowed(settings: Settings, *, as_parts: bool = False) -> None:
-    """Require a policy that allows expert weights; `as_parts`: of which only the parts leave."""
+def require_allowed(settings: Settings) -> None:
+    """Require a policy that allows expert weights."""
     if not settings.policy.expert_weights:
-        todo = "provide it another way (moerge expert add --source), or set expert_weights = true"
-        problem = "the coordinator doesn't have this expert, and the policy forbids sending expert weights"
-        if as_parts:
-            todo = (
-                "set expert_weights = true: MLPs leave, last norm and head unless they are the seed's, and neither "
-                "attention nor embedding"
-            )
-            problem = "a version needs the expert's parts, and the policy forbids sending expert weights"
+        todo = (
+            "set expert_weights = true: MLPs leave, last norm and head unless they are the seed's, and neither "
+            "attention nor embedding"
+        )
+        problem = "a version needs the expert's parts, and the policy forbids sending expert weights"
         raise MoergeError(problem, where=str(settings.expert), todo=todo)

@@ -1,25 +1,25 @@
 """The stage of the head contribution: the gram of the head's input in the expert itself."""
 
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 
-from moerge.files import atomic_file
+from moerge.files import atomic_file, file_sha256
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import head_manifest
 from moerge.statistics.passes import HeadPass
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import StatisticsFile, write
-from moerge_workers.contributing import own_sums
 from moerge_workers.contributing.context import Context
+from moerge_workers.leaving.ledger import Ledger
 
 
-def run(context: Context, registered: DenseExpert, body: str | None = None) -> Contribution | None:
-    """Send the expert's head contribution, under the digest of the `registered` one: itself, or its parts for a body.
+def run(context: Context, registered: DenseExpert, body: str) -> Contribution | None:
+    """Send the expert's head contribution, over all documents, under the digest of its `registered` parts for a body.
 
     The sums are the expert's own, whatever parts of it are registered. So one ledger has the documents of all, and the
-    active contribution's digest of the expert stays.
+    active contribution's digest of the expert stays; a new contribution replaces it.
 
-    None: the owner hasn't approved it, the body was replaced, or the policy forbids it.
+    None: the owner hasn't approved it, the body was replaced, its file is lost, or the policy forbids it.
     """
     settings, expert = context.settings, context.expert
     if not settings.policy.head_contributions:
@@ -27,14 +27,26 @@ def run(context: Context, registered: DenseExpert, body: str | None = None) -> C
         return None
     blank = head_manifest(expert.owner, expert, expert.digest, settings.statistics, expert.domain)
     work = HeadPass(expert, blank.exponents, settings.statistics.precision, settings.device)
-    digests = context.digests()
-    active = [row.expert for row in context.active("head").values() if row.expert in digests]
-    outgoing = partial(_as_of, [*active, registered.digest][0])
-    outdated = (lambda: False) if body is None else context.replaced(body)
-    outcome = own_sums.contribute(context, blank, work, outgoing, outdated)
-    if outcome.sent is not None:
-        context.events.say(f"contributed {outcome.sent.digest[:12]} for heads")
-    return outcome.sent
+    digests, active = context.digests(), context.active("head")
+    named = [row.expert for row in active.values() if row.expert in digests]
+    with closing(Ledger(context.ledger(blank))) as ledger:
+        whole = context.pending(blank, work, ledger).complete()
+        path = ledger.path((ledger.files()[-1] if whole is None else whole.file).name)
+        if not path.is_file():
+            return None
+        file = _as_of([*named, registered.digest][0], path)
+        item = context.outbox.contribution(file, file_sha256(file))
+        if item.digest not in active and not context.outbox.may_leave(item, context.replaced(body)):
+            return None
+        if whole is not None:
+            whole.note()
+    sent = active.get(item.digest)
+    if sent is None:
+        with StatisticsFile(file) as opened:
+            of = opened.manifest.expert
+        sent = context.send(item, [row.digest for row in active.values() if row.expert == of])
+    context.events.say(f"contributed {sent.digest[:12]} for heads")
+    return sent
 
 
 def _as_of(digest: str, whole: Path) -> Path:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from moerge.client.register import WithdrawnError
 from moerge.documents.shards import enough
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import PublicText, fit, require_fittable
@@ -16,7 +15,6 @@ from moerge.files import sync_folder
 from moerge.memory.machine import free_for, is_out_of_memory
 from moerge.models.batches import Batch
 from moerge.models.dense import has_head
-from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import HEAD, mlp_layers
 from moerge.models.keeping import Keeping, is_on, keeping
@@ -28,7 +26,6 @@ from moerge_proto.progress import Stage
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError, register_expert
 from moerge_workers.contributing.seed import OwnBody
-from moerge_workers.policy import body_kind
 
 Kind = Literal["fitted", "own", "mlps"]
 """Parts with fitted MLPs and the own head; with the own MLPs and head; with the own MLPs and the seed's head."""
@@ -36,45 +33,34 @@ _KINDS: tuple[Kind, ...] = ("fitted", "own", "mlps")
 FITTED = "its MLPs are fitted to that body. An expert whose training changes MLPs alone needs no fit"
 
 
-def run(context: Context, body: Body, weights: DenseBody, found: Keeping | None = None) -> DenseExpert | None:
+def run(context: Context, body: Body, weights: OwnBody, found: Keeping | None = None) -> DenseExpert:
     """The expert's parts for a body, once the coordinator has them, or in a dry run would; `weights` are the body's.
 
-    By default, an expert that keeps the seed's body isn't fitted. Under a merged body only fitted MLPs need parts: the
-    whole expert, if they aren't fitted, or the owner refused or withdrew them; None, if the owner hasn't answered.
-    `found`: what the expert keeps of its seed, if it is known; parts that were made before count without it.
+    By default, an expert that keeps the seed's body isn't fitted. `found`: what the expert keeps of its seed, if it is
+    known; parts that were made before count without it.
 
     Raises:
-        KeptError: under a seed's body, the parts may not leave now.
-        WithdrawnError: under a seed's body, the parts were withdrawn.
+        KeptError: the parts may not leave now.
+        WithdrawnError: the parts were withdrawn.
     """
-    own, needed = context.expert, body_kind(body.method) == "seed"
+    own = context.expert
     if folders(context, body.digest):
         found = None
-    elif found is None and isinstance(weights, OwnBody):
+    elif found is None:
         found = compared(context, body, weights)
     folder = _fitted(context, body, weights) if _fits(context, body, found) else None
     fitted = folder is not None
-    if folder is None and not needed:
-        return own
     folder = folder or _own_parts(context, body, found)
     parts = DenseExpert(own.domain, folder, own.owner, own.license)
     new = Parts(expert=own.digest, body=body.digest, fitted=fitted, own_head=has_head(parts))
     is_plain = not new.fitted and not new.own_head
-    if own.adapter is not None and is_plain and isinstance(weights, OwnBody) and is_on(own.adapter, weights.seed):
+    if own.adapter is not None and is_plain and is_on(own.adapter, weights.seed):
         parts = replace(parts, adapter=own.adapter)
     try:
         register_expert(context, parts, new)
-    except WithdrawnError:
-        if needed:
+    except KeptError:
+        if not context.settings.dry_run:
             raise
-        context.events.say("the fitted MLPs were withdrawn; contributing with the expert's own")
-        return own
-    except KeptError as kept:
-        if context.settings.dry_run:
-            return parts
-        if needed:
-            raise
-        return own if context.outbox.history.decision(kept.item) == "refused" else None
     return parts
 
 
@@ -105,10 +91,9 @@ def _name(context: Context, kind: Kind) -> str:
 
 
 def _fits(context: Context, body: Body, found: Keeping | None = None) -> bool:
-    """Tell whether to fit the MLPs: as set, by default under a seed's body and as a newcomer under a merged one.
+    """Tell whether to fit the MLPs: as set, by default unless the expert keeps the seed's body.
 
-    By default, an expert that keeps the seed's body isn't fitted, and parts that were made before stay, because a
-    domain has one expert per body.
+    Parts that were made before stay, because a domain has one expert per body.
     """
     settings, expert = context.settings, context.expert
     if settings.fit is not None:
@@ -119,8 +104,7 @@ def _fits(context: Context, body: Body, found: Keeping | None = None) -> bool:
         context.events.say(f"the expert {found}" + ("" if found.keeps_body else f"; {FITTED}"))
         if found.keeps_body:
             return False
-    is_newcomer = expert.digest not in body.experts and settings.policy.expert_weights
-    if not (FEDERATED.fit if body_kind(body.method) == "seed" else is_newcomer):
+    if not FEDERATED.fit:
         return False
     try:
         require_fittable(expert)
@@ -158,7 +142,7 @@ def _complete(folder: Path, write: Callable[[Path], object]) -> None:
     sync_folder(folder.parent)
 
 
-def _fitted(context: Context, body: Body, weights: DenseBody) -> Path | None:
+def _fitted(context: Context, body: Body, weights: OwnBody) -> Path | None:
     """The folder of the expert's parts with MLPs fitted to the body; made if missing.
 
     None, with a message: too little text for the policy.
@@ -174,7 +158,7 @@ def _fitted(context: Context, body: Body, weights: DenseBody) -> Path | None:
     tokens, rows = sample
     settings, expert, events = context.settings, context.expert, context.events
     total = tokens * len(mlp_layers(expert.config))
-    public = PublicText.of(weights.seed, settings.statistics) if isinstance(weights, OwnBody) else None
+    public = PublicText.of(weights.seed, settings.statistics)
     _tell_tied(context)
     events.enter(Stage.COMPUTING)
     with events.track(f"fitting {settings.domain}'s MLPs to the body", total, "tokens") as tracker:

@@ -10,8 +10,8 @@ from moerge_proto.progress import Obstacle
 from moerge_proto.public_log import Published, body_content, version_content
 from moerge_proto.version_files import HEAD_FILE
 from moerge_proto.versions import Version
-from moerge_workers.contributing.body_check import present_body
 from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.seed import checked_body
 from moerge_workers.contributing.version_check import AlteredVersionError, require_listed
 from moerge_workers.leaving.public_log import REFUSED, LogError, PublicLog
 
@@ -86,7 +86,8 @@ class Versions:
         context = self.context
         body = logged_body(context, version.lineage.body)
         try:
-            return require_listed(context, version, present_body(context, body), self._digests)
+            own = None if context.settings.seed is None else checked_body(context, body)
+            return require_listed(context, version, own, self._digests)
         except AlteredVersionError as error:
             return f"{REFUSED}: {error}"
         except IncompatibleExpertError as error:

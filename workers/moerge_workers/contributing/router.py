@@ -13,10 +13,8 @@ from moerge.statistics.whitening import Whitenings
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest
-from moerge_workers.contributing import parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.ledger import Ledger, Sent
-from moerge_workers.policy import body_kind
 
 
 def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -> list[Contribution]:
@@ -24,7 +22,7 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
 
     Args:
         weights: the checked body's.
-        expert: the registered one: the owner's, or its parts for this body.
+        expert: its registered parts for this body.
 
     Raises:
         MoergeError: there is too little to send.
@@ -32,8 +30,6 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
     settings = context.settings
     statistics, sent, spent = settings.router_statistics, list[Contribution](), context.spent()
     exponents = body.exponents
-    share = settings.policy.merged_share if body_kind(body.method) == "merged" else 1.0
-    counts = context.data.counts(body.digest, share)
     mlps = expert if has_head(expert) else context.expert  # the same MLPs
     work = RouterPass(mlps, weights, exponents, statistics.precision, settings.device, statistics.before)
     for split in ("statistics", "tuning"):
@@ -44,7 +40,7 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
             file = path.with_suffix(".whitening")
             work = replace(work, whitenings=Whitenings(file, statistics.privacy, blank.layers))
         if split == "statistics" or settings.tuning_share or path.exists():
-            with closing(Ledger(path, context.last_documents(blank), counts, spent)) as ledger:
+            with closing(Ledger(path, context.last_documents(blank), spent)) as ledger:
                 if spent is not None and ledger.exact():
                     problem = "it lacks the cost of a contribution that was sent, so a budget can't bound what is known"
                     raise MoergeError(problem, where=str(spent), todo="restore its newest copy, or use another home")
@@ -74,12 +70,6 @@ def _deliver(context: Context, blank: RouterManifest, ledger: Ledger) -> list[Co
     place = blank.body, blank.domain, blank.split
     active = context.active("router")
     counted = {digest: row for digest, row in active.items() if (row.body, row.domain, row.split) == place}
-    others = [row.digest for row in counted.values() if row.expert != blank.expert]
-    if others and not parts.is_fitted(context, blank.body, blank.expert):
-        other = counted[others[0]].expert
-        problem = f"the expert's parts {other}, with other MLPs, contribute under this body"
-        todo = f"set `fit`, or withdraw them: moerge expert withdraw {other}"
-        raise MoergeError(problem, where=str(context.expert.folder), todo=todo)
     files = ledger.files()
     unsent = [file for file in files if file.digest not in counted and file.expert == blank.expert]
     if not all(ledger.path(file.name).is_file() for file in unsent):
@@ -89,7 +79,7 @@ def _deliver(context: Context, blank: RouterManifest, ledger: Ledger) -> list[Co
     replaced = {file.digest for file in ledger.files(replaced=True)} - {file.digest for file in files}
     if not files and not context.settings.dry_run:
         _withdraw(context, sorted(replaced & counted.keys()), blank)
-    supersedes = [digest for digest in counted if digest in replaced or digest in others]
+    supersedes = [digest for digest in counted if digest in replaced]
     for file in unsent:
         if (sent := _sent(context, blank, ledger, file, supersedes)) is None:
             return None

@@ -15,6 +15,8 @@ from moerge.models.expert_folder import expert_digest, file_digests, require_of_
 from moerge.progress import Progress
 from moerge.trunk.merge import DENSE_BODY_FILE, SEED_PARTS_FILE, FolderFiles, seed_body, seed_digest
 from moerge_proto.bodies import Body
+from moerge_proto.progress import Obstacle
+from moerge_workers.contributing.context import Context
 
 _DIGITS = 16  # of a folder's name
 _OTHER_SEED = "name the model and the revision that all experts were trained from, in `seed` and at the coordinator"
@@ -98,6 +100,30 @@ def require_same_body(own: DenseBody, body: Body) -> str:
         problem = f"the coordinator's body has another name: expected {digest}, found {body.digest}"
         raise OtherBodyError(problem, where="digest", todo=_todo(body))
     return sha256
+
+
+def checked_body(context: Context, body: Body) -> OwnBody:
+    """The body of the own copy of the seed, after the comparison with the coordinator's, before any text is read.
+
+    Raises:
+        IncompatibleExpertError: the coordinator's body isn't the own seed's, or another file had its name before.
+        MoergeError: `seed` isn't set.
+    """
+    settings = context.settings
+    own = own_seed(settings.seed, body.source)
+    try:
+        require_expert_of_seed(context.expert, own)
+        context.events.say(f"comparing body {body.digest[:12]} with your own copy of the seed: {own.folder}")
+        weights = own_body(own, settings.home / "seed", context.events)
+        if not context.outbox.history.bind(body.digest, require_same_body(weights, body)):
+            problem = f"the coordinator served another file under the name of body {body.digest[:12]} before"
+            raise OtherBodyError(problem, where=DENSE_BODY_FILE, todo="ask the operator why")
+    except IncompatibleExpertError:
+        context.events.hindered(Obstacle.BODY_REFUSED)
+        raise
+    remove_others(weights)
+    context.events.say(f"body {body.digest[:12]} is your seed's, byte for byte; nothing is downloaded")
+    return weights
 
 
 def _require_same_settings(own: DenseBody, body: Body) -> None:

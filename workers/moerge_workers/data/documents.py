@@ -1,6 +1,5 @@
 """An owner's data: documents, split by their digest under the owner's key, and cut into shards."""
 
-import hmac
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,11 +45,6 @@ class Data(Corpus):
             settings=("text_field", "chat", "bad_share"),
             say=say,
         )
-
-    def counts(self, body: str, share: float) -> Callable[[bytes], bool]:
-        """The rule by which this share of the documents counts under a merged body, by a document's MAC."""
-        key, limit = document_mac(self._key, f"documents of {body}"), share * 2**64
-        return lambda mac: int.from_bytes(hmac.digest(key, mac, "sha256")[:8], "big") < limit
 
     def shards(
         self,

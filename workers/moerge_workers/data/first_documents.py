@@ -46,7 +46,7 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
         size += len(document.text.encode())
     least = enough(hidden_size)
     policy = settings.policy
-    if policy.router_contributions or policy.head_contributions or settings.body_contribution:
+    if policy.router_contributions or policy.head_contributions:
         if not splits["statistics"]:
             todo = "check `text_field` or `chat`, and the shares"
             raise MoergeError("no document has a token that counts", where="`data`", todo=todo)

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from moerge.files import require_locks
 from moerge_workers.policy import Kind
 
 FILE = "history.sqlite"
-Use = Literal["body-use", "version-use"]
+Use = Literal["version-use"]
 Decision = Literal["asked", "approved", "refused", "outdated"]
 Movement = Literal["leaves", "arrived", "superseded", "withdrawn"]
 _DECISIONS: tuple[str, ...] = get_args(Decision)
@@ -29,11 +29,6 @@ CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, event TEXT NOT NULL, digest TEXT NOT NULL, coordinator TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS bodies (digest TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS compared (body TEXT PRIMARY KEY, at TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS matrices (
-    body TEXT NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (body, name)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS twins (body TEXT PRIMARY KEY, how TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS logs (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, coordinator TEXT NOT NULL, begun INTEGER NOT NULL
 );
@@ -49,27 +44,22 @@ CREATE TABLE IF NOT EXISTS findings (
     log INTEGER NOT NULL, version TEXT NOT NULL, at TEXT NOT NULL, found TEXT NOT NULL
 );
 """
-_APPENDED = ("bodies", "compared", "events", "logs", "entries", "heads", "served", "findings")
+_APPENDED = ("bodies", "events", "logs", "entries", "heads", "served", "findings")
 _TRIGGERS = "".join(
     f"CREATE TRIGGER IF NOT EXISTS {table}_{name} BEFORE {event} ON {table} "
     "BEGIN SELECT RAISE(ABORT, 'rows stay'); END;\n"
     for table in _APPENDED
     for name, event in (("stay", "UPDATE"), ("remain", "DELETE"))
 )
-_SAME = """
-SELECT name, body FROM matrices JOIN bodies ON body = digest
-WHERE name = ? AND matrices.sha256 = ? AND bodies.sha256 != (SELECT sha256 FROM bodies WHERE digest = ?)
-AND body IN (SELECT items.body FROM events JOIN items USING (digest, coordinator) WHERE event = 'leaves') LIMIT 1
-"""
 _LAST = "SELECT event FROM events WHERE digest = ? AND coordinator = ? AND event IN ({}) ORDER BY number DESC LIMIT 1"
 
 
 @dataclass(frozen=True)
 class Item:
-    """Outgoing data for one coordinator, or the use of its body or version.
+    """Outgoing data for one coordinator, or the use of its version.
 
     Attributes:
-        digest: of the contribution's file, the expert, the body or the version.
+        digest: of the contribution's file, the expert or the version.
         about: one-line description.
         bytes: its size, uncompressed.
         body: digest of its body, or "".
@@ -86,7 +76,7 @@ class Item:
 
     @property
     def is_use(self) -> bool:
-        """Tell whether it is a use of a body or version, which doesn't leave."""
+        """Tell whether it is a use of a version, which doesn't leave."""
         return self.kind in get_args(Use)
 
 
@@ -185,38 +175,6 @@ class History:
             self._db.execute("INSERT OR IGNORE INTO bodies VALUES (?, ?)", (body, sha256))
             [first] = self._db.execute("SELECT sha256 FROM bodies WHERE digest = ?", (body,)).fetchone()
         return bool(first == sha256)
-
-    def note_matrices(self, body: str, digests: Mapping[str, str]) -> None:
-        """Record the SHA-256 of a merged body's matrices by name."""
-        with self._db:
-            rows = [(body, *item) for item in digests.items()]
-            self._db.executemany("INSERT OR IGNORE INTO matrices VALUES (?, ?, ?)", rows)
-
-    def same_matrices(self, body: str, digests: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Names of matrices that a body of another file has, under which something left, with that body."""
-        found = (self._db.execute(_SAME, (*item, body)).fetchone() for item in digests.items())
-        return [(str(row[0]), str(row[1])) for row in found if row is not None]
-
-    def note_twin(self, body: str, how: str) -> None:
-        """Record that a merged body has a matrix of an earlier one."""
-        with self._db:
-            self._db.execute("INSERT OR IGNORE INTO twins VALUES (?, ?)", (body, how))
-
-    def twin(self, body: str) -> str | None:
-        """What a merged body has of an earlier one; None: nothing."""
-        row = self._db.execute("SELECT how FROM twins WHERE body = ?", (body,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def note_comparison(self, body: str) -> None:
-        """Record, before its first comparison with the owner's text, a merged body."""
-        with self._db:
-            when = self.clock().isoformat(timespec="seconds")
-            self._db.execute("INSERT OR IGNORE INTO compared VALUES (?, ?)", (body, when))
-
-    def compared(self) -> dict[str, datetime]:
-        """Merged body -> time of its first comparison, oldest first."""
-        rows = self._db.execute("SELECT body, at FROM compared ORDER BY at, body").fetchall()
-        return {body: datetime.fromisoformat(at) for body, at in rows}
 
     def sendings(self) -> list[Sending]:
         """All sent items, oldest first, without retries."""

@@ -1,7 +1,6 @@
 """The ledger: the sent documents and their files. It is an SQLite file, so its size isn't limited by memory."""
 
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +24,12 @@ CREATE TABLE IF NOT EXISTS last.documents (mac BLOB PRIMARY KEY, copies INTEGER 
 CREATE TABLE IF NOT EXISTS privacy.documents (mac BLOB PRIMARY KEY, rho REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS privacy.files (digest TEXT PRIMARY KEY) WITHOUT ROWID;
 """
-_SUMMED = "SELECT mac FROM seen WHERE counts(mac) AND (? OR mac NOT IN (SELECT mac FROM sent))"
+_SUMMED = "SELECT mac FROM seen WHERE ? OR mac NOT IN (SELECT mac FROM sent)"
 _SPEND = f"""
 INSERT INTO privacy.documents SELECT mac, ? FROM ({_SUMMED}) WHERE TRUE
 ON CONFLICT (mac) DO UPDATE SET rho = rho + excluded.rho
 """  # noqa: S608  # no value of a user
 _MAC_BYTES = 16
-_SEEN = "(SELECT * FROM seen WHERE counts(mac))"
-_LAST = "(SELECT * FROM last.documents WHERE counts(mac))"
 _COUNT = "INSERT INTO {} VALUES (?, 1) ON CONFLICT (mac) DO UPDATE SET copies = copies + 1 RETURNING copies"
 _MORE = """
 SELECT IFNULL(SUM(a.copies - IFNULL(b.copies, 0)), 0) FROM {} a LEFT JOIN {} b USING (mac)
@@ -55,7 +52,6 @@ class Ledger:
     """The documents and files of one kind of contribution, under one body, of one split.
 
     `last` is a file for the documents of the last contribution under any body: the ledgers of one split share it.
-    `counts` tells by its MAC, of 16 bytes, whether a document counts under this body. The others are never wanted.
     `spent` is the file of what noise has cost each document, in all ledgers of a home; None: there is no noise. With
     it, copies of a document count once.
 
@@ -70,14 +66,12 @@ class Ledger:
         self,
         path: Path,
         last: Path | None = None,
-        counts: Callable[[bytes], bool] = lambda _: True,
         spent: Path | None = None,
     ) -> None:
-        self._within, self._counts, self._once = False, counts, spent is not None
+        self._within, self._once = False, spent is not None
         self._folder = path.parent
         self._folder.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.create_function("counts", 1, counts, deterministic=True)
         try:
             for name, file in (("last", last), ("privacy", spent)):
                 self._db.execute(f"ATTACH ? AS {name}", (":memory:" if file is None else str(file),))
@@ -124,7 +118,7 @@ class Ledger:
             return False
         if self._once and (copies > 1 or not (self._all or self._copies("sent", mac) == 0)):
             return False
-        return self._counts(mac) and (self._all or copies > self._copies("sent", mac))
+        return self._all or copies > self._copies("sent", mac)
 
     def _copies(self, table: str, mac: bytes) -> int:
         row = self._db.execute(f"SELECT copies FROM {table} WHERE mac = ?", (mac,)).fetchone()  # noqa: S608  # ours
@@ -132,11 +126,11 @@ class Ledger:
 
     def gone(self) -> int:
         """The number of sent documents missing in the reading."""
-        return int(self._db.execute(_MORE.format("sent", _SEEN)).fetchone()[0])
+        return int(self._db.execute(_MORE.format("sent", "seen")).fetchone()[0])
 
     def added(self) -> int:
         """The number of unsent documents in the reading."""
-        return int(self._db.execute(_MORE.format(_SEEN, "sent")).fetchone()[0])
+        return int(self._db.execute(_MORE.format("seen", "sent")).fetchone()[0])
 
     def within_last(self, *, only: bool) -> None:
         """Let later readings have only documents of the last contribution under any body, or all documents."""
@@ -144,7 +138,7 @@ class Ledger:
 
     def is_of_last(self) -> bool:
         """Tell whether the sent documents are those of the last contribution under any body, or there was none."""
-        pairs = ("sent", _LAST), (_LAST, "sent")
+        pairs = ("sent", "last.documents"), ("last.documents", "sent")
         differ = any(self._db.execute(_MORE.format(*pair)).fetchone()[0] for pair in pairs)
         return not differ or not self._db.execute("SELECT 1 FROM last.documents LIMIT 1").fetchall()
 
@@ -153,11 +147,6 @@ class Ledger:
         query = _MORE.format("seen", "last.documents"), _MORE.format("last.documents", "seen")
         added, gone = (int(self._db.execute(item).fetchone()[0]) for item in query)
         return added, gone
-
-    def others(self) -> int:
-        """The number of documents in the reading that don't count under this body."""
-        query = "SELECT TOTAL(copies) FROM seen WHERE NOT counts(mac)"
-        return int(self._db.execute(query).fetchone()[0])
 
     def overspent(self, cost: float, most: float, *, everything: bool) -> int:
         """The number of documents to sum that have no room for `cost` within `most`; `everything`: sent ones too."""
@@ -197,7 +186,7 @@ class Ledger:
                 self._db.execute(_SPEND, (cost, replace))
                 self._db.execute("INSERT INTO privacy.files VALUES (?)", (file.digest,))
             self._db.execute("DELETE FROM sent")
-            self._db.execute("INSERT INTO sent SELECT * FROM seen WHERE counts(mac)")
+            self._db.execute("INSERT INTO sent SELECT * FROM seen")
             self._db.execute("DELETE FROM last.documents")
             self._db.execute("INSERT INTO last.documents SELECT mac, copies FROM seen")
 

@@ -62,7 +62,7 @@ class Outbox:
         return self._asked(item, outdated)
 
     def may_use(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Tell whether to use a body or version: it is within the budget and no twin, or the owner approved it.
+        """Tell whether to use a version: it is within the budget, or the owner approved it.
 
         In mode `ask` the question about an evaluation covers the use of its version.
         """
@@ -80,13 +80,6 @@ class Outbox:
             self.say(f"dry run; a run would first ask you about: {item.about}")
             return True
         return decision == "approved" or self._asked(item, outdated)
-
-    def may_compare(self, use: Item, outdated: Callable[[], bool]) -> bool:
-        """As `may_use`, before a merged body is compared with the text; records the comparison."""
-        may = self.may_use(use, outdated)
-        if may and not self.settings.dry_run:  # which reports nothing
-            self.history.note_comparison(use.body)
-        return may
 
     def _asked(self, item: Item, outdated: Callable[[], bool]) -> bool:
         self.outdate(lambda other: other.place == item.place and other.digest != item.digest)
@@ -177,6 +170,8 @@ class Outbox:
     def contribution(self, path: Path, digest: str) -> Item:
         with StatisticsFile(path) as file:
             manifest = file.manifest
+        if manifest.kind == "body":
+            raise TypeError("body contributions don't leave")
         about = f"{manifest.domain}, {manifest.split}: {summary(manifest)}"
         size = path.stat().st_size
         return Item(digest, self.settings.coordinator, manifest.kind, about, size, manifest.under or "", str(path))
@@ -189,12 +184,6 @@ class Outbox:
         about = f"{self.settings.domain}: {name}{under}, {files}"
         folder = next(iter(paths.values())).parent
         return Item(digest, self.settings.coordinator, "expert", about, size, body, str(folder))
-
-    def body_use(self, body: str, path: Path) -> Item:
-        """Comparing a merged body and computing under it, as an item; `path` is its file."""
-        used = len(budget.bodies(self.history))
-        about = f"{self.settings.domain}: sums under body {body[:12]}, after {used} other merged bodies in 30 days"
-        return Item(body, self.settings.coordinator, "body-use", about, 0, body, str(path))
 
     def version_use(self, number: int, digest: str, body: str, path: Path) -> Item:
         """Evaluating a version, as an item; `path` and `digest` are the evaluation's."""

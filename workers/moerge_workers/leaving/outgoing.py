@@ -13,15 +13,9 @@ from moerge.versions.benchmarks import figure
 from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.evaluations import NewEvaluation, Scored
 
-EXPERT_REVEALS = (
-    "What this reveals:\n"
-    "  - the same as a published model: anyone who has it can run it, and probe it for its training text\n"
-    "  - every consumer of a version gets its MLPs, and the body and head that it was merged into"
-)
-
 PARTS_REVEAL = (
     "What this reveals:\n"
-    "  - MLPs, last norm and head: with the seed's or the merged body anyone can run them, and probe them for text\n"
+    "  - MLPs, last norm and head: with the seed's body anyone can run them, and probe them for text\n"
     "  - every consumer of a version gets the MLPs, and its head, which is merged from all experts'\n"
     "  - of a tied model the head is the embedding, which thereby leaves\n"
     "  - not: the expert's attention"
@@ -48,15 +42,13 @@ BENCHMARKS_REVEAL = (
 def _expert(folder: Path) -> Iterator[RenderableType]:
     from moerge.models.dense_files import DenseFiles
     from moerge.models.expert_folder import expert_files
-    from moerge.models.families.family import EMBEDDING
 
     expert = DenseFiles(folder)
-    is_whole = EMBEDDING in expert.checkpoint.specs
-    files = Table("file", "size", title="Expert" if is_whole else "Parts of the expert")
+    files = Table("file", "size", title="Parts of the expert")
     for name, path in expert_files(expert).items():
         files.add_row(escape(name), decimal(path.stat().st_size))
     yield files
-    yield EXPERT_REVEALS if is_whole else PARTS_REVEAL
+    yield PARTS_REVEAL
 
 
 def _evaluation(path: Path) -> Iterator[RenderableType]:
@@ -84,7 +76,6 @@ def _benchmarks(path: Path) -> Iterator[RenderableType]:
 
 OUTGOING: Mapping[str, Callable[[Path], Iterator[RenderableType]]] = {
     "expert": _expert,
-    "body": describe,
     "head": describe,
     "router": describe,
     "evaluation": _evaluation,

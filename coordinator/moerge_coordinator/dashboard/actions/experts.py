@@ -9,13 +9,11 @@ from moerge_coordinator.dashboard.site import HOME, Visit
 
 def _ask_withdraw(visit: Visit) -> Form:
     expert = visit.rest.expert(visit.path["digest"])
-    facts = ["Later versions have no MLPs, head or router column of it."]
-    if any(expert.digest in body.contains for body in visit.rest.bodies()):
-        facts.append("Bodies that contain it are retired. After a remerge without it, every owner contributes again.")
+    facts = ("Later versions have no MLPs, head or router column of it.",)
     options = ("yes", "stay available"), ("no", "are withheld from now on")
     fields = (Field("serve", "Versions that contain it", options=options),)
     heading = f"Withdraw the expert of {expert.domain}"
-    return Form(heading, "Withdraw", f"{HOME}/experts", tuple(facts), fields, danger=True)
+    return Form(heading, "Withdraw", f"{HOME}/experts", facts, fields, danger=True)
 
 
 def _withdraw(visit: Visit, given: Given) -> str:

@@ -53,16 +53,11 @@ def _retire(visit: Visit, given: Given) -> str:
 
 
 def _ask_solve(visit: Visit) -> Form:
-    body = visit.rest.current_body()
-    is_seed = body is not None and body.method == "seed"
-    return solve_form(optional(visit.rest.contributors), is_seed=is_seed)
+    return solve_form(optional(visit.rest.contributors))
 
 
-def solve_form(current: Contributors | None = None, *, is_seed: bool = False) -> Form:
-    """The form for a version on the `current` body, with the recommended options as defaults.
-
-    `is_seed`: whether that is the seed's, so that a version can have the seed's head.
-    """
+def solve_form(current: Contributors | None = None) -> Form:
+    """The form for a version on the `current` body, with the recommended options as defaults."""
     best, missing = RECOMMENDED.solve, current.missing if current else []
     facts = ["On the current body, with every ready expert that has contributed under it."]
     if current:
@@ -75,7 +70,7 @@ def solve_form(current: Contributors | None = None, *, is_seed: bool = False) ->
     routers: dict[str, str] = {kind.name: kind.about for kind in ROUTERS.values()}
     weights = {"": "as they contributed", "balanced": "all the same"}
     gram = "added to the diagonal of every layer's gram"
-    heads = [(kind.name, f"{kind.name}: {kind.about}") for kind in HEADS.values() if is_seed or kind.name != "seed"]
+    heads = [(kind.name, f"{kind.name}: {kind.about}") for kind in HEADS.values()]
     rule = f"recommended: the seed's, if every expert keeps it; else {FEDERATED.head}, or without sums {PAPER.head}"
     fields = [
         Field("head", "Head", options=(("", "recommended"), *heads), hint=rule),

@@ -1,4 +1,4 @@
-"""Pages of one list each: experts, owners and rounds, contributions, bodies, workflows, calls, settings, an alias."""
+"""Pages of one list each: experts, owners, contributions, bodies, workflows, calls, settings, an alias."""
 
 from starlette.responses import Response
 
@@ -7,7 +7,7 @@ from moerge.statistics.kinds import CONTRIBUTIONS, ROUTER
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.owners import Role
 
-_MOST_ROWS, _MOST_VERSIONS = 100, 25
+_MOST_ROWS = 100
 
 
 def _alias(visit: Visit) -> Response:
@@ -24,11 +24,9 @@ def _experts(visit: Visit) -> Response:
 def _owners(visit: Visit) -> Response:
     rest = visit.rest
     page = rest.owners().page(visit.after)
-    alive = [expert for expert in rest.experts() if expert.state != "withdrawn"]
-    state = {expert.domain: expert.state.value for expert in sorted(alive, key=lambda expert: expert.parts is None)}
-    newest = list(rest.rounds())[: -_MOST_ROWS - 1 : -1]
+    state = {expert.domain: expert.state.value for expert in rest.experts() if expert.state != "withdrawn"}
     workers = {item.domain: item for item in rest.progress()}
-    return visit.show("owners.html", owners=page.items, further=page.next, rounds=newest, state=state, workers=workers)
+    return visit.show("owners.html", owners=page.items, further=page.next, state=state, workers=workers)
 
 
 def _contributions(visit: Visit) -> Response:
@@ -45,17 +43,8 @@ def _contributions(visit: Visit) -> Response:
 
 
 def _bodies(visit: Visit) -> Response:
-    page, current = visit.rest.bodies().page(visit.after), visit.rest.current_body()
-    history = visit.rest.body_history(current.digest) if current else None
-    return visit.show(
-        "bodies.html",
-        bodies=list(reversed(page.items)),
-        further=page.next,
-        domains=visit.domains(),
-        is_seed=current is not None and current.method == "seed",
-        history=history,
-        versions=list(reversed(history.versions))[:_MOST_VERSIONS] if history else [],
-    )
+    page = visit.rest.bodies().page(visit.after)
+    return visit.show("bodies.html", bodies=list(reversed(page.items)), further=page.next)
 
 
 def _workflows(visit: Visit) -> Response:
@@ -77,7 +66,7 @@ def _settings(visit: Visit) -> Response:
 PAGES = {
     "/aliases/{name}": Page(_alias),
     "/experts": Page(_experts, "Experts", (Role.OPERATOR, Role.OWNER)),
-    "/owners": Page(_owners, "Owners and rounds", (Role.OPERATOR,)),
+    "/owners": Page(_owners, "Owners", (Role.OPERATOR,)),
     "/contributions": Page(_contributions, "Contributions", (Role.OPERATOR, Role.OWNER)),
     "/bodies": Page(_bodies, "Bodies", (Role.OPERATOR, Role.OWNER)),
     "/workflows": Page(_workflows, "Workflows", (Role.OPERATOR,)),

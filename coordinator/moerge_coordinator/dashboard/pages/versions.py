@@ -61,8 +61,7 @@ def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[V
     """Needs, running workflows and, without a champion, the first steps. `newest`: the first page, if known."""
     rest = visit.rest
     versions = newest or rest.versions(newest=True).page().items
-    body, history = rest.current_body(), optional(rest.body_history, "current")
-    experts, rounds, workers = list(rest.experts()), list(rest.rounds()), list(rest.progress())
+    body, experts, workers = rest.current_body(), list(rest.experts()), list(rest.progress())
     workflows = [item for kind in get_args(WorkflowKind) for item in rest.workflows(kind).page().items]
     influence, steps = None, list[Step]()
     if versions and versions[0] != champion and versions[0].retired is None:
@@ -70,13 +69,11 @@ def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[V
     if champion is None:
         contributed = rest.contributors().contributed if body else []
         steps = first_steps(list(rest.owners()), experts, body, contributed, versions)
-    remerge = history.remerge if history else None
     return {
-        "needs": needs(champion, versions, body, experts, rounds, workflows, remerge, workers, influence),
+        "needs": needs(champion, versions, body, experts, workflows, workers, influence),
         "steps": steps,
-        "can_solve": body is not None and body.retired is None,
+        "can_solve": body is not None,
         "running": [workflow for workflow in workflows if workflow.state is WorkflowState.RUNNING],
-        "open_rounds": [item for item in rounds if item.state == "open"],
     }
 
 

@@ -1,4 +1,4 @@
-"""Bodies."""
+"""Bodies of registered seeds."""
 
 from typing import Annotated
 
@@ -9,31 +9,19 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import bodies, contributors
-from moerge_coordinator.domain.body_history import body_history, own_part
 from moerge_coordinator.problems import existing
-from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrOwner, Route
+from moerge_coordinator.rest.auth import Operator, OperatorOrOwner, Route
 from moerge_coordinator.rest.content import content
 from moerge_coordinator.rest.lists import After, Newest, page
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import BodyRow
-from moerge_proto.bodies import Body, Contributors, NewBody
+from moerge_proto.bodies import Body, Contributors
 from moerge_proto.digests import Digest
-from moerge_proto.history import BodyHistory
 from moerge_proto.messages import Page
-from moerge_proto.owners import Role
-from moerge_proto.workflows import Workflow
 
 router = APIRouter(prefix="/bodies", tags=["bodies"], route_class=Route)
 BodyName = Annotated[str, PathParameter(pattern="^([0-9a-f]{64}|current)$")]
-
-
-@router.post("", status_code=202)
-def merge(state: Coordinator, caller: Operator, new: NewBody) -> Workflow:
-    """Merges a body, or takes the seed's; it becomes the current one."""
-    with state.database.reading() as session:
-        lineage = bodies.lineage_of(session, new)
-    return state.workflows.start_body(lineage)
 
 
 @router.get("")
@@ -54,20 +42,9 @@ def _named(session: Session, name: str) -> BodyRow:
     return bodies.find(session, None if name == "current" else name)
 
 
-@router.get("/{digest}/history")
-def show_history(state: Coordinator, caller: Anyone, digest: BodyName) -> BodyHistory:
-    """The evaluated scores of a body's versions, and the expected gain of a remerge.
-
-    For an owner, only its own domains' scores, and the averages.
-    """
-    with state.database.reading() as session:
-        history = body_history(session, _named(session, digest))
-    return own_part(history, caller.domains) if caller.role is Role.OWNER else history
-
-
 @router.get("/{digest}/contributors")
 def show_contributors(state: Coordinator, caller: Operator, digest: BodyName) -> Contributors:
-    """The contributed and missing domains of a body."""
+    """The contributed and missing domains under a body."""
     with state.database.reading() as session:
         return contributors.of_body(session, _named(session, digest))
 

@@ -13,10 +13,9 @@ from moerge_coordinator.rest.lists import After, Newest, page, visible, visible_
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import ContributionRow
-from moerge_proto.contributions import Contribution, NewContribution, Submission
+from moerge_proto.contributions import Contribution, Kind, NewContribution, Submission
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Page
-from moerge_proto.statistics_file import Kind
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(tags=["contributions"], route_class=Route)
@@ -57,12 +56,8 @@ def show_contribution(state: Coordinator, caller: OperatorOrOwner, digest: Diges
 
 @router.post("/contributions/{digest}/withdraw")
 def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Contribution:
-    """Excludes a contribution from later versions and bodies (law 5). Idempotent.
-
-    Retires bodies solved from a body contribution, and starts a remerge if the current one is retired.
-    """
+    """Excludes a contribution from later versions (law 5). Idempotent."""
     with state.database.transaction("withdraw contribution") as session:
         row = visible_row(session, caller, ContributionRow, digest)
         withdraw_contribution(session, row)
-    state.workflows.start_remerge()
-    return message(Contribution, row)
+        return message(Contribution, row)

@@ -22,11 +22,11 @@ router = APIRouter(prefix="/experts", tags=["experts"], route_class=Route)
 
 
 @router.post("", status_code=202)
-async def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) -> Expert:
-    """Registers a domain's expert, from uploaded files or an allowed source.
+async def register(state: Coordinator, caller: DomainOwner, new: NewExpert) -> Expert:
+    """Registers a domain's expert, from uploaded files.
 
-    Checks config, tokenizer and tensor headers of uploaded files before it answers, and everything else afterwards.
-    Idempotent, except that its owner can change `redistribute`. An operator must give a source.
+    Checks config, tokenizer and tensor headers before it answers, and everything else afterwards. Idempotent, except
+    that its owner can change `redistribute`.
     """
     async with state.uploads.turn(_check(caller)):
         return await run_in_threadpool(_registered, state, caller, new)
@@ -35,7 +35,7 @@ async def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) 
 def _registered(state: State, caller: Identity, new: NewExpert) -> Expert:
     expert = experts.register(state, caller, new)
     if expert.state is ExpertState.RECEIVED:
-        state.workflows.start_expert(expert.digest, new.body)
+        state.workflows.start_expert(expert.digest)
     return expert
 
 
@@ -71,16 +71,11 @@ def show_expert(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> 
 
 @router.post("/{digest}/withdraw")
 def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: Withdraw) -> Withdrawal:
-    """Withdraws an expert, its parts, and all their contributions (law 5). Idempotent.
-
-    Retires bodies that contain it, and starts a remerge if the current one is retired.
-    """
+    """Withdraws an expert and its contributions (law 5). Idempotent."""
     with state.database.transaction("withdraw expert") as session:
         row = visible_row(session, caller, ExpertRow, digest)
-        retired, served = withdraw_expert(session, row, serve=how.serve)
-        bodies, versions = [item.digest for item in retired], [item.number for item in served]
-        expert = message(Expert, row)
-    return Withdrawal(expert=expert, bodies=bodies, versions=versions, remerge=state.workflows.start_remerge())
+        served = withdraw_expert(session, row, serve=how.serve)
+        return Withdrawal(expert=message(Expert, row), versions=[item.number for item in served])
 
 
 @router.post("/{digest}/purge")

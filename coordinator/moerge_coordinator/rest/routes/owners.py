@@ -14,7 +14,6 @@ from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import OwnerRow
 from moerge_proto.digests import Name
 from moerge_proto.messages import Page
-from moerge_proto.options import ANCHOR
 from moerge_proto.owners import Approval, Approved, Identity, NewOwner, Owner, OwnerKey
 from moerge_proto.signatures import Rotation
 
@@ -49,8 +48,7 @@ def list_owners(state: Coordinator, caller: Operator, after: After = 0) -> Page[
     """Lists owners, their domains and keys."""
     state.last_uses.save()
     with state.database.reading() as session:
-        query = select(OwnerRow).where(OwnerRow.name != ANCHOR)
-        return page(session, query, OwnerRow.number, after, lambda row: owners.view(session, row))
+        return page(session, select(OwnerRow), OwnerRow.number, after, lambda row: owners.view(session, row))
 
 
 @router.post("/owners/{name}/approve", status_code=201)

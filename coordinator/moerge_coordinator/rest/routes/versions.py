@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from moerge.versions.compare import compare
 from moerge.versions.engines import engine_limits
-from moerge_coordinator.domain import aliases, bodies, cards, owner_keys, provenance, version_keys, versions
+from moerge_coordinator.domain import aliases, cards, owner_keys, provenance, version_keys, versions
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route
 from moerge_coordinator.rest.content import content
@@ -46,7 +46,7 @@ class Markdown(PlainTextResponse):
 def solve(state: Coordinator, caller: Operator, new: NewVersion) -> Workflow:
     """Starts a workflow that solves and publishes a version; its result is the version's number.
 
-    Needs contributions of all the body's experts, unless `partial` or `experts` is given. An already published lineage
+    Needs contributions of all ready experts, unless `partial` or `experts` is given. An already published lineage
     gives its existing version.
     """
     with state.database.reading() as session:
@@ -180,11 +180,10 @@ def compare_versions(state: Coordinator, caller: Anyone, number: Number, other: 
 
 @router.get("/{number}/signatures")
 def list_signatures(state: Coordinator, caller: Anyone, number: Number) -> list[ContributionSignature]:
-    """The signatures of the contributions to the version's routers, head and body."""
+    """The signatures of the contributions to the version's routers and head."""
     with state.database.reading() as session:
         made = versions.find(session, number).lineage
-        merged = bodies.find(session, made.body).contributions
-        return list(owner_keys.signatures(session, [*made.contributions, *made.head.contributions, *merged]))
+        return list(owner_keys.signatures(session, [*made.contributions, *made.head.contributions]))
 
 
 @router.get("/{number}/files/{name}", response_class=FileResponse)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from moerge_proto.bodies import BodyMethod, BodyOptions
+from moerge.trunk.lineage import BodyOptions
+from moerge_proto.bodies import BodyMethod
 
 if TYPE_CHECKING:
     from moerge.models.dense_files import Dense

@@ -1,9 +1,9 @@
 """Every body method by name, and the check of a request's options."""
 
 from moerge.errors import MoergeError
+from moerge.trunk.lineage import BodyOptions
 from moerge.trunk.methods import average, dare, regmean, seed, ties
 from moerge.trunk.methods.method import Method
-from moerge_proto.bodies import BodyOptions
 
 METHODS: dict[str, Method] = {
     method.name: method for module in (seed, average, ties, dare, regmean) for method in module.METHODS

@@ -11,7 +11,7 @@ from moerge_coordinator.storage.tables import AliasMoveRow, ExpertRow, VersionKe
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.versions import CHAMPION, Move, Rollback
 from support.benchmarks import result, results_of
-from support.rows import add_body, add_contribution, add_expert, add_version
+from support.rows import add_body, add_contribution, add_expert, add_version, dense_of
 
 FINGERPRINT = "f" * 64
 MOST = aliases.Limits(points=2.0, errors=3.0)
@@ -21,7 +21,7 @@ MOST = aliases.Limits(points=2.0, errors=3.0)
 def versions(session: Session) -> list[VersionRow]:
     """Versions 1 to 3 of law and art, which differ by lambda."""
     experts = [add_expert(session, domain) for domain in ("law", "art")]
-    body = add_body(session, experts)
+    body = add_body(session)
     for expert in experts:
         add_contribution(session, expert, body)
     return [add_version(session, options={"ridge_lambda": value}) for value in (1.0, 2.0, 3.0)]
@@ -101,11 +101,10 @@ def test_a_removed_alias_begins_anew_and_its_history_stays(session: Session, ver
 
 def evaluate(session: Session, version: VersionRow, domain: str, points: float) -> None:
     """An evaluation by which a domain has about so many normalised points."""
-    expert = version.lineage.experts[version.lineage.domains.index(domain)]
     dense = Scored(nll=100.0, tokens=100)
     version_ = Scored(nll=100.0 + (100 - points), tokens=100)
     new = NewEvaluation(
-        number=version.number, domain=domain, expert=expert, documents=5, context=64, stride=32,
+        number=version.number, domain=domain, expert=dense_of(domain), documents=5, context=64, stride=32,
         dense=dense, version=version_, oracle=version_, routed=[[60, 40]] * 2,
     )  # fmt: skip
     evaluations.evaluate(session, f"{domain}-owner", version.number, new)

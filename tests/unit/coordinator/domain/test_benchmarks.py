@@ -23,7 +23,7 @@ def law(session: Session) -> ExpertRow:
 def version(session: Session, law: ExpertRow) -> VersionRow:
     """Version 1 of law and art; code has an expert, and isn't in it."""
     experts = [law, add_expert(session, "art")]
-    body = add_body(session, experts)
+    body = add_body(session)
     for expert in experts:
         add_contribution(session, expert, body)
     add_expert(session, "code")

@@ -76,7 +76,7 @@ class Members(Joining):
     def leave(self, domain: str) -> None:
         [digest] = [row.digest for row in self.rows().values() if row.domain == domain and row.withdrawn is None]
         with self.ports.database.transaction("test") as session:
-            assert withdrawal.withdraw_expert(session, experts.find(session, digest), serve=True) == ([], [])
+            assert withdrawal.withdraw_expert(session, experts.find(session, digest), serve=True) == []
 
     def version(self) -> Lineage:
         """All inputs of the version that a solve would make."""

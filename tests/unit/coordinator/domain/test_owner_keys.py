@@ -102,7 +102,7 @@ def test_rotation_requires_both_signatures_and_the_active_key(session: Session, 
 def test_signatures_are_listed_in_contribution_order(session: Session, key: Ed25519PrivateKey) -> None:
     """The signature stays checkable after its key was revoked; what nobody signed says so."""
     law, art = add_expert(session, "law"), add_expert(session, "art")
-    body, name = add_body(session, [law, art]), fingerprint(public_key_of(key))
+    body, name = add_body(session), fingerprint(public_key_of(key))
     parts = [add_contribution(session, item, body) for item in (law, art)]
     facts = SIGNED.model_copy(update={"digest": parts[0].digest, "body": body.digest})
     parts[0].signature, parts[0].fingerprint = facts.sign(key), name

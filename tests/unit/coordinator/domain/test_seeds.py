@@ -13,12 +13,13 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.families.family import FINAL_NORM, HEAD
 from moerge.progress import NoProgress
 from moerge_coordinator.domain.ports import Ports
-from moerge_coordinator.domain.seeds import find_seed, require_near_seed
+from moerge_coordinator.domain.seeds import require_near_seed, seed_of
 from moerge_coordinator.operation.seeds import register
+from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow
 from moerge_proto.experts import Parts
 from support.models import expert, seed_model
-from support.rows import add_body, add_expert
+from support.rows import add_body
 
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
@@ -33,17 +34,15 @@ def parts(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def seed(ports: Ports, parts: Path) -> BodyRow:
     body = register(ports.database, ports.blobs, str(parts.parent / "seed"), NoProgress())
     with ports.database.reading() as session:
-        row = find_seed(session, Parts(expert="1" * 64, body=body.digest, fitted=True))
-    assert row is not None
-    return row
+        return seed_of(session, Parts(expert="1" * 64, body=body.digest, fitted=True))
 
 
 def test_only_a_registered_seed_is_found(ports: Ports) -> None:
     with ports.database.transaction("test") as session:
-        merged = add_body(session, [add_expert(session, "law")])
-        for digest in (merged.digest, "0" * 64):
-            assert find_seed(session, Parts(expert="1" * 64, body=digest, fitted=True)) is None
-        assert find_seed(session, None) is None
+        seed = add_body(session)
+        assert seed_of(session, Parts(expert="1" * 64, body=seed.digest, fitted=True)) is seed
+        with pytest.raises(RefusedError, match=f"no seed with body {'0' * 64}"):
+            seed_of(session, Parts(expert="1" * 64, body="0" * 64, fitted=True))
 
 
 def test_honest_head_is_near_the_seed(ports: Ports, parts: Path, seed: BodyRow) -> None:

@@ -163,7 +163,7 @@ def blobs(tmp_path: Path) -> LocalBlobs:
 def version(session: Session, blobs: LocalBlobs) -> VersionRow:
     """An unsigned version with a card."""
     law = add_expert(session, "law")
-    add_contribution(session, law, add_body(session, [law]))
+    add_contribution(session, law, add_body(session))
     row = add_version(session)
     entry = blobs.put("README.md", lambda out: written(CARD, out))
     row.files = [*row.files, VersionFile(**entry.model_dump(), new=True)]

@@ -216,9 +216,9 @@ def test_a_schema_of_a_newer_build_is_refused(home: Path) -> None:
     with closing(sqlite3.connect(home / "coordinator.sqlite")) as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
         database.commit()
-    assert "newer than this build" in listed(home)[str(home / "coordinator.sqlite")]
+    assert "is another build's" in listed(home)[str(home / "coordinator.sqlite")]
     shutil.copy(home / "coordinator.toml", home.parent)
-    with pytest.raises(MoergeError, match="newer than this build"):
+    with pytest.raises(MoergeError, match="is another build's"):
         initialise(home)
 
 

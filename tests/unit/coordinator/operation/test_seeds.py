@@ -18,7 +18,6 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import FINAL_NORM
 from moerge.trunk.merge import MergedBody
 from moerge_coordinator.commands import app
-from moerge_coordinator.domain import bodies
 from moerge_coordinator.operation.backups import back_up, restore
 from moerge_coordinator.operation.findings import Finding
 from moerge_coordinator.operation.home import initialise
@@ -28,11 +27,10 @@ from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import Database, open_database
 from moerge_coordinator.storage.tables import BodyRow
-from moerge_proto.bodies import NewBody
 from moerge_proto.messages import FileEntry
 from support.federation import SILENT
 from support.models import seed_model
-from support.rows import add_body, add_expert
+from support.rows import add_body
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
@@ -83,12 +81,12 @@ def changed(model: Path, folder: Path, name: str, value: float) -> Path:
 
 def test_registered_seed_is_current_until_another_body_is(home: Path, database: Database, model: Path) -> None:
     body = registered(home, database, model)
-    assert (body.method, body.experts, body.source) == ("seed", [], "small")
+    assert body.source == "small"
     assert {"body.safetensors", "config.json", "head.safetensors", "tokenizer.json"} <= {
         file.name for file in body.files
     }
     with database.transaction("test") as session:
-        other = add_body(session, [add_expert(session, "law")])
+        other = add_body(session, "other")
     assert current(database) == [other.digest]
     assert registered(home, database, model) == body
     assert current(database) == [body.digest]
@@ -132,18 +130,6 @@ def test_licence_of_a_seed_is_its_last_named_one(home: Path, database: Database,
         assert licenses(database) == [kept]
     with pytest.raises(MoergeError, match="'see the README' is not the name of a licence"):
         register(database, blobs, str(model), SILENT, "see the README")
-
-
-def test_seed_that_was_last_registered_is_the_one_that_merges_take(
-    home: Path, database: Database, model: Path, tmp_path: Path
-) -> None:
-    first = registered(home, database, model)
-    registered(home, database, changed(model, tmp_path / "second", "model.embed_tokens.weight", 3.0))
-    registered(home, database, model)
-    with database.transaction("test") as session:
-        add_body(session, [add_expert(session, "law")])
-        lineage = bodies.lineage_of(session, NewBody(method="seed"))
-        assert bodies.known(session, LocalBlobs(home / "blobs"), lineage) == first
 
 
 def test_seed_that_is_no_model_leaves_no_body(home: Path, database: Database, model: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from moerge_coordinator.rest.auth import Route
 from moerge_coordinator.rest.limits import Bodies
 from moerge_proto.contributions import NewContribution
-from moerge_proto.experts import NewExpert
+from moerge_proto.experts import NewExpert, Parts
 from moerge_proto.uploads import CHUNK_BYTES, MAX_CHUNK_BYTES, MAX_CHUNKS, Chunk, NewUpload
 
 
@@ -50,11 +50,12 @@ def test_the_piece_that_is_too_much_is_refused_with_413() -> None:
     assert caught.value.status_code == 413
 
 
+PARTS = Parts(expert="f" * 64, body="f" * 64, fitted=False)
 EMOJI = "\N{GRINNING FACE}" * 200
 LONGEST: list[BaseModel] = [
     NewUpload(sha256="f" * 64, size=2**37, chunks=[Chunk(sha256="f" * 64, size=CHUNK_BYTES)] * MAX_CHUNKS),
     NewContribution(sha256="f" * 64, supersedes=["f" * 64] * 10_000, software={f"{n:0200}": EMOJI for n in range(100)}),
-    NewExpert(domain="law", files={f"{n:0255}": "f" * 64 for n in range(1000)}),
+    NewExpert(domain="law", parts=PARTS, files={f"{n:0255}": "f" * 64 for n in range(1000)}),
 ]
 
 

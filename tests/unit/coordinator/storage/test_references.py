@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.storage.references import collect, drop_artifacts, needed
-from moerge_coordinator.storage.tables import ArtifactRow, HoldingRow, now
+from moerge_coordinator.storage.tables import ArtifactRow, BodyRow, HoldingRow, now
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState
 from moerge_proto.versions import VersionFile
@@ -24,7 +24,7 @@ def kept(blobs: Blobs, content: str) -> str:
 
 def names(session: Session, **how: bool) -> set[str]:
     """The contents of needed blobs whose contents are one word."""
-    words = ["expert", "refused", "purged", "body", "retired", "current", "version", "gone", "held", "artifact"]
+    words = ["expert", "refused", "purged", "body", "current", "version", "gone", "held", "artifact"]
     result = needed(session, **how)
     return {word for word in words if sha256_hex(word.encode()) in result}
 
@@ -34,13 +34,11 @@ def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -
         word: add_expert(session, f"{word}-domain", files=[file_of(word)]) for word in ("expert", "refused", "purged")
     }
     rows["refused"].state, rows["purged"].purged = ExpertState.REFUSED, now(session)
-    bodies = [
-        add_body(session, [rows["expert"]], files=[file_of(word)], method=word)
-        for word in ("body", "retired", "current")
-    ]
-    for body in bodies[1:]:
-        body.retired = now(session)
-    parts = [add_contribution(session, rows["expert"], bodies[2], tokens=n) for n in (1, 2)]
+    current = session.scalars(select(BodyRow)).one()
+    current.files = [file_of("current")]
+    add_body(session, "other", files=[file_of("body")], current=False)
+    current.current = True
+    parts = [add_contribution(session, rows["expert"], current, tokens=n) for n in (1, 2)]
     parts[1].purged = now(session)
     for number, word in enumerate(("version", "gone"), 1):
         row = add_version(session, options={"ridge_lambda": float(number)})
@@ -56,7 +54,7 @@ def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -
 
 def test_derived_files_are_dropped_with_their_last_version(session: Session) -> None:
     law = add_expert(session, "law")
-    add_contribution(session, law, add_body(session, [law]))
+    add_contribution(session, law, add_body(session))
     for number, words in enumerate((("body", "one"), ("body", "two")), 1):
         row = add_version(session, options={"ridge_lambda": float(number)})
         row.files = [VersionFile(name=word, sha256=file_of(word).sha256, size=1, new=True) for word in words]

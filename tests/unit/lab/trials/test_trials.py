@@ -77,20 +77,6 @@ def test_sentences_have_a_share_for_each_length(cache: Path, monkeypatch: pytest
     assert cells(lines, "counts of all tokens so far, held-out")[-1] == "100 %", "names of domains begin each text"
 
 
-def test_crafted_bodies_stray_and_the_average_does_not(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ran(cache, monkeypatch, "strays", "--tokens=500")
-    assert cells(lines, "crafted: attention output negated")[0] == "2.00"
-    assert float(cells(lines, "average")[0]) < 1
-    assert len(cells(lines, "of two experts")) == 6
-
-
-def test_no_factor_or_mark_is_left_out_of_leaks(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ran(cache, monkeypatch, "leaks", "--domain=law", "--documents=20")
-    assert lines[0].startswith("20 documents, ")
-    assert [line.split(":")[0] for line in lines[1:5]] == [f"factors {factor:g}" for factor in (1.0, 0.85, 0.5, 0.1)]
-    assert lines[5].startswith("1 tokens: cosine at least 1.0000")
-
-
 def test_equal_sums_times_a_number_have_equal_influence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ran(cache, monkeypatch, "influence", "--tokens=400")
     assert cells(lines, "honest, times 1000") == cells(lines, "honest")

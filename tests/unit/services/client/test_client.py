@@ -16,15 +16,13 @@ from moerge.client.client import Client
 from moerge.client.http import encoded
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
-from moerge_proto.bodies import BodyOptions, NewBody
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.demands import Demands
 from moerge_proto.digests import content_digest, sha256_hex
-from moerge_proto.experts import NewExpert
+from moerge_proto.experts import NewExpert, Parts
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.owners import Identity, NewToken, Owner, Role
 from moerge_proto.problems import Problem, ProblemType
-from moerge_proto.rounds import RoundChange
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.http_server import serving
@@ -282,16 +280,17 @@ def test_an_answer_that_this_build_cannot_read_is_named() -> None:
     assert caught.value.where.endswith("/v1/identity")
 
 
+PARTS = Parts(expert="1" * 64, body="2" * 64, fitted=True)
+
+
 @pytest.mark.parametrize(
     ("message", "content"),
     [
         (
-            NewExpert(domain="law", files={"config.json": "0" * 64}),
-            {"domain": "law", "files": {"config.json": "0" * 64}},
+            NewExpert(domain="law", files={"config.json": "0" * 64}, parts=PARTS),
+            {"domain": "law", "files": {"config.json": "0" * 64}, "parts": PARTS.model_dump(exclude={"own_head"})},
         ),
         (NewVersion.model_validate({"options": {"top_k": 2}}), {"options": {"top_k": 2}}),
-        (NewBody(method="ties", options=BodyOptions(retain=0.5)), {"method": "ties", "options": {"retain": 0.5}}),
-        (RoundChange(minimum=2), {"minimum": 2}),
         (NewToken(role=Role.READER, note="for anna"), {"role": "reader", "note": "for anna"}),
     ],
 )

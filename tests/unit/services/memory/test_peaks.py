@@ -156,7 +156,7 @@ MERGE = """
 from tempfile import mkdtemp
 from moerge.merging.local import local_body
 from moerge.models.expert_folder import DenseExpert
-from moerge_proto.bodies import BodyOptions
+from moerge.trunk.lineage import BodyOptions
 def call(folder):
     own = [DenseExpert(f"d{{n}}", folder / str(n)) for n in range(2)]
     base = own[0] if "{method}" in ("seed", "ties", "dare") else None

@@ -12,9 +12,9 @@ from moerge.merging.local import given, local_body, local_version
 from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
+from moerge.trunk.lineage import BodyOptions
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import plan_version
-from moerge_proto.bodies import BodyOptions
 from support.models import expert
 
 

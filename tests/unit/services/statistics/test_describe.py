@@ -57,7 +57,7 @@ def test_fewer_tokens_than_dimensions_are_warned_of(tmp_path: Path) -> None:
     assert "fewer tokens than the 64 dimensions" in shown(written(tmp_path / "file", manifest_of(sums, 1), sums))
 
 
-def test_a_body_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) -> None:
+def test_a_body_contribution_is_refused(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     own = DenseFiles(folder)
     config, exponents = own.config, input_exponents(own)
@@ -67,15 +67,8 @@ def test_a_body_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) -
         attention_sizes=attention_sizes(own.family, config), vocab_size=300, exponents=exponents, tokens=36,
         documents=9, shards=["0" * 64], rare_below=10,
     )  # fmt: skip
-    text = shown(written(tmp_path / "file", manifest, sums))
-    for part in (
-        "body contribution of 'law'",
-        "layers.2.attention_output",
-        "token_counts",
-        "the counts of 3 of the 300 tokens",
-        "below 10",
-    ):
-        assert part in text
+    with pytest.raises(ContributionError, match="a body contribution, which no worker sends"):
+        shown(written(tmp_path / "file", manifest, sums))
 
 
 def test_a_head_contribution_tells_its_gram_and_no_counts(tmp_path: Path) -> None:

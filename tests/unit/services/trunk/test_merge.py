@@ -17,13 +17,13 @@ from moerge.files import file_sha256
 from moerge.models.dense_files import DenseFiles
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
+from moerge.trunk.lineage import BodyLineage, BodyOptions
 from moerge.trunk.merge import BodyInputs, FolderFiles, body_digest, files_digest, merge_body, seed_body, seed_digest
 from moerge.trunk.methods.average import average
 from moerge.trunk.methods.dare import dare
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.pieces import Piece
-from moerge_proto.bodies import BodyLineage, BodyOptions
 from support.models import HEAD_NAMES, expert
 from support.versions import body_file
 

@@ -20,13 +20,17 @@ from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.nodes import NodePass, require_same, require_versions, versions
 from moerge_workers.watching.events import ActorEvents
 from support.models import SMALL, on_body
-from support.stages import own_body
+from support.stages import seeded
 
 SETTINGS = StatisticsSettings()
 
 
+def body_in(folder: Path) -> Path:
+    return folder / "registered" / DENSE_BODY_FILE
+
+
 def work_in(folder: Path) -> RouterPass:
-    return RouterPass(*on_body(folder / "expert", folder / DENSE_BODY_FILE), [16] * SMALL["num_hidden_layers"])
+    return RouterPass(*on_body(folder / "expert", body_in(folder)), [16] * SMALL["num_hidden_layers"])
 
 
 def test_a_missing_or_other_file_is_named_with_the_remedy(tmp_path: Path) -> None:
@@ -44,10 +48,10 @@ def test_a_missing_or_other_file_is_named_with_the_remedy(tmp_path: Path) -> Non
 
 
 def test_files_of_expert_and_body_are_compared(tmp_path: Path) -> None:
-    folder = own_body(tmp_path)
-    expert = folder / "expert"
-    files = NodePass.of(work_in(folder), SETTINGS).files
-    assert set(files) == {expert / "config.json", expert / "model.safetensors", folder / DENSE_BODY_FILE}
+    seeded(tmp_path)
+    expert = tmp_path / "expert"
+    files = NodePass.of(work_in(tmp_path), SETTINGS).files
+    assert set(files) == {expert / "config.json", expert / "model.safetensors", body_in(tmp_path)}
 
 
 def test_other_versions_and_too_little_memory_are_refused(tmp_path: Path) -> None:
@@ -65,7 +69,9 @@ def test_other_versions_and_too_little_memory_are_refused(tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an expert and its body, and of the first node's processes."""
-    return own_body(tmp_path_factory.mktemp("first"))
+    folder = tmp_path_factory.mktemp("first")
+    seeded(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from moerge.documents.shards import enough
 from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseFiles
 from moerge.statistics import windows
-from moerge.statistics.passes import BodyPass, Pass, RouterPass
+from moerge.statistics.passes import HeadPass, Pass, RouterPass
 from moerge.statistics.windows import Done, Window, computed
 from moerge_proto.statistics_file import (
     MAX_SHARDS,
-    BodyManifest,
+    HeadManifest,
     Manifest,
     RouterManifest,
     StatisticsFile,
@@ -35,9 +35,9 @@ from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import Lines
-from support.models import SMALL, VOCAB, expert, texts
+from support.models import SMALL, expert, texts
 
-LAYERS, HIDDEN, KINDS = SMALL["num_hidden_layers"], SMALL["hidden_size"], ["router", "body", "behind"]
+LAYERS, HIDDEN, KINDS = SMALL["num_hidden_layers"], SMALL["hidden_size"], ["router", "head", "behind"]
 BLANK: dict[str, Any] = {
     "owner": "owner",
     "expert": "e" * 64,
@@ -54,10 +54,7 @@ BEFORE = TextBefore(tokens=16, piece=16)
 BEHIND = RouterManifest(
     **BLANK | {"settings": StatisticsSettings(before=BEFORE)}, body="7" * 64, exponents=[12] * LAYERS
 )
-BODY = BodyManifest(
-    **BLANK, exponents=[16] * (2 * LAYERS - 1), attention_sizes=[HIDDEN] * LAYERS, vocab_size=VOCAB, rare_below=0
-)
-
+HEAD = HeadManifest(**BLANK, exponents=[16])
 
 NEVER = [1e9]
 SHARD_BYTES = 4 * HIDDEN * enough(HIDDEN)  # of hidden states, without padding
@@ -132,7 +129,7 @@ class Owner:
         )
         own = DenseFiles(self.expert)
         works: dict[str, tuple[Manifest, Pass]] = {
-            "body": (BODY, BodyPass(own, BODY.exponents)),
+            "head": (HEAD, HeadPass(own, HEAD.exponents)),
             "router": (ROUTER, RouterPass(own, own, ROUTER.exponents)),
             "behind": (BEHIND, RouterPass(own, own, BEHIND.exponents, before=BEFORE)),
         }
@@ -231,18 +228,18 @@ def test_what_is_joined_is_not_joined_or_computed_again(owner: Owner, tmp_path: 
     assert owner.steps == []
 
 
-def test_body_bytes_stay_equal_if_data_changes_between_layers(owner: Owner, tmp_path: Path) -> None:
+def test_head_bytes_stay_equal_if_data_changes_between_layers(owner: Owner, tmp_path: Path) -> None:
     before = owner.data.read_text()
     further = texts(tmp_path / "further.jsonl", 5, 240).read_text().splitlines(keepends=True)
     try:
         for home in ("straight", "other"):
-            assert owner.contribute(tmp_path / home, "body") == owner.whole["body"]
+            assert owner.contribute(tmp_path / home, "head") == owner.whole["head"]
         owner.data.write_text(before + "".join(further))
-        owner.contribute(tmp_path / "other", "body", 1, [10])
+        owner.contribute(tmp_path / "other", "head", 1, [10])
         assert {"0.part", "1.part", "2.part"} < set(journals(tmp_path / "other"))
         owner.data.write_text(before + "".join(further[:200]))
-        expected = owner.contribute(tmp_path / "straight", "body")
-        assert owner.contribute(tmp_path / "other", "body", 2) == expected != owner.whole["body"]
+        expected = owner.contribute(tmp_path / "straight", "head")
+        assert owner.contribute(tmp_path / "other", "head", 2) == expected != owner.whole["head"]
         assert any("the data has changed" in text for text in owner.said)
     finally:
         owner.data.write_text(before)
@@ -273,11 +270,11 @@ def test_too_many_shards_are_refused_before_computation(tmp_path: Path) -> None:
     sizes = {f"{number:064x}": Size(1, 2048) for number in range(MAX_SHARDS)}
     events = Events(Status(tmp_path, "law", ""), Lines())
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
-        router, body = (
+        router, head = (
             Planner(settings, Data(settings, DenseFiles(settings.expert), print), events, blank, ledger)
-            for blank in (ROUTER, BODY)
+            for blank in (ROUTER, HEAD)
         )
         plan = Plan(sizes, frozenset(["f" * 64]), replaces=False, differs=None)
         assert router.is_worth_sending(plan), "those that were sent are in another file"
         with pytest.raises(MoergeError, match="100,001 shards; the maximum of a contribution is 100,000"):
-            body.is_worth_sending(plan)
+            head.is_worth_sending(plan)

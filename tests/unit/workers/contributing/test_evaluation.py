@@ -11,19 +11,19 @@ from moerge_proto.bodies import Body
 from moerge_proto.evaluations import Evaluation
 from moerge_proto.options import SolveOptions
 from moerge_proto.problems import Problem, ProblemType
-from moerge_proto.public_log import LogHead, body_content, extended, version_content
+from moerge_proto.public_log import LogHead, extended, version_content
 from moerge_proto.versions import Lineage, Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing import evaluation
 from moerge_workers.contributing.evaluation import Evaluations
-from support.stages import Listed, MemoryClient, body, context_of
+from support.stages import Listed, MemoryClient, context_of
 
 
 class _Versions(MemoryClient):
     """A coordinator of versions under a body that it refuses; `asked`: the numbers of those that it was asked for."""
 
-    def __init__(self, weights: Path) -> None:
-        super().__init__(weights)
+    def __init__(self) -> None:
+        super().__init__(None)
         self.asked = list[int]()
 
     def version(self, number: int) -> Version:
@@ -43,9 +43,9 @@ class _Versions(MemoryClient):
 
 
 def test_version_that_failed_is_tried_again_after_an_hour(folder: Path, home: Path) -> None:
-    client, seconds = _Versions(folder), [0.0]
+    client, seconds = _Versions(), [0.0]
     with context_of(folder, home, client) as context:
-        evaluations = Evaluations(context, None, lambda: seconds[0])
+        evaluations = Evaluations(context, lambda: seconds[0])
 
         def asked_at(second: float, number: int | None) -> list[int]:
             client.asked.clear()
@@ -64,7 +64,7 @@ def test_version_requires_disk_space_and_memory_for_two_layers(
     folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lineage = Lineage.model_construct(experts=["1" * 64] * 2, options=SolveOptions(top_k=1))
-    with context_of(folder, home, _Versions(folder)) as context:
+    with context_of(folder, home, _Versions()) as context:
 
         def require_room(size: int) -> None:
             evaluation._require_room(context, Version.model_construct(lineage=lineage, bytes_total=size))
@@ -77,16 +77,11 @@ def test_version_requires_disk_space_and_memory_for_two_layers(
             require_room(1)
 
 
-def test_version_under_a_seed_s_body_waits_for_the_owner_s_copy(folder: Path, home: Path) -> None:
-    class Seed(_Versions):
-        def body(self, digest: str) -> Body:
-            made = body(digest).model_copy(update={"method": "seed"})
-            self.publish("body", digest, body_content(made))
-            return made
-
-    lineage = Lineage.model_construct(body="7" * 64)
-    with (
-        context_of(folder, home, Seed(folder)) as context,
-        pytest.raises(NotNowError, match="your own copy of the seed isn't set"),
-    ):
-        evaluation._checked_body(context, Version.model_construct(lineage=lineage), None, lambda: False)
+def test_version_waits_for_the_owner_s_copy_of_the_seed(
+    folder: Path, home: Path, client: MemoryClient, body: Body
+) -> None:
+    lineage = Lineage.model_construct(body=body.digest)
+    with context_of(folder, home, client, seed=None) as context:
+        context.demands()
+        with pytest.raises(NotNowError, match="your own copy of the seed isn't set"):
+            evaluation._checked_body(context, Version.model_construct(lineage=lineage))

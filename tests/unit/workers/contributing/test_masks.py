@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import ValidationError
 
 from moerge.errors import MoergeError
+from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.masks import MaskedPart, Seals, keeper_key, mask
 from moerge_proto.signatures import public_key_of
@@ -17,11 +18,11 @@ from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFil
 from moerge_workers.leaving.owner_key import join_request, read_owner_key
 from moerge_workers.settings import Settings
 from support.models import texts
-from support.stages import MemoryClient, body, context_of, contribute
+from support.stages import POLICY, MemoryClient, context_of, contribute
 
 KEYS = [X25519PrivateKey.generate() for _ in range(2)]
 MASKS: dict[str, Any] = {"keepers": [keeper_key(key) for key in KEYS], "owners": 4}
-ASKS = {"min_documents": 5, "min_tokens": 1, "mode": "ask"}
+ASKS = {**POLICY, "mode": "ask"}
 
 
 class Sealing(MemoryClient):
@@ -35,13 +36,13 @@ class Sealing(MemoryClient):
 
 
 @pytest.fixture
-def client(folder: Path, client: MemoryClient, home: Path) -> Sealing:
+def client(body: Body, home: Path) -> Sealing:
     join_request(home / "owner.pem", "owner", ["law"])
-    return Sealing(client.weights)
+    return Sealing(body)
 
 
 def ran(folder: Path, home: Path, client: MemoryClient, **settings: Any) -> list[Contribution]:
-    client.current = body()
+    assert client.current is not None
     with context_of(folder, home, client, **settings) as context:
         return contribute(context, client.current)
 
@@ -65,7 +66,7 @@ def test_a_file_is_the_plain_one_with_masks_that_its_keepers_can_make(
     plain_home.mkdir()
     for name in ("key", "texts.jsonl"):
         (plain_home / name).write_bytes((home / name).read_bytes())
-    ran(folder, plain_home, MemoryClient(client.weights), dry_run=True)
+    ran(folder, plain_home, MemoryClient(client.current), dry_run=True)
     [plain] = (plain_home / "contributions").glob("*.safetensors")
     assert new.masks is not None
     with StatisticsFile(path) as file, StatisticsFile(plain) as exact:

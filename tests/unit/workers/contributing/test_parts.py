@@ -1,7 +1,6 @@
 """The documents that a worker fits its expert's MLPs to, and what its policy must allow."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,12 @@ import pytest
 from moerge.errors import MoergeError
 from moerge.experts.sample import need_of
 from moerge.memory.machine import Free
-from moerge.models.dense_files import DenseBody
-from moerge.trunk.merge import DENSE_BODY_FILE
+from moerge.models.keeping import Keeping
+from moerge_proto.bodies import Body
 from moerge_workers.contributing import parts
+from moerge_workers.contributing.seed import checked_body
 from support.models import expert, texts, tokenizer
-from support.stages import MemoryClient, body, context_of
+from support.stages import MemoryClient, context_of
 
 TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(60)]
 
@@ -25,7 +25,7 @@ def sampled(folder: Path, tokens: int, **changed: Any) -> list[str]:
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     (folder / "key").unlink(missing_ok=True)
     given: dict[str, Any] = {"expert": folder, "policy": {"min_documents": 10}, **changed}
-    with context_of(folder, folder, MemoryClient(folder), **given) as context:
+    with context_of(folder, folder, MemoryClient(None), **given) as context:
         sample = context.sample(context.settings.statistics, tokens, context.settings.policy.min_documents, "reading")
     read = tokenizer()
     return [str(read.decode(list(row.ids))) for rows in sample for row in rows]
@@ -50,17 +50,21 @@ def test_fit_is_refused_where_the_policy_forbids_what_it_sends(tmp_path: Path, s
 
 
 def test_little_memory_reduces_fitted_tokens_or_is_refused(
-    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    home: Path,
+    client: MemoryClient,
+    body: Body,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts(home / "texts.jsonl", 1, 600)
-    with context_of(folder, home, MemoryClient(folder)) as context:
+    with context_of(folder, home, client) as context:
         need = need_of(context.expert, context.settings.statistics, "cpu")
-        weights = DenseBody(home / DENSE_BODY_FILE, context.expert.config)
-        shutil.copy(folder / DENSE_BODY_FILE, home)
+        weights = checked_body(context, body)
 
         def fitted_with(tokens: int) -> Path | None:
             monkeypatch.setattr(parts, "free_for", lambda device: Free(need.total(tokens), None))
-            return parts._fitted(context, body(), weights)
+            return parts._fitted(context, body, weights)
 
         with pytest.raises(MoergeError, match="hidden states of 16,384 tokens"):
             fitted_with(16_000)
@@ -71,27 +75,22 @@ def test_little_memory_reduces_fitted_tokens_or_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("given", "is_member", "fits"),
-    [
-        ({"fit": None}, False, True),
-        ({"fit": None}, True, False),
-        ({"fit": True}, True, True),
-        ({"fit": False}, False, False),
-        ({"fit": None, "policy": {"expert_weights": False}}, False, False),
-    ],
+    ("fit", "keeps", "fits"),
+    [(None, False, True), (None, True, False), (True, True, True), (False, False, False)],
 )
-def test_under_a_merged_body_newcomers_are_fitted_by_default(
-    folder: Path, home: Path, given: dict[str, Any], is_member: bool, fits: bool
+def test_an_expert_that_keeps_the_seed_s_body_is_not_fitted_by_default(
+    folder: Path, home: Path, client: MemoryClient, body: Body, fit: bool | None, keeps: bool, fits: bool
 ) -> None:
-    with context_of(folder, home, MemoryClient(folder / DENSE_BODY_FILE), **given) as context:
-        merged = body().model_copy(update={"experts": [context.expert.digest] if is_member else []})
-        assert parts._fits(context, merged) is fits
+    with context_of(folder, home, client, fit=fit) as context:
+        weights = checked_body(context, body)
+        found = Keeping() if keeps else parts.compared(context, body, weights)
+        assert parts._fits(context, body, found) is fits
 
 
 def test_family_whose_mlps_cannot_be_fitted_keeps_its_own(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, body: Body, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = expert(tmp_path / "expert", 1, "olmo2")
-    with context_of(tmp_path, home, MemoryClient(tmp_path), expert=own, fit=None) as context:
-        assert not parts._fits(context, body())
+    with context_of(tmp_path, home, MemoryClient(body), expert=own, fit=None) as context:
+        assert not parts._fits(context, body)
     assert "the MLPs are not fitted: olmo2 normalises" in capsys.readouterr().err

@@ -8,31 +8,34 @@ import pytest
 from pydantic import ValidationError
 
 from moerge.errors import MoergeError
-from moerge.models.dense_files import DenseBody
 from moerge.statistics.accountant import rho_of
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
-from moerge_workers.contributing import router
 from moerge_workers.leaving.ledger import Ledger, Sent, spending, spent_file
 from moerge_workers.privacy import PrivacyBudget
 from support.models import texts
-from support.stages import MemoryClient, body, context_of
+from support.stages import POLICY, MemoryClient, another, context_of, contribute
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-6}
 TWICE = {**BUDGET, "contributions": 2}
-MODES = {"min_documents": 5, "min_tokens": 1}
-SEED = {"bodies": ["seed"], "head_contributions": False}
 
 
 def ran(
     folder: Path, home: Path, client: MemoryClient, under: Body | None = None, **settings: Any
 ) -> list[Contribution]:
-    """One run under a seed's body, after its checks."""
-    client.current = (under or body()).model_copy(update={"method": "seed"})
-    settings["policy"] = {**SEED, **settings.get("policy", MODES)}
+    """One run under a body, by default the coordinator's."""
+    client.current = under or client.current
+    assert client.current is not None
     with context_of(folder, home, client, **settings) as context:
-        return router.run(context, client.current, DenseBody(client.weights, context.expert.config), context.expert)
+        return contribute(context, client.current)
+
+
+def ran_elsewhere(
+    folder: Path, home: Path, client: MemoryClient, number: int = 1, **settings: Any
+) -> list[Contribution]:
+    """One run under the body of another seed."""
+    return ran(folder, home, client, another(home, number), seed=home / f"seed-{number}", **settings)
 
 
 def manifest_of(path: Path) -> RouterManifest:
@@ -64,11 +67,11 @@ def test_new_documents_alone_pay_and_leave(folder: Path, home: Path, client: Mem
 def test_a_spent_budget_is_refused_before_a_pass(folder: Path, home: Path, client: MemoryClient) -> None:
     ran(folder, home, client, privacy=TWICE)
     assert spent(home, TWICE) == (40, 0)
-    ran(folder, home, client, body("8" * 64), privacy=TWICE)
+    ran_elsewhere(folder, home, client, privacy=TWICE)
     assert spent(home, TWICE) == (40, 40)
     sent = len(client.uploaded)
     with pytest.raises(MoergeError, match="40 documents have spent their privacy budget, epsilon 2") as caught:
-        ran(folder, home, client, body("9" * 64), privacy=TWICE)
+        ran_elsewhere(folder, home, client, 2, privacy=TWICE)
     assert caught.value.where == "[privacy]"
     assert len(client.uploaded) == sent
     assert not list((home / "contributions").glob("*.part"))
@@ -84,30 +87,32 @@ def test_the_contributions_of_a_budget_cost_no_more_than_it() -> None:
 def test_sums_without_noise_exclude_a_budget(folder: Path, home: Path, client: MemoryClient) -> None:
     ran(folder, home, client)
     with pytest.raises(MoergeError, match="were sent without noise"):
-        ran(folder, home, client, body("8" * 64), privacy=BUDGET)
+        ran_elsewhere(folder, home, client, privacy=BUDGET)
     [last] = (home / "contributions").glob("*.last.sqlite")
     last.rename(last.with_name("0.last.sqlite"))  # as if it were another domain's
     with pytest.raises(MoergeError, match="were sent without noise"):
-        ran(folder, home, client, body("8" * 64), privacy=BUDGET)
+        ran_elsewhere(folder, home, client, privacy=BUDGET)
 
 
 def test_an_older_copy_of_what_was_spent_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:
     ran(folder, home, client, privacy=TWICE)
     older = spent_file(home).read_bytes()
-    ran(folder, home, client, body("8" * 64), privacy=TWICE)
+    ran_elsewhere(folder, home, client, privacy=TWICE)
     spent_file(home).write_bytes(older)
     with pytest.raises(MoergeError, match="lacks the cost of a contribution"):
-        ran(folder, home, client, body("8" * 64), privacy=TWICE)
+        ran_elsewhere(folder, home, client, privacy=TWICE)
 
 
-def test_policy_and_progress_take_documents_as_equally_long(folder: Path, home: Path, client: MemoryClient) -> None:
+def test_policy_and_progress_take_documents_as_equally_long(
+    folder: Path, home: Path, client: MemoryClient, body: Body
+) -> None:
     """The tokens of the documents would tell of their lengths, by a refusal or by the seconds that are left."""
     given: dict[str, Any] = {"privacy": BUDGET, "statistics": {"context": 64}}
-    with context_of(folder, home, client, policy={**SEED, **MODES, "min_tokens": 40 * 64}, **given) as context:
+    with context_of(folder, home, client, policy={**POLICY, "min_tokens": 40 * 64}, **given) as context:
         context.look_at_data()
-        [sent] = router.run(context, body(), DenseBody(client.weights, context.expert.config), context.expert)
+        [sent] = contribute(context, body)
         assert context.events.status.state.tokens == sent.tokens == 40 * 64
-    given["policy"] = {**SEED, **MODES, "min_tokens": 40 * 64 + 1}
+    given["policy"] = {**POLICY, "min_tokens": 40 * 64 + 1}
     with context_of(folder, home, client, **given) as context, pytest.raises(MoergeError, match="too little data"):
         context.look_at_data()
 
@@ -125,7 +130,7 @@ def test_noise_is_drawn_once_for_a_file_that_waits_for_the_owner(
 ) -> None:
     asked = set()
     for _ in range(2):
-        assert ran(folder, home, client, privacy=BUDGET, policy={**MODES, "mode": "ask"}) == []
+        assert ran(folder, home, client, privacy=BUDGET, policy={**POLICY, "mode": "ask"}) == []
         [file] = (home / "contributions").glob("*.safetensors")
         asked.add(file.read_bytes())
         assert not list((home / "contributions").glob("*.exact"))

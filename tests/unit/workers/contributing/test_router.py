@@ -1,8 +1,6 @@
 """Router contributions: each document is sent once, and what is sent follows the data."""
 
 import shutil
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +10,21 @@ from obstore.store import S3Store
 
 from moerge.blobs.s3 import S3
 from moerge.documents.buckets import Buckets
-from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.statistics.passes import Pass
-from moerge.statistics.windows import Done, Window
+from moerge.errors import MoergeError
+from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, TextBefore
-from moerge_workers.contributing import under_body
-from moerge_workers.contributing.body_check import sampled_grams
-from support.models import expert, texts
-from support.stages import MemoryClient, body, context_of
+from support.models import texts
+from support.stages import POLICY, MemoryClient, context_of, contribute
+
+ASK = {**POLICY, "mode": "ask"}
 
 
 def contributed(folder: Path, home: Path, client: MemoryClient, **given: Any) -> list[Contribution]:
     """The outcome of one run."""
+    assert client.current is not None
     with context_of(folder, home, client, **given) as context:
-        return under_body.run(context, body(), None)
+        return contribute(context, client.current)
 
 
 def lines(home: Path, keep: slice) -> None:
@@ -58,7 +56,7 @@ def test_a_file_and_the_same_file_by_url_give_the_same_bytes(
     obstore.put(store, f"{s3.prefix}/texts.jsonl", home / "texts.jsonl")
     contributed(folder, home, client, tuning_share=0.4)
     for url in (f"s3://{s3.bucket}/{s3.prefix}/*.jsonl", f"file://{home}/texts.jsonl"):
-        other, sent = home / url.partition(":")[0], MemoryClient(client.weights)
+        other, sent = home / url.partition(":")[0], MemoryClient(client.current)
         other.mkdir()
         shutil.copy(home / "key", other)
         contributed(folder, other, sent, tuning_share=0.4, data=[url])
@@ -67,7 +65,7 @@ def test_a_file_and_the_same_file_by_url_give_the_same_bytes(
 
 
 def test_text_before_is_another_setting_that_replaces_the_sent_contribution(
-    folder: Path, home: Path, client: MemoryClient
+    folder: Path, home: Path, client: MemoryClient, body: Body
 ) -> None:
     """The same documents count, once."""
     [plain] = contributed(folder, home, client)
@@ -78,7 +76,7 @@ def test_text_before_is_another_setting_that_replaces_the_sent_contribution(
     with StatisticsFile(client.uploaded[-1]) as file:
         assert isinstance(file.manifest, RouterManifest)
         assert file.manifest.settings.before == before
-        assert file.manifest.exponents == list(body().exponents)
+        assert file.manifest.exponents == list(body.exponents)
     assert contributed(folder, home, client, statistics=StatisticsSettings(before=before)) == [behind]
     assert contributed(folder, home, client) != [behind]
 
@@ -115,37 +113,19 @@ def test_a_split_without_documents_is_withdrawn(folder: Path, home: Path, client
     assert client.rows[tuning.digest].withdrawn is not None
 
 
-def test_contribution_is_refused_beside_that_of_other_parts(folder: Path, home: Path, client: MemoryClient) -> None:
-    [sent] = contributed(folder, home, client)
-    client.rows[sent.digest] = sent.model_copy(update={"expert": "f" * 64})
-    with pytest.raises(MoergeError, match=r"the expert's parts f{64}, with other MLPs, contribute") as caught:
-        contributed(folder, home, client)
-    assert "`fit`" in caught.value.todo
-
-
-def test_contribution_refused_by_its_owner_is_not_sent(folder: Path, home: Path, client: MemoryClient) -> None:
-    ask = {"mode": "ask", "min_documents": 5, "min_tokens": 1}
-    with context_of(folder, home, client, policy=ask) as context:
-        assert under_body.run(context, body(), None) == []
+def test_contribution_refused_by_its_owner_is_not_sent(
+    folder: Path, home: Path, client: MemoryClient, body: Body
+) -> None:
+    with context_of(folder, home, client, policy=ASK) as context:
+        assert contribute(context, body) == []
         [item] = context.outbox.history.asked()
         context.outbox.history.note(item, "refused")
-    assert contributed(folder, home, client, policy=ask) == []
+    assert contributed(folder, home, client, policy=ASK) == []
     assert client.uploaded == []
-    with context_of(folder, home, client, policy=ask) as context:
+    with context_of(folder, home, client, policy=ASK) as context:
         context.outbox.history.note(item, "approved")
-        [sent] = under_body.run(context, body(), None)
+        [sent] = contribute(context, body)
     assert sent.digest == item.digest
-
-
-def _never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
-    raise AssertionError("it computed")
-
-
-def test_law_1_nothing_is_computed_under_a_body_that_strays(folder: Path, home: Path, client: MemoryClient) -> None:
-    client.weights = expert(home / "other", 2) / "model.safetensors"
-    policy = {"max_stray": 0.01}
-    with context_of(folder, home, client, policy=policy) as context, pytest.raises(IncompatibleExpertError):
-        under_body.run(replace(context, compute=_never), body(), None)
 
 
 def test_too_few_documents_are_kept_here(folder: Path, home: Path, client: MemoryClient) -> None:
@@ -162,19 +142,10 @@ def test_too_few_documents_are_kept_here(folder: Path, home: Path, client: Memor
     assert len(client.uploaded) == 1
 
 
-def test_what_waits_for_an_answer_follows_the_data(folder: Path, home: Path, client: MemoryClient) -> None:
-    ask = {"mode": "ask", "min_documents": 5, "min_tokens": 1}
-    contributed(folder, home, client, policy=ask)
+def test_what_waits_for_an_answer_follows_the_data(folder: Path, home: Path, client: MemoryClient, body: Body) -> None:
+    contributed(folder, home, client, policy=ASK)
     texts(home / "texts.jsonl", 1, 60)
-    with context_of(folder, home, client, policy=ask) as context:
-        assert under_body.run(context, body(), None) == []
+    with context_of(folder, home, client, policy=ASK) as context:
+        assert contribute(context, body) == []
         [item] = context.outbox.history.asked()
     assert " 60 documents" in item.about
-
-
-def test_grams_of_a_sample_have_the_memory_that_is_given(folder: Path, home: Path, client: MemoryClient) -> None:
-    with (
-        context_of(folder, home, client, host_memory=1) as context,
-        pytest.raises(MoergeError, match="`host_memory` is 1 byte"),
-    ):
-        sampled_grams(context)

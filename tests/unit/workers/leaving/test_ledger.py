@@ -103,30 +103,3 @@ def test_law_1_a_ledger_holds_no_text(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.sqlite") as database:
         assert database.execute("SELECT mac FROM sent").fetchall() == [(b"m" * 16,)]
     database.close()
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(DOCUMENTS, min_size=2, max_size=4))
-def test_documents_that_don_t_count_are_no_difference(
-    tmp_path_factory: pytest.TempPathFactory, rounds: list[list[bytes]]
-) -> None:
-    folder = tmp_path_factory.mktemp("ledger")
-
-    def counting(documents: list[bytes]) -> Counter[bytes]:
-        return Counter(mac for mac in documents if mac < b"\3")
-
-    ledger = Ledger(folder / "a.sqlite", folder / "last.sqlite", lambda mac: mac < b"\3")
-    sent: Counter[bytes] = Counter()
-    for number, documents in enumerate(rounds):
-        now = counting(documents)
-        assert new(ledger, documents) == now - sent
-        assert (ledger.gone(), ledger.added()) == ((sent - now).total(), (now - sent).total())
-        assert ledger.others() == len(documents) - now.total()
-        ledger.send(file(number), "how", replace=True)
-        assert ledger.is_of_last()
-        sent = now
-    ledger.close()
-    other = Ledger(folder / "b.sqlite", folder / "last.sqlite", lambda mac: mac >= b"\3")
-    new(other, documents)
-    assert other.since_last() == (0, 0)
-    other.close()

@@ -5,7 +5,7 @@ import pty
 import sqlite3
 import sys
 from contextlib import closing
-from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import get_args
 
@@ -66,24 +66,23 @@ def test_a_retry_is_no_second_sending_and_rows_stay(tmp_path: Path) -> None:
         database.execute("DELETE FROM events")
 
 
-def test_only_compared_bodies_are_part_of_the_budget(tmp_path: Path) -> None:
-    """Nobody but the owner chose a seed's, so nothing is sent under a body that wasn't compared but the seed's."""
-    with closing(History(tmp_path)) as history:
-        outbox = outbox_of(history, tmp_path, bodies_per_month=0)
-        with outbox.sending(replace(item_of("router", tmp_path), body="7" * 64)):
-            pass
-        assert budget.bodies(history) == []
-        use = outbox.body_use("8" * 64, tmp_path)
-        assert budget.reveals(history, outbox.settings.policy, use) is not None
-        history.note_comparison(use.body)
-        assert budget.reveals(history, outbox.settings.policy, use) is None
-        assert budget.bodies(history) == [use.body]
+def test_the_budget_has_the_evaluations_of_thirty_days(tmp_path: Path) -> None:
+    days = [0]
+    first, second, third = (item_of("evaluation", tmp_path, digit * 64) for digit in "123")
+    with closing(History(tmp_path, lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=days[0]))) as history:
+        outbox = outbox_of(history, tmp_path, evaluation_sums=True, versions_per_month=2)
+        for day, item in ((0, first), (10, second)):
+            days[0] = day
+            assert budget.reveals(history, outbox.settings.policy, item) is None
+            with outbox.sending(item):
+                pass
+        for days[0], exceeds in ((29, True), (31, False)):
+            assert (budget.reveals(history, outbox.settings.policy, third) is not None) is exceeds
+            assert budget.reveals(history, outbox.settings.policy, first) is None, "it left before"
 
 
 def test_parts_are_described_without_attention(tmp_path: Path) -> None:
     own = DenseFiles(expert(tmp_path / "law", 1))
-    _, whole = OUTGOING["expert"](own.folder)
     _, parts = OUTGOING["expert"](write_parts(own, tmp_path / "parts"))
     assert "not: the expert's attention" in str(parts)
     assert "of a tied model the head is the embedding" in str(parts)
-    assert whole != parts

@@ -5,7 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0002"
 down_revision = None
 DIGEST, NAME, WORD, TEXT, TIME = sa.String(64), sa.String(63), sa.String(16), sa.String(2000), sa.DateTime()
 
@@ -82,13 +82,13 @@ def upgrade() -> None:
         "bodies",
         _key(),
         *_columns(DIGEST, "digest", unique=True),
-        *_columns(sa.String(32), "method", "family"),
-        *_columns(sa.Integer, "revision", "hidden_size", "layers", "tensors", "turn"),
-        *_columns(sa.JSON, "options", "experts", "contributions", "config", "exponents", "files", "bounds"),
+        *_columns(sa.String(32), "family"),
+        *_columns(sa.Integer, "hidden_size", "layers", "tensors"),
+        *_columns(sa.JSON, "config", "exponents", "files", "bounds"),
         *_columns(sa.String(1000), "source?"),
-        *_columns(DIGEST, "license", "seed?"),
+        *_columns(DIGEST, "license", "seed"),
         *_columns(sa.Boolean, "current"),
-        *_columns(TIME, "created", "retired?"),
+        *_columns(TIME, "created"),
     )
     op.create_table(
         "versions",
@@ -130,16 +130,6 @@ def upgrade() -> None:
         *_columns(DIGEST, "fingerprint", unique=True),
         *_columns(sa.JSON, "rotation?"),
         *_columns(TIME, "created", "revoked?"),
-    )
-    op.create_table(
-        "rounds",
-        _key(),
-        *_columns(NAME, "name", unique=True),
-        *_columns(WORD, "kind"),
-        *_columns(sa.JSON, "domains"),
-        *_columns(sa.Integer, "minimum"),
-        *_columns(TIME, "deadline", "created"),
-        _reference("body", "bodies.digest", nullable=True),
     )
     op.create_table(
         "tokens",
@@ -191,17 +181,15 @@ def upgrade() -> None:
         *_columns(DIGEST, "digest", unique=True),
         _reference("domain", "domains.name"),
         _reference("owner", "owners.name"),
-        *_columns(DIGEST, "license", "parts_of?", "parts_body?"),
-        *_columns(sa.Boolean, "redistribute", "fitted?", "own_head?"),
+        *_columns(DIGEST, "license", "parts_of", "parts_body"),
+        *_columns(sa.Boolean, "redistribute", "fitted", "own_head"),
         *_columns(sa.String(32), "family"),
         *_columns(WORD, "state"),
         *_columns(sa.JSON, "files", "problem?", "adapter?"),
         *_columns(TIME, "created", "withdrawn?", "purged?"),
-        *_columns(sa.String(1000), "source?"),
         *_columns(sa.String(128), "signature?"),
         *_columns(DIGEST, "fingerprint?"),
-        _unique_where("one_expert_of_a_domain", "domain", where="withdrawn IS NULL AND parts_body IS NULL"),
-        _unique_where("one_of_parts_for_a_body", "domain", "parts_body", where="withdrawn IS NULL"),
+        _unique_where("one_expert_of_a_domain", "domain", "parts_body", where="withdrawn IS NULL"),
     )
     op.create_table(
         "progress",

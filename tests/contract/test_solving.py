@@ -1,0 +1,69 @@
+"""Solves over REST: options, tied heads, workflows of an earlier build."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from moerge.errors import CoordinatorError
+from moerge_proto.options import SolveOptions
+from moerge_proto.versions import NewVersion
+from moerge_proto.workflows import WorkflowState
+from support.federation import Federation, eventually, federation_of
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """law and art, of a tied seed; both have contributed."""
+    with federation_of(tmp_path_factory.mktemp("solving"), "law", "art", tie_word_embeddings=True) as federation:
+        federation.contribute(federation.body())
+        yield federation
+
+
+def test_solve_options_change_routers_only(federation: Federation) -> None:
+    choices = SolveOptions(), SolveOptions(domain_weights={"law": 5.0}), SolveOptions(lambda_scale="relative")
+    versions = [federation.solve(options=options) for options in choices]
+    assert versions[0].lineage.contributions == versions[1].lineage.contributions == versions[2].lineage.contributions
+    assert len({next(f.sha256 for f in row.files if f.name == "model-router.safetensors") for row in versions}) == 3
+
+
+def test_lambda_auto_needs_every_tuning_split(federation: Federation) -> None:
+    body, auto, plain = federation.body(), SolveOptions(lambda_scale="auto"), federation.solve()
+    with pytest.raises(CoordinatorError, match="needs every domain's tuning split; missing: art, law"):
+        federation.solve(options=auto)
+    federation.contribute(body, split="tuning", first=9)
+    chosen = federation.solve(options=auto)
+    assert len(chosen.lineage.contributions) == 4
+    assert federation.solve().number == plain.number, "a version without it is the same"
+    report = federation.operator.version_report(chosen.number)
+    assert [layer.ridge_lambda > 0 and layer.condition >= 1 for layer in report.layers] == [True] * 3
+
+
+def test_a_version_is_tied_if_its_head_is_the_embedding(federation: Federation) -> None:
+    folder = federation.version(federation.solve(head="seed", tied=True).number)
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is True
+    with pytest.raises(CoordinatorError, match="the head isn't the embedding"):
+        federation.solve(head="average", tied=True)
+
+
+def test_the_command_takes_options_and_shows_them(federation: Federation) -> None:
+    number = federation.moerge("version", "solve", "--domain-weight", "balanced")
+    shown = federation.moerge("version", "show", number, COLUMNS="200")
+    for text in ("domain weights balanced", "tensors", "condition", "highest", "norm: law"):
+        assert text in shown
+
+
+def test_workflows_of_an_earlier_build_start_anew(federation: Federation) -> None:
+    ran = federation.operator.solve_version(NewVersion())
+    result = federation.operator.wait(ran)
+    federation.server.stop()
+    with closing(sqlite3.connect(federation.server.home / "workflows.sqlite")) as database, database:
+        cut = "status = 'PENDING', output = NULL, application_version = '0'"
+        update = f"UPDATE workflow_status SET {cut} WHERE workflow_uuid = ?"  # noqa: S608  # written here
+        assert database.execute(update, [ran.id]).rowcount == 1
+    federation.server.start()
+    name, _, number = ran.id.rpartition("-")
+    eventually(lambda: federation.operator.workflow(ran.id).state is WorkflowState.FAILED)
+    eventually(lambda: federation.operator.workflow(f"{name}-{int(number) + 1}").result == result)
