@@ -58,7 +58,7 @@ class Attack:
         self._limits, self._bounds = self._whitenings.limits, feature_bounds(body)
 
     def score(self, member: bool) -> float:
-        """The log likelihood ratio, but for constants, from released files: one, or those of twin bodies."""
+        """The log likelihood ratio, but for constants, from released files: one, or those under twin seeds."""
         return sum(self._score(member) for _ in range(self._contributions))
 
     def _score(self, member: bool) -> float:
@@ -124,7 +124,7 @@ def lower_bound(score: Callable[[bool], float], limit: float) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("contributions", [1, 2], ids=["one file", "files under twin bodies"])
+@pytest.mark.parametrize("contributions", [1, 2], ids=["one file", "files under twin seeds"])
 def test_a_membership_test_stays_below_the_claim_and_halved_noise_does_not(
     own: DenseExpert, body: LocalBody, tmp_path: Path, contributions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
