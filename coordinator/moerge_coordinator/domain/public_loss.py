@@ -42,12 +42,13 @@ def measured(ports: Ports, lineage: Lineage, files: Sequence[FileEntry], *, acce
     try:
         weights = ports.folders.published(files, folder)
         try:
-            require_memory(weights)
+            require_memory(weights.config)
         except MoergeError as error:
             if accept_loss:
                 _log.warning("the loss on public texts isn't measured: %s", error)
                 return None
-            todo = "use a larger machine, or publish it unmeasured: --accept-loss (`accept_loss`)"
+            todo = "use a larger machine, or publish it unmeasured: --accept-loss (`accept_loss`); or publish all"
+            todo += " unmeasured: publication_max_rise = inf in coordinator.toml"
             raise MoergeError(f"its loss on public texts can't be measured: {error.what}", todo=todo) from error
         cut = public_windows(ports.folders.seed(body).side_files.tokenizer)
         loss = _loss("the version", weights, cut)
