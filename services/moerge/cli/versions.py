@@ -31,6 +31,7 @@ from moerge.terminal import AsJson, echo, show_json
 from moerge.trunk.head_kinds import HEADS
 from moerge.versions.benchmarks import benchmark_changes, results_in
 from moerge.versions.compare import average_name, lost_domains, score_changes
+from moerge.versions.compare import compare as compare_versions
 from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
@@ -312,13 +313,13 @@ def compare(
     Example: moerge version compare champion candidate
     """
     with Client(coordinator, secret) as client:
-        result = client.compare_versions(resolve(client, before), resolve(client, after))
+        old, new = (client.version(resolve(client, name)) for name in (before, after))
+        result = compare_versions(old, new)
         if as_json:
             show_json(result)
             return
         domains: dict[str, str] = {}
-        for number in (result.before, result.after):
-            lineage = client.version(number).lineage
+        for lineage in (old.lineage, new.lineage):
             domains |= dict(zip(lineage.experts, lineage.domains, strict=True))
         scores = score_changes(client.version_table(result.before), client.version_table(result.after))
         benchmarks = benchmark_changes(*(client.benchmarks(number) for number in (result.before, result.after)))
