@@ -633,6 +633,14 @@ MUTATIONS = (
         ("tests/attacks/coordinator/test_seed.py",),
     ),
     Mutation(
+        "another-body",
+        "attack: another body or version than the demanded one",
+        WORKER,
+        "        if name != asked:",
+        "        if False:",
+        ("tests/attacks/coordinator/test_versions.py",),
+    ),
+    Mutation(
         "any-versions",
         "attack: one version after another",
         WORKER,
@@ -698,11 +706,11 @@ MUTATIONS = (
     ),
     Mutation(
         "far-expert",
-        "attack: an expert's weights spoil the body",
+        "attack: an expert's weights spoil the version",
         LIBRARY,
         "if not nearest.within(limit):",
         "if False:",
-        ("tests/attacks/owner/test_weights.py",),
+        ("tests/unit/services/models/test_distance.py",),
     ),
     Mutation(
         "any-shards",

@@ -40,7 +40,7 @@ class VersionSettings:
     """The choices that determine a version, and the machine's resources.
 
     `body` has the options of the body's method, without its `base`; that is also the seed of a seed's body. Token
-    counts below `rare_below` are withheld from body contributions, as in workers. `privacy`: noise in router
+    counts below `rare_below` are withheld from body contributions, as in the recipes. `privacy`: noise in router
     contributions, for which `computing` needs a key. `chat_template`: see `Lineage`. `unfitted`: domains whose experts
     keep the seed's body, so that they need no fit; `seed_heads`: those of them that keep its head, too.
     """
