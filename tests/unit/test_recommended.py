@@ -44,7 +44,6 @@ def test_recommended_and_paper_recipes_have_documented_values() -> None:
             "temperature": 1.0,
         },
         "before": None,
-        "anchor": False,
     }
     assert FEDERATED.model_dump() == RECOMMENDED.model_dump() | {"body": "seed", "fit": True}
     paper = {"ridge_lambda": 0.01, "lambda_scale": "absolute", "domain_weights": {}, "routers": "ridge"}
