@@ -1,6 +1,6 @@
 """Evaluations: sums of a version's scores on an owner's held-out documents, and the paper's table from them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Self
 
@@ -10,7 +10,6 @@ from moerge_proto.contributions import Short
 from moerge_proto.digests import Digest, Name, digest_of
 from moerge_proto.messages import Message
 from moerge_proto.normalised import average, normalised, perplexity
-from moerge_proto.options import ANCHOR
 
 _MOST = 2**53 - 1  # canonical JSON holds no larger integer
 _MOST_NATS = 300  # per token; e^300 and quotients of such numbers are finite
@@ -110,38 +109,37 @@ class DomainScore(Message):
 class VersionTable(Message):
     """The paper's table of one version (DUME section 3.1). An owner sees only its own domains' `scores`.
 
-    `domains` and each layer's `shares` are in slot order. `average`: over all domains; None while some are `missing`.
-    An anchor, `general`, has no score, and isn't missing.
+    `domains` and each layer's `shares` are in slot order. `seeds`: the domains whose expert is the seed, which
+    averages leave out. `average`: over the others; None while some of these are `missing`.
     """
 
     version: int
     domains: list[str]
+    seeds: list[str] = Field(default_factory=list)
     scores: list[DomainScore]
     average: float | None
     missing: list[str]
 
     @property
-    def owned(self) -> list[str]:
-        """As the function `owned`, of this version."""
-        return owned(self.domains)
+    def averaged(self) -> list[str]:
+        """The domains of averages, in slot order."""
+        return [domain for domain in self.domains if domain not in self.seeds]
 
     @classmethod
-    def of(cls, version: int, domains: Sequence[str], evaluations: Iterable[Evaluation]) -> Self:
+    def of(
+        cls, version: int, domains: Sequence[str], evaluations: Iterable[Evaluation], seeds: Collection[str] = ()
+    ) -> Self:
         """The table from the active evaluations."""
         scores = {evaluation.sums.domain: _score(evaluation) for evaluation in evaluations if evaluation.active}
-        names = owned(domains)
+        names = [domain for domain in domains if domain not in seeds]
         return cls(
             version=version,
             domains=list(domains),
-            scores=[scores[domain] for domain in names if domain in scores],
+            seeds=[domain for domain in domains if domain in seeds],
+            scores=[scores[domain] for domain in domains if domain in scores],
             average=average(scores[domain].normalised if domain in scores else None for domain in names),
             missing=[domain for domain in names if domain not in scores],
         )
-
-
-def owned(domains: Sequence[str]) -> list[str]:
-    """The domains that owners have: without an anchor's."""
-    return [domain for domain in domains if domain != ANCHOR]
 
 
 def _score(row: Evaluation) -> DomainScore:

@@ -25,7 +25,7 @@ def average(scores: Iterable[float | None]) -> float | None: ...
 
 
 def average(scores: Iterable[float | None]) -> float | None:
-    """The normalised average: the mean over the domains; None if a domain has no score."""
+    """The normalised average: the mean over the domains; None if a domain has no score, or there are none."""
     every = list(scores)
     known = [score for score in every if score is not None]
-    return fmean(known) if len(known) == len(every) else None
+    return fmean(known) if known and len(known) == len(every) else None

@@ -35,7 +35,7 @@ class SolveOptions(Message):
 class VersionRecipe(Message):
     """The options of a version, from experts to routers.
 
-    `before`: public text before that of router statistics. `anchor`: the seed is one more expert, of public text.
+    `before`: public text before that of router statistics.
     """
 
     body: BodyMethod
@@ -43,7 +43,6 @@ class VersionRecipe(Message):
     fit: bool  # whether owners fit their MLPs to the body
     solve: SolveOptions
     before: TextBefore | None = None
-    anchor: bool = False
 
 
 PAPER = VersionRecipe(body="average", head="average", fit=False, solve=SolveOptions())
@@ -60,8 +59,6 @@ FEDERATED = RECOMMENDED.model_copy(update={"body": "seed", "fit": True})
 matters."""
 RARE_BELOW = 10
 """Body contributions withhold smaller token counts, because rare tokens can identify people. A default."""
-ANCHOR = "general"
-"""The domain of an anchor."""
 RecipeName = Literal["recommended", "dume"]
 VERSION_RECIPES: dict[RecipeName, VersionRecipe] = {"recommended": RECOMMENDED, "dume": PAPER}
 _SOLVE = RECOMMENDED.solve

@@ -18,7 +18,6 @@ class Stage(StrEnum):
     """The worker's current work."""
 
     STARTING = "starting"
-    DOWNLOADING = "downloading"
     READING = "reading"
     COMPUTING = "computing"
     SENDING = "sending"

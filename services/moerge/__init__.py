@@ -16,7 +16,7 @@ The pipeline on one machine, without a server; `texts` holds each domain's docum
     write_folder(plan_version(lineage, inputs).files, Path("merged"))
 
 `merge` does the same from files of text, in one call, and `moerge merge` is its command. In the service, workers make
-the contributions, and the coordinator calls `merge_body` and `plan_version` on them.
+the contributions under the seed's body, and the coordinator calls `plan_version` on them.
 """
 
 from importlib import import_module
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from moerge.versions.folder import write_folder
     from moerge.versions.plan import plan_version
 
-__version__ = "0.2.0.dev12"
+__version__ = "0.2.0.dev13"
 __all__ = [
     "DenseExpert",
     "Tokens",

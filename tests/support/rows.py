@@ -99,6 +99,7 @@ def add_body(session: Session, name: str = "seed", **change: Any) -> BodyRow:
         source=name,
         license="unknown",
         seed=sha256_hex(name.encode()),
+        model=sha256_hex(f"model of {name}".encode()),
         current=True,
     )
     for field, value in change.items():

@@ -1,6 +1,5 @@
 """One value for the recommended options: REST, the command line, the dashboard and the demo have the same defaults."""
 
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from moerge.cli import versions
 from moerge.errors import MoergeError
 from moerge.merging.merge import MergeSettings
 from moerge_coordinator.dashboard.actions.versions import asked_version, solve_form
-from moerge_lab.demo.commands import demo
 from moerge_lab.recipes.registry import RECIPES
 from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, SolveOptions
 from moerge_proto.versions import NewVersion
@@ -46,7 +44,6 @@ def test_recommended_and_paper_recipes_have_documented_values() -> None:
             "temperature": 1.0,
         },
         "before": None,
-        "anchor": False,
     }
     assert FEDERATED.model_dump() == RECOMMENDED.model_dump() | {"body": "seed", "fit": True}
     paper = {"ridge_lambda": 0.01, "lambda_scale": "absolute", "domain_weights": {}, "routers": "ridge"}
@@ -55,12 +52,12 @@ def test_recommended_and_paper_recipes_have_documented_values() -> None:
     assert PAPER.solve.model_dump() == {**paper, "top_k": 1, "temperature": 1.0}
 
 
-def test_workers_merges_and_recipes_withhold_the_same_counts() -> None:
+def test_merges_and_recipes_withhold_the_same_counts() -> None:
     recipes = [
         RECIPES[name].options["rare_below"]
         for name in ("regmean", "regmean-oracle", "recommended", "recommended-oracle")
     ]
-    assert {*recipes, MergeSettings().rare_below, Settings.model_fields["rare_below"].default} == {10}
+    assert {*recipes, MergeSettings().rare_below} == {10}
 
 
 def test_rest_completes_options_with_the_recommended_ones() -> None:
@@ -78,8 +75,8 @@ def test_version_solve_sends_what_is_given_and_nothing_else() -> None:
     new = versions.new_version("recommended", {"top_k": None})
     assert received(new) == RECOMMENDED.solve
     assert new.model_dump(mode="json")["options"] == {}
-    new = versions.new_version("recommended", {"top_k": 2, "routers": None}, tied=True, round="spring")
-    assert new.model_dump(exclude_unset=True) == {"options": {"top_k": 2}, "tied": True, "round": "spring"}
+    new = versions.new_version("recommended", {"top_k": 2, "routers": None}, tied=True)
+    assert new.model_dump(exclude_unset=True) == {"options": {"top_k": 2}, "tied": True}
 
 
 def test_paper_recipe_uses_paper_options_with_given_overrides() -> None:
@@ -103,6 +100,5 @@ def test_unchanged_dashboard_form_requests_recommended_options() -> None:
     assert received(asked_version({**left, "domain_weights": ""})).domain_weights == {}
 
 
-def test_the_demo_s_recipe_is_the_recommended_one() -> None:
-    assert VERSION_RECIPES[signature(demo).parameters["recipe"].default] == RECOMMENDED
-    assert VERSION_RECIPES["dume"] == PAPER
+def test_dume_is_the_paper_s_recipe() -> None:
+    assert VERSION_RECIPES == {"recommended": RECOMMENDED, "dume": PAPER}

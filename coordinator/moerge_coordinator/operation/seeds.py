@@ -6,7 +6,7 @@ from collections.abc import Callable
 from moerge.blobs.store import Blobs
 from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseFiles
-from moerge.models.expert_folder import check_expert, require_finite
+from moerge.models.expert_folder import check_expert, expert_digest, file_digests, require_finite
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.models.tokenizers import read_tokenizer
 from moerge.progress import Progress
@@ -55,7 +55,8 @@ def register(
 def _stored(seed: DenseFiles, blobs: Blobs, progress: Progress, source: str, license: str) -> MergedBody:
     try:
         with blobs.holding():
-            return seed_body(seed, blobs, progress, source, license)
+            body = seed_body(seed, blobs, progress, source, license)
     except FileNotFoundError as error:
         problem = "the file was removed before it was complete, as by a coordinator that has just started"
         raise MoergeError(problem, where=str(error.filename), todo="run it again") from error
+    return body.model_copy(update={"model": expert_digest(file_digests(seed))})

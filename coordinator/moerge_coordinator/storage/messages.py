@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.storage.tables import (
     AliasRow,
     Base,
+    BodyRow,
     EvaluationRow,
     ExpertRow,
     VersionKeyRow,
@@ -47,4 +48,7 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
 def version_table(session: Session, row: VersionRow) -> VersionTable:
     """The paper's table of a version, from the existing evaluations."""
     rows = session.scalars(select(EvaluationRow).where(EvaluationRow.version == row.number, EvaluationRow.active))
-    return VersionTable.of(row.number, row.lineage.domains, [message(Evaluation, item) for item in rows])
+    lineage, model = row.lineage, select(BodyRow.model).where(BodyRow.digest == row.lineage.body).scalar_subquery()
+    seeds = {*session.scalars(select(ExpertRow.digest).where(ExpertRow.parts_of == model))}
+    named = [domain for domain, digest in zip(lineage.domains, lineage.experts, strict=True) if digest in seeds]
+    return VersionTable.of(row.number, lineage.domains, [message(Evaluation, item) for item in rows], named)

@@ -264,6 +264,7 @@ class BodyRow(_Numbered):
     source: Mapped[str | None] = mapped_column(String(1000))
     license: Mapped[str] = mapped_column(String(64))
     seed: Mapped[str] = mapped_column(String(64))
+    model: Mapped[str] = mapped_column(String(64))
     current: Mapped[bool]
     created: Mapped[datetime]
 

@@ -10,9 +10,7 @@ from moerge.client.client import Client
 from moerge.terminal import AsJson, echo
 from moerge_proto.workflows import WorkflowEntry
 
-app = typer.Typer(
-    no_args_is_help=True, help="Workflows: checks of experts and contributions, body merges, version solves."
-)
+app = typer.Typer(no_args_is_help=True, help="Workflows: checks of experts and contributions, version solves.")
 
 
 @app.command("list")

@@ -44,8 +44,6 @@ class Choices:
     context: int | None
     precision: Literal["float32", "bfloat16"] | None
     before: bool | None = None
-    anchor: bool | None = None
-    anchor_text: Sequence[str] = ()
 
     @property
     def followed(self) -> VersionRecipe:
@@ -54,14 +52,8 @@ class Choices:
         given = {"ridge_lambda": self.ridge_lambda, "top_k": self.top_k}
         solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
         methods = {"body": self.body or named.body, "head": self.head or named.head}
-        before = self._before(named.before)
-        chosen = {**methods, "solve": valid(SolveOptions, solve), "before": before, "anchor": self._anchor(named)}
+        chosen = {**methods, "solve": valid(SolveOptions, solve), "before": self._before(named.before)}
         return named.model_copy(update=chosen)
-
-    def _anchor(self, named: VersionRecipe) -> bool:
-        if self.anchor is False and self.anchor_text:
-            raise MoergeError("text without an anchor", where="`anchor_text`", todo="leave one of them out")
-        return bool(self.anchor_text) or (named.anchor if self.anchor is None else self.anchor)
 
     def _before(self, named: TextBefore | None) -> TextBefore | None:
         """Public text before that of router statistics."""
@@ -92,15 +84,12 @@ class Choices:
             "`context`": (self.context, statistics.context),
             "`precision`": (self.precision, statistics.precision),
             "`before`": (self.before, recipe.before is not None),
-            "`anchor`": (self.anchor, recipe.anchor),
         }
         todo = "leave the option out, or merge all experts anew"
         for field, (given, fixed) in pairs.items():
             if given is not None and given != fixed:
                 raise MoergeError(f"{version.folder} was made with {fixed}, not {given}", where=field, todo=todo)
         base = None if METHODS[recipe.body].is_seed else self.base  # that of a seed's body is for the fit
-        if self.anchor_text:
-            raise MoergeError(f"the experts of {version.folder} stay", where="`anchor_text`", todo=todo)
         if base is not None or self.weights:
             field = "`weights`" if base is None else "`base`"
             raise MoergeError(f"the body of {version.folder} stays", where=field, todo=todo)
@@ -121,10 +110,6 @@ class Texts:
         field, chat = self.text_field, self.chat
         return Corpus(files, expert, text_field=field, chat=chat, settings=settings, say=self.say, where=where)
 
-    def of_anchor(self, files: Sequence[str], base: DenseFiles | None) -> Corpus | None:
-        """The named text of the anchor, which is the base model; None without one."""
-        return None if base is None or not files else self.corpus("`anchor_text`", files, base)
-
     @property
     def files(self) -> dict[str, list[str]]:
         return named_values("text", self.text)
@@ -141,7 +126,7 @@ def determined(settings: MergeSettings) -> dict[str, object]:
     recipe, statistics = settings.recipe, settings.statistics
     some = recipe.fit and settings.unfitted  # by their comparison with the base, which is made again
     return {
-        **{name: getattr(recipe, name) for name in ("body", "head", "anchor")},
+        **{name: getattr(recipe, name) for name in ("body", "head")},
         "fit": None if some else recipe.fit,
         **{name: getattr(recipe.solve, name) for name in sorted(_APART)},
         **{name: getattr(statistics, name) for name in ("context", "precision")},

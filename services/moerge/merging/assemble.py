@@ -17,7 +17,6 @@ from moerge.documents.shards import shard_name
 from moerge.experts.fitting import PublicText, fit
 from moerge.experts.sample import fitting_sample_that_fits
 from moerge.memory.machine import free_for
-from moerge.merging.anchor import PoolText, anchor_of
 from moerge.merging.local import LocalBody, given, local_body, local_version
 from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
@@ -108,12 +107,9 @@ def assemble(
     *,
     routers: Sequence[Tensor] | None = None,
     heads: Sequence[Path] | None = None,
-    anchor_text: StatisticsText | None = None,
     say: Callable[[str], None] = silent,
 ) -> Assembled:
     """Computes the parts of a version; those of an interrupted run are reused.
-
-    An anchor stands behind the first experts, and stays as others are added.
 
     Args:
         experts: new ones, in slot order, behind those that are kept.
@@ -122,25 +118,13 @@ def assemble(
         kept: parts of an earlier version; None: a body is merged from the experts.
         routers: given ones, in place of contributions and a solve.
         heads: head contributions of `experts`; None: computed, if the head is solved.
-        anchor_text: of a new anchor; None: the pool.
-
-    Raises:
-        MoergeError: an anchor without the settings' `base`.
     """
     kept = kept or KeptParts(body_of(experts, texts, settings, work))
-    anchor = None
-    if settings.recipe.anchor and not kept.slots:
-        anchor = anchor_of(settings.base)
-        public = anchor_text or PoolText.of(anchor)
-        if heads is not None:
-            heads = [*heads, *head_contributions([anchor], [public], settings, work, [anchor])]
-        experts, texts = [*experts, anchor], [*texts, public]
     parts, body, members = list(kept.contributions), kept.body, list(experts)
     if settings.recipe.fit:
-        seed = anchor if METHODS[body.method].is_seed else None  # under its own body it needs no fit
 
         def member(expert: DenseExpert, text: StatisticsText) -> DenseExpert:
-            if expert is seed or expert.domain in settings.unfitted:
+            if expert.domain in settings.unfitted or expert.digest == body.model:  # the seed, under its own body
                 return expert
             return fitted(expert, text, body, settings, work, say)
 
@@ -183,9 +167,7 @@ def body_of(
                 body_contribution(expert, text, path, settings.statistics, settings.computing, settings.rare_below)
             )
     progress = settings.computing.progress
-    return local_body(
-        experts, work / BODY, recipe.body, parts, settings.body, base=settings.body_base, progress=progress
-    )
+    return local_body(experts, work / BODY, recipe.body, parts, settings.body, base=settings.base, progress=progress)
 
 
 def head_contributions(

@@ -12,7 +12,6 @@ from moerge.errors import MoergeError
 from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import require_fittable
 from moerge.files import LOCK, work_folder
-from moerge.merging.anchor import new_anchor
 from moerge.merging.kept import KeptExpert, KeptVersion
 from moerge.merging.local import LocalBody, require_base, require_head
 from moerge.merging.prompts import Prompts
@@ -24,7 +23,6 @@ from moerge.models.families.family import mlp_layers
 from moerge.models.side_files import chat_model
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.plan import BASE
-from moerge_proto.options import ANCHOR
 from moerge_proto.records import RECORD_FILE
 
 
@@ -41,8 +39,6 @@ def check(
     """
     _check_out(out)
     experts = [source.expert for source in sources]
-    if any(expert.domain == ANCHOR for expert in experts):
-        raise MoergeError(f"{ANCHOR!r} is the anchor's name", where="`expert`", todo="name the domain otherwise")
     if version is None:
         _check_options(settings, [expert.domain for expert in experts])
     else:
@@ -59,7 +55,7 @@ def check(
     if settings.chat_template is not None:
         chat_model(settings.chat_template, _models(experts, settings, version))
     rewritten = 0 if version is None else version.fused_bytes
-    return _check_disk(sources, out, settings, new_anchor(settings, first=version is None), rewritten)
+    return _check_disk(sources, out, settings, rewritten)
 
 
 def _check_out(out: Path) -> None:
@@ -81,7 +77,7 @@ def _check_options(settings: MergeSettings, domains: Sequence[str]) -> None:
     if recipe.solve.lambda_scale == "auto":
         todo = "give a number with `ridge_lambda`, in the scale absolute or relative"
         raise MoergeError("a merge on one machine has no tuning split", where="`lambda_scale` auto", todo=todo)
-    require_base(recipe.body, settings.body, settings.body_base)
+    require_base(recipe.body, settings.body, settings.base)
     require_head(recipe.head, recipe.body)
 
 
@@ -166,30 +162,26 @@ def _models(
     experts: Sequence[DenseExpert], settings: MergeSettings, version: KeptVersion | None
 ) -> dict[str, DenseFiles]:
     """Name -> model with a chat template that can be chosen."""
-    base = settings.body_base if version is None else version.body.base
+    base = settings.base if version is None else version.body.base
     models: dict[str, DenseFiles] = {} if base is None else {BASE: base}
     if version is not None:
         models |= {slot.record.domain: slot.side_files for slot in version.slots}
-    anchor = new_anchor(settings, first=version is None)
-    return models | {expert.domain: expert for expert in (*experts, *anchor)}
+    return models | {expert.domain: expert for expert in experts}
 
 
-def _check_disk(
-    sources: Sequence[Source], out: Path, settings: MergeSettings, anchor: Sequence[DenseExpert], rewritten: int
-) -> int:
+def _check_disk(sources: Sequence[Source], out: Path, settings: MergeSettings, rewritten: int) -> int:
     """Requires, and returns, the missing bytes of output and work.
 
     The output has body, head and all MLPs, `rewritten` bytes of an earlier version's; the work folder a body and the
     sums, experts' parts, and token ids of 4 bytes, which are about as large as the texts.
     """
     work, total = work_folder(out), rewritten
-    for expert in (*(source.expert for source in sources), *anchor):
+    for expert in (source.expert for source in sources):
         size, hidden = sum(spec.bytes for spec in expert.checkpoint.specs.values()), int(expert.config.hidden_size)
         total += size + 8 * hidden * (hidden + 1) * len(mlp_layers(expert.config))
         total += fitted_bytes(expert) if settings.recipe.fit and expert.domain not in settings.unfitted else 0
     for corpus in (source.corpus for source in sources):
         total += 4 * corpus.tokens if isinstance(corpus, Prompts) else corpus.size()
-    total += 0 if settings.anchor_text is None else settings.anchor_text.size()
     total -= sum(path.stat().st_size for path in work.rglob("*") if path.is_file())  # of an interrupted run
     free = shutil.disk_usage(next(folder for folder in work.absolute().parents if folder.is_dir())).free
     if free < total and not _names(out):

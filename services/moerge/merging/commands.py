@@ -14,7 +14,6 @@ from moerge.merging.recipe_file import (
     CHECKPOINT,
     CHECKPOINTS,
     FILE,
-    FILES,
     FOLDER,
     NAMED_FILES,
     NUMBERS,
@@ -102,8 +101,8 @@ def merge(
     base: Annotated[
         str | None,
         typer.Option(
-            help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare, and --anchor. Under seed, --add "
-            "needs it too. Adapters on a quantised base are merged with it."
+            help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare. Under seed, --add needs "
+            "it too. Adapters on a quantised base are merged with it."
         ),
         CHECKPOINT,
     ] = None,
@@ -130,19 +129,6 @@ def merge(
             help="Take router statistics behind short public texts of moerge, so that routers hear less of what stood "
             "before. Default: no.",
         ),
-    ] = None,
-    anchor: Annotated[
-        bool | None,
-        typer.Option(
-            "--anchor/--no-anchor",
-            help="Make --base one more expert, `general`, with statistics of public texts of moerge, for text of no "
-            "domain. Default: no.",
-        ),
-    ] = None,
-    anchor_text: Annotated[
-        list[str] | None,
-        typer.Option(help="FILES of text for --anchor, in place of moerge's: a file, folder or pattern; repeat."),
-        FILES,
     ] = None,
     chat_template: Annotated[
         str | None,
@@ -208,10 +194,9 @@ def merge(
     Example: moerge merge --expert code=./code --text code='code/*.jsonl' --expert law=org/name --text law=law.txt
     --out merged
     """
-    from moerge.merging.places import require_places, require_texts
+    from moerge.merging.places import require_places
 
     require_places(expert, add, base, from_, {"text": text, "held_out": held_out}, prompt)
-    require_texts(anchor_text or (), "`anchor_text`")
 
     from transformers.utils import logging
 
@@ -232,10 +217,7 @@ def merge(
         errors.print(line, highlight=False, markup=False)
 
     numbers = named_numbers("weights", weights or [])
-    chosen = arguments.Choices(
-        recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before, anchor,
-        anchor_text or (),
-    )  # fmt: skip
+    chosen = arguments.Choices(recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before)
     texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say, held_out or ())
     licenses = arguments.licenses(license or ())
     version = arguments.version(from_, add or (), expert or (), chosen)
@@ -245,7 +227,6 @@ def merge(
         body=chosen.body_options,
         fit=fit,
         base=seed,
-        anchor_text=texts.of_anchor(chosen.anchor_text, seed),
         statistics=chosen.statistics,
         scored_tokens=scored_tokens,
         computing=Computing(

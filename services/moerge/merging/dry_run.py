@@ -17,13 +17,12 @@ from moerge.files import LOCK, work_folder
 from moerge.memory.machine import free_for
 from moerge.memory.needs import Need, merging, merging_head, solving
 from moerge.memory.shapes import Shape
-from moerge.merging.anchor import new_anchor
 from moerge.merging.checks import check
 from moerge.merging.kept import KeptVersion
 from moerge.merging.merge import settings_of
 from moerge.merging.prompts import Prompts, checked, require_memory
 from moerge.merging.settings import MergeSettings, Source
-from moerge.merging.texts import read_anchor_text, read_text
+from moerge.merging.texts import read_text
 from moerge.models.bounds import feature_exponents, head_exponents, input_exponents
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import room_of
@@ -118,8 +117,6 @@ def merge(
     before, costs = settings.router_statistics.before, list[PassCost]()
     for text in texts if solved else ():
         costs.append(passes.cost(BodyPass(text.expert, input_exponents(text.expert), precision, device), text))
-    for anchor in new_anchor(settings, first=version is None):
-        texts.append(_Text(anchor, read_anchor_text(anchor, settings, say)[1]))
     for text in texts if HEADS[recipe.head].solved else ():
         if text.expert.domain in settings.seed_heads:
             continue
@@ -141,7 +138,7 @@ def _other_steps(
     dtypes = {spec.dtype for expert in experts for spec in expert.checkpoint.specs.values()}
     widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     shape, cores = Shape.of(experts[0].config, widest), torch.get_num_threads()
-    members = len(experts) + (int(recipe.anchor) if version is None else len(version.record.experts))
+    members = len(experts) + (0 if version is None else len(version.record.experts))
     if version is None:
         yield merging(shape, len(experts), METHODS[recipe.body], cores), 0
     if recipe.fit:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, linked, work_folder
 from moerge.merging.assemble import BODY, KeptParts
-from moerge.merging.local import BODY_RECORD, BodyRecord, LocalBody, kept_body
+from moerge.merging.local import BODY_RECORD, LocalBody, kept_body
 from moerge.merging.settings import MergeSettings
 from moerge.models.dense import stored_name
 from moerge.models.dense_files import DenseFiles
@@ -19,6 +19,7 @@ from moerge.models.expert_folder import small_files
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import copies, write_safetensors
 from moerge.trunk.lineage import BodyOptions
+from moerge.trunk.merge import MergedBody
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card import ExpertRecord
 from moerge.versions.plan import Slot
@@ -122,7 +123,7 @@ def kept(folder: Path) -> KeptVersion:
         raise MoergeError("expected a folder of moerge merge", where=where, todo=todo)
     try:
         record = Record.model_validate_json((work / RECORD).read_bytes())
-        merged = BodyRecord.model_validate_json((work / BODY / BODY_RECORD).read_bytes())
+        merged = MergedBody.model_validate_json((work / BODY / BODY_RECORD).read_bytes())
         files = {file_sha256(path): path for path in _contributions(work)}
     except FileNotFoundError as error:
         problem = f"its statistics were not kept: there is no {error.filename}"

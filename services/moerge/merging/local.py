@@ -35,19 +35,12 @@ from moerge.trunk.methods.registry import METHODS, require_options
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Seed, Slot, Solution, Solve, VersionInputs
 from moerge_proto.bodies import BodyMethod, HeadMethod
-from moerge_proto.digests import Digest
 from moerge_proto.options import RECOMMENDED, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import HeadLineage, Lineage, SolveReport
 
 BODY_RECORD = "merged.json"
-"""The file with the `BodyRecord` of a body's folder."""
-
-
-class BodyRecord(MergedBody):
-    """A body with, if it is a seed's, the digest of the whole `model` with its MLPs."""
-
-    model: Digest | None = None
+"""The file with the `MergedBody` of a body's folder."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +113,12 @@ def local_body(
     """
     require_base(method, options or BodyOptions(), base)
     progress, record = progress or NoProgress(), folder / BODY_RECORD
-    merged = BodyRecord.model_validate_json(record.read_bytes()) if record.is_file() else None
+    merged = MergedBody.model_validate_json(record.read_bytes()) if record.is_file() else None
     if METHODS[method].is_seed and base is not None:
         if merged is None or (merged.license, merged.model) != (base.license, base.digest):
             shutil.rmtree(folder, ignore_errors=True)  # it may have another seed's tokenizer
             made = seed_body(base, FolderFiles(folder, {SEED_PARTS_FILE}), progress, base.hub_id, base.license)
-            merged = BodyRecord(**dict(made), model=base.digest)
+            merged = made.model_copy(update={"model": base.digest})
             _write(record, merged)
         return kept_body(merged, folder, [])
     statistics = {file_sha256(path): path for path in contributions}
@@ -140,8 +133,7 @@ def local_body(
     if merged is None or merged.lineage != lineage:
         shutil.rmtree(folder, ignore_errors=True)  # it may have another base's tokenizer
         files, domains = {item.digest: item for item in inputs}, {item.digest: item.domain for item in inputs}
-        made = merge_body(lineage, BodyInputs(files, domains, statistics), FolderFiles(folder), progress)
-        merged = BodyRecord(**dict(made))
+        merged = merge_body(lineage, BodyInputs(files, domains, statistics), FolderFiles(folder), progress)
         for name, data in {} if base is None else small_files(base).items():
             if name != CONFIG_FILE:
                 with atomic_file(folder / name) as out:
@@ -151,7 +143,7 @@ def local_body(
     return kept_body(merged, folder, [record_of(item) for item in contains])
 
 
-def _write(record: Path, merged: BodyRecord) -> None:
+def _write(record: Path, merged: MergedBody) -> None:
     with atomic_file(record) as out:
         out.write(merged.model_dump_json().encode())
 
@@ -168,7 +160,7 @@ def with_base(options: BodyOptions, base: DenseExpert | None) -> BodyOptions:
     return options if base is None else options.model_copy(update={"base": base.digest})
 
 
-def kept_body(merged: BodyRecord, folder: Path, contains: Sequence[ExpertRecord]) -> LocalBody:
+def kept_body(merged: MergedBody, folder: Path, contains: Sequence[ExpertRecord]) -> LocalBody:
     """A body that was written into `folder`."""
     [weights] = [file for file in merged.files if file.name == DENSE_BODY_FILE]
     path, seed = folder / weights.name, None

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import LOCK, alone, atomic_file, work_folder
-from moerge.merging.anchor import new_anchor
 from moerge.merging.assemble import Assembled, are_fittable, assemble
 from moerge.merging.checks import check
 from moerge.merging.kept import CHOICES, KeptExpert, KeptVersion, Record, keep, share
@@ -15,13 +14,12 @@ from moerge.merging.recipe_file import FILE
 from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.scores import scores
 from moerge.merging.settings import AUTO, MergeSettings, Source
-from moerge.merging.texts import read_anchor_text, read_text
+from moerge.merging.texts import read_text
 from moerge.models.keeping import all_keep, keeping
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card_scores import recipe_card, scored_card
 from moerge.versions.plan import BASE, small_files_of
 from moerge_proto.digests import sha256_hex
-from moerge_proto.options import ANCHOR
 from moerge_proto.records import RECORD_FILE, read_record
 from moerge_proto.version_files import CARD_FILE, REPORT_FILE
 from moerge_proto.versions import Lineage, SolveReport
@@ -57,10 +55,8 @@ def merge(
         check(sources, out, settings, version, say)
         read = [read_text(source, settings, say, work) for source in sources]
         experts = [source.expert for source in sources]
-        anchor = new_anchor(settings, first=version is None)
-        public = [read_anchor_text(expert, settings, say, work)[0] for expert in anchor]
         kept, own = None if version is None else version.parts, [domain.text for domain in read]
-        assembled = assemble(experts, own, settings, work, kept, anchor_text=next(iter(public), None), say=say)
+        assembled = assemble(experts, own, settings, work, kept, say=say)
         if not _is_written(out, assembled.lineage):
             assembled.write(out, settings.computing.progress, None if version is None else version.folder)
         members = [] if version is None else list(version.record.experts)
@@ -70,10 +66,8 @@ def merge(
         windows = [(expert, domain.scored) for expert, domain in zip(experts, read, strict=True)]
         scored = [*[None] * len(members), *scores(windows, out, settings.computing, say)]
         slots = assembled.inputs.slots[len(members) :]
-        scored += [None] * len(anchor)
-        generated = [*(source.generated for source in sources), *(False for _ in anchor)]
-        for slot, written in zip(slots, generated, strict=True):
-            members.append(KeptExpert(**slot.record._asdict(), generated=written))
+        for slot, source in zip(slots, sources, strict=True):
+            members.append(KeptExpert(**slot.record._asdict(), generated=source.generated))
         named = [source.expert.domain for source in sources if source.held_out is not None]
         report = _report(out, settings, assembled, members, scored, version, named)
         card = scored_card((out / CARD_FILE).read_text(encoding="utf-8"), report.card_scores)
@@ -135,9 +129,7 @@ def _chat_template(settings: MergeSettings, version: KeptVersion | None) -> str 
     name, method = settings.chat_template, METHODS[settings.recipe.body]
     if name is None:
         return None if version is None else version.lineage.chat_template
-    if name == AUTO or (name == BASE and method.is_seed):
-        return None
-    return ANCHOR if name == BASE and settings.recipe.anchor and not method.takes_base else name
+    return None if name == AUTO or (name == BASE and method.is_seed) else name
 
 
 def _is_written(out: Path, lineage: Lineage) -> bool:
@@ -186,7 +178,7 @@ def _report(
         (min(conditions), max(conditions)),
         generated=[member.domain for member in members if member.generated],
         held_out=held_out,
-        anchor=ANCHOR if settings.recipe.anchor else None,
+        seeds=[member.domain for member in members if member.record.dense == new.body.model],
         unfitted=[member.domain for member in late if merged and not member.fitted],
         chat=small_files_of(new.lineage, new.inputs)[1].warning,
     )

@@ -57,7 +57,7 @@ class Report:
         generated: domains with statistics of text that their expert has written.
         held_out: domains that are scored on other documents than a part of the text.
         unfitted: domains whose expert isn't in the merged body, with MLPs as trained.
-        anchor: the domain of the anchor, which has no score.
+        seeds: domains whose expert is the seed of the body, which the average leaves out.
         chat: a sentence on experts with another chat template than the version; empty if there are none.
     """
 
@@ -69,21 +69,21 @@ class Report:
     generated: Sequence[str] = ()
     held_out: Sequence[str] = ()
     unfitted: Sequence[str] = ()
-    anchor: str | None = None
+    seeds: Sequence[str] = ()
     chat: str = ""
 
     @property
     def average(self) -> float | None:
-        """Mean normalised perplexity; None unless every domain is scored."""
+        """Mean normalised perplexity, without that of the seed; None unless every domain is scored."""
         pairs = zip(self.domains, self.scores, strict=True)
-        return average(None if item is None else item.normalised for name, item in pairs if name != self.anchor)
+        return average(None if item is None else item.normalised for name, item in pairs if name not in self.seeds)
 
     @property
     def card_scores(self) -> str:
         """The model card's section of scores; empty if no domain is scored."""
         pairs = list(zip(self.domains, self.scores, strict=True))
         rows = [ScoreRow(name, item.tokens, item.expert, item.version, item.normalised) for name, item in pairs if item]
-        missing = [domain for domain, score in pairs if score is None and domain != self.anchor]
+        missing = [domain for domain, score in pairs if score is None]
         known = self._known
         note = f" ({', '.join(known)}: set aside from the given text; {KNOWN})" if known else ""
         text = scores_text(f"on documents that are in no statistics{note}", rows, self.average, missing)

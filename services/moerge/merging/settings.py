@@ -11,7 +11,6 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.keeping import Keeping
 from moerge.statistics.contribution import Computing
 from moerge.trunk.lineage import BodyOptions
-from moerge.trunk.methods.registry import METHODS
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import Privacy, StatisticsSettings
 
@@ -40,7 +39,7 @@ class VersionSettings:
     """The choices that determine a version, and the machine's resources.
 
     `body` has the options of the body's method, without its `base`; that is also the seed of a seed's body. Token
-    counts below `rare_below` are withheld from body contributions, as in workers. `privacy`: noise in router
+    counts below `rare_below` are withheld from body contributions, as in the recipes. `privacy`: noise in router
     contributions, for which `computing` needs a key. `chat_template`: see `Lineage`. `unfitted`: domains whose experts
     keep the seed's body, so that they need no fit; `seed_heads`: those of them that keep its head, too.
     """
@@ -55,11 +54,6 @@ class VersionSettings:
     chat_template: str | None = None
     unfitted: Collection[str] = ()
     seed_heads: Collection[str] = ()
-
-    @property
-    def body_base(self) -> DenseExpert | None:
-        """The base of the body; None if `base` is the anchor alone."""
-        return None if self.recipe.anchor and not METHODS[self.recipe.body].takes_base else self.base
 
     @property
     def router_statistics(self) -> StatisticsSettings:
@@ -80,7 +74,6 @@ class MergeSettings(VersionSettings):
         automatic: whether the base's body replaces the recipe's if every expert keeps it.
         automatic_head: whether the base's head replaces the recipe's if every expert keeps body and head.
         keeping: by domain, the experts' comparison with the base; None: not made yet.
-        anchor_text: of the anchor, for its own tokenizer; None: the pool.
         scored_tokens: those per domain, of held-out documents; 0: no scores.
         chat_template: a domain, `base` or `auto`; None: that of the version that experts are added to, or `auto`.
     """
@@ -89,7 +82,6 @@ class MergeSettings(VersionSettings):
     automatic: bool = False
     automatic_head: bool = False
     keeping: Mapping[str, Keeping] | None = None
-    anchor_text: Corpus | None = None
     held_out_share: float = HELD_OUT_SHARE
     scored_tokens: int = SCORED_TOKENS
     keep_statistics: bool = False

@@ -9,8 +9,6 @@ from moerge.documents.shards import cut, enough
 from moerge.documents.splits import SplitRule
 from moerge.documents.text import Text
 from moerge.errors import MoergeError
-from moerge.merging.anchor import PoolText
-from moerge.merging.assemble import StatisticsText
 from moerge.merging.prompts import Prompts, written
 from moerge.merging.settings import MergeSettings, Source
 from moerge.models.expert_folder import DenseExpert
@@ -63,19 +61,6 @@ def _with_held_out(read: DomainText, corpus: Corpus, settings: MergeSettings, wo
     if not (scored := _windows(apart, settings)) and settings.scored_tokens:
         raise MoergeError("no document has two tokens", where=where, todo="give more text")
     return replace(read, scored=scored)
-
-
-def read_anchor_text(
-    anchor: DenseExpert, settings: MergeSettings, say: Callable[[str], None], work: Path | None = None
-) -> tuple[StatisticsText, int]:
-    """The anchor's text, the settings' or the pool, and its number of tokens that count; refuses too little."""
-    if settings.anchor_text is None:
-        pool = PoolText.of(anchor)
-        return pool, sum(map(len, pool))
-    unscored = replace(settings, scored_tokens=0)
-    read = read_corpus(anchor.domain, settings.anchor_text, unscored, work, SplitRule(0))
-    _require_enough(read, anchor, "`anchor_text`", say)
-    return read.text, read.tokens
 
 
 def _require_enough(read: DomainText, expert: DenseExpert, where: str, say: Callable[[str], None]) -> None:

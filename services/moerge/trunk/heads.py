@@ -63,8 +63,8 @@ class HeadInputs:
     def models(self, method: HeadMethod) -> Sequence[Tensors]:
         """The models that the head is made from."""
         if method != "seed":
-            return [item or SeedHead(self._seed, self.body.checkpoint) for item in self.experts]
-        return [self._seed]
+            return [item or SeedHead(self.seed_head, self.body.checkpoint) for item in self.experts]
+        return [self.seed_head]
 
     def sources(self) -> list[Source | None]:
         """Each expert's head contribution; None without an own head."""
@@ -72,7 +72,8 @@ class HeadInputs:
         return [None if item is None else next(given) for item in self.experts]
 
     @property
-    def _seed(self) -> Checkpoint:
+    def seed_head(self) -> Checkpoint:
+        """The seed's head; IncompatibleExpertError: there is none."""
         if self.seed is None:
             problem, todo = "the body isn't a seed's, so there is no seed's head", "choose another head"
             raise IncompatibleExpertError(problem, where="`head`", todo=todo)
@@ -80,9 +81,10 @@ class HeadInputs:
 
 
 def is_tied(method: HeadMethod, inputs: HeadInputs) -> bool:
-    """Tell whether the head is the body's embedding."""
-    tied = all(HEAD not in model.specs for model in inputs.models(method))
-    return tied and (method == "seed" or (method == "average" and inputs.as_embedding))
+    """Tell whether the head is the body's embedding. Experts that all keep the seed's head give that, by any method."""
+    if method == "seed" or all(item is None for item in inputs.experts):
+        return HEAD not in inputs.seed_head.specs
+    return method == "average" and inputs.as_embedding and all(HEAD not in own.specs for own in inputs.models(method))
 
 
 def head_plan(method: HeadMethod, inputs: HeadInputs) -> list[TensorPlan]:

@@ -89,7 +89,7 @@ class MergedBody(BodyLineage):
 
     `config`: the settings that decide features. `exponents` and `bounds` are per layer: the fractional bits of router
     contributions, and the largest squared norm of a feature divided by its gain. Of a seed: `source` is its name,
-    `license` an SPDX identifier, and `seed` the digest of all its files.
+    `license` an SPDX identifier, `seed` the digest of these files, and `model` that of the whole model as an expert.
     """
 
     digest: Digest
@@ -104,6 +104,7 @@ class MergedBody(BodyLineage):
     source: str | None = None
     license: str = UNKNOWN
     seed: Digest | None = None
+    model: Digest | None = None
 
     @property
     def lineage(self) -> BodyLineage:

@@ -11,7 +11,7 @@ from moerge.trunk.head_kinds import HEADS
 from moerge.versions.card_scores import markdown_rows
 from moerge.versions.file_plans import FilePlan, text_file
 from moerge_proto.digests import sha256_hex
-from moerge_proto.options import ANCHOR, SolveOptions
+from moerge_proto.options import SolveOptions
 from moerge_proto.version_files import CARD_FILE
 from moerge_proto.versions import EngineLimit, Lineage
 
@@ -26,9 +26,6 @@ ncsa odbl odc-by ofl-1.1 openrail osl-3.0 pddl postgresql unknown unlicense wtfp
 _UNSCORED = """\
 This card was written with the version. Scores are measured later: `moerge pull` adds reported scores and benchmarks,
 and `moerge version table` prints them.
-"""
-_ANCHORED = f"""
-`{ANCHOR}` is the anchor: the seed's MLPs, for text of no owner's domain. Its sums are of public text.
 """
 
 
@@ -186,7 +183,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 | slot | domain | owner | licence | digest |
 |---|---|---|---|---|
 {markdown_rows((str(i), e.domain, e.owner, e.license, _digest(e, origin)) for i, e in enumerate(experts))}
-{_ANCHORED if ANCHOR in lineage.domains else ""}
+
 ## Body
 
 {_contained(lineage, origin)}

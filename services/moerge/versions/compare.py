@@ -80,14 +80,14 @@ class ScoreChange:
 def score_changes(old: VersionTable, new: VersionTable) -> list[ScoreChange]:
     """A row for each domain, then the averages; only those over the same domains have a difference in points."""
     before, after = _scores(old), _scores(new)
-    domains = list(dict.fromkeys([*old.owned, *new.owned]))
+    domains = list(dict.fromkeys([*old.domains, *new.domains]))
     rows = [ScoreChange.of(domain, before.get(domain), after.get(domain)) for domain in domains]
-    if set(old.owned) == set(new.owned):
+    if set(old.averaged) == set(new.averaged):
         whole = ScoreChange.of(average_name(new), old.average, new.average, is_average=True)
         if whole.points is not None:
             return [*rows, whole]
     else:
-        name = f"average of all its domains ({len(old.owned)}, {len(new.owned)})"
+        name = f"average of all its domains ({len(old.averaged)}, {len(new.averaged)})"
         whole = ScoreChange(name, old.average, new.average, None, is_average=True)
     shared = common_change(old, new)
     return [*rows, whole] if shared is None else [*rows, whole, shared]
@@ -98,14 +98,14 @@ def common_change(old: VersionTable, new: VersionTable) -> ScoreChange | None:
     domains = common_domains([old, new])
     if not domains:
         return None
-    both = [domain for domain in old.owned if domain in new.owned]
+    both = [domain for domain in old.averaged if domain in new.averaged]
     words = "that both have" if len(domains) == len(both) else "with a score on both"
     name = f"average of the {len(domains)} {words}"
     return ScoreChange.of(name, average_over(old, domains), average_over(new, domains), is_average=True)
 
 
 def average_name(table: VersionTable) -> str:
-    count = len(table.owned)
+    count = len(table.averaged)
     return f"average of its {count} domain{'s' if count > 1 else ''}"
 
 
@@ -123,10 +123,10 @@ class Averages:
 
 def averages(tables: Sequence[VersionTable | None]) -> Averages:
     """The averages of versions, None for one without evaluations; common domains are those of all complete tables."""
-    whole = [table for table in tables if table is not None and len(table.scores) == len(table.owned)]
+    whole = [table for table in tables if table is not None and set(table.averaged) <= _scores(table).keys()]
     over_own = [None if table is None else table.average for table in tables]
     scored = [table for table in tables if table is not None and table.average is not None]
-    if len({frozenset(table.owned) for table in scored}) < 2:
+    if len({frozenset(table.averaged) for table in scored}) < 2:
         return Averages((average_name(scored[0]) if scored else "average", ""), over_own, [])
     domains = common_domains(whole)
     over = [None if table is None else average_over(table, domains) for table in tables] if domains else []
@@ -134,9 +134,9 @@ def averages(tables: Sequence[VersionTable | None]) -> Averages:
 
 
 def common_domains(tables: Sequence[VersionTable]) -> list[str]:
-    """The domains with a score in each of the tables, in the first one's order."""
-    result = [_scores(table) for table in tables]
-    return [domain for domain in result[0] if all(domain in item for item in result)] if result else []
+    """The domains of averages with a score in each of the tables, in the first one's order."""
+    result = [_scores(table).keys() & {*table.averaged} for table in tables]
+    return [domain for domain in tables[0].averaged if all(domain in item for item in result)] if result else []
 
 
 def average_over(table: VersionTable, domains: Collection[str]) -> float | None:

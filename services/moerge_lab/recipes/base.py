@@ -27,8 +27,6 @@ Numbers = Mapping[str, float]
 """Options with numbers."""
 SEED = "seed"
 """The option that adds the seed model to a recipe's experts."""
-ANCHOR = "anchor"
-"""The option that makes the seed model one more expert of a version."""
 NO_ROWS = torch.empty(0, 0, dtype=torch.int64)
 Likelihoods = dict[tuple[Path, tuple[int, ...]], Tensor]
 """Dense expert's folder and token ids -> log p of every token except the first, [T - 1] float64."""

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from moerge.documents.pool import encoded_pool
+from moerge.documents.shards import cut
 from moerge.errors import MoergeError
 from moerge.merging.assemble import Assembled, KeptParts, are_fittable, assemble, body_of, head_contributions
 from moerge.merging.local import LocalBody
@@ -24,7 +26,9 @@ from moerge.statistics.contribution import Computing
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import (
+    SEED,
     Chosen,
+    Domain,
     Fleet,
     Model,
     Numbers,
@@ -71,7 +75,7 @@ class Documents:
 
 
 def settings_of(fleet: Fleet, recipe: VersionRecipe, options: Options) -> VersionSettings:
-    base = fleet.seed_model if recipe.anchor else base_of(recipe.body, fleet)
+    base = base_of(recipe.body, fleet)
     privacy = checked(Privacy, {"epsilon": options["epsilon"]}) if options.get("epsilon") else None
     return VersionSettings(
         recipe=recipe,
@@ -175,6 +179,7 @@ def publish(parts: Parts, fleet: Fleet, options: Options, routers: Sequence[Tens
 
 def published_recipe(name: str, source: str, parts: Parts, options: Options) -> Recipe:
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+        fleet = _with_seed(fleet, options)
         experts_per_token(fleet, options)
         chosen = parts.chosen(fleet, options)
         model = Routed.of(publish(parts, fleet, {**options, **chosen}), fleet.device)
@@ -182,6 +187,15 @@ def published_recipe(name: str, source: str, parts: Parts, options: Options) -> 
         yield name, model
 
     return Recipe(name, source, build, options, parts=parts)
+
+
+def _with_seed(fleet: Fleet, options: Options) -> Fleet:
+    """The fleet; with the option `seed` the seed model is a further expert, of the library's public texts."""
+    if SEED not in options or not whole(options, SEED, 0, 1):
+        return fleet
+    seed, settings = fleet.seed_model, StatisticsSettings()
+    rows = [row for text in encoded_pool(DenseFiles(seed).tokenizer) for row in cut(text, settings)]
+    return replace(fleet, domains=[*fleet.domains, Domain(SEED, seed, [list(row.ids) for row in rows])])
 
 
 def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:

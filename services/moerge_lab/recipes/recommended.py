@@ -6,7 +6,7 @@ from functools import partial
 from moerge.routers.registry import ROUTERS
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
-from moerge_lab.recipes.base import ANCHOR, Options, Parts, Recipe, number, whole, word
+from moerge_lab.recipes.base import SEED, Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
 from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
 from moerge_proto.options import RECOMMENDED, SolveOptions, VersionRecipe
@@ -26,12 +26,12 @@ _SOLVE: Options = {
     "lambda": RECOMMENDED.solve.ridge_lambda,
     "routers": RECOMMENDED.solve.routers,
     "before": int(RECOMMENDED.before is not None),
-    ANCHOR: int(RECOMMENDED.anchor),
+    SEED: 0,
     "epsilon": 0,
 }
 OPTIONS: Options = {**_SOLVE, **_BODY}
 """lambda is in the recommended scale; `routers=ridge`: the paper's; `before=1`: router statistics behind public text;
-`anchor=1`: the seed is one more expert, with statistics of public text; `epsilon`: router statistics have noise, with
+`seed=1`: the seed is one more expert, with statistics of public text; `epsilon`: router statistics have noise, with
 delta 1e-6, 0: none."""
 
 
@@ -42,9 +42,8 @@ def _recipe(options: Options) -> VersionRecipe:
         fields |= {"ridge_lambda": number(options, "lambda"), "routers": word(options, "routers")}
     methods = {name: word(options, name) for name in _WORDS}
     before = TextBefore() if "before" in options and whole(options, "before", 0, 1) else None
-    anchor = ANCHOR in options and bool(whole(options, ANCHOR, 0, 1))
     solve = checked(SolveOptions, fields)
-    return checked(VersionRecipe, {**methods, "fit": fit, "solve": solve, "before": before, ANCHOR: anchor})
+    return checked(VersionRecipe, {**methods, "fit": fit, "solve": solve, "before": before})
 
 
 PARTS = Parts(_recipe, fits_newcomers=True)

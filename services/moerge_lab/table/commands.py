@@ -88,7 +88,7 @@ def version(
     device: options.Device = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Score a published version, and its share of tokens per expert; an anchor's text isn't scored.
+    """Score a published version, and its share of tokens per expert.
 
     Rows beside it: the domains' dense experts, and by --recipe others; default averaging.
 
@@ -103,7 +103,7 @@ def version(
     slots = slots_of(folder)
     inputs = _inputs(ctx).in_slot_order(slots)
     runs = with_experts(recipe or ["averaging"], inputs.sources, inputs.settings.base)
-    result = replace(inputs.table([*runs, Run(version_recipe(folder, slots), {}, VERSION)]), slots=slots)
+    result = inputs.table([*runs, Run(version_recipe(folder, slots), {}, VERSION)])
     _show(result, {"version": str(folder), "slots": slots, **inputs.to_json()}, json_file)
 
 

@@ -19,7 +19,6 @@ from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.table.runs import reference
 from moerge_lab.table.table import Run, Table
 from moerge_lab.table.texts import Sources, Split, read_elsewhere, read_texts, require_one_tokenizer, switched
-from moerge_proto.evaluations import owned
 from moerge_proto.records import TunedModel, read_record
 from moerge_proto.versions import Lineage
 
@@ -56,11 +55,10 @@ class Inputs:
         return replace(measure(runs, texts, self.settings, progress(), elsewhere), against=compared)
 
     def in_slot_order(self, slots: Sequence[str]) -> "Inputs":
-        """With the domains in the order of a version's slots; an anchor has no text."""
-        domains = owned(slots)
-        if set(domains) != self.sources.keys():
-            raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(self.sources)}", where="`expert`")
-        return replace(self, sources={domain: self.sources[domain] for domain in domains})
+        """With the domains in the order of a version's slots."""
+        if set(slots) != self.sources.keys():
+            raise MoergeError(f"expected {', '.join(slots)}, found {', '.join(self.sources)}", where="`expert`")
+        return replace(self, sources={domain: self.sources[domain] for domain in slots})
 
     def to_json(self) -> dict[str, object]:
         base = None if self.settings.base is None else str(self.settings.base)

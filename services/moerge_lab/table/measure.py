@@ -87,7 +87,8 @@ def measure(
                         results.setdefault(name, []).append(result)
                 share.advance(total)
             rows += [Row(run, name, item) for name, item in results.items()]
-    return Table(list(domains), rows, base, edges=next(iter(domains.values())).edges)
+    of_seed = [name for name, domain in domains.items() if domain.expert == settings.base]
+    return Table(list(domains), rows, base, seeds=of_seed, edges=next(iter(domains.values())).edges)
 
 
 class _Share:

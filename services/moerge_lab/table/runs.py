@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.models.config import read_config, require_same_config
-from moerge_lab.recipes.base import ANCHOR, SEED, Options, Recipe, word
+from moerge_lab.recipes.base import SEED, Options, Recipe, word
 from moerge_lab.recipes.dense import EXPERTS, expert_row, takes_base
 from moerge_lab.recipes.registry import RECIPES, label_of, parse
 from moerge_lab.recipes.soups import SEED_ROW
@@ -17,7 +17,7 @@ from moerge_lab.table.texts import Sources
 def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base: Path | None) -> str | None:
     """A required option of a recipe that is missing, or None."""
     by_body = "body" in options and takes_base(word(options, "body"))
-    if (recipe.needs_base or options.get(SEED) or options.get(ANCHOR) or by_body) and base is None:
+    if (recipe.needs_base or options.get(SEED) or by_body) and base is None:
         return "`base`"
     if recipe.needs_other:
         return None if all(source.other for source in sources.values()) else "`preset`"
@@ -69,8 +69,9 @@ def joinable(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | 
             known = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.parts is not None)
             what = "makes no version with a body and solved routers"
             raise MoergeError(what, where=f"`recipe` {run.label}", todo=f"use one of: {known}")
-        if run.options.get(ANCHOR):
-            raise MoergeError("has an anchor", where=f"`recipe` {run.label}", todo="leave the anchor out")
+        if run.options.get(SEED):
+            what = "has the seed as the last expert"
+            raise MoergeError(what, where=f"`recipe` {run.label}", todo="leave the seed out, or name it with `expert`")
     return runs
 
 

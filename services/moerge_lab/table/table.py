@@ -1,7 +1,7 @@
 """The papers' table (DUME section 3.1 and table 2): normalised perplexity of recipes' models on every domain."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.table import Table as RichTable
@@ -123,7 +123,7 @@ class Table:
     Attributes:
         base: the seed model's score of each document of no domain; empty without such text.
         against: the row to compare the others' averages with, if any.
-        slots: the domains of a version's experts, including an anchor.
+        seeds: the domains whose expert is the seed model, which averages leave out.
         edges: first token of each band behind a change of text; empty: texts don't change.
     """
 
@@ -132,7 +132,7 @@ class Table:
     base: Sequence[Score] = ()
     against: str | None = None
     frame: Frame = field(default_factory=Frame)
-    slots: Sequence[str] = ()
+    seeds: Collection[str] = ()
     edges: Sequence[int] = ()
 
     def row(self, name: str) -> Row:
@@ -145,17 +145,21 @@ class Table:
 
     def average(self, row: Row) -> Figure:
         """The normalised average perplexity score, per seed."""
-        return mean(self.normalised(row, domain) for domain in self.domains)
+        return mean(self.normalised(row, domain) for domain in self._averaged)
 
     def bands(self, row: Row) -> list[Figure]:
         """The average of a row's tokens in each band behind a change of text."""
-        return [mean(self._band(row, domain, band) for domain in self.domains) for band in range(len(self.edges))]
+        return [mean(self._band(row, domain, band) for domain in self._averaged) for band in range(len(self.edges))]
 
     def recovers(self, row: Row) -> int | None:
         """The tokens behind a change of text after which all bands have 95 or more; None: never."""
         below = [band for band, figure in enumerate(self.bands(row)) if figure.mean < RECOVERED]
         later = max(below, default=-1) + 1
         return self.edges[later] if later < len(self.edges) else None
+
+    @property
+    def _averaged(self) -> list[str]:
+        return [domain for domain in self.domains if domain not in self.seeds]
 
     def _band(self, row: Row, domain: str, band: int) -> Figure:
         dense = self.row(self.frame.own(domain)).results[0].bands[domain][band]
@@ -283,7 +287,7 @@ class Table:
 
     def _routing(self, row: Row) -> RichTable:
         table = RichTable("text of", title="Share of tokens per expert, over all layers")
-        for slot in self.slots or self.domains:
+        for slot in self.domains:
             table.add_column(expert_row(slot), justify="right")
         for domain, shares in row.shares().items():
             table.add_row(domain, *[f"{100 * share:.0f} %" for share in shares])

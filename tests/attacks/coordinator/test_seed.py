@@ -18,6 +18,7 @@ from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge_proto.bodies import Body
+from moerge_proto.demands import Demands
 from moerge_proto.experts import ExpertState
 from moerge_proto.progress import Obstacle
 from moerge_proto.statistics_file import StatisticsFile
@@ -124,6 +125,20 @@ def test_seed_s_body_under_other_facts_is_refused(
     assert client.current is not None
     client.current = client.current.model_copy(update=forged)
     assert refusal(folder, tmp_path, client)[1] is Obstacle.BODY_REFUSED
+
+
+class Demanding(MemoryClient):
+    """A coordinator that demands a contribution under a body, and serves the seed's."""
+
+    def demands(self, expert: str, seen: Demands | None = None) -> Demands:
+        super().demands(expert, seen)
+        return Demands.of("0" * 64, None)
+
+
+def test_seed_s_body_in_place_of_the_demanded_one_is_refused(
+    folder: Path, tmp_path: Path, client: MemoryClient
+) -> None:
+    assert refusal(folder, tmp_path, Demanding(client.current))[1] is Obstacle.LOG_DIFFERS
 
 
 def test_second_body_after_a_contribution_gets_nothing(folder: Path, tmp_path: Path, client: MemoryClient) -> None:

@@ -28,9 +28,9 @@ from moerge_proto.progress import Obstacle
 from moerge_proto.version_files import BODY_FILE, FUSED_FILE, HEAD_FILE, ROUTER_FILE
 from moerge_proto.versions import Lineage, Version, VersionFile
 from moerge_workers.contributing.evaluation import Evaluations
-from moerge_workers.contributing.publications import Versions
+from moerge_workers.contributing.publications import Versions, logged_body, logged_version
 from moerge_workers.leaving.history import FILE, Sending
-from moerge_workers.leaving.public_log import PublicLog
+from moerge_workers.leaving.public_log import LogError, PublicLog
 from support.models import expert, seed_model, texts
 from support.stages import NOW, POLICY, Listed, MemoryClient, another, context_of, registered
 from support.versions import ROWS
@@ -224,8 +224,23 @@ def test_unverified_files_of_the_coordinator_have_no_effect(folder: Path, tmp_pa
 
 def test_version_of_a_refused_body_is_not_evaluated(folder: Path, tmp_path: Path, client: Hostile) -> None:
     client.current = another(tmp_path)
+    client.lineage = client.lineage.model_copy(update={"body": client.current.digest})
     assert evaluated(folder, tmp_path, client) == ([], Obstacle.BODY_REFUSED)
     assert client.downloads == []
+
+
+def test_another_version_or_body_than_asked_for_is_refused(folder: Path, tmp_path: Path, client: Hostile) -> None:
+    with context_of(folder, tmp_path, client) as context:
+        with pytest.raises(LogError, match="expected version 2; the coordinator served version 1"):
+            logged_version(context, 2)
+        with pytest.raises(LogError, match="expected body 000000000000; the coordinator served body "):
+            logged_body(context, "0" * 64)
+        assert context.events.status.state.obstacle is Obstacle.LOG_DIFFERS
+    client.lineage = client.lineage.model_copy(update={"body": "0" * 64})
+    assert looked(folder, tmp_path, client)[0] is None
+    with pytest.raises(LogError):
+        evaluated(folder, tmp_path, client)
+    assert (client.came, client.downloads) == ([], [])
 
 
 def test_a_version_beyond_the_budget_waits_for_the_owner(folder: Path, tmp_path: Path, client: Hostile) -> None:

@@ -55,6 +55,16 @@ def test_score_is_100_times_dense_over_version_perplexity() -> None:
     assert (law.documents, law.tokens, law.owner) == (2, 10, "law-owner")
 
 
+def test_an_average_leaves_out_the_seed_as_an_expert() -> None:
+    law = evaluation(1)
+    table = VersionTable.of(3, ["general", "law"], [law, evaluation(2, domain="general")], ["general"])
+    assert (table.averaged, [score.domain for score in table.scores]) == (["law"], ["general", "law"])
+    assert table.average == next(score.normalised for score in table.scores if score.domain == "law")
+    unscored = VersionTable.of(3, ["general", "law"], [law], ["general"])
+    assert (unscored.average, unscored.missing) == (table.average, [])
+    assert VersionTable.of(3, ["general"], [], ["general"]).average is None
+
+
 def test_without_all_domains_there_is_no_average() -> None:
     table = VersionTable.of(3, ["law", "art"], [evaluation(1)])
     assert (table.average, table.missing, len(table.scores)) == (None, ["art"], 1)

@@ -7,7 +7,7 @@ from moerge_proto.bodies import Body
 from moerge_proto.demands import Demands
 from moerge_proto.digests import Digest
 from moerge_proto.progress import Obstacle
-from moerge_proto.public_log import Published, body_content, version_content
+from moerge_proto.public_log import Published, body_content, title, version_content
 from moerge_proto.version_files import HEAD_FILE
 from moerge_proto.versions import Version
 from moerge_workers.contributing.context import Context
@@ -19,9 +19,9 @@ _TODO = "ask the operator, another way than through the coordinator, and tell th
 
 
 def logged_body(context: Context, digest: str) -> Body:
-    """A body, which must be in the public log; LogError: it isn't, or the log was changed."""
+    """The body with that digest; LogError: another one is served, it isn't in the public log, or that was changed."""
     body = context.client.body(digest)
-    _require(context, "body", body.digest, body_content(body))
+    _require(context, "body", digest, body.digest, body_content(body))
     return body
 
 
@@ -29,15 +29,18 @@ def logged_version(context: Context, number: int) -> Version:
     """As `logged_body`, for a version and its head."""
     version = context.client.version(number)
     name, heads = str(version.number), [file.sha256 for file in version.files if file.name == HEAD_FILE]
-    _require(context, "version", name, version_content(version.files))
+    _require(context, "version", str(number), name, version_content(version.files))
     for head in heads:
-        _require(context, "head", name, head)
+        _require(context, "head", name, name, head)
     return version
 
 
-def _require(context: Context, kind: Published, name: str, digest: Digest) -> None:
+def _require(context: Context, kind: Published, asked: str, name: str, digest: Digest) -> None:
     log = _log(context)
     try:
+        if name != asked:
+            problem = f"expected {title(kind, asked)}; the coordinator served {title(kind, name)}"
+            raise LogError(problem, where="public log", todo=_TODO)
         log.follow(context.client)
         log.require(kind, name, digest)
     except LogError:

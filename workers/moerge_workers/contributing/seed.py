@@ -74,11 +74,8 @@ def require_expert_of_seed(expert: DenseFiles, seed: DenseFiles, texts: Iterable
         raise IncompatibleExpertError(error.what, where=error.where, todo=todo) from error
 
 
-def require_same_body(own: DenseBody, body: Body) -> str:
+def require_same_body(own: DenseBody, body: Body) -> None:
     """Require that the coordinator's body is the own copy's, byte for byte, by digests. Downloads nothing.
-
-    Returns:
-        The SHA-256 of its file.
 
     Raises:
         OtherBodyError: says what differs, with both digests.
@@ -99,14 +96,13 @@ def require_same_body(own: DenseBody, body: Body) -> str:
     if body.digest != (digest := seed_digest(sha256, settings_of(own.config), exponents)):
         problem = f"the coordinator's body has another name: expected {digest}, found {body.digest}"
         raise OtherBodyError(problem, where="digest", todo=_todo(body))
-    return sha256
 
 
 def checked_body(context: Context, body: Body) -> OwnBody:
     """The body of the own copy of the seed, after the comparison with the coordinator's, before any text is read.
 
     Raises:
-        IncompatibleExpertError: the coordinator's body isn't the own seed's, or another file had its name before.
+        IncompatibleExpertError: the coordinator's body isn't the own seed's.
         MoergeError: `seed` isn't set.
     """
     settings = context.settings
@@ -115,9 +111,7 @@ def checked_body(context: Context, body: Body) -> OwnBody:
         require_expert_of_seed(context.expert, own)
         context.events.say(f"comparing body {body.digest[:12]} with your own copy of the seed: {own.folder}")
         weights = own_body(own, settings.home / "seed", context.events)
-        if not context.outbox.history.bind(body.digest, require_same_body(weights, body)):
-            problem = f"the coordinator served another file under the name of body {body.digest[:12]} before"
-            raise OtherBodyError(problem, where=DENSE_BODY_FILE, todo="ask the operator why")
+        require_same_body(weights, body)
     except IncompatibleExpertError:
         context.events.hindered(Obstacle.BODY_REFUSED)
         raise

@@ -28,7 +28,6 @@ CREATE TABLE IF NOT EXISTS items (
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, event TEXT NOT NULL, digest TEXT NOT NULL, coordinator TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS bodies (digest TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS logs (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, coordinator TEXT NOT NULL, begun INTEGER NOT NULL
 );
@@ -44,7 +43,7 @@ CREATE TABLE IF NOT EXISTS findings (
     log INTEGER NOT NULL, version TEXT NOT NULL, at TEXT NOT NULL, found TEXT NOT NULL
 );
 """
-_APPENDED = ("bodies", "events", "logs", "entries", "heads", "served", "findings")
+_APPENDED = ("events", "logs", "entries", "heads", "served", "findings")
 _TRIGGERS = "".join(
     f"CREATE TRIGGER IF NOT EXISTS {table}_{name} BEFORE {event} ON {table} "
     "BEGIN SELECT RAISE(ABORT, 'rows stay'); END;\n"
@@ -167,14 +166,6 @@ class History:
         """All items ever asked about or sent, oldest first."""
         query = "SELECT items.* FROM events JOIN items USING (digest, coordinator) GROUP BY 1, 2 ORDER BY MIN(number)"
         return [Item(*row) for row in self._db.execute(query).fetchall()]
-
-    def bind(self, body: str, sha256: str) -> bool:
-        """Tell whether a body's file is the first one of that name in this home."""
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT OR IGNORE INTO bodies VALUES (?, ?)", (body, sha256))
-            [first] = self._db.execute("SELECT sha256 FROM bodies WHERE digest = ?", (body,)).fetchone()
-        return bool(first == sha256)
 
     def sendings(self) -> list[Sending]:
         """All sent items, oldest first, without retries."""

@@ -80,7 +80,7 @@ def _benchmarks(visit: Visit, number: int) -> Benchmarks:
 def _oracle(table: VersionTable) -> float | None:
     """The oracle's average normalised score; None if a domain's score is missing or hidden."""
     scores = {score.domain: score.normalised_oracle for score in table.scores}
-    return average(map(scores.get, table.owned))
+    return average(map(scores.get, table.averaged))
 
 
 def _routing(table: VersionTable) -> list[tuple[str, Markup, list[list[float]]]]:

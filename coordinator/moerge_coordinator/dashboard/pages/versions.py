@@ -108,7 +108,7 @@ def _contributions(lineage: Lineage) -> set[str]:
 def _timeline(shown: Sequence[Version], tables: Mapping[int, VersionTable]) -> tuple[charts.Curves | None, str]:
     """Normalised scores over versions: a line for each domain, and the averages, with a caption."""
     oldest_first = list(reversed(shown))
-    names = list(dict.fromkeys(domain for item in oldest_first for domain in tables[item.number].owned))
+    names = list(dict.fromkeys(domain for item in oldest_first for domain in tables[item.number].domains))
     if not any(tables[item.number].scores for item in shown):
         return None, ""
     scores = {number: {score.domain: score.normalised for score in table.scores} for number, table in tables.items()}

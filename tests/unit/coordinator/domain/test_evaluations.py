@@ -13,7 +13,7 @@ from moerge_coordinator.storage.messages import version_table
 from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, VersionRow, now
 from moerge_proto.evaluations import Evaluation, NewEvaluation
 from moerge_proto.problems import ProblemType
-from support.rows import add_body, add_contribution, add_expert, add_version
+from support.rows import add_body, add_contribution, add_expert, add_version, dense_of
 
 
 @pytest.fixture
@@ -74,13 +74,20 @@ def test_a_version_that_is_not_served_is_not_evaluated(session: Session, law: Ex
     assert evaluate(session, sums(law)) == first, "it came before"
 
 
+def test_average_leaves_out_an_expert_that_is_the_body_s_seed(session: Session, version: VersionRow) -> None:
+    assert version_table(session, version).averaged == ["law", "art"]
+    session.scalars(select(ExpertRow).where(ExpertRow.domain == "art")).one().parts_of = add_body(session).model
+    table = version_table(session, version)
+    assert (table.seeds, table.averaged, table.missing) == (["art"], ["law"], ["law"])
+
+
 def test_repeated_evaluation_is_idempotent_and_newer_replaces(
     session: Session, law: ExpertRow, version: VersionRow
 ) -> None:
     first = evaluate(session, sums(law))
     assert (first.owner, first.version, first.active) == ("law-owner", 1, True)
     assert evaluate(session, sums(law)) == first
-    art = evaluate(session, sums(law, 20.0, domain="art", expert=version.lineage.experts[1]))
+    art = evaluate(session, sums(law, 20.0, domain="art", expert=dense_of("art")))
     assert evaluate(session, sums(law, 30.0)).number > first.number
     late = evaluate(session, sums(law))
     assert late == first.model_copy(update={"active": False})

@@ -1,7 +1,6 @@
 """The table that ends a merge and the laboratory's table of the same version have the same figures."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,10 +33,10 @@ def whole_file(path: Path, seed: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("plain", "anchor"), [(False, False), (True, True)])
-def test_a_merge_s_table_equals_the_laboratory_s(tmp_path: Path, plain: bool, anchor: bool) -> None:
+@pytest.mark.parametrize(("plain", "with_seed"), [(False, False), (True, True)])
+def test_a_merge_s_table_equals_the_laboratory_s(tmp_path: Path, plain: bool, with_seed: bool) -> None:
     experts, files = dict[str, Path](), dict[str, Path]()
-    for seed, domain in enumerate(("law", "art", "code"), 1):
+    for seed, domain in enumerate(("law", "art", "code", *(["general"] if with_seed else [])), 1):
         experts[domain] = expert(tmp_path / domain, seed)
         files[domain] = (
             whole_file(tmp_path / f"{domain}.txt", seed) if plain else texts(tmp_path / f"{domain}.jsonl", seed, 240)
@@ -47,22 +46,23 @@ def test_a_merge_s_table_equals_the_laboratory_s(tmp_path: Path, plain: bool, an
         for name, folder in experts.items()
     ]
     settings = MergeSettings(
-        recipe=RECOMMENDED.model_copy(update={"anchor": anchor}),
-        base=DenseExpert("base", expert(tmp_path / "base", 9)) if anchor else None,
+        recipe=RECOMMENDED.model_copy(update={"body": "seed"} if with_seed else {}),
+        base=DenseExpert("base", experts["general"]) if with_seed else None,
         statistics=StatisticsSettings(context=CUT.context),
         scored_tokens=CUT.tokens,
     )
     report = merge(sources, tmp_path / "out", settings)
 
     slots, given = slots_of(tmp_path / "out"), {name: Sources(experts[name], [str(files[name])]) for name in experts}
-    inputs = Inputs(dict(reversed(given.items())), CUT, Settings()).in_slot_order(slots)
+    inputs = Inputs(dict(reversed(given.items())), CUT, Settings(experts.get("general"))).in_slot_order(slots)
     runs = [Run(*parse("experts")), Run(version_recipe(tmp_path / "out", slots), {}, VERSION)]
-    table = replace(inputs.table(runs), slots=slots)
+    table = inputs.table(runs)
     version = table.row(VERSION)
-    assert report.domains == slots == [*experts, *(["general"] if anchor else [])]
+    assert report.domains == slots == [*experts]
+    assert list(report.seeds) == list(table.seeds) == (["general"] if with_seed else [])
     *_, routing = table.render(Screen())
     assert routing.columns[-1].header == f"{slots[-1]} expert"
-    for domain, score in zip(experts, report.scores, strict=False):
+    for domain, score in zip(experts, report.scores, strict=True):
         assert score is not None
         assert len(score.shares) == len(slots)
         ours, theirs = (total(row.results[0].documents[domain]) for row in (table.row(expert_row(domain)), version))

@@ -270,8 +270,6 @@ def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -
         ({"context": 256}, "`context`"),
         ({"precision": "bfloat16"}, "`precision`"),
         ({"before": True}, "`before`"),
-        ({"anchor": True}, "`anchor`"),
-        ({"anchor_text": ["other/*.txt"]}, "`anchor_text`"),
     ],
 )
 def test_an_option_that_contradicts_the_version_is_refused(folder: Path, given: dict[str, Any], option: str) -> None:
@@ -286,14 +284,6 @@ def test_text_before_is_off_unless_an_option_asks_for_it_and_fits_a_short_contex
     short = replace(NOTHING, before=True, context=65)
     settings = MergeSettings(recipe=short.followed, statistics=short.statistics)
     assert settings.router_statistics.before == TextBefore(tokens=32, piece=32)
-
-
-def test_text_of_an_anchor_asks_for_one() -> None:
-    named = replace(NOTHING, anchor_text=["other/*.txt"])
-    assert named.followed.anchor
-    assert not NOTHING.followed.anchor
-    with pytest.raises(MoergeError, match="text without an anchor"):
-        _ = replace(named, anchor=False).followed
 
 
 def test_options_that_agree_with_the_version_are_taken(folder: Path) -> None:

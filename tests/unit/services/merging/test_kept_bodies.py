@@ -16,6 +16,7 @@ from moerge.merging.merge import MergeSettings, Source, merge, settings_of
 from moerge.models.dense import expert_model
 from moerge.models.expert_folder import DenseExpert
 from moerge.scoring.routers import forced
+from moerge_proto.options import RECOMMENDED
 from support.merging import SMALL, corpus_of
 from support.models import DISTINCT, expert, keeping_expert, seed_model, texts
 from support.versions import loaded, logits
@@ -69,6 +70,16 @@ def test_a_version_of_kept_bodies_has_the_seed_s_body_and_head_and_the_experts_o
         with forced(version, slot):
             torch.testing.assert_close(logits(version), logits(expert_model(source.expert)), atol=1e-5, rtol=0)
     assert passes(given, settings(folder), tmp_path / "dry") == {"router"}
+
+
+def test_the_average_of_heads_that_are_the_seed_s_is_told_as_the_embedding_that_it_is(
+    folder: Path, tmp_path: Path
+) -> None:
+    recipe = RECOMMENDED.model_copy(update={"body": "seed", "head": "average", "fit": True})
+    merge(sources(folder, "law", "art"), tmp_path / "out", settings(folder, automatic_head=False, recipe=recipe))
+    assert "| mean of the experts (DUME); the embedding |" in (tmp_path / "out" / "README.md").read_text()
+    weights = loaded(tmp_path / "out").state_dict()
+    assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
 
 
 def test_one_that_doesn_t_keep_it_is_fitted_beside_others_that_stay(folder: Path, tmp_path: Path) -> None:

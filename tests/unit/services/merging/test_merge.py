@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +24,9 @@ from safetensors.torch import load_file, save_file
 from moerge.documents.conversations import Document
 from moerge.documents.corpus import Corpus
 from moerge.documents.files import DataFile
-from moerge.documents.pool import pool_texts
 from moerge.documents.shards import Shard
 from moerge.documents.splits import SplitRule, text_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.merging import dry_run
 from moerge.merging.kept import kept
 from moerge.merging.local import local_body
 from moerge.merging.merge import MergeSettings, Source, merge
@@ -43,7 +42,6 @@ from moerge.statistics.contribution import Computing, body_contribution, router_
 from moerge.statistics.passes import BodyPass, RouterPass, need_of
 from moerge.statistics.streamed import Streamed
 from moerge.trunk.lineage import BodyOptions
-from moerge_proto.bodies import BodyMethod
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
 from moerge_proto.version_files import HEAD_FILE
@@ -421,33 +419,23 @@ def test_a_seed_s_body_is_the_base_s_with_fitted_experts(folder: Path, tmp_path:
     assert "the experts' own, unchanged" in (tmp_path / "own" / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("method", "named_text"), [("seed", False), ("regmean", True)])
-def test_an_anchor_is_one_more_expert_that_no_owner_may_name(
-    folder: Path, tmp_path: Path, method: BodyMethod, named_text: bool
-) -> None:
-    base = DenseExpert("base", expert(tmp_path / "base", 9, **SMALL))
-    recipe = RECOMMENDED.model_copy(update={"body": method, "anchor": True})
-    settings, given, out = replace(KEPT, base=base, recipe=recipe), sources(folder), tmp_path / "out"
-    if named_text:
-        settings = replace(settings, anchor_text=Corpus([str(texts(tmp_path / "other.jsonl", 7, 90))], base))
-    passes = dry_run.merge(given, out, settings).passes
-    [tokens] = {item.estimate.tokens for item in passes if item.domain == "general"}
+def test_the_seed_may_be_one_more_expert_which_no_average_counts(folder: Path, tmp_path: Path) -> None:
+    seed = DenseExpert("general", expert(tmp_path / "general", 9, **SMALL))
+    text = texts(tmp_path / "general.jsonl", 7, 90)
+    given, out = [*sources(folder), source(tmp_path, "general", text)], tmp_path / "out"
+    recipe = RECOMMENDED.model_copy(update={"body": "seed", "fit": True})
+    settings = replace(KEPT, base=replace(seed, domain="base"), recipe=recipe, scored_tokens=200)
     report = merge(given, out, settings)
-    assert report.counts[-1] == DomainCounts(90 if named_text else len(pool_texts()), tokens)
-    names = [item.expert.domain for item in given]
-    assert report.domains == [*names, "general"]
-    assert report.average is not None
-    assert json.loads((out / "moerge.json").read_text())["domains"] == report.domains
-    assert "general" in (out / "README.md").read_text()
+    *own, of_seed = report.scores
+    assert report.domains[-1] == "general"
+    assert of_seed is not None
+    assert report.average == fmean(score.normalised for score in own if score is not None)
+    assert "fitted to the body: law, art; all others unchanged" in (out / "README.md").read_text()
+    mlps = [load_file(path) for path in sorted(out.glob("model-expert*"))]
+    down = next(tensor for name, tensor in mlps[-1].items() if "layers.0" in name and name.endswith("w2.weight"))
+    assert down.equal(seed.checkpoint.tensor("model.layers.0.mlp.down_proj.weight"))
     new = replace(given[0], expert=DenseExpert("new", expert(tmp_path / "new", 8, **SMALL)))
-    added = merge([new], tmp_path / "added", settings, version=kept(out))
-    assert added.domains == [*names, "general", "new"]
-    named = replace(given[0], expert=replace(given[0].expert, domain="general"))
-    for chosen in (settings, KEPT):
-        with pytest.raises(MoergeError, match="'general' is the anchor's name"):
-            merge([named, *given[1:]], tmp_path / "other", chosen)
-    with pytest.raises(MoergeError, match="base"):
-        merge(given, tmp_path / "other", replace(settings, base=None))
+    assert merge([new], tmp_path / "added", settings, version=kept(out)).seeds == ["general"]
 
 
 def test_a_family_without_fittable_mlps_is_merged_as_trained(folder: Path, tmp_path: Path) -> None:

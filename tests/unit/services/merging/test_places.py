@@ -18,7 +18,6 @@ WORDS = {
     "--expert law=law --text law=lw.txt": "--text law lw.txt: no file matches",
     "--expert law=law --text law=*.jsonl": "--text law *.jsonl: no file matches",
     "--expert law=law --text law=law.txt --held-out law=lw.txt": "--held-out law lw.txt: no file matches",
-    "--expert law=law --text law=law.txt --anchor-text lw.txt": "--anchor-text lw.txt: no file matches",
     "--expert law=law --prompt law=@lw.txt": "--prompt @lw.txt: can't be read",
     "--add law=./lw --from law --text law=law.txt": "./lw: no such folder",
     "--add law=law --from lw --text law=law.txt": "lw: no such folder",

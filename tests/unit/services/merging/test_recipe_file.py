@@ -139,9 +139,8 @@ def test_every_value_that_is_written_is_read(tmp_path: Path) -> None:
         **NOTHING,
         "prompt": ["law=1e-3", "law=no", "law=two\nlines: [x]", "art=a=b"],
         "weights": ["law=1e-07", "art=2"],
-        "anchor_text": [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")],
         "chat": "null",
-        "anchor": True,
+        "before": True,
         "ridge_lambda": 1e-12,
     }
     path = written(tmp_path, recipe_text(KEYS, values, tmp_path))
@@ -177,7 +176,7 @@ def test_a_file_may_be_of_another_editor(tmp_path: Path) -> None:
         ("\ntop_k: two", 2, "top_k: expected a valid integer", "correct the value"),
         ("top_k: true", 1, "top_k: expected a valid integer", "correct the value"),
         ("top_k: 0", 1, "top_k: expected at least 1", "correct the value"),
-        ("anchor: 1", 1, "anchor: expected a valid boolean", "correct the value"),
+        ("before: 1", 1, "before: expected a valid boolean", "correct the value"),
         ("recipe: best", 1, "recipe: expected 'recommended' or 'dume'", "correct the value"),
         ("body: mean", 1, "body: expected 'seed', ", "correct the value"),
         ("expert: law", 1, "expert: expected names with values", "correct the value"),

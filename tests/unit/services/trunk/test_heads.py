@@ -104,6 +104,19 @@ def test_seed_s_head_is_its_own(tmp_path: Path) -> None:
         head_plan("seed", inputs_of(experts, tmp_path))
 
 
+@pytest.mark.parametrize("method", ["average", "regmean"])
+def test_head_of_experts_that_all_keep_the_seed_s_is_that(tmp_path: Path, method: HeadMethod) -> None:
+    for tied in (True, False):
+        seed = expert(tmp_path / str(tied), seed=1, tie_word_embeddings=tied)
+        one = inputs_of([seed], tmp_path / f"of-{tied}", seed=seed)
+        kept = HeadInputs([None, None], list, one.seed, one.body, as_embedding=False)
+        assert is_tied(method, kept) == tied
+        result, own = head(method, kept), load_file(seed / "model.safetensors")
+        assert result.keys() == ({FINAL_NORM} if tied else {FINAL_NORM, HEAD})
+        assert all(torch.equal(tensor, own[name]) for name, tensor in result.items())
+        assert not is_tied("average", HeadInputs([None, *one.experts], list, one.seed, one.body, as_embedding=False))
+
+
 def test_rows_of_a_head_are_those_of_the_embedding(tmp_path: Path) -> None:
     short, long = (expert(tmp_path / str(size), seed=1, vocab_size=size) for size in (300, 310))
     inputs = inputs_of([short, long], tmp_path)

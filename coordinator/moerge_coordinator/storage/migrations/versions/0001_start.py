@@ -86,7 +86,7 @@ def upgrade() -> None:
         *_columns(sa.Integer, "hidden_size", "layers", "tensors"),
         *_columns(sa.JSON, "config", "exponents", "files", "bounds"),
         *_columns(sa.String(1000), "source?"),
-        *_columns(DIGEST, "license", "seed"),
+        *_columns(DIGEST, "license", "seed", "model"),
         *_columns(sa.Boolean, "current"),
         *_columns(TIME, "created"),
     )
