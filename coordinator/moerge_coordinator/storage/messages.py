@@ -45,6 +45,7 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
 
 
 def version_table(session: Session, row: VersionRow) -> VersionTable:
-    """The paper's table of a version, from the existing evaluations."""
-    rows = session.scalars(select(EvaluationRow).where(EvaluationRow.version == row.number, EvaluationRow.active))
+    """The paper's table of a version, from the existing perplexities."""
+    query = select(EvaluationRow).where(EvaluationRow.version == row.number, EvaluationRow.active)
+    rows = session.scalars(query.where(EvaluationRow.kind == "perplexity"))
     return VersionTable.of(row.number, row.lineage.domains, [message(Evaluation, item) for item in rows])
