@@ -6,10 +6,9 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.domain import versions
 from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.messages import message, version_table
+from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import BodyRow, EvaluationRow, ExpertRow, VersionRow, tell
 from moerge_proto.evaluations import MAX_SCORES, Evaluation, NewEvaluation, Perplexity, VersionTable
-from moerge_proto.experts import ExpertState
 from moerge_proto.owners import Identity
 from moerge_proto.problems import ProblemType
 
@@ -36,7 +35,7 @@ def evaluate(session: Session, caller: Identity, number: int, new: NewEvaluation
             require_own_domain(caller, score.domain)
             _require_of(session, version, score)
         elif caller.owner is not None:
-            _require_member(session, version, caller.owner)
+            versions.require_member(session, caller.owner, version, "ask an operator to report the results")
     there = session.scalar(own.with_only_columns(func.count())) or 0
     if there + len(new.scores) > MOST_ROWS:
         problem = f"you have reported {there:,} scores of version {number}; at most {MOST_ROWS:,} are kept"
@@ -67,10 +66,11 @@ def active(session: Session, number: int, owner: str | None = None) -> list[Eval
 
 def visible_table(session: Session, version: VersionRow, owner: str | None) -> VersionTable:
     """A version's table: for an owner, its own domains' scores and the average; for None, everything."""
-    table = version_table(session, version)
-    if owner is None:
-        return table
-    return table.model_copy(update={"scores": [score for score in table.scores if score.owner == owner]})
+    query = visible(version.number, None).where(EvaluationRow.active, EvaluationRow.kind == "perplexity")
+    rows = [message(Evaluation, row) for row in session.scalars(query)]
+    table = VersionTable.of(version.number, version.lineage.domains, rows)
+    scores = [score for score in table.scores if owner in (None, score.owner)]
+    return table.model_copy(update={"scores": scores})
 
 
 def _require_of(session: Session, version: VersionRow, sums: Perplexity) -> None:
@@ -92,11 +92,3 @@ def _require_of(session: Session, version: VersionRow, sums: Perplexity) -> None
     if [len(counts) for counts in sums.routed] != [len(lineage.experts)] * layers:
         problem = f"expected counts of {layers} layers x {len(lineage.experts)} experts"
         raise refused("routed", problem, "count them with this version")
-
-
-def _require_member(session: Session, version: VersionRow, owner: str) -> None:
-    own = select(ExpertRow.digest).where(ExpertRow.owner == owner, ExpertRow.state == ExpertState.READY)
-    if not set(session.scalars(own)) & set(version.lineage.experts):
-        problem = f"version {version.number} has no ready expert of yours"
-        todo = "report results of a version with your expert, or ask an operator to report them"
-        raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)

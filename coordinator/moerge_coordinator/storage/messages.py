@@ -9,12 +9,10 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.storage.tables import (
     AliasRow,
     Base,
-    EvaluationRow,
     ExpertRow,
     VersionKeyRow,
     VersionRow,
 )
-from moerge_proto.evaluations import Evaluation, VersionTable
 from moerge_proto.messages import Message
 from moerge_proto.versions import Version
 
@@ -42,10 +40,3 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
         return Version.model_validate({**columns, **derived})
 
     return view
-
-
-def version_table(session: Session, row: VersionRow) -> VersionTable:
-    """The paper's table of a version, from the existing perplexities."""
-    query = select(EvaluationRow).where(EvaluationRow.version == row.number, EvaluationRow.active)
-    rows = session.scalars(query.where(EvaluationRow.kind == "perplexity"))
-    return VersionTable.of(row.number, row.lineage.domains, [message(Evaluation, item) for item in rows])

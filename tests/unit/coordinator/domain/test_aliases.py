@@ -1,6 +1,7 @@
 """Aliases: forward and back, and champion only to versions that are not much worse on a domain or task."""
 
 import math
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -9,6 +10,7 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.domain import aliases, evaluations, version_keys
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.tables import AliasMoveRow, ExpertRow, VersionKeyRow, VersionRow, now
 from moerge_proto.evaluations import Perplexity, TaskResult
 from moerge_proto.owners import Identity, Role
@@ -17,7 +19,8 @@ from support.evaluations import evaluation, result, sums
 from support.rows import add_body, add_contribution, add_expert, add_version, dense_of
 
 FINGERPRINT = "f" * 64
-MOST = aliases.Limits(points=2.0, errors=3.0)
+MOST = Settings(home=Path("unused"))
+SIGNED = Settings(home=Path("unused"), promotion_signed=True)
 
 
 @pytest.fixture
@@ -63,16 +66,14 @@ def test_a_rollback_passes_over_versions_that_are_not_served(session: Session, v
 
 def test_champion_can_be_required_to_be_signed(session: Session, versions: list[VersionRow]) -> None:
     def move(number: int, name: str = CHAMPION) -> int:
-        limits = aliases.Limits(points=2.0, errors=3.0, signed=True)
-        return aliases.promote(session, name, Move(version=number, override="now"), "operator", limits).version
+        return aliases.promote(session, name, Move(version=number, override="now"), "operator", SIGNED).version
 
     session.add(VersionKeyRow(public_key="PEM", fingerprint=FINGERPRINT))
     versions[1].key, versions[2].key = None, FINGERPRINT
     with pytest.raises(RefusedError, match="version 2 is not signed") as caught:
         move(2)
-    limits = aliases.Limits(points=2.0, errors=3.0, signed=True)
-    assert aliases.check(session, 2, limits).refusal == caught.value.what
-    assert aliases.check(session, 3, limits).refusal is None
+    assert aliases.check(session, 2, SIGNED).refusal == caught.value.what
+    assert aliases.check(session, 3, SIGNED).refusal is None
     assert "moerge version sign 2" in caught.value.todo
     assert [move(2, "candidate"), move(1), promote(session, 2), move(3)] == [2, 1, 2, 3]
     signed = aliases.roll_back(session, CHAMPION, Rollback(version=3), "operator", signed=True)

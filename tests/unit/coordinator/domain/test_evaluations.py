@@ -7,7 +7,6 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.domain import evaluations
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.messages import version_table
 from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, VersionRow, now
 from moerge_proto.evaluations import Evaluation, Perplexity, TaskResult
 from moerge_proto.owners import Identity, Role
@@ -104,7 +103,7 @@ def test_a_later_score_replaces_the_same_reporter_s_and_a_repeated_one_changes_n
     ]  # fmt: skip
     assert {row.reporter for row in evaluations.active(session, 1, "art-owner")} == {"art-owner", "operator"}
     withdraw_expert(session, law, serve=True)
-    table = {score.domain: score.normalised for score in version_table(session, version).scores}
+    table = {score.domain: score.normalised for score in evaluations.visible_table(session, version, None).scores}
     assert table == {"law": pytest.approx(36.787944), "art": 100}, "what was told stays"
 
 
