@@ -101,6 +101,9 @@ def solve_version(
         int | None, typer.Option(min=1, help="Domains to wait for, and enough at its end. Default: all that joined.")
     ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Solve without the missing domains.")] = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Publish it, however high its loss on public texts is.")
+    ] = False,
 ) -> None:
     """Solve routers and head from the contributions, publish a version of the current body and print its number.
 
@@ -119,7 +122,8 @@ def solve_version(
         "top_k": top_k,
         "temperature": temperature,
     }
-    new = new_version(recipe, options, head=head, tied=tied, partial=partial, chat_template=chat_template)
+    asked = {"tied": tied, "partial": partial, "chat_template": chat_template, "accept_loss": accept_loss}
+    new = new_version(recipe, options, head=head, **asked)
     with Client(coordinator, secret) as client:
         if wait_ and wait_for_contributions(client, minimum, hours):
             new = new.model_copy(update={"partial": True})

@@ -51,7 +51,7 @@ def solve(state: Coordinator, caller: Operator, new: NewVersion) -> Workflow:
     """
     with state.database.reading() as session:
         lineage = versions.lineage_of(session, new, lambda body: state.folders.seed(body).is_tied)
-    return state.workflows.start_version(lineage)
+    return state.workflows.start_version(lineage, accept_loss=new.accept_loss)
 
 
 @router.get("")
