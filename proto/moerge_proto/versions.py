@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, PlainSerializer, WithJsonSchema, WrapValidator
+from pydantic import Field, PlainSerializer, WithJsonSchema, WrapValidator
 
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.digests import Digest, Name
@@ -177,35 +177,6 @@ class VersionChange(Message):
 
     note: str | None = Field(default=None, max_length=2000)
     tags: list[Name] | None = Field(default=None, max_length=100)
-
-
-class FileChange(Message):
-    """A file's `change` from one version to another: same, changed, new or gone; `size`: bytes in the later one."""
-
-    name: str
-    change: Literal["same", "changed", "new", "gone"]
-    size: int
-
-
-class Comparison(Message):
-    """The differences between the versions `before` and `after`.
-
-    Experts are compared by domain: `experts_added` are of domains that only `after` has, `experts_removed` of domains
-    that only `before` has, and `experts_replaced`, those of `after` whose domain has other MLPs in `before`. `options`:
-    name of each solve option that differs -> its two values. `fetch`: the bytes that a holder of `before` lacks.
-    """
-
-    before: int
-    after: int
-    same_body: bool
-    experts_added: list[Digest]
-    experts_removed: list[Digest]
-    experts_replaced: list[Digest]
-    contributions_added: list[Digest]
-    contributions_removed: list[Digest]
-    options: dict[str, tuple[JsonValue, JsonValue]]
-    files: list[FileChange]
-    fetch: int
 
 
 class Move(Message):

@@ -19,7 +19,7 @@ MOST_ROWS = 10 * MAX_SCORES
 def evaluate(session: Session, caller: Identity, number: int, new: NewEvaluation) -> list[Evaluation]:
     """Accepts scores of a served version. Each replaces the earlier one of the same reporter and name. Idempotent.
 
-    Perplexities are of the caller's domains; results on tasks need, of an owner, a ready expert in the version.
+    Perplexities are of the caller's domains. An owner needs a ready expert in the version.
     """
     version = versions.find(session, number)
     own = select(EvaluationRow).where(EvaluationRow.version == number, EvaluationRow.owner == caller.owner)
@@ -34,8 +34,8 @@ def evaluate(session: Session, caller: Identity, number: int, new: NewEvaluation
             own_name(caller)
             require_own_domain(caller, score.domain)
             _require_of(session, version, score)
-        elif caller.owner is not None:
-            versions.require_member(session, caller.owner, version, "ask an operator to report the results")
+    if caller.owner is not None:
+        versions.require_member(session, caller.owner, version, "ask an operator to report the results")
     there = session.scalar(own.with_only_columns(func.count())) or 0
     if there + len(new.scores) > MOST_ROWS:
         problem = f"you have reported {there:,} scores of version {number}; at most {MOST_ROWS:,} are kept"

@@ -6,13 +6,13 @@ from rich.filesize import decimal
 
 from moerge.cli.common import minute, points, show
 from moerge.terminal import echo, output
-from moerge.versions.compare import ScoreChange
+from moerge.versions.compare import Comparison, ScoreChange
 from moerge.versions.evaluations import figure, on_tasks
 from moerge_proto.contributions import ContributionSignature
 from moerge_proto.evaluations import Evaluation
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.signatures import fingerprint, in_groups
-from moerge_proto.versions import Comparison, EngineLimit, PublicLoss, SolveReport, Version
+from moerge_proto.versions import EngineLimit, PublicLoss, SolveReport, Version
 
 FLOAT32_LIMIT = 2.0**24
 

@@ -30,6 +30,7 @@ from moerge.settings import named_numbers, valid
 from moerge.terminal import AsJson, echo, show_json
 from moerge.trunk.head_kinds import HEADS
 from moerge.versions.compare import average_name, lost_domains, score_changes
+from moerge.versions.compare import compare as compare_versions
 from moerge.versions.evaluations import on_tasks, results_in
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.evaluations import NewEvaluation
@@ -310,18 +311,17 @@ def compare(
     Example: moerge version compare champion candidate
     """
     with Client(coordinator, secret) as client:
-        result = client.compare_versions(resolve(client, before), resolve(client, after))
+        old, new = (client.version(resolve(client, name)) for name in (before, after))
+        result = compare_versions(old, new)
         if as_json:
             show_json(result)
             return
         domains: dict[str, str] = {}
-        for number in (result.before, result.after):
-            lineage = client.version(number).lineage
+        for lineage in (old.lineage, new.lineage):
             domains |= dict(zip(lineage.experts, lineage.domains, strict=True))
         scores = score_changes(client.version_table(result.before), client.version_table(result.after))
         show_comparison(result, domains, scores)
-        old, new = (client.evaluations(number) for number in (result.before, result.after))
-        show_tasks(result.after, new, result.before, old)
+        show_tasks(new.number, client.evaluations(new.number), old.number, client.evaluations(old.number))
 
 
 @app.command()

@@ -25,7 +25,7 @@ from support.statistics import written
 
 DOMAINS = ("law", "art", "eve", "mallory")
 DOWN = "model.layers.{}.mlp.down_proj.weight"
-SPOILED = {"eve": {DOWN.format(1): -2}, "mallory": {DOWN.format(2): 1e38}}
+SPOILED: dict[str, dict[str, float]] = {"eve": {DOWN.format(1): -2}, "mallory": {DOWN.format(2): 1e38}}
 STEPS, ROWS = 150, 16
 
 

@@ -22,8 +22,8 @@ Replaced = Annotated[Flag, Query(description="Also lists scores that a later rep
 def evaluate(state: Coordinator, caller: OperatorOrOwner, number: Number, new: NewEvaluation) -> list[Evaluation]:
     """Accepts scores of a served version: an owner's perplexities of its domains, or results on tasks. Idempotent.
 
-    Each replaces the earlier score of the same reporter and domain, or task and metric. For results on tasks, an owner
-    needs a ready expert in the version.
+    Each replaces the earlier score of the same reporter and domain, or task and metric. An owner needs a ready expert
+    in the version.
     """
     with state.database.transaction("evaluate version") as session:
         return evaluations.evaluate(session, caller, number, new)
