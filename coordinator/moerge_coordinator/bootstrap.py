@@ -37,7 +37,6 @@ from moerge_coordinator.rest.request_log import Calls
 from moerge_coordinator.rest.routes import (
     aliases,
     audit,
-    benchmarks,
     bodies,
     contributions,
     demands,
@@ -198,8 +197,8 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
     for module in (
-        owners, tokens, uploads, experts, bodies, contributions, versions, evaluations, benchmarks,
-        aliases, workflows, progress, demands, audit, public_log, version_keys,
+        owners, tokens, uploads, experts, bodies, contributions, versions, evaluations, aliases,
+        workflows, progress, demands, audit, public_log, version_keys,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

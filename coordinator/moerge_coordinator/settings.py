@@ -123,7 +123,7 @@ class Settings(BaseModel):
     # version's; inf: it isn't measured
     publication_max_rise: float = Field(default=0.3, ge=0, allow_inf_nan=True)
     promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)  # of a domain's score, in points
-    promotion_max_errors: float = Field(default=3.0, ge=0, allow_inf_nan=False)  # of a benchmark, in standard errors
+    promotion_max_errors: float = Field(default=3.0, ge=0, allow_inf_nan=False)  # on a task, in standard errors
     promotion_signed: bool = False  # whether champion must be signed, by a key that isn't revoked
     log_level: Literal["debug", "info"] = "info"  # `debug` also logs read calls
     grace_seconds: int = Field(default=20, ge=0, le=3600)  # for running calls after SIGTERM

@@ -1,18 +1,26 @@
-"""Evaluations: sums of a version's scores on an owner's held-out documents, and the paper's table from them."""
+"""Evaluations: measured scores of a version, on owners' held-out documents and on tasks, and the paper's table."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, TypeAdapter, model_validator
 
 from moerge_proto.contributions import Short
 from moerge_proto.digests import Digest, Name, digest_of
-from moerge_proto.messages import Message
+from moerge_proto.messages import Message, Whole
 from moerge_proto.normalised import average, normalised, perplexity
 
+MAX_SCORES = 1000
+"""Scores of one report, or results of one file."""
 _MOST = 2**53 - 1  # canonical JSON holds no larger integer
 _MOST_NATS = 300  # per token; e^300 and quotients of such numbers are finite
+_MOST_NUMBER = 2**31 - 1
+_MOST_VALUE = 1e15
+TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]{0,99}$")]
+MetricName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+@,-]{0,99}$")]
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.:+/-]{0,99}$")]
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 Amount = Annotated[int, Field(ge=1, le=_MOST)]
 
@@ -34,25 +42,27 @@ class Scored(Message):
         return perplexity(self.nll, self.tokens)
 
 
-class NewEvaluation(Message):
-    """An owner's sums for version `number`, over held-out documents in windows of `context` that advance by `stride`.
+class Perplexity(Message):
+    """An owner's sums of a version over held-out documents of a domain, in windows of `context`, advanced by `stride`.
 
     `expert`: the owner's dense expert of `domain` in the version. `oracle`: the version with every token routed to it.
-    All three scores cover the same tokens. `routed`, L x D, counts per layer the tokens by their first-choice expert,
+    All three sums cover the same tokens. `routed`, L x D, counts per layer the tokens by their first-choice expert,
     in slot order, at the position that predicted them. Each layer's counts add up to the tokens.
     """
 
-    number: int = Field(ge=1, le=2**31 - 1)
+    kind: Literal["perplexity"] = "perplexity"
     domain: Name
     expert: Digest
     documents: Amount
-    context: int = Field(ge=2, le=2**31 - 1)
+    context: int = Field(ge=2, le=_MOST_NUMBER)
     stride: int = Field(ge=1)
     dense: Scored
     version: Scored
     oracle: Scored
     routed: list[list[Count]] = Field(min_length=1, max_length=10_000)
     software: dict[Short, Short] = Field(default_factory=dict, max_length=100)
+    higher_is_better: ClassVar[bool] = True
+    standard_error: ClassVar[float | None] = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -70,20 +80,107 @@ class NewEvaluation(Message):
         return self
 
     @property
+    def name(self) -> str:
+        return self.domain
+
+    @property
+    def value(self) -> float:
+        """Normalised: 100 * the dense expert's perplexity / the version's."""
+        return normalised(self.dense.nll, self.version.nll, self.version.tokens)
+
+    @property
+    def conditions(self) -> tuple[object, ...]:
+        """The common properties of comparable scores."""
+        return self.kind, self.domain
+
+
+class TaskResult(Message):
+    """A model's `value` of one `metric` on one task.
+
+    `standard_error`: of the value; None if the harness gives none. `questions`: the number that was scored.
+    `task_version`: of the task's definition; None if it has none. `limit`: the requested maximum of questions; None for
+    all. `data`: SHA-256 of the file with the questions; None if the harness read them elsewhere. `harness`: the program
+    and its version, such as "lm_eval 0.4.13".
+    """
+
+    kind: Literal["task"] = "task"
+    task: TaskName
+    metric: MetricName
+    value: float = Field(ge=-_MOST_VALUE, le=_MOST_VALUE, allow_inf_nan=False)
+    higher_is_better: bool = True
+    standard_error: float | None = Field(default=None, ge=0, le=_MOST_VALUE, allow_inf_nan=False)
+    questions: Whole = Field(ge=1, le=_MOST_NUMBER)
+    task_version: Label | None = None
+    limit: Whole | None = Field(default=None, ge=1, le=_MOST_NUMBER)
+    seed: Whole = Field(ge=0, le=_MOST_NUMBER)
+    data: Digest | None = None
+    harness: Label
+
+    @property
+    def name(self) -> str:
+        return f"{self.task} ({self.metric})"
+
+    @property
+    def conditions(self) -> tuple[object, ...]:
+        """The common properties of comparable scores."""
+        return tuple(self.model_dump(exclude={"value", "standard_error"}).values())
+
+
+S = TypeVar("S", Perplexity, TaskResult, Perplexity | TaskResult)
+
+
+def _each_once(scores: list[S]) -> list[S]:
+    for name, count in Counter(score.name for score in scores).items():
+        if count > 1:
+            raise ValueError(f"{count} scores of {name}; expected one")
+    return scores
+
+
+Results = Annotated[list[TaskResult], Field(min_length=1, max_length=MAX_SCORES), AfterValidator(_each_once)]
+"""The content of a file of results: of one model, with one result of each task and metric."""
+RESULTS: TypeAdapter[list[TaskResult]] = TypeAdapter(Results)
+
+
+def _kind(score: object) -> object:
+    """The `kind` of a message or its JSON, which may omit it."""
+    if isinstance(score, Mapping):
+        return score.get("kind", "task" if "task" in score else "perplexity")
+    return getattr(score, "kind", None)
+
+
+_ANY = Annotated[Perplexity, Tag("perplexity")] | Annotated[TaskResult, Tag("task")]
+_OTHER = "expected a score of the kind perplexity or task"
+Score = Annotated[_ANY, Discriminator(_kind, custom_error_type="kind", custom_error_message=_OTHER)]
+
+
+class NewEvaluation(Message):
+    """Scores of version `number`: an owner's perplexities, or results on tasks by an operator or an owner."""
+
+    number: int = Field(ge=1, le=_MOST_NUMBER)
+    scores: Annotated[list[Score], Field(min_length=1, max_length=MAX_SCORES), AfterValidator(_each_once)]
+
+    @property
     def digest(self) -> str:
         return digest_of(self.model_dump(mode="json"))
 
 
 class Evaluation(Message):
-    """An accepted evaluation; `active` is false after a later one of the same domain and version."""
+    """An accepted score of a version. `digest`: of its report. `owner`: who reported it; None: an operator.
+
+    `active` is false after a later one of the same reporter and domain, or task and metric.
+    """
 
     number: int
     digest: Digest
     version: int
-    owner: str
+    owner: str | None
     active: bool
     created: datetime
-    sums: NewEvaluation
+    score: Score
+
+    @property
+    def reporter(self) -> str:
+        return self.owner or "operator"
 
 
 class DomainScore(Message):
@@ -129,8 +226,8 @@ class VersionTable(Message):
     def of(
         cls, version: int, domains: Sequence[str], evaluations: Iterable[Evaluation], seeds: Collection[str] = ()
     ) -> Self:
-        """The table from the active evaluations."""
-        scores = {evaluation.sums.domain: _score(evaluation) for evaluation in evaluations if evaluation.active}
+        """The table from active evaluations; those on tasks don't count."""
+        scores = {row.score.name: _score(row, row.score) for row in evaluations if isinstance(row.score, Perplexity)}
         names = [domain for domain in domains if domain not in seeds]
         return cls(
             version=version,
@@ -142,17 +239,17 @@ class VersionTable(Message):
         )
 
 
-def _score(row: Evaluation) -> DomainScore:
-    sums, tokens = row.sums, row.sums.version.tokens
+def _score(row: Evaluation, sums: Perplexity) -> DomainScore:
+    tokens = sums.version.tokens
     return DomainScore(
         domain=sums.domain,
-        owner=row.owner,
+        owner=row.reporter,
         documents=sums.documents,
         tokens=tokens,
         dense=sums.dense.perplexity,
         version=sums.version.perplexity,
         oracle=sums.oracle.perplexity,
-        normalised=normalised(sums.dense.nll, sums.version.nll, tokens),
+        normalised=sums.value,
         normalised_oracle=normalised(sums.dense.nll, sums.oracle.nll, tokens),
         shares=[[count / tokens for count in layer] for layer in sums.routed],
         created=row.created,

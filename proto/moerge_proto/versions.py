@@ -182,8 +182,8 @@ class VersionChange(Message):
 class Move(Message):
     """Points an alias to `version`; `note`: the reason.
 
-    `override`: the reason to move champion even if a domain falls by more than `promotion_max_fall`, or a benchmark by
-    more than `promotion_max_errors`.
+    `override`: the reason to move champion even if a domain loses more than `promotion_max_fall`, or a task more than
+    `promotion_max_errors`.
     """
 
     version: Whole = Field(ge=1, lt=2**63)
@@ -215,7 +215,7 @@ class AliasMove(Message):
 class Alias(Message):
     """A movable name.
 
-    `warnings`, after a promotion: domains that are not evaluated, benchmarks that are not compared, lost domains.
+    `warnings`, after a promotion: domains and tasks without a score to compare, lost domains.
     """
 
     number: int
@@ -229,7 +229,7 @@ class PromotionCheck(Message):
     """The verdict of the promotion rules on `champion` pointing to a version.
 
     `refusal`: why no override allows it, None if one may. `falls`: losses that need an override. `warnings`: domains
-    that are not evaluated, benchmarks that are not compared.
+    and tasks without a score to compare.
     """
 
     refusal: str | None = None

@@ -18,7 +18,7 @@ from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import Role
-from support.benchmarks import results_of
+from support.evaluations import evaluation
 from support.federation import Federation, federation_of
 from support.processes import Coordinator
 
@@ -55,7 +55,7 @@ def furnish(federation: Federation) -> None:
     federation.contribute(federation.body())
     federation.contribute_heads()
     federation.operator.promote("champion", federation.solve().number)
-    federation.operator.report_benchmarks(results_of(1))
+    federation.operator.evaluate(evaluation(1))
 
 
 def secret(role: Role) -> str:

@@ -14,7 +14,7 @@ from moerge.files import file_sha256
 from moerge.models.tokens import all_counted
 from moerge.scoring.perplexity import load, score, windows
 from moerge.scoring.routers import RoutingCounter, forced
-from moerge_proto.evaluations import Evaluation
+from moerge_proto.evaluations import Perplexity
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
@@ -61,8 +61,9 @@ def run(worker: Worker, **settings: object) -> str:
     return worker.log()
 
 
-def evaluations(worker: Worker, number: int) -> list[Evaluation]:
-    return list(worker.member.client.evaluations(number))
+def evaluations(worker: Worker, number: int) -> list[Perplexity]:
+    rows = worker.member.client.evaluations(number)
+    return [row.score for row in rows if isinstance(row.score, Perplexity)]
 
 
 def held_out(worker: Worker) -> list[list[int]]:
@@ -92,14 +93,15 @@ def test_version_is_scored_on_held_out_text_and_only_sums_sent(art: tuple[Member
     approved = CliRunner().invoke(commands.app, ["approve", asked.digest[:12], "--home", str(worker.home)])
     assert approved.exit_code == 0, approved.output
     run(worker, policy={"mode": "ask"})
-    [sent] = evaluations(worker, 1)
+    [sent], [sums] = worker.member.client.evaluations(1), evaluations(worker, 1)
     assert (sent.digest, file_sha256(Path(asked.place)), sent.owner) == (asked.digest, asked.digest, "law-owner")
-    assert sorted(json.loads(before)) == [
-        "context", "dense", "documents", "domain", "expert", "number", "oracle", "routed", "software", "stride",
+    [content] = json.loads(before)["scores"]
+    assert sorted(content) == [
+        "context", "dense", "documents", "domain", "expert", "kind", "oracle", "routed", "software", "stride",
         "version",
     ]  # fmt: skip
 
-    documents, sums = held_out(worker), sent.sums
+    documents = held_out(worker)
     assert (sums.documents, sums.context, sums.stride) == (len(documents), CONTEXT, CONTEXT // 2)
     cut = windows(all_counted(documents), CONTEXT, CONTEXT // 2)
     model = load(worker.server.home / "versions" / "1")
@@ -133,11 +135,11 @@ def test_few_new_documents_wait_and_few_removed_send_nothing(
     run(worker)
     [first] = evaluations(worker, 1)
     worker.write("b.jsonl", 100, 10)
-    assert len(held_out(worker)) > first.sums.documents
+    assert len(held_out(worker)) > first.documents
     two = solve(worker, 2.0)
     run(worker)
     [second] = evaluations(worker, two)
-    assert (second.sums.documents, second.sums.dense) == (first.sums.documents, first.sums.dense)
+    assert (second.documents, second.dense) == (first.documents, first.dense)
 
     worker.write("a.jsonl", 10, 90)
     three = solve(worker, 3.0)
@@ -147,7 +149,7 @@ def test_few_new_documents_wait_and_few_removed_send_nothing(
     worker.write("c.jsonl", 1000, 100)
     run(worker)
     [third] = evaluations(worker, three)
-    assert third.sums.documents == len(held_out(worker))
+    assert third.documents == len(held_out(worker))
 
 
 @pytest.mark.slow

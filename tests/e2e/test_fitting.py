@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moerge.cli.common import wait
+from moerge_proto.evaluations import Perplexity
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
@@ -69,7 +70,8 @@ def test_fitted_parts_wait_for_the_owner_leave_once_and_join_again_only_if_asked
     assert worker.run(**FIT, policy=policy) == "ran"
     with worker.server.client() as operator:
         [evaluation] = operator.evaluations(number)
-    assert evaluation.sums.expert == worker.member.dense
+    assert isinstance(evaluation.score, Perplexity)
+    assert evaluation.score.expert == worker.member.dense
     assert worker.active() == [row], "nothing was sent anew"
     assert worker.run(held_out_share=0.3) == "ran"
     assert worker.active() == [row], "parts that were made before stay"

@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from moerge.models.families.family import FINAL_NORM, HEAD
+from moerge_proto.evaluations import Perplexity
 from moerge_workers.leaving.history import History
 from support.federation import Federation, federation_of, files_below
 from support.models import expert
@@ -66,7 +67,8 @@ def test_newcomer_joins_with_parts_and_leaves_without_a_trace(federation: Federa
     files = set(files_below(federation.server))
     assert worker.run(**EVALUATED) == "ran"
     [evaluation] = operator.evaluations(joined.number)
-    assert evaluation.sums.expert == worker.member.dense
+    assert isinstance(evaluation.score, Perplexity)
+    assert evaluation.score.expert == worker.member.dense
     assert {path for path in set(files_below(federation.server)) - files if path.startswith("blobs")} == set()
 
     done = worker.member.client.withdraw_expert(row.digest)

@@ -92,7 +92,7 @@ def life(home: Home, url: str, build: Build, processes: Processes, domain: str, 
         for kind in ("router", "head"):
             eventually(lambda kind=kind: sent(kind), 240)  # type: ignore[misc]
         number = int(moerge("version", "solve", "--wait").splitlines()[0].split()[-1])
-        eventually(lambda: any(row.sums.domain == domain for row in operator.evaluations(number)), 120)
+        eventually(lambda: any(row.score.name == domain for row in operator.evaluations(number)), 120)
     assert domain in moerge("version", "table", number)
     moerge("pull", number, folder / "pulled")
     loaded(folder / "pulled")

@@ -12,11 +12,11 @@ from safetensors import safe_open
 
 from moerge.errors import MoergeError
 from moerge.models.families.family import HEAD
-from moerge_proto.benchmarks import results_json
+from moerge_proto.evaluations import RESULTS
 from moerge_proto.options import SolveOptions
 from moerge_workers.leaving.owner_key import read_owner_key
-from support.benchmarks import result
 from support.dashboard import signed_in
+from support.evaluations import result
 from support.federation import Federation, federation_of
 from support.models import expert, seed_model, texts
 from support.processes import Coordinator
@@ -231,8 +231,8 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         assert "audited" in operator.types(part.next("moerge version note 3"))
         assert "version 1 is retired" in operator.types(part.next("moerge version retire 1"))
         assert "not evaluated" in operator.types(part.next("moerge version table champion"))
-        (operator.folder / "results.json").write_bytes(results_json([result()]))
-        assert "1 benchmark result reported" in operator.types(part.next("moerge version benchmark 3"))
+        (operator.folder / "results.json").write_bytes(RESULTS.dump_json([result()]))
+        assert "1 result on tasks reported" in operator.types(part.next("moerge version evaluate 3"))
 
     with Part("docs/operating.md", "The version key") as part:
         part.names = {"/srv/moerge": str(server.home)}

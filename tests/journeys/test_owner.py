@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from moerge_proto.benchmarks import results_json
+from moerge_proto.evaluations import RESULTS
 from moerge_proto.progress import Obstacle
-from support.benchmarks import result
+from support.evaluations import result
 from support.federation import Federation, eventually, federation_of
 from support.models import expert, texts
 from support.processes import ended, start_worker
@@ -71,7 +71,7 @@ def asked(said: str) -> str:
 
 def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
     settings = sample()
-    auto = settings.replace('mode = "ask"', "evaluation_sums = true\nbenchmark_results = true")
+    auto = settings.replace('mode = "ask"', "evaluation_sums = true\ntask_results = true")
     with federation_of(tmp_path) as made, Shell(tmp_path / "law") as law, Shell(tmp_path / "art") as art:
         owner = Machine(made, "law", 1, f"held_out_share = 0.2\n{auto}")
         with owner.works():
@@ -104,9 +104,9 @@ def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
             law.types(f"export MOERGE_COORDINATOR={made.server.url} MOERGE_TOKEN={owner.member.token}")
             assert "law-owner" in law.types(part.next("moerge version table", {"3": str(version)}))
 
-        with Part("docs/worker.md", "Benchmarks") as part:
-            (owner.folder / "results.json").write_bytes(results_json([result()]))
-            assert "not reported" in law.types(part.next("moerge worker benchmark", {"3": str(version)}))
+        with Part("docs/worker.md", "Results on tasks") as part:
+            (owner.folder / "results.json").write_bytes(RESULTS.dump_json([result()]))
+            assert "not reported" in law.types(part.next("moerge worker evaluate", {"3": str(version)}))
         text = json.loads((owner.text / "a.jsonl").read_text().splitlines()[0])["text"]
         held = [path for path in (made.server.home / "blobs").rglob("*") if path.is_file()]
         assert held

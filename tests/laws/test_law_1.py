@@ -16,8 +16,7 @@ from moerge.experts.parts import write_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.tokens import Tokens, all_counted
-from moerge_proto.benchmarks import BenchmarkResult, NewBenchmarks
-from moerge_proto.evaluations import NewEvaluation, Scored
+from moerge_proto.evaluations import NewEvaluation, Perplexity, Scored, TaskResult
 from moerge_proto.experts import Parts
 from moerge_proto.masks import MaskedPart
 from moerge_proto.progress import Obstacle, Progress
@@ -33,7 +32,7 @@ SWITCHES: dict[Kind, str] = {
     "head": "head_contributions",
     "router": "router_contributions",
     "evaluation": "evaluation_sums",
-    "benchmark": "benchmark_results",
+    "task": "task_results",
 }
 
 
@@ -45,15 +44,15 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     }  # fmt: skip
     assert set(HeadManifest.model_fields) == {"body", "keepers"} ^ set(RouterManifest.model_fields)
     assert set(Parts.model_fields) == {"expert", "body", "fitted", "own_head"}
-    assert set(NewEvaluation.model_fields) == {
-        "number", "domain", "expert", "documents", "context", "stride", "dense", "version", "oracle", "routed",
+    assert set(NewEvaluation.model_fields) == {"number", "scores"}
+    assert set(Perplexity.model_fields) == {
+        "kind", "domain", "expert", "documents", "context", "stride", "dense", "version", "oracle", "routed",
         "software",
     }  # fmt: skip
     assert set(Scored.model_fields) == {"nll", "tokens"}
-    assert set(NewBenchmarks.model_fields) == {"number", "results"}
-    assert set(BenchmarkResult.model_fields) == {
-        "task", "metric", "value", "higher_is_better", "standard_error", "questions", "task_version", "limit", "seed",
-        "data", "harness",
+    assert set(TaskResult.model_fields) == {
+        "kind", "task", "metric", "value", "higher_is_better", "standard_error", "questions", "task_version", "limit",
+        "seed", "data", "harness",
     }  # fmt: skip
     assert set(Progress.model_fields) == {
         "domain", "stage", "shards_done", "shards_total", "tokens_per_second", "seconds_left", "obstacle",

@@ -19,8 +19,8 @@ from moerge.client.client import Client
 from moerge.documents.chat_templates import DATE
 from moerge.errors import MoergeError, TerminatedError
 from moerge.terminal import AsJson, echo, show_json
-from moerge.versions.benchmarks import results_in
-from moerge_proto.benchmarks import NewBenchmarks
+from moerge.versions.evaluations import results_in
+from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.version_signatures import fingerprint as version_fingerprint
 from moerge_workers.leaving import budget, owner_key
@@ -320,7 +320,7 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
 
 
 @app.command()
-def benchmark(
+def evaluate(
     version: Version,
     results: Annotated[Path, typer.Argument(metavar="RESULTS", help="A file of results, a JSON list.")],
     config: Config = None,
@@ -330,22 +330,22 @@ def benchmark(
     home: Home = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the outgoing data, send nothing.")] = False,
 ) -> None:
-    """Report benchmark results of a version, if your policy has benchmark_results = true.
+    """Report a version's results on tasks, if your policy has task_results = true.
 
     Uses the worker's settings, and its home for the copy and the history. Results replace your earlier ones of the same
     task and metric. Operators and readers see them.
 
-    Example: moerge worker benchmark champion results.json --domain law
+    Example: moerge worker evaluate champion results.json --domain law
     """
-    from moerge_workers.leaving.benchmarks import report_benchmarks
+    from moerge_workers.leaving.task_results import report
 
-    sent = results_in(results)
+    scores = results_in(results)
     settings = _of_home(config, coordinator, token, domain, home)
     settings = settings.model_copy(update={"once": True, "dry_run": dry_run})
     with Client(settings.coordinator, settings.token) as client:
-        new = NewBenchmarks(number=resolve(client, version), results=sent)
-        done = report_benchmarks(settings, client, new)
-    echo(f"version {new.number}: {len(sent)} benchmark result{'s' * (len(sent) > 1)} {'' if done else 'not '}reported")
+        new = NewEvaluation(number=resolve(client, version), scores=[*scores])
+        done = "" if report(settings, client, new) else "not "
+    echo(f"version {new.number}: {len(scores)} result{'s' * (len(scores) > 1)} on tasks {done}reported")
 
 
 def _of_home(

@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from moerge.statistics.membership import FEW_DOCUMENTS
 from moerge_proto.digests import Name
 
-Kind = Literal["expert", "head", "router", "evaluation", "benchmark"]
-"""Kinds of outgoing data: weights of an expert's parts, contributions of each kind, evaluation sums, results of
-benchmarks."""
+Kind = Literal["expert", "head", "router", "evaluation", "task"]
+"""Kinds of outgoing data: weights of an expert's parts, contributions of each kind, evaluation sums,
+results on tasks."""
 
 
 class Policy(BaseModel):
@@ -24,7 +24,7 @@ class Policy(BaseModel):
         expert_weights: the expert's parts may leave: MLPs, and last norm and head unless they are the seed's.
         head_contributions: the gram of the head's input is computed and may leave.
         evaluation_sums: are computed and may leave.
-        benchmark_results: may leave, by `moerge worker benchmark`.
+        task_results: may leave, by `moerge worker evaluate`.
         redistribute: owners of a version's other experts may have the expert's MLPs, to evaluate the version. Operators
             may export the expert and its contributions, to make a version again elsewhere.
         progress: reports to the coordinator, in mode `ask` too. `obstacles`: the reason for sending nothing, as one
@@ -43,7 +43,7 @@ class Policy(BaseModel):
     head_contributions: bool = True
     router_contributions: bool = True
     evaluation_sums: bool = False
-    benchmark_results: bool = False
+    task_results: bool = False
     redistribute: bool = False
     progress: bool | Literal["obstacles"] = "obstacles"
 
@@ -54,7 +54,7 @@ class Policy(BaseModel):
             "head": self.head_contributions,
             "router": self.router_contributions,
             "evaluation": self.evaluation_sums,
-            "benchmark": self.benchmark_results,
+            "task": self.task_results,
         }
         return switches.get(kind, False)
 

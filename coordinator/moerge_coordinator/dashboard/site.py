@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError
-from moerge.versions.benchmarks import figure
+from moerge.versions.evaluations import figure
 from moerge_coordinator.dashboard import formatting
 from moerge_coordinator.dashboard.attention import is_refusal
 from moerge_coordinator.dashboard.rest import client_of

@@ -1,25 +1,22 @@
 """Aliases: movable names for versions, with their history."""
 
-from dataclasses import dataclass
-
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.versions.benchmarks import benchmark_changes, benchmark_name, figure
 from moerge.versions.compare import lost_domains
-from moerge_coordinator.domain import benchmarks, versions
+from moerge.versions.evaluations import changes_between
+from moerge_coordinator.domain import evaluations, versions
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.messages import message, version_table
+from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.messages import versions as version_view
 from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow, notify, now, tell
-from moerge_proto.benchmarks import Benchmark
 from moerge_proto.digests import Name
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import CHAMPION, Alias, Move, PromotionCheck, Rollback
 
 _NAMED = 5
-"""Benchmarks named in a warning."""
+"""Domains and tasks named in a warning."""
 
 
 def find(session: Session, name: str) -> AliasRow:
@@ -30,41 +27,25 @@ def _named(session: Session, name: str) -> AliasRow | None:
     return session.scalar(select(AliasRow).where(AliasRow.name == name))
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The largest falls when `champion` moves: of a domain's score in points, of a benchmark in standard errors.
-
-    `signed`: whether it must be signed.
-    """
-
-    points: float
-    errors: float
-    signed: bool = False
-
-    @classmethod
-    def of(cls, settings: Settings) -> "Limits":
-        return cls(settings.promotion_max_fall, settings.promotion_max_errors, settings.promotion_signed)
-
-
-def promote(session: Session, name: Name, move: Move, who: str, most: Limits) -> Alias:
+def promote(session: Session, name: Name, move: Move, who: str, settings: Settings) -> Alias:
     """Points an alias to a served version. Idempotent.
 
-    `champion` needs an override if an evaluated domain, or a benchmark, falls by more than `most`, and may have to be
-    signed.
+    `champion` needs an override if a score is worse by more than the settings allow, and may have to be signed.
     """
     version, row = versions.find_served(session, move.version, "version"), _named(session, name)
     if row is not None and row.version == version.number:
         return message(Alias, row)
     before = None if row is None else versions.find(session, row.version)
-    if name == CHAMPION and (refusal := _refusal(session, version, most)) is not None:
+    if name == CHAMPION and (refusal := _refusal(session, version, settings)) is not None:
         todo = f"run: moerge version sign {version.number}"
         raise RefusedError(ProblemType.NOT_PROMOTABLE, refusal, where="version", todo=todo)
-    falls, warnings = _compared(session, version, before, most) if name == CHAMPION else ([], [])
+    falls, warnings = _compared(session, version, before, settings) if name == CHAMPION else ([], [])
     view = version_view(session)
     if before is not None and (lost := lost_domains(view(before), view(version))):
         warnings.append(f"version {version.number} lacks domains of version {before.number}: {', '.join(lost)}")
     if falls and not move.override:
-        problem = f"on version {version.number} {'; '.join(falls)}"
+        limits = f"{settings.promotion_max_fall:g} points or {settings.promotion_max_errors:g} standard errors"
+        problem = f"version {version.number} is worse by more than {limits}: {'; '.join(falls)}"
         todo = "see moerge version table; promote another version, or give a reason (`override`)"
         raise RefusedError(ProblemType.NOT_PROMOTABLE, problem, where="override", todo=todo)
     override = move.override if falls else None
@@ -72,19 +53,19 @@ def promote(session: Session, name: Name, move: Move, who: str, most: Limits) ->
     return alias.model_copy(update={"warnings": warnings})
 
 
-def check(session: Session, number: int, most: Limits) -> PromotionCheck:
+def check(session: Session, number: int, settings: Settings) -> PromotionCheck:
     """The comparison that `promote` would make to point `champion` to a served version; empty if it does already."""
     version, row = versions.find_served(session, number), _named(session, CHAMPION)
     if row is not None and row.version == version.number:
         return PromotionCheck(refusal=None, falls=[], warnings=[])
     before = None if row is None else versions.find(session, row.version)
-    falls, warnings = _compared(session, version, before, most)
-    return PromotionCheck(refusal=_refusal(session, version, most), falls=falls, warnings=warnings)
+    falls, warnings = _compared(session, version, before, settings)
+    return PromotionCheck(refusal=_refusal(session, version, settings), falls=falls, warnings=warnings)
 
 
-def _refusal(session: Session, version: VersionRow, most: Limits) -> str | None:
+def _refusal(session: Session, version: VersionRow, settings: Settings) -> str | None:
     """Why no override makes it the champion; None if one may."""
-    if not most.signed or _signed(session, version):
+    if not settings.promotion_signed or _signed(session, version):
         return None
     return f"version {version.number} is not signed by a key that counts, which promotion_signed requires"
 
@@ -95,54 +76,28 @@ def _signed(session: Session, version: VersionRow) -> bool:
 
 
 def _compared(
-    session: Session, version: VersionRow, champion: VersionRow | None, most: Limits
+    session: Session, version: VersionRow, champion: VersionRow | None, settings: Settings
 ) -> tuple[list[str], list[str]]:
-    """Losses of more than `most` against the champion, and warnings of missing evaluations and benchmarks."""
-    found = [_scores(session, version, champion, most.points)]
-    if champion is not None:
-        found.append(_benchmarks(session, version, champion, most.errors))
-    return [fall for falls, _ in found for fall in falls], [warning for _, warnings in found for warning in warnings]
-
-
-def _scores(
-    session: Session, version: VersionRow, champion: VersionRow | None, most: float
-) -> tuple[list[str], list[str]]:
-    tables = [version_table(session, item) for item in (champion, version) if item is not None]
-    warnings = [
-        f"version {table.version} is not evaluated on {', '.join(table.missing)}" for table in tables if table.missing
+    """Losses of more than the settings allow against the champion, and warnings of scores that can't be compared."""
+    most = settings.promotion_max_fall, settings.promotion_max_errors
+    after = evaluations.active(session, version.number)
+    before = [] if champion is None else evaluations.active(session, champion.number)
+    changes = [(change, change.allowed(*most)) for change in changes_between(before, after)]
+    falls = [str(change) for change, allowed in changes if allowed is not None and change.gain < -allowed]
+    compared = {change.before.number for change, allowed in changes if allowed is not None}
+    missing = {
+        row.number: evaluations.table_of(session, row, scores).missing
+        for row, scores in ((champion, before), (version, after))
+        if row is not None
+    }
+    tasks = (row for row in before if row.score.kind == "task" and row.number not in compared)
+    missing[version.number] += [row.score.name for row in tasks]
+    return falls, [
+        f"version {number} has no score to compare on {', '.join(names[:_NAMED])}"
+        + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
+        for number, names in missing.items()
+        if names
     ]
-    before = {score.domain: score.normalised for table in tables[:-1] for score in table.scores}
-    falls = [
-        f"{score.domain} (owner {score.owner}) from {before[score.domain]:.2f} to {score.normalised:.2f}"
-        for score in tables[-1].scores
-        if score.domain in before and score.normalised < before[score.domain] - most
-    ]
-    return [f"these scores fall by more than {most:g} points: {', '.join(falls)}"] if falls else [], warnings
-
-
-def _benchmarks(
-    session: Session, version: VersionRow, champion: VersionRow, most: float
-) -> tuple[list[str], list[str]]:
-    """As `_compared`, of benchmarks with standard errors that the same reporter measured alike on both versions."""
-    before, after = (benchmarks.active(session, item.number) for item in (champion, version))
-    changes = [change for change in benchmark_changes(before, after) if change.error is not None]
-    falls = [
-        f"{benchmark_name(change.after)}, reported by {change.after.reporter}, "
-        f"from {_figure(change.before)} to {_figure(change.after)}"
-        for change in changes
-        if change.falls_by_more_than(most)
-    ]
-    compared = {change.before.number for change in changes}
-    left = [benchmark_name(row) for row in before if row.number not in compared]
-    more = f" and {len(left) - _NAMED} others" if len(left) > _NAMED else ""
-    names = ", ".join(dict.fromkeys(left[:_NAMED])) + more
-    warnings = [f"version {version.number} has no result to compare with version {champion.number}'s: {names}"]
-    problem = f"these benchmarks are worse by more than {most:g} standard errors: {', '.join(falls)}"
-    return [problem] if falls else [], warnings if left else []
-
-
-def _figure(row: Benchmark) -> str:
-    return figure(row.result.value, row.result.standard_error)
 
 
 def _point(session: Session, row: AliasRow | None, name: str, version: int, **move: str | None) -> Alias:

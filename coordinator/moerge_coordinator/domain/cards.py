@@ -5,9 +5,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
-from moerge.versions.card_scores import ScoreRow, benchmarks_text, published_card, scores_text
-from moerge_coordinator.domain import benchmarks
-from moerge_coordinator.domain.evaluations import visible_table
+from moerge.versions.card_scores import ScoreRow, published_card, scores_text, tasks_text
+from moerge_coordinator.domain.evaluations import active, visible_table
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.tables import ExpertRow, VersionRow
@@ -23,7 +22,7 @@ def version_card(session: Session, row: VersionRow, card: str, owner: str | None
     table = visible_table(session, row, owner)
     rows = [ScoreRow(item.domain, item.tokens, item.dense, item.version, item.normalised) for item in table.scores]
     text = "on held-out documents, which each owner measured on its own data"
-    reported = benchmarks_text(benchmarks.active(session, row.number, owner))
+    reported = tasks_text(active(session, row.number, owner))
     scores = "\n".join(filter(None, [scores_text(text, rows, table.average, table.missing), reported]))
     return published_card(card, row.number, row.created, withdrawal_note(session, row), scores)
 

@@ -1,60 +1,104 @@
-"""Evaluations: owners' reports on versions."""
+"""Evaluations: scores of versions that owners and operators report."""
 
-from sqlalchemy import select
+from collections.abc import Iterable
+
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import versions
+from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.messages import message, version_table
+from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import BodyRow, EvaluationRow, ExpertRow, VersionRow, tell
-from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
+from moerge_proto.evaluations import MAX_SCORES, Evaluation, NewEvaluation, Perplexity, VersionTable
+from moerge_proto.owners import Identity
 from moerge_proto.problems import ProblemType
 
+MOST_ROWS = 10 * MAX_SCORES
+"""Scores of a version that a reporter may send, replaced ones included."""
 
-def evaluate(session: Session, owner: str, number: int, new: NewEvaluation) -> Evaluation:
-    """Accepts an owner's evaluation of a served version; it replaces an earlier one. Idempotent."""
+
+def evaluate(session: Session, caller: Identity, number: int, new: NewEvaluation) -> list[Evaluation]:
+    """Accepts scores of a served version. Each replaces the earlier one of the same reporter and name. Idempotent.
+
+    Perplexities are of the caller's domains. An owner needs a ready expert in the version.
+    """
     version = versions.find(session, number)
-    query = select(EvaluationRow).where(EvaluationRow.version == number)
-    known = session.scalar(query.where(EvaluationRow.digest == new.digest))
-    if known is not None:
-        return message(Evaluation, known)
+    own = select(EvaluationRow).where(EvaluationRow.version == number, EvaluationRow.owner == caller.owner)
+    if known := list(session.scalars(own.where(EvaluationRow.digest == new.digest).order_by(EvaluationRow.number))):
+        return [message(Evaluation, row) for row in known]
     versions.find_served(session, number)
-    _require_of(session, version, new)
-    for earlier in session.scalars(query.where(EvaluationRow.domain == new.domain, EvaluationRow.active)):
+    if new.number != number:
+        problem, todo = f"made of version {new.number}, sent to {number}", f"send it for version {new.number}"
+        raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="number", todo=todo)
+    for score in new.scores:
+        if isinstance(score, Perplexity):
+            own_name(caller)
+            require_own_domain(caller, score.domain)
+            _require_of(session, version, score)
+    if caller.owner is not None:
+        versions.require_member(session, caller.owner, version, "ask an operator to report the results")
+    there = session.scalar(own.with_only_columns(func.count())) or 0
+    if there + len(new.scores) > MOST_ROWS:
+        problem = f"you have reported {there:,} scores of version {number}; at most {MOST_ROWS:,} are kept"
+        raise RefusedError(ProblemType.OVER_QUOTA, problem, where="scores", todo="report scores of a later version")
+    names = [score.name for score in new.scores]
+    for earlier in session.scalars(own.where(EvaluationRow.active, EvaluationRow.name.in_(names))):
         earlier.active = False
-    row = EvaluationRow(digest=new.digest, version=number, owner=owner, domain=new.domain, active=True, sums=new)
-    session.add(row)
+    fields = {"version": number, "owner": caller.owner, "digest": new.digest, "active": True}
+    rows = [EvaluationRow(**fields, kind=score.kind, name=score.name, score=score) for score in new.scores]
+    session.add_all(rows)
     session.flush()
-    tell(session, f"evaluation of version {number} on {new.domain} has arrived from {owner}")
-    return message(Evaluation, row)
+    on = names[0] if len(names) == 1 else f"{len(names)} tasks"
+    tell(session, f"evaluation of version {number} on {on} has arrived from {caller.owner or 'an operator'}")
+    return [message(Evaluation, row) for row in rows]
+
+
+def visible(number: int, owner: str | None) -> Select[EvaluationRow]:
+    """The scores of a version; for an owner, the operators' and its own."""
+    query = select(EvaluationRow).where(EvaluationRow.version == number)
+    return query if owner is None else query.where(or_(EvaluationRow.owner.is_(None), EvaluationRow.owner == owner))
+
+
+def active(session: Session, number: int, owner: str | None = None) -> list[Evaluation]:
+    """The active scores of a version, oldest first, that the owner may see; for None all."""
+    query = visible(number, owner).where(EvaluationRow.active).order_by(EvaluationRow.number)
+    return [message(Evaluation, row) for row in session.scalars(query)]
 
 
 def visible_table(session: Session, version: VersionRow, owner: str | None) -> VersionTable:
     """A version's table: for an owner, its own domains' scores and the average; for None, everything."""
-    table = version_table(session, version)
-    if owner is None:
-        return table
-    return table.model_copy(update={"scores": [score for score in table.scores if score.owner == owner]})
+    query = visible(version.number, None).where(EvaluationRow.active, EvaluationRow.kind == "perplexity")
+    rows = [message(Evaluation, row) for row in session.scalars(query)]
+    table = table_of(session, version, rows)
+    scores = [score for score in table.scores if owner in (None, score.owner)]
+    return table.model_copy(update={"scores": scores})
 
 
-def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> None:
-    """Requires that an evaluation can be of this version: its domain, expert, layers and experts."""
+def table_of(session: Session, version: VersionRow, rows: Iterable[Evaluation]) -> VersionTable:
+    """A version's table from these active scores; averages leave out experts that are the seed."""
+    lineage, model = version.lineage, select(BodyRow.model).where(BodyRow.digest == version.lineage.body)
+    seeds = {*session.scalars(select(ExpertRow.digest).where(ExpertRow.parts_of == model.scalar_subquery()))}
+    named = [domain for domain, digest in zip(lineage.domains, lineage.experts, strict=True) if digest in seeds]
+    return VersionTable.of(version.number, lineage.domains, rows, named)
+
+
+def _require_of(session: Session, version: VersionRow, sums: Perplexity) -> None:
+    """Requires that sums can be of this version: its domain, expert, layers and experts."""
 
     def refused(where: str, problem: str, todo: str) -> RefusedError:
         return RefusedError(ProblemType.INVALID_REQUEST, problem, where=where, todo=todo)
 
     number, lineage = version.number, version.lineage
-    if new.number != number:
-        raise refused("number", f"made of version {new.number}, sent to {number}", f"send it for version {new.number}")
-    if new.domain not in lineage.domains:
-        problem = f"version {number} has the domains {', '.join(lineage.domains)}; not {new.domain!r}"
+    if sums.domain not in lineage.domains:
+        problem = f"version {number} has the domains {', '.join(lineage.domains)}; not {sums.domain!r}"
         raise refused("domain", problem, "evaluate a version that has your domain's expert")
-    slot = select(ExpertRow).where(ExpertRow.digest == lineage.experts[lineage.domains.index(new.domain)])
+    slot = select(ExpertRow).where(ExpertRow.digest == lineage.experts[lineage.domains.index(sums.domain)])
     expert = session.scalars(slot).one().parts_of
-    if new.expert != expert:
-        problem = f"version {number} has the expert {expert} of {new.domain!r}, not {new.expert}"
+    if sums.expert != expert:
+        problem = f"version {number} has the expert {expert} of {sums.domain!r}, not {sums.expert}"
         raise refused("expert", problem, "compare with the version's dense expert")
     layers = session.scalars(select(BodyRow.layers).where(BodyRow.digest == lineage.body)).one()
-    if [len(counts) for counts in new.routed] != [len(lineage.experts)] * layers:
+    if [len(counts) for counts in sums.routed] != [len(lineage.experts)] * layers:
         problem = f"expected counts of {layers} layers x {len(lineage.experts)} experts"
         raise refused("routed", problem, "count them with this version")

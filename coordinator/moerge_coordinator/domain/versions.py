@@ -185,15 +185,21 @@ def file_digest(row: VersionRow, name: str) -> str:
     return existing(digest, f"file {name!r} in version {row.number}")
 
 
+def require_member(session: Session, owner: str, row: VersionRow, todo: str) -> None:
+    """Requires that the owner has a ready expert in a version."""
+    own = select(ExpertRow.digest).where(ExpertRow.owner == owner, ExpertRow.state == ExpertState.READY)
+    if not set(session.scalars(own)) & set(row.lineage.experts):
+        problem = f"version {row.number} has no ready expert of yours"
+        raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)
+
+
 def require_shared(session: Session, owner: str, row: VersionRow) -> None:
     """Requires that an owner may download a version: its own ready expert is in the version, all others in it allow
     redistribution, and none is withdrawn.
     """
+    require_member(session, owner, row, "ask the operator for a reader's token")
     contains = [*row.lineage.experts, *versions(session)(row).contains_withdrawn]
     experts = list(session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(contains)).order_by(ExpertRow.number)))
-    if not any(expert.owner == owner and expert.state is ExpertState.READY for expert in experts):
-        problem, todo = f"version {row.number} has no ready expert of yours", "ask the operator for a reader's token"
-        raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)
     if gone := [expert.domain for expert in experts if expert.withdrawn is not None]:
         problem = f"version {row.number} contains withdrawn experts: {', '.join(gone)}"
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo="wait for a version without them")

@@ -10,7 +10,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.contributions import NewContribution, Submission
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import NewExpert
@@ -21,8 +20,7 @@ _LARGER: dict[Any, int] = {
     NewUpload: 2**21,  # 16384 chunks of 97 bytes
     NewContribution: 2**20,  # supersedes 10,000 contributions, of 67 bytes each
     Submission: 2**20,
-    NewEvaluation: 2**20,  # a count of 14 bytes for each layer and expert
-    NewBenchmarks: 2**20,  # 1000 results of some 900 bytes
+    NewEvaluation: 2**20,  # a count of 14 bytes for each layer and expert, or 1000 results of some 900 bytes
     NewExpert: 2**19,  # 1000 files
 }
 """Messages that can be longer than `_JSON_BYTES` -> maximum bytes of their JSON."""

@@ -9,13 +9,10 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.storage.tables import (
     AliasRow,
     Base,
-    BodyRow,
-    EvaluationRow,
     ExpertRow,
     VersionKeyRow,
     VersionRow,
 )
-from moerge_proto.evaluations import Evaluation, VersionTable
 from moerge_proto.messages import Message
 from moerge_proto.versions import Version
 
@@ -43,12 +40,3 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
         return Version.model_validate({**columns, **derived})
 
     return view
-
-
-def version_table(session: Session, row: VersionRow) -> VersionTable:
-    """The paper's table of a version, from the existing evaluations."""
-    rows = session.scalars(select(EvaluationRow).where(EvaluationRow.version == row.number, EvaluationRow.active))
-    lineage, model = row.lineage, select(BodyRow.model).where(BodyRow.digest == row.lineage.body).scalar_subquery()
-    seeds = {*session.scalars(select(ExpertRow.digest).where(ExpertRow.parts_of == model))}
-    named = [domain for domain, digest in zip(lineage.domains, lineage.experts, strict=True) if digest in seeds]
-    return VersionTable.of(row.number, lineage.domains, [message(Evaluation, item) for item in rows], named)

@@ -11,9 +11,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, obje
 from sqlalchemy.types import TypeDecorator
 
 from moerge_coordinator.settings import Event
-from moerge_proto.benchmarks import BenchmarkResult
 from moerge_proto.contributions import Kind
-from moerge_proto.evaluations import NewEvaluation
+from moerge_proto.evaluations import Score
 from moerge_proto.experts import ExpertState, NewAdapter, Parts
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.masks import Seals
@@ -80,7 +79,6 @@ class _Word(TypeDecorator[W], Generic[W]):
 
 
 _KINDS: tuple[Any, ...] = (
-    BenchmarkResult,
     NewAdapter,
     dict[str, str],
     dict[str, JsonValue],
@@ -91,7 +89,6 @@ _KINDS: tuple[Any, ...] = (
     list[FileEntry],
     list[VersionFile],
     Lineage,
-    NewEvaluation,
     NewUpload,
     Problem,
     VersionInfluence,
@@ -362,31 +359,19 @@ class VersionKeyRow(_Numbered):
 
 
 class EvaluationRow(_Numbered):
-    """An evaluation. Each domain and version has at most one active evaluation."""
+    """A score of a version; `owner`: None if an operator reported it. `digest`: of the whole report.
 
-    __tablename__ = "evaluations"
-    __table_args__ = (UniqueConstraint("version", "digest"),)
-    digest: Mapped[str] = mapped_column(String(64))
-    version: Mapped[int] = mapped_column(ForeignKey("versions.number"))
-    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
-    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
-    active: Mapped[bool]
-    sums: Mapped[NewEvaluation]
-    created: Mapped[datetime]
-
-
-class BenchmarkRow(_Numbered):
-    """A reported benchmark's result; `owner`: None if an operator reported it. `digest`: of the whole report.
-
-    Each version, reporter, task and metric has at most one active row.
+    Each version, reporter and `name` of a score has at most one active row.
     """
 
-    __tablename__ = "benchmarks"
+    __tablename__ = "evaluations"
     version: Mapped[int] = mapped_column(ForeignKey("versions.number"), index=True)
     owner: Mapped[str | None] = mapped_column(ForeignKey("owners.name"))
     digest: Mapped[str] = mapped_column(String(64))
+    kind: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str] = mapped_column(String(203))
     active: Mapped[bool]
-    result: Mapped[BenchmarkResult]
+    score: Mapped[Any] = mapped_column(_Json(Score))
     created: Mapped[datetime]
 
 

@@ -1,13 +1,15 @@
 """The tables of `moerge version show` and `moerge version compare`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.filesize import decimal
 
-from moerge.cli.common import points, show
+from moerge.cli.common import minute, points, show
 from moerge.terminal import echo, output
 from moerge.versions.compare import Comparison, ScoreChange
+from moerge.versions.evaluations import figure, on_tasks
 from moerge_proto.contributions import ContributionSignature
+from moerge_proto.evaluations import Evaluation
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.versions import EngineLimit, PublicLoss, SolveReport, Version
@@ -154,3 +156,17 @@ def show_comparison(comparison: Comparison, domains: Mapping[str, str], scores: 
         show("Normalised scores", columns, rows)
     changed = [[file.name, file.change, decimal(file.size)] for file in comparison.files if file.change != "same"]
     show("Files that differ", ["file", "", "size"], changed)
+
+
+def show_tasks(number: int, rows: Iterable[Evaluation], other: int | None, others: Iterable[Evaluation]) -> None:
+    """Prints a version's results on tasks, beside those of the `other` version, or of none."""
+    beside = [] if other is None else [f"version {other}", "difference"]
+    lines = []
+    for row, score, change in on_tasks(others, rows):
+        old = [] if change is None else [figure(change.before.score.value, change.before.score.standard_error)]
+        old += [] if change is None else [figure(change.difference, change.error)]
+        value, reported = figure(score.value, score.standard_error), f"{row.reporter}, {minute(row.created)}"
+        lines.append([score.name, value, *(old or [""] * len(beside)), f"{score.questions:,}", score.harness, reported])
+    if lines:
+        columns = ["task", f"version {number}", *beside, "questions", "harness", "reported"]
+        show("Results on tasks, with standard errors; beside others that were measured alike", columns, lines)

@@ -8,7 +8,6 @@ import typer
 from rich.filesize import decimal
 
 from moerge.cli.common import Coordinator, Secret, Yes, confirm, points, show, show_list, wait
-from moerge.cli.version_benchmarks import show_benchmark_changes, show_benchmarks
 from moerge.cli.version_keys import list_keys, revoke_key, rotate_key, sign
 from moerge.cli.version_page import (
     show_comparison,
@@ -17,6 +16,7 @@ from moerge.cli.version_page import (
     show_influence,
     show_routers,
     show_signatures,
+    show_tasks,
     show_warnings,
     unsigned_state,
 )
@@ -29,11 +29,11 @@ from moerge.routers.registry import ROUTERS
 from moerge.settings import named_numbers, valid
 from moerge.terminal import AsJson, echo, show_json
 from moerge.trunk.head_kinds import HEADS
-from moerge.versions.benchmarks import benchmark_changes, results_in
 from moerge.versions.compare import average_name, lost_domains, score_changes
 from moerge.versions.compare import compare as compare_versions
-from moerge_proto.benchmarks import NewBenchmarks
+from moerge.versions.evaluations import on_tasks, results_in
 from moerge_proto.bodies import HeadMethod
+from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
 from moerge_proto.versions import CHAMPION, AliasMove, Lineage, NewVersion, Version, VersionChange
@@ -228,9 +228,7 @@ def promote(
     secret: Secret,
     alias: AliasName = "champion",
     note: Note = "",
-    override: Annotated[
-        str, typer.Option(help="The reason for a promotion despite a fall of a score or benchmark.")
-    ] = "",
+    override: Annotated[str, typer.Option(help="The reason for a promotion despite worse scores.")] = "",
     yes: Yes = False,
 ) -> None:
     """Point an alias to a version. Consumers of the alias get the version with their next pull.
@@ -308,7 +306,7 @@ def compare(
 ) -> None:
     """Show two versions' differences, their scores, and the download from one to the other.
 
-    Averages over different domains are not compared, nor benchmarks under different conditions.
+    Averages over different domains are not compared, nor results on tasks under different conditions.
 
     Example: moerge version compare champion candidate
     """
@@ -322,28 +320,27 @@ def compare(
         for lineage in (old.lineage, new.lineage):
             domains |= dict(zip(lineage.experts, lineage.domains, strict=True))
         scores = score_changes(client.version_table(result.before), client.version_table(result.after))
-        benchmarks = benchmark_changes(*(client.benchmarks(number) for number in (result.before, result.after)))
-    show_comparison(result, domains, scores)
-    show_benchmark_changes(result.before, result.after, benchmarks)
+        show_comparison(result, domains, scores)
+        show_tasks(new.number, client.evaluations(new.number), old.number, client.evaluations(old.number))
 
 
 @app.command()
 def table(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Show a version's scores on every domain, reported by owners from their held-out documents, and its benchmarks.
+    """Show a version's reported scores: on every domain, from its owner's held-out documents, and on tasks.
 
     Normalised: 100 x the dense expert's perplexity / the version's. The oracle is the normalised score with all tokens
-    routed to their domain's own expert. The average is over all domains. Benchmarks are compared with the champion's
+    routed to their domain's own expert. The average is over all domains. Results on tasks are beside the champion's
     of the same reporter, if they were measured alike.
 
     Example: moerge version table champion
     """
     with Client(coordinator, secret) as client:
         result = client.version_table(resolve(client, version))
-        benchmarks, champion = list(client.benchmarks(result.version)), optional(client.alias, CHAMPION)
+        reported, champion = list(client.evaluations(result.version)), optional(client.alias, CHAMPION)
         other = None if champion is None or champion.version == result.version else champion.version
-        champions = list(client.benchmarks(other)) if other is not None and benchmarks else []
+        others = [] if other is None else list(client.evaluations(other))
     if as_json:
-        show_json({**result.model_dump(mode="json"), "benchmarks": benchmarks})
+        show_json({**result.model_dump(mode="json"), "tasks": [row for row, *_ in on_tasks([], reported)]})
         return
     rows = []
     for score in result.scores:
@@ -358,7 +355,7 @@ def table(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJ
         shares = [[score.domain, *map(_percent, zip(*score.shares, strict=True))] for score in result.scores]
         names = ["text of", *(f"{domain} expert" for domain in result.domains)]
         show("Share of tokens per expert, over all layers", names, shares)
-    show_benchmarks(benchmarks, other, champions)
+    show_tasks(result.version, reported, other, others)
 
 
 def _percent(layers: tuple[float, ...]) -> str:
@@ -366,26 +363,26 @@ def _percent(layers: tuple[float, ...]) -> str:
 
 
 @app.command()
-def benchmark(
+def evaluate(
     version: Which,
     results: Annotated[Path, typer.Argument(metavar="RESULTS", help="A file of results, a JSON list.")],
     coordinator: Coordinator,
     secret: Secret,
 ) -> None:
-    """Report benchmark results of a version. They replace the operators' earlier ones of the same task and metric.
+    """Report a version's results on tasks. They replace the operators' earlier ones of the same task and metric.
 
-    Owners report theirs with moerge worker benchmark, which applies their policy.
+    Owners report theirs with moerge worker evaluate, which applies their policy.
 
-    Example: moerge version benchmark champion results.json
+    Example: moerge version evaluate champion results.json
     """
-    sent = results_in(results)
+    scores = results_in(results)
     with Client(coordinator, secret) as client:
         if client.identity().role is Role.OWNER:
-            problem, todo = "it is an owner's, whose policy must allow this", "use: moerge worker benchmark"
+            problem, todo = "it is an owner's, whose policy must allow this", "use: moerge worker evaluate"
             raise MoergeError(problem, where="--token", todo=todo)
         number = resolve(client, version)
-        client.report_benchmarks(NewBenchmarks(number=number, results=sent))
-    echo(f"version {number}: {len(sent)} benchmark result{'s' if len(sent) > 1 else ''} reported")
+        client.evaluate(NewEvaluation(number=number, scores=[*scores]))
+    echo(f"version {number}: {len(scores)} result{'s' * (len(scores) > 1)} on tasks reported")
 
 
 @app.command()

@@ -18,7 +18,6 @@ from moerge.client.uploads import upload
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
 from moerge_proto.audit import AuditEntry
-from moerge_proto.benchmarks import Benchmark, NewBenchmarks
 from moerge_proto.bodies import Body, Contributors
 from moerge_proto.contributions import Contribution, ContributionSignature, Kind, NewContribution, Submission
 from moerge_proto.demands import LONGEST_WAIT, Demands
@@ -242,18 +241,12 @@ class Client(Http):
     def retire_version(self, number: int) -> Version:
         return self.message(Version, "DELETE", f"/v1/versions/{number}")
 
-    def evaluate(self, number: int, evaluation: NewEvaluation) -> Evaluation:
-        return self.post(Evaluation, f"/v1/versions/{number}/evaluations", evaluation)
+    def evaluate(self, new: NewEvaluation) -> list[Evaluation]:
+        return self.post(list[Evaluation], f"/v1/versions/{new.number}/evaluations", new)
 
-    def evaluations(self, number: int) -> Pages[Evaluation]:
-        return Pages(self, Evaluation, f"/v1/versions/{number}/evaluations")
-
-    def report_benchmarks(self, report: NewBenchmarks) -> list[Benchmark]:
-        return self.post(list[Benchmark], f"/v1/versions/{report.number}/benchmarks", report)
-
-    def benchmarks(self, number: int, *, replaced: bool = False) -> Pages[Benchmark]:
-        """The reported results of a version, with `replaced` ones too."""
-        return Pages(self, Benchmark, f"/v1/versions/{number}/benchmarks", replaced=replaced)
+    def evaluations(self, number: int, *, replaced: bool = False) -> Pages[Evaluation]:
+        """The reported scores of a version, with `replaced` ones too."""
+        return Pages(self, Evaluation, f"/v1/versions/{number}/evaluations", replaced=replaced)
 
     def version_card(self, number: int) -> str:
         return self.send("GET", f"/v1/versions/{number}/card").text

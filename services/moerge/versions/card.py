@@ -24,7 +24,7 @@ ncsa odbl odc-by ofl-1.1 openrail osl-3.0 pddl postgresql unknown unlicense wtfp
 """
 """The hub's identifiers of licences; others are `other`, with a name."""
 _UNSCORED = """\
-This card was written with the version. Scores are measured later: `moerge pull` adds reported scores and benchmarks,
+This card was written with the version. Scores are measured later: `moerge pull` adds reported ones,
 and `moerge version table` prints them.
 """
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from moerge.versions.benchmarks import figure
-from moerge_proto.benchmarks import Benchmark
+from moerge.versions.evaluations import figure, on_tasks
+from moerge_proto.evaluations import Evaluation
 
-_MOST_BENCHMARKS = 100
+_MOST_TASKS = 100
 
 
 class ScoreRow(NamedTuple):
@@ -53,30 +53,22 @@ def scores_text(text: str, rows: Sequence[ScoreRow], average: float | None, miss
     return f"Perplexities {text}. Normalised: 100 x the expert's / this model's.\n\n{table}{absent}"
 
 
-def benchmarks_text(rows: Sequence[Benchmark]) -> str:
-    """A card's reported benchmarks: a table with reporters; empty without a row."""
-    if not rows:
-        return ""
+def tasks_text(rows: Iterable[Evaluation]) -> str:
+    """A card's results on tasks: a table with reporters; empty without one."""
     cells = [
-        (
-            row.result.task,
-            row.result.metric,
-            figure(row.result.value, row.result.standard_error),
-            f"{row.result.questions:,}",
-            row.result.task_version or "",
-            row.result.harness,
-            row.reporter,
-        )
-        for row in rows[:_MOST_BENCHMARKS]
-    ]
-    left = len(rows) - len(cells)
-    more = f"\n{left:,} more are in `moerge version table`.\n" if left else ""
+        (score.task, score.metric, figure(score.value, score.standard_error), f"{score.questions:,}",
+         score.task_version or "", score.harness, row.reporter)
+        for row, score, _ in on_tasks([], rows)
+    ]  # fmt: skip
+    if not cells:
+        return ""
+    left = len(cells) - _MOST_TASKS
+    more = f"\n{left:,} more are in `moerge version table`.\n" if left > 0 else ""
     head = (
         "| task | metric | result | questions | task's version | harness | reported by |\n|---|---|---|---|---|---|---|"
     )
-    return (
-        f"Benchmarks, with standard errors, as their reporters measured them:\n\n{head}\n{markdown_rows(cells)}\n{more}"
-    )
+    text = "Results on tasks, with standard errors, as their reporters measured them"
+    return f"{text}:\n\n{head}\n{markdown_rows(cells[:_MOST_TASKS])}\n{more}"
 
 
 def markdown_rows(rows: Iterable[tuple[str, ...]]) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moerge_proto.benchmarks import BenchmarkResult
+from moerge_proto.evaluations import TaskResult
 
 _ERRORS = 2.0
 """Standard errors within which a score counts as chance."""
@@ -14,7 +14,7 @@ _ERRORS = 2.0
 class Score:
     """A model's result on a task, and its metric for each question, in order."""
 
-    result: BenchmarkResult
+    result: TaskResult
     values: Sequence[float]
 
     def above(self, chance: float) -> bool:

@@ -9,7 +9,7 @@ from moerge_lab.benchmarks.comparison import Score, standard_error
 from moerge_lab.benchmarks.models import Model
 from moerge_lab.benchmarks.settings import Asked, Settings
 from moerge_lab.benchmarks.tasks import TASKS, Task
-from moerge_proto.benchmarks import BenchmarkResult
+from moerge_proto.evaluations import TaskResult
 
 KEY = "key.json"
 _DIGESTS = ("model", "data")
@@ -61,7 +61,7 @@ def score(out: Path, model: Model, name: str, settings: Settings, known: Asked) 
         defined = str(results["versions"][name])
     except (OSError, ValueError, LookupError, StopIteration) as error:
         raise MoergeError(f"can't be read: {error}", where=str(place), todo="remove it, and run again") from error
-    result = BenchmarkResult(
+    result = TaskResult(
         task=name,
         metric=metric,
         value=sum(values) / len(values),

@@ -14,7 +14,7 @@ from moerge_lab.benchmarks.results import is_done, score
 from moerge_lab.benchmarks.settings import Asked, Settings, asked
 from moerge_lab.benchmarks.table import Comparison
 from moerge_lab.benchmarks.tasks import TASKS
-from moerge_proto.benchmarks import results_json
+from moerge_proto.evaluations import RESULTS
 
 Say = Callable[[str], None]
 
@@ -68,7 +68,7 @@ def _compared(
     result = Comparison(models, rows, str(out))
     for model in models:
         with atomic_file(out / f"{model.name}.results.json") as file:
-            file.write(results_json([item.result for item in scores[model.name].values()]))
+            file.write(RESULTS.dump_json([item.result for item in scores[model.name].values()], indent=1) + b"\n")
     with atomic_file(out / "table.json") as file:
         file.write(to_json(result.to_json(), indent=1) + b"\n")
     return result

@@ -76,14 +76,12 @@ class Hostile(MemoryClient):
         more = {"tags": [], "aliases": [], "contains_withdrawn": [], "created": NOW, "withheld": None, "retired": None}
         return Version.model_validate({**fields, **more})
 
-    def evaluations(self, number: int) -> Pages[Evaluation]:
+    def evaluations(self, number: int, *, replaced: bool = False) -> Pages[Evaluation]:
         return Listed([])
 
-    def evaluate(self, number: int, evaluation: NewEvaluation) -> Evaluation:
-        self.came.append(evaluation)
-        return Evaluation(
-            number=1, digest=evaluation.digest, version=1, owner="owner", active=True, created=NOW, sums=evaluation
-        )
+    def evaluate(self, new: NewEvaluation) -> list[Evaluation]:
+        self.came.append(new)
+        return []
 
     def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
         assert "/versions/" in path

@@ -12,10 +12,10 @@ from moerge.errors import CoordinatorError
 from moerge.statistics.contribution import router_manifest
 from moerge_proto.bodies import Body
 from moerge_proto.digests import sha256_hex
-from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.versions import Version
 from support.dashboard import act, signed_in
+from support.evaluations import evaluation, sums
 from support.federation import Federation, federation_of, registered, send
 from support.statistics import shard_of, written
 
@@ -103,15 +103,15 @@ def test_bad_reports_of_one_owner_can_be_overridden(federation: Federation) -> N
     operator, eve = federation.operator, federation.members["eve"].client
     champion, version = (federation.solve(options={"ridge_lambda": value}).number for value in (3.0, 4.0))
     assert operator.promote("champion", champion).warnings == [
-        f"version {champion} is not evaluated on {', '.join(DOMAINS)}"
+        f"version {champion} has no score to compare on {', '.join(DOMAINS)}"
     ]
-    for number, nll in ((champion, 100.0), (version, 900.0)):
-        eve.evaluate(number, report(federation, number, nll))
-    with pytest.raises(CoordinatorError, match=r"eve \(owner eve-owner\) from 100.00 to") as caught:
+    for number, nll in ((champion, 20.0), (version, 100.0)):
+        eve.evaluate(evaluation(number, sums(federation.members["eve"].dense, nll, "eve", routed=[[10, 0, 0, 0]] * 2)))
+    with pytest.raises(CoordinatorError, match="eve, reported by eve-owner, from 100 to") as caught:
         operator.promote("champion", version)
     assert caught.value.where == "override"
     with signed_in(federation.server) as browser:
-        assert "eve (owner eve-owner) from 100.00 to" in browser.get(f"/versions/{version}/promote").text
+        assert "eve, reported by eve-owner, from 100 to" in browser.get(f"/versions/{version}/promote").text
         refused = act(browser, f"/versions/{version}/promote", alias="champion")
         assert (refused.status_code, "Reason to promote" in refused.text) == (409, True)
         act(browser, f"/versions/{version}/promote", alias="champion", override="eve's figures can't be")
@@ -122,21 +122,3 @@ def test_bad_reports_of_one_owner_can_be_overridden(federation: Federation) -> N
     shown = federation.moerge("version", "promote", version, "--override", "eve is odd")
     assert shown.startswith(f"champion is version {version}")
     assert "eve is odd" in federation.moerge("version", "history", COLUMNS="200")
-
-
-def report(federation: Federation, number: int, nll: float) -> NewEvaluation:
-    scored = {"nll": nll, "tokens": 100}
-    return NewEvaluation.model_validate(
-        {
-            "number": number,
-            "domain": "eve",
-            "expert": federation.members["eve"].dense,
-            "documents": 2,
-            "context": 8,
-            "stride": 4,
-            "dense": scored | {"nll": 100.0},
-            "version": scored,
-            "oracle": scored,
-            "routed": [[100, 0, 0, 0]] * 2,
-        }
-    )

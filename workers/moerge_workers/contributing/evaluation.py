@@ -24,7 +24,7 @@ from moerge.models.weights import Weights
 from moerge.scoring.routers import RouterHook, forcing
 from moerge.scoring.streamed import StreamedModel, need_of, streamed_model
 from moerge_proto.digests import canonical_json, digest_of
-from moerge_proto.evaluations import NewEvaluation, Scored
+from moerge_proto.evaluations import NewEvaluation, Perplexity, Scored
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.versions import Version
@@ -84,9 +84,10 @@ def _evaluate(context: Context, version: Version, dense: dict[str, Scored]) -> b
     Raises:
         NotNowError: it can't be evaluated now.
     """
-    rows = list(context.client.evaluations(version.number))
-    context.outbox.settle(rows)
-    if any(row.active and row.sums.expert == context.expert.digest for row in rows):
+    rows = list(context.client.evaluations(version.number, replaced=True))
+    sums = [(row, row.score) for row in rows if isinstance(row.score, Perplexity)]
+    context.outbox.settle(row for row, _ in sums)
+    if any(row.active and score.expert == context.expert.digest for row, score in sums):
         return True
     outdated = _outdated(context, version)
     weights = _checked_body(context, version)  # before text is read
@@ -101,9 +102,9 @@ def _evaluate(context: Context, version: Version, dense: dict[str, Scored]) -> b
             use = context.outbox.version_use(version.number, key, version.lineage.body, path)
             if not context.outbox.may_use(use, outdated):
                 raise NotNowError("you haven't approved it")
-            sums = _scored(context, version, weights, documents, counted, dense)
+            score = _scored(context, version, weights, documents, counted, dense)
             with atomic_file(path) as out:
-                out.write(canonical_json(sums.model_dump(mode="json")))
+                out.write(canonical_json(NewEvaluation(number=version.number, scores=[score]).model_dump(mode="json")))
         return _send(context, version, path, counted, ledger)
 
 
@@ -155,11 +156,11 @@ def _send(context: Context, version: Version, path: Path, counted: Counted, ledg
     if not counted.earlier:
         sent = Sent(path.name, item.digest, counted.documents, counted.tokens, context.expert.digest)
         ledger.send(sent, "", replace=True)
-    sums = NewEvaluation.model_validate_json(path.read_bytes())
+    new = NewEvaluation.model_validate_json(path.read_bytes())
     with _refusals_delayed(), outbox.sending(item):
-        client.evaluate(version.number, sums)
-    problem = f"perplexity {sums.version.perplexity:.3f}, your expert's {sums.dense.perplexity:.3f}"
-    context.events.say(f"evaluated version {version.number}: {problem}")
+        client.evaluate(new)
+    figures = ", ".join(f"{score.value:.1f} on {score.name}" for score in new.scores)
+    context.events.say(f"evaluated version {version.number}: {figures}; your expert has 100")
     return True
 
 
@@ -170,8 +171,8 @@ def _scored(
     documents: HeldOut,
     counted: Counted,
     dense: dict[str, Scored],
-) -> NewEvaluation:
-    """The scores of the version, of the version with all tokens at the owner's expert, and of the expert itself."""
+) -> Perplexity:
+    """The sums of the version, of the version with all tokens at the owner's expert, and of the expert itself."""
     settings, events, folder = context.settings, context.events, _files(context.settings, version)
     _require_room(context, version)
     try:
@@ -198,8 +199,7 @@ def _scored(
         if not is_out_of_memory(error):
             raise
         raise NotNowError("not enough memory; use `precision` bfloat16 or a smaller `context`") from error
-    return NewEvaluation(
-        number=version.number,
+    return Perplexity(
         domain=settings.domain,
         expert=context.expert.digest,
         documents=counted.documents,

@@ -13,9 +13,8 @@ from rich.filesize import decimal
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.statistics.describe import summary
-from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.contributions import Contribution
-from moerge_proto.evaluations import Evaluation, NewEvaluation
+from moerge_proto.evaluations import Evaluation, NewEvaluation, Perplexity
 from moerge_proto.experts import Expert
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.statistics_file import StatisticsFile
@@ -23,6 +22,7 @@ from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History, Item
 from moerge_workers.leaving.outgoing import OUTGOING
 from moerge_workers.leaving.question import watching
+from moerge_workers.policy import Kind
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
@@ -191,19 +191,17 @@ class Outbox:
         about = f"{self.settings.domain}: an evaluation of version {number}, after {sent} others in 30 days"
         return Item(digest, self.settings.coordinator, "version-use", about, 0, body, str(path))
 
-    def evaluation(self, path: Path, body: str) -> Item:
-        sums = NewEvaluation.model_validate_json(path.read_bytes())
-        about = (
-            f"{sums.domain}: evaluation of version {sums.number}, sums over {sums.version.tokens:,} tokens of "
-            f"{sums.documents:,} documents"
-        )
-        return Item(sums.digest, self.settings.coordinator, "evaluation", about, path.stat().st_size, body, str(path))
-
-    def benchmarks(self, path: Path) -> Item:
-        sent = NewBenchmarks.model_validate_json(path.read_bytes())
-        tasks = len({result.task for result in sent.results})
-        about = f"{self.settings.domain}: benchmark results of version {sent.number} on {tasks} task{'s' * (tasks > 1)}"
-        return Item(sent.digest, self.settings.coordinator, "benchmark", about, path.stat().st_size, "", str(path))
+    def evaluation(self, path: Path, body: str = "") -> Item:
+        """Scores of a version as an item: sums under a `body`, or results on tasks."""
+        new = NewEvaluation.model_validate_json(path.read_bytes())
+        sums = next((score for score in new.scores if isinstance(score, Perplexity)), None)
+        kind: Kind
+        if sums is None:
+            kind, what = "task", f"{len(new.scores)} result{'s' * (len(new.scores) > 1)} on tasks"
+        else:
+            kind, what = "evaluation", f"sums over {sums.version.tokens:,} tokens of {sums.documents:,} documents"
+        about = f"{self.settings.domain}: evaluation of version {new.number}, {what}"
+        return Item(new.digest, self.settings.coordinator, kind, about, path.stat().st_size, body, str(path))
 
 
 def require_unchanged(item: Item) -> None:

@@ -9,9 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from moerge.statistics.describe import describe
-from moerge.versions.benchmarks import figure
-from moerge_proto.benchmarks import NewBenchmarks
-from moerge_proto.evaluations import NewEvaluation, Scored
+from moerge.versions.evaluations import figure
+from moerge_proto.evaluations import NewEvaluation, Perplexity, Scored
 
 PARTS_REVEAL = (
     "What this reveals:\n"
@@ -30,13 +29,14 @@ EVALUATION_REVEALS = (
     "  - not: the text, its tokens, the prediction of a single token"
 )
 
-BENCHMARKS_REVEAL = (
+TASKS_REVEAL = (
     "What this reveals:\n"
     "  - the version's results on these tasks, and their names; on a task of your own text, how well it answers that\n"
     "  - the digest of a file of questions: someone who has the file, or guesses it, can recognise it\n"
     "  - to operators, readers and whoever gets the model card from them; not to other owners\n"
     "  - not: the questions, the answers"
 )
+_SHOWN = {"task", "metric", "value", "standard_error"}
 
 
 def _expert(folder: Path) -> Iterator[RenderableType]:
@@ -52,26 +52,21 @@ def _expert(folder: Path) -> Iterator[RenderableType]:
 
 
 def _evaluation(path: Path) -> Iterator[RenderableType]:
-    sums = NewEvaluation.model_validate_json(path.read_bytes())
-    fields = Table(title=f"Evaluation of version {sums.number} by {sums.domain!r}", show_header=False)
-    for name, value in sums:
-        shown = f"{value.nll:,.3f} nats, perplexity {value.perplexity:,.3f}" if isinstance(value, Scored) else value
-        fields.add_row(name, escape(str(shown)))
+    sent = NewEvaluation.model_validate_json(path.read_bytes())
+    fields = Table(title=f"Evaluation of version {sent.number}", show_header=False)
+    reveals = TASKS_REVEAL
+    for score in sent.scores:
+        if isinstance(score, Perplexity):
+            reveals = EVALUATION_REVEALS
+            for name, value in score:
+                is_sum = isinstance(value, Scored)
+                shown = f"{value.nll:,.3f} nats, perplexity {value.perplexity:,.3f}" if is_sum else value
+                fields.add_row(name, escape(str(shown)))
+        else:
+            more = ", ".join(f"{name} {value}" for name, value in score.model_dump(exclude=_SHOWN).items())
+            fields.add_row(score.name, figure(score.value, score.standard_error), more)
     yield fields
-    yield EVALUATION_REVEALS
-
-
-def _benchmarks(path: Path) -> Iterator[RenderableType]:
-    sent = NewBenchmarks.model_validate_json(path.read_bytes())
-    names = ["task", "metric", "result", "questions", "seed", "harness", "file of questions"]
-    table = Table(*names, title=f"Benchmark results of version {sent.number}")
-    for row in sent.results:
-        measured = figure(row.value, row.standard_error)
-        table.add_row(
-            row.task, row.metric, measured, str(row.questions), str(row.seed), row.harness, row.data or "not named"
-        )
-    yield table
-    yield BENCHMARKS_REVEAL
+    yield reveals
 
 
 OUTGOING: Mapping[str, Callable[[Path], Iterator[RenderableType]]] = {
@@ -79,6 +74,6 @@ OUTGOING: Mapping[str, Callable[[Path], Iterator[RenderableType]]] = {
     "head": describe,
     "router": describe,
     "evaluation": _evaluation,
-    "benchmark": _benchmarks,
+    "task": _evaluation,
 }
 """Kind -> description of its file, or of an expert's folder. `Policy.allows` has the owner's switch for each."""

@@ -4,8 +4,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from moerge.versions.benchmarks import benchmark_changes
 from moerge.versions.compare import compare, score_changes
+from moerge.versions.evaluations import on_tasks
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.evaluations import VersionTable
 
@@ -23,7 +23,7 @@ def _compare(visit: Visit) -> Response:
         changes = score_changes(one, other)
         content |= {"comparison": compare(old, new), "old": old, "new": new}
         content |= {"names": visit.domains(old, new), "rows": changes if one.scores or other.scores else []}
-        content["benchmarks"] = benchmark_changes(rest.benchmarks(old.number), rest.benchmarks(new.number))
+        content["tasks"] = on_tasks(rest.evaluations(old.number), rest.evaluations(new.number))
         content["own"] = {change.name: (_own(one, change.name), _own(other, change.name)) for change in changes}
     return visit.show("compare.html", **content)
 

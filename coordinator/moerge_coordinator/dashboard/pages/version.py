@@ -1,7 +1,6 @@
 """One version: its quality, routing, routers and lineage."""
 
 import math
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -10,29 +9,16 @@ from starlette.responses import Response
 
 from moerge.client.http import optional
 from moerge.trunk.head_kinds import HEADS
-from moerge.versions.benchmarks import BenchmarkChange, benchmark_changes
 from moerge.versions.compare import average_name, common_change
+from moerge.versions.evaluations import on_tasks
 from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.site import Page, Visit
-from moerge_proto.benchmarks import Benchmark
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.normalised import average
 from moerge_proto.owners import Role
 from moerge_proto.versions import CHAMPION, SolveReport
 
 _MOST_ROWS = 100
-
-
-@dataclass(frozen=True)
-class Benchmarks:
-    """A version's first reported results, each with its change from the `champion`'s; `more`: whether there are others.
-
-    `champion`: another version's number, or None.
-    """
-
-    rows: list[tuple[Benchmark, BenchmarkChange | None]]
-    more: bool
-    champion: int | None
 
 
 def _version(visit: Visit) -> Response:
@@ -43,6 +29,8 @@ def _version(visit: Visit) -> Response:
     contributions += [("head", digest) for digest in version.lineage.head.contributions]
     report = optional(rest.version_report, number) if served and visit.who.role is not Role.OWNER else None
     before = optional(rest.version, number - 1) if number > 1 else None
+    reported, alias = rest.evaluations(number).page(), optional(rest.alias, CHAMPION)
+    champion = None if alias is None or alias.version == number else alias.version
     content: dict[str, Any] = {
         "version": version,
         "table": table,
@@ -53,7 +41,9 @@ def _version(visit: Visit) -> Response:
         "routing": _routing(table),
         "oracle": _oracle(table),
         "average_name": average_name(table),
-        "benchmarks": _benchmarks(visit, number),
+        "tasks": on_tasks(rest.evaluations(champion) if champion else [], reported.items),
+        "more_tasks": reported.next is not None,
+        "champion": champion,
         "before": before,
         "common": None,
         "head": HEADS[version.lineage.head.method].about,
@@ -66,15 +56,6 @@ def _version(visit: Visit) -> Response:
         content |= {"conditioning": _conditioning(report), "norms": _norms(report)}
         content |= {"cosines": _cosines(report), "pairs": _pairs(report)}
     return visit.show("version.html", **content)
-
-
-def _benchmarks(visit: Visit, number: int) -> Benchmarks:
-    page, champion = visit.rest.benchmarks(number).page(), optional(visit.rest.alias, CHAMPION)
-    other = champion.version if champion is not None and champion.version != number and page.items else None
-    changes = benchmark_changes(visit.rest.benchmarks(other), page.items) if other is not None else []
-    by_number = {change.after.number: change for change in changes}
-    rows = [(row, by_number.get(row.number)) for row in page.items]
-    return Benchmarks(rows, page.next is not None, other)
 
 
 def _oracle(table: VersionTable) -> float | None:

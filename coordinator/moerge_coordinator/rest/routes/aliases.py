@@ -21,15 +21,15 @@ AliasName = Annotated[Name, Path()]
 
 @router.put("/{name}")
 def promote(request: Request, state: Coordinator, caller: Operator, name: AliasName, move: Move) -> Alias:
-    """Points an alias to a version. Idempotent. The answer's `warnings` name domains lost or without an evaluation.
+    """Points an alias to a version. Idempotent. The answer's `warnings` name what is lost or can't be compared.
 
-    For `champion`, refused if the score of a domain, evaluated on both versions, falls by more points than the setting
-    `promotion_max_fall`, or a benchmark, measured alike on both, is worse by more than `promotion_max_errors` standard
-    errors of the difference. `override` promotes nevertheless; the history stores the reason. With the setting
+    For `champion`, refused if a score that both versions have is worse: a domain's by more points than the setting
+    `promotion_max_fall`, a task's, measured alike, by more than `promotion_max_errors` standard errors of the
+    difference. `override` promotes nevertheless; the history stores the reason. With the setting
     `promotion_signed`, refused unless the version is signed by a key that isn't revoked.
     """
     with state.database.transaction("promote version") as session:
-        return aliases.promote(session, name, move, who(request, caller), aliases.Limits.of(state.settings))
+        return aliases.promote(session, name, move, who(request, caller), state.settings)
 
 
 @router.post("/{name}/rollback")

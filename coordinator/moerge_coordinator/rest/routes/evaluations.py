@@ -1,12 +1,12 @@
-"""Evaluations: owners' reports on versions, and the paper's table of them."""
+"""Evaluations: reported scores of versions, and the paper's table of them."""
 
-from fastapi import APIRouter
-from sqlalchemy import select
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from moerge_coordinator.domain import evaluations, versions
-from moerge_coordinator.domain.owners import own_name, require_own_domain
-from moerge_coordinator.rest.auth import Anyone, DomainOwner, OperatorOrOwner, Route
-from moerge_coordinator.rest.lists import After, Number, page
+from moerge_coordinator.rest.auth import Anyone, OperatorOrOwner, Route
+from moerge_coordinator.rest.lists import After, Flag, Number, page
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import EvaluationRow
@@ -15,31 +15,38 @@ from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 
 router = APIRouter(prefix="/versions/{number}", tags=["evaluations"], route_class=Route)
+Replaced = Annotated[Flag, Query(description="Also lists scores that a later report replaced.")]
 
 
 @router.post("/evaluations", status_code=201)
-def evaluate(state: Coordinator, caller: DomainOwner, number: Number, new: NewEvaluation) -> Evaluation:
-    """Accepts an owner's evaluation of a version; it replaces an earlier one of the domain in the table. Idempotent."""
-    owner = own_name(caller)
-    require_own_domain(caller, new.domain)
+def evaluate(state: Coordinator, caller: OperatorOrOwner, number: Number, new: NewEvaluation) -> list[Evaluation]:
+    """Accepts scores of a served version: an owner's perplexities of its domains, or results on tasks. Idempotent.
+
+    Each replaces the earlier score of the same reporter and domain, or task and metric. An owner needs a ready expert
+    in the version.
+    """
     with state.database.transaction("evaluate version") as session:
-        return evaluations.evaluate(session, owner, number, new)
+        return evaluations.evaluate(session, caller, number, new)
 
 
 @router.get("/evaluations")
-def list_evaluations(state: Coordinator, caller: OperatorOrOwner, number: Number, after: After = 0) -> Page[Evaluation]:
-    """Lists a version's evaluations, including replaced ones; for an owner, only its own."""
+def list_evaluations(
+    state: Coordinator, caller: Anyone, number: Number, after: After = 0, replaced: Replaced = False
+) -> Page[Evaluation]:
+    """Lists a version's reported scores; for an owner, the operators' and its own, for a reader, those on tasks."""
     with state.database.reading() as session:
         versions.find(session, number)
-        query = select(EvaluationRow).where(EvaluationRow.version == number)
-        if caller.role is Role.OWNER:
-            query = query.where(EvaluationRow.owner == caller.owner)
+        query = evaluations.visible(number, caller.owner)
+        if caller.role is Role.READER:
+            query = query.where(EvaluationRow.kind == "task")
+        if not replaced:
+            query = query.where(EvaluationRow.active)
         return page(session, query, EvaluationRow.number, after, lambda row: message(Evaluation, row))
 
 
 @router.get("/table")
 def show_table(state: Coordinator, caller: Anyone, number: Number) -> VersionTable:
-    """The paper's normalised table of a version, from its existing evaluations.
+    """The paper's normalised table of a version, from its existing perplexities.
 
     For an owner, only its own domains' scores, and the average.
     """

@@ -111,7 +111,7 @@ def show_influence(state: Coordinator, caller: Operator, number: Number) -> Vers
 def check_promotion(state: Coordinator, caller: Operator, number: Number) -> PromotionCheck:
     """The verdict of the promotion rules on `champion` pointing to the version: see `PUT /v1/aliases/{name}`."""
     with state.database.reading() as session:
-        return aliases.check(session, number, aliases.Limits.of(state.settings))
+        return aliases.check(session, number, state.settings)
 
 
 @router.get("/{number}/card", response_class=Markdown)

@@ -1,6 +1,4 @@
-"""Evaluations: of a served version, its domain, expert and shape; the last one of a domain counts."""
-
-from typing import Any
+"""Evaluations: of a served version, by owners and operators; the last score of a reporter and name counts."""
 
 import pytest
 from sqlalchemy import select
@@ -9,11 +7,15 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.domain import evaluations
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.messages import version_table
 from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, VersionRow, now
-from moerge_proto.evaluations import Evaluation, NewEvaluation
+from moerge_proto.evaluations import Evaluation, Perplexity, TaskResult
+from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
+from support.evaluations import evaluation, result, sums
 from support.rows import add_body, add_contribution, add_expert, add_version, dense_of
+
+OPERATOR = Identity(role=Role.OPERATOR, owner=None, domains=[])
+LAW, ART, CODE = (Identity(role=Role.OWNER, owner=f"{name}-owner", domains=[name]) for name in ("law", "art", "code"))
 
 
 @pytest.fixture
@@ -23,78 +25,101 @@ def law(session: Session) -> ExpertRow:
 
 @pytest.fixture
 def version(session: Session, law: ExpertRow) -> VersionRow:
-    """Version 1 of law and art; its body has two layers."""
+    """Version 1 of law and art; its body has two layers. code has an expert, and isn't in it."""
     body = add_body(session)
     for expert in (law, add_expert(session, "art")):
         add_contribution(session, expert, body)
+    add_expert(session, "code")
     return add_version(session)
 
 
-def sums(law: ExpertRow, nll: float = 25.0, **change: Any) -> NewEvaluation:
-    sent = {
-        "number": 1, "domain": "law", "expert": law.parts_of, "documents": 2, "context": 8, "stride": 4,
-        "dense": {"nll": 20.0, "tokens": 10}, "version": {"nll": nll, "tokens": 10},
-        "oracle": {"nll": 21.0, "tokens": 10}, "routed": [[9, 1], [5, 5]],
-    }  # fmt: skip
-    return NewEvaluation.model_validate(sent | change)
+def send(session: Session, who: Identity, *scores: Perplexity | TaskResult) -> list[Evaluation]:
+    return evaluations.evaluate(session, who, 1, evaluation(1, *scores))
 
 
-def evaluate(session: Session, new: NewEvaluation, number: int = 1) -> Evaluation:
-    return evaluations.evaluate(session, f"{new.domain}-owner", number, new)
-
-
-def test_what_can_t_be_of_this_version_is_refused_by_its_field(
+def test_sums_that_can_t_be_of_this_version_are_refused_by_their_field(
     session: Session, law: ExpertRow, version: VersionRow
 ) -> None:
-    parts = version.lineage.experts[0]
-    for field, change in (
-        ("number", {"number": 2}),
-        ("domain", {"domain": "code"}),
-        ("expert", {"expert": "0" * 64}),
-        ("expert", {"expert": parts}),
-        ("routed", {"routed": [[9, 1]]}),
-        ("routed", {"routed": [[9, 1], [5, 5], [5, 5]]}),
-        ("routed", {"routed": [[8, 1, 1], [5, 5, 0]]}),
-        ("routed", {"routed": [[9, 1], [10]]}),
+    expert, parts = law.parts_of, version.lineage.experts[0]
+    for field, who, score in (
+        ("domain", CODE, sums(expert, domain="code")),
+        ("expert", LAW, sums("0" * 64)),
+        ("expert", LAW, sums(parts)),
+        ("routed", LAW, sums(expert, routed=[[9, 1]])),
+        ("routed", LAW, sums(expert, routed=[[9, 1], [5, 5], [5, 5]])),
+        ("routed", LAW, sums(expert, routed=[[8, 1, 1], [5, 5, 0]])),
+        ("routed", LAW, sums(expert, routed=[[9, 1], [10]])),
     ):
         with pytest.raises(RefusedError) as caught:
-            evaluate(session, sums(law, **change))
-        assert (caught.value.kind, caught.value.where) == (ProblemType.INVALID_REQUEST, field), change
+            send(session, who, score)
+        assert (caught.value.kind, caught.value.where) == (ProblemType.INVALID_REQUEST, field), score
+    for who, told in ((ART, "does not belong to owner 'art-owner'"), (OPERATOR, "no owner")):
+        with pytest.raises(RefusedError, match=told):
+            send(session, who, sums(expert))
     assert session.scalars(select(EvaluationRow)).all() == []
 
 
-def test_a_version_that_is_not_served_is_not_evaluated(session: Session, law: ExpertRow, version: VersionRow) -> None:
-    with pytest.raises(RefusedError, match="no version 99"):
-        evaluate(session, sums(law, number=99), 99)
-    first = evaluate(session, sums(law))
+def test_only_owners_with_a_ready_expert_in_the_version_report_tasks(
+    session: Session, law: ExpertRow, version: VersionRow
+) -> None:
+    withdraw_expert(session, law, serve=True)
+    for who in (CODE, LAW):
+        with pytest.raises(RefusedError, match="no ready expert of yours") as caught:
+            send(session, who, result())
+        assert caught.value.kind is ProblemType.FORBIDDEN
+    assert session.scalars(select(EvaluationRow)).all() == []
+
+
+def test_scores_are_of_a_served_version_and_of_this_one(session: Session, law: ExpertRow, version: VersionRow) -> None:
+    with pytest.raises(RefusedError, match="made of version 2, sent to 1") as caught:
+        evaluations.evaluate(session, LAW, 1, evaluation(2, sums(law.parts_of)))
+    assert caught.value.where == "number"
+    with pytest.raises(RefusedError, match="no version 9"):
+        evaluations.evaluate(session, OPERATOR, 9, evaluation(9))
+    first = send(session, LAW, sums(law.parts_of))
     for field in ("withheld", "retired"):
         setattr(version, field, now(session))
         with pytest.raises(RefusedError, match=field):
-            evaluate(session, sums(law, 30.0))
-    assert evaluate(session, sums(law)) == first, "it came before"
+            send(session, LAW, sums(law.parts_of, 30.0))
+    assert send(session, LAW, sums(law.parts_of)) == first, "it came before"
 
 
 def test_average_leaves_out_an_expert_that_is_the_body_s_seed(session: Session, version: VersionRow) -> None:
-    assert version_table(session, version).averaged == ["law", "art"]
+    assert evaluations.visible_table(session, version, None).averaged == ["law", "art"]
     session.scalars(select(ExpertRow).where(ExpertRow.domain == "art")).one().parts_of = add_body(session).model
-    table = version_table(session, version)
+    table = evaluations.visible_table(session, version, None)
     assert (table.seeds, table.averaged, table.missing) == (["art"], ["law"], ["law"])
 
 
-def test_repeated_evaluation_is_idempotent_and_newer_replaces(
+def test_a_later_score_replaces_the_same_reporter_s_and_a_repeated_one_changes_nothing(
     session: Session, law: ExpertRow, version: VersionRow
 ) -> None:
-    first = evaluate(session, sums(law))
-    assert (first.owner, first.version, first.active) == ("law-owner", 1, True)
-    assert evaluate(session, sums(law)) == first
-    art = evaluate(session, sums(law, 20.0, domain="art", expert=dense_of("art")))
-    assert evaluate(session, sums(law, 30.0)).number > first.number
-    late = evaluate(session, sums(law))
-    assert late == first.model_copy(update={"active": False})
-    rows = session.scalars(select(EvaluationRow).order_by(EvaluationRow.number)).all()
-    assert [(row.domain, row.active) for row in rows] == [("law", False), ("art", True), ("law", True)]
-    table = version_table(session, version)
-    assert [score.normalised for score in table.scores] == [pytest.approx(36.787944), 100]
+    art = sums(dense_of("art"), 20.0, "art")
+    tasks = result("arc_easy"), result("gsm8k", 0.1)
+    first = send(session, LAW, sums(law.parts_of))
+    assert [(row.owner, row.version, row.active) for row in first] == [("law-owner", 1, True)]
+    for who, scores in ((ART, (art,)), (OPERATOR, tasks), (LAW, tasks)):
+        assert send(session, who, *scores) == send(session, who, *scores)
+    send(session, LAW, sums(law.parts_of, 30.0))
+    send(session, OPERATOR, result("arc_easy", 0.6))
+    assert send(session, LAW, sums(law.parts_of)) == [first[0].model_copy(update={"active": False})]
+    assert [row.active for row in send(session, OPERATOR, *tasks)] == [False, True], "they came before"
+    assert [(row.reporter, row.score.name) for row in evaluations.active(session, 1)] == [
+        ("art-owner", "art"), ("operator", "gsm8k (acc)"), ("law-owner", "arc_easy (acc)"),
+        ("law-owner", "gsm8k (acc)"), ("law-owner", "law"), ("operator", "arc_easy (acc)"),
+    ]  # fmt: skip
+    assert {row.reporter for row in evaluations.active(session, 1, "art-owner")} == {"art-owner", "operator"}
     withdraw_expert(session, law, serve=True)
-    assert art.active
-    assert [score.domain for score in version_table(session, version).scores] == ["law", "art"], "what was told stays"
+    table = {score.domain: score.normalised for score in evaluations.visible_table(session, version, None).scores}
+    assert table == {"law": pytest.approx(36.787944), "art": 100}, "what was told stays"
+
+
+def test_a_reporter_has_a_limited_number_of_scores(
+    session: Session, version: VersionRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluations, "MOST_ROWS", 3)
+    send(session, LAW, result("a"), result("b"))
+    with pytest.raises(RefusedError, match="you have reported 2 scores of version 1; at most 3") as caught:
+        send(session, LAW, result("a", 0.1), result("b", 0.1))
+    assert (caught.value.kind, caught.value.where) == (ProblemType.OVER_QUOTA, "scores")
+    send(session, ART, result("a"), result("b"))

@@ -12,12 +12,13 @@ from moerge.blobs.local import LocalBlobs
 from moerge.client.version_key import read_version_key, write_public_key
 from moerge.errors import MoergeError
 from moerge.versions.file_plans import written
-from moerge_coordinator.domain import benchmarks, cards, version_keys
+from moerge_coordinator.domain import cards, evaluations, version_keys
 from moerge_coordinator.domain.provenance import provenance_of
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import VersionRow
 from moerge_coordinator.storage.version_key import KEY_FILE, PUBLIC_FILE
 from moerge_proto.digests import sha256_hex
+from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_keys import KeyRotation, NewSignature
@@ -30,7 +31,7 @@ from moerge_proto.version_signatures import (
     signed_statement,
 )
 from moerge_proto.versions import VersionFile
-from support.benchmarks import results_of
+from support.evaluations import evaluation
 from support.rows import add_body, add_contribution, add_expert, add_version
 
 CARD = b"---\nlicense: mit\n---\n\n# Model\n\nText.\n\n## Scores\n\nNone.\n\n## Use\n"
@@ -198,7 +199,8 @@ def test_a_signature_made_elsewhere_is_stored_with_its_card(
 def test_an_owner_gets_no_signed_card_with_results_of_another(
     session: Session, home: Path, key: EllipticCurvePrivateKey, version: VersionRow, blobs: LocalBlobs
 ) -> None:
-    benchmarks.report(session, "law-owner", 1, results_of(1))
+    law = Identity(role=Role.OWNER, owner="law-owner", domains=["law"])
+    evaluations.evaluate(session, law, 1, evaluation(1))
     version_keys.sign(session, blobs, version, signature_of(session, version, key))
     served = [cards.signed_card(session, blobs, version, owner, None).card for owner in (None, "law-owner")]
     assert "arc_easy" in served[0] == served[1]

@@ -1,5 +1,7 @@
 """Versions: which experts and contributions, their numbers, and who may have their files."""
 
+from pathlib import Path
+
 import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -8,6 +10,7 @@ from moerge.trunk.head_kinds import HEADS
 from moerge_coordinator.domain import aliases, cards, contributors, versions
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.tables import BodyRow, ExpertRow
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
@@ -159,7 +162,7 @@ def test_lineage_has_one_number_and_retired_one_is_not_reused(session: Session, 
     add_contribution(session, law, body)
     row = add_version(session)
     assert versions.number_of(session, row.lineage) == (1, True)
-    aliases.promote(session, "champion", Move(version=1), "operator", aliases.Limits(2.0, 3.0))
+    aliases.promote(session, "champion", Move(version=1), "operator", Settings(home=Path("unused")))
     with pytest.raises(RefusedError, match="the alias 'champion' points to version 1"):
         versions.retire(session, [row])
     aliases.remove(session, "champion", "operator")

@@ -9,14 +9,14 @@ import pytest
 from moerge_lab.benchmarks.comparison import Difference, Row, Score, best_expert, standard_error
 from moerge_lab.benchmarks.models import Model
 from moerge_lab.benchmarks.table import Comparison
-from moerge_proto.benchmarks import BenchmarkResult
+from moerge_proto.evaluations import TaskResult
 
 RIGHT, WRONG = [1.0] * 30 + [0.0] * 10, [1.0] * 10 + [0.0] * 30
 
 
 def score(values: Sequence[float]) -> Score:
     mean = statistics.fmean(values)
-    result = BenchmarkResult(
+    result = TaskResult(
         task="piqa", metric="acc", value=mean, standard_error=standard_error(values), questions=len(values), seed=0,
         harness="lm_eval 0.4.13",
     )  # fmt: skip

@@ -35,7 +35,7 @@ class _Versions(MemoryClient):
             self.publish("version", str(number), version_content([]))
         return extended(LogHead(), self.entries)
 
-    def evaluations(self, number: int) -> Pages[Evaluation]:
+    def evaluations(self, number: int, *, replaced: bool = False) -> Pages[Evaluation]:
         return Listed([])
 
     def body(self, digest: str) -> Body:

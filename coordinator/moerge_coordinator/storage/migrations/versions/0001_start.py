@@ -158,23 +158,13 @@ def upgrade() -> None:
     op.create_table(
         "evaluations",
         _key(),
-        *_columns(DIGEST, "digest"),
-        _reference("version", "versions.number"),
-        _reference("owner", "owners.name"),
-        _reference("domain", "domains.name"),
-        *_columns(sa.Boolean, "active"),
-        *_columns(sa.JSON, "sums"),
-        *_columns(TIME, "created"),
-        sa.UniqueConstraint("version", "digest"),
-    )
-    op.create_table(
-        "benchmarks",
-        _key(),
         _reference("version", "versions.number", index=True),
         _reference("owner", "owners.name", nullable=True),
         *_columns(DIGEST, "digest"),
+        *_columns(sa.String(16), "kind"),
+        *_columns(sa.String(203), "name"),
         *_columns(sa.Boolean, "active"),
-        *_columns(sa.JSON, "result"),
+        *_columns(sa.JSON, "score"),
         *_columns(TIME, "created"),
     )
     op.create_table(
