@@ -71,7 +71,7 @@ def test_rest_completes_options_with_the_recommended_ones() -> None:
 
 
 def test_version_solve_sends_what_is_given_and_nothing_else() -> None:
-    assert given() == {"recipe": "recommended", "tied": False, "wait_": False, "partial": False}
+    assert given() == {"recipe": "recommended", "tied": False, "wait_": False, "partial": False, "accept_loss": False}
     new = versions.new_version("recommended", {"top_k": None})
     assert received(new) == RECOMMENDED.solve
     assert new.model_dump(mode="json")["options"] == {}

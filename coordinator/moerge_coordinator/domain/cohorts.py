@@ -25,7 +25,7 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile
 from moerge_proto.versions import Lineage
 
-ANEW = "a sum can't leave out one of them: contribute under another body (moerge coordinator seed, or body merge)"
+ANEW = "a sum can't leave out one of them: contribute under another body (moerge coordinator seed)"
 
 
 def sealed(session: Session, manifest: Manifest, new: NewContribution, signer: str | None) -> Seals | None:

@@ -47,7 +47,7 @@ def measured(ports: Ports, lineage: Lineage, files: Sequence[FileEntry], *, acce
             if accept_loss:
                 _log.warning("the loss on public texts isn't measured: %s", error)
                 return None
-            todo = "use a larger machine, or publish it unmeasured: --accept-loss (`accept_loss`); or publish all"
+            todo = "use a larger machine, or publish it unmeasured with `accept_loss`; or publish all"
             todo += " unmeasured: publication_max_rise = inf in coordinator.toml"
             raise MoergeError(f"its loss on public texts can't be measured: {error.what}", todo=todo) from error
         cut = public_windows(ports.folders.seed(body).side_files.tokenizer)
@@ -96,7 +96,7 @@ def refusal(
         f"its loss on the library's public texts is {loss.version:.3f} nats per token, the seed's {loss.seed:.3f}"
         f"{last}; it may be {limit:g} above the lower"
     )
-    ways = ["publish it with --accept-loss (`accept_loss`)"] if math.isfinite(loss.version) else []
+    ways = ["publish it with `accept_loss`"] if math.isfinite(loss.version) else []
     if without and (lowest := min(without)) < loss.version:
         digest = lineage.experts[without.index(lowest)]
         row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()

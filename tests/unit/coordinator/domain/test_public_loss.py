@@ -77,4 +77,4 @@ def test_a_refusal_names_the_expert_without_which_the_loss_is_lowest(session: Se
     for without in ([], [4.1, 4.2]):
         told = refusal(session, loss, 0.3, row.lineage, without)
         assert "Without" not in told.what
-        assert "--accept-loss" in told.todo
+        assert "accept_loss" in told.todo
