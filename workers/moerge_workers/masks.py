@@ -2,7 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from moerge_proto.masks import LEAST_OWNERS, MAX_PARTS, KeeperKey
+from moerge_proto.masks import LEAST_OWNERS, KeeperKey
+from moerge_proto.statistics_file import MAX_SUMMED
 
 
 class Masks(BaseModel):
@@ -16,7 +17,7 @@ class Masks(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     keepers: list[KeeperKey] = Field(min_length=1, max_length=10)
-    owners: int = Field(default=LEAST_OWNERS, ge=LEAST_OWNERS, le=MAX_PARTS)
+    owners: int = Field(default=LEAST_OWNERS, ge=LEAST_OWNERS, le=MAX_SUMMED)
 
     @field_validator("keepers")
     @classmethod

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moerge.documents.shards import Shard
 from moerge.files import file_sha256, unfinished
-from moerge.statistics.cohort import write_masked
+from moerge.masks.files import write_masked
 from moerge.statistics.contribution import holds
 from moerge.statistics.journal import Journal, clear
 from moerge.statistics.passes import Pass, RouterPass
