@@ -4,7 +4,7 @@ from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from moerge.statistics.accountant import epsilon_of, rho_of
+from moerge.noise.accountant import epsilon_of, rho_of
 from moerge_proto.statistics_file import Privacy
 
 

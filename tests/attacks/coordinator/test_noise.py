@@ -12,12 +12,12 @@ import torch
 from moerge.merging.local import LocalBody, local_body
 from moerge.models.bounds import feature_bounds
 from moerge.models.expert_folder import DenseExpert
+from moerge.noise.gaussian import SIGMA, Generator, discrete_gaussian
+from moerge.noise.release import release, write_whitenings
+from moerge.noise.whitening import Whitenings
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.integers import pack, square_of, to_floats
-from moerge.statistics.noise import SIGMA, Generator, discrete_gaussian
 from moerge.statistics.passes import RouterPass
-from moerge.statistics.release import release, write_whitenings
-from moerge.statistics.whitening import Whitenings
 from moerge_proto.statistics_file import Int64, RouterManifest, StatisticsFile, StatisticsSettings, write
 from moerge_workers.privacy import PrivacyBudget
 from support.models import expert
@@ -137,7 +137,7 @@ def test_a_membership_test_stays_below_the_claim_and_halved_noise_does_not(
     def halved(count: int, generator: Generator) -> Int64:
         return discrete_gaussian(count, generator) // 2
 
-    monkeypatch.setattr("moerge.statistics.whitening.discrete_gaussian", halved)
+    monkeypatch.setattr("moerge.noise.whitening.discrete_gaussian", halved)
     broken = lower_bound(attack.score, limit)
     print(f"with half of the noise at least {broken:.2f}")
     assert broken > EPSILON

@@ -8,10 +8,10 @@ from pathlib import Path
 from moerge.documents.shards import Shard
 from moerge.files import file_sha256, unfinished
 from moerge.masks.files import write_masked
+from moerge.noise.release import release, write_whitenings
 from moerge.statistics.contribution import holds
 from moerge.statistics.journal import Journal, clear
 from moerge.statistics.passes import Pass, RouterPass
-from moerge.statistics.release import release, write_whitenings
 from moerge.statistics.windows import ComputeWindows, Layered, WindowSize, windows
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage

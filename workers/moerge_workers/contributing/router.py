@@ -7,9 +7,9 @@ from moerge.errors import MoergeError
 from moerge.models.dense import has_head
 from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
+from moerge.noise.whitening import Whitenings
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
-from moerge.statistics.whitening import Whitenings
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest

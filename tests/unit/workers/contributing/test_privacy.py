@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from moerge.errors import MoergeError
-from moerge.statistics.accountant import rho_of
+from moerge.noise.accountant import rho_of
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
