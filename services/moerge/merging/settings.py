@@ -10,7 +10,7 @@ from moerge.merging.report import SCORED_TOKENS
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.keeping import Keeping
 from moerge.statistics.contribution import Computing
-from moerge.statistics.finisher import Finisher
+from moerge.statistics.finisher import PLAIN, Finisher
 from moerge.trunk.lineage import BodyOptions
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
@@ -53,7 +53,7 @@ class VersionSettings:
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     rare_below: int = RARE_BELOW
     computing: Computing = field(default_factory=Computing)
-    finisher: Finisher = field(default_factory=Finisher)
+    finisher: Finisher = PLAIN
     chat_template: str | None = None
     unfitted: Collection[str] = ()
     seed_heads: Collection[str] = ()

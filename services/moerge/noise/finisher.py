@@ -1,8 +1,7 @@
 """The finisher that adds noise."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 from moerge.noise.release import release, write_whitenings
 from moerge.noise.whitening import Whitenings
@@ -11,12 +10,13 @@ from moerge.statistics.passes import RouterPass
 from moerge_proto.statistics_file import Privacy, RouterManifest, StatisticsSettings
 
 
-@dataclass(frozen=True)
 class NoiseFinisher(Finisher):
     """Makes contributions with noise. It is drawn once per file: another file costs the budget again."""
 
-    is_plain: ClassVar = False
-    privacy: Privacy
+    is_plain = False
+
+    def __init__(self, privacy: Privacy) -> None:
+        self.privacy = privacy
 
     def settings(self, settings: StatisticsSettings) -> StatisticsSettings:
         return settings.private(self.privacy)

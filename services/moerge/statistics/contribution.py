@@ -21,7 +21,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
-from moerge.statistics.finisher import Finisher
+from moerge.statistics.finisher import PLAIN, Finisher
 from moerge.statistics.journal import Journal, clear
 from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass, need_of
 from moerge.statistics.windows import Layered, WindowSize, computed, windows
@@ -138,7 +138,7 @@ def router_contribution(
     path: Path,
     settings: StatisticsSettings | None = None,
     computing: Computing | None = None,
-    finisher: Finisher | None = None,
+    finisher: Finisher = PLAIN,
 ) -> Path:
     """Writes gram and cross of every layer's features (DUME eq. 5), from a body with the expert's MLPs.
 
@@ -150,8 +150,7 @@ def router_contribution(
         MoergeError: no document has a token, a later reading gives other documents, or a finisher comes without a key.
         ContributionError: a sum is not finite.
     """
-    computing, finisher = computing or Computing(), finisher or Finisher()
-    settings = finisher.settings(settings or StatisticsSettings())
+    settings, computing = finisher.settings(settings or StatisticsSettings()), computing or Computing()
     if settings.privacy is not None and finisher.is_plain:
         raise ValueError("settings.privacy: expected a finisher that adds noise")
     blank = router_manifest(expert.owner, expert.digest, expert.domain, body, settings)

@@ -29,3 +29,6 @@ class Finisher:
 
     def clear(self, work: RouterPass) -> None:
         """Removes its own files, once a file is written."""
+
+
+PLAIN = Finisher()
