@@ -119,7 +119,9 @@ class Settings(BaseModel):
         default=72, gt=0, le=10**6
     )  # of untouched uploads, unused files, ended workflows
     audit_days: int | None = Field(default=None, ge=30)  # age at which audit rows are removed; None: never
-    expert_max_distance: float = Field(default=1.2, gt=0, allow_inf_nan=False)  # of tensors, in multiples of the norm
+    # nats per token by which a version's loss on the library's public texts may be above the seed's and the last
+    # version's; inf: it isn't measured
+    publication_max_rise: float = Field(default=0.3, ge=0, allow_inf_nan=True)
     promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)  # of a domain's score, in points
     promotion_max_errors: float = Field(default=3.0, ge=0, allow_inf_nan=False)  # of a benchmark, in standard errors
     promotion_signed: bool = False  # whether champion must be signed, by a key that isn't revoked

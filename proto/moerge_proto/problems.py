@@ -32,6 +32,7 @@ class ProblemType(StrEnum):
     WRONG_BODY = "wrong-body", 409
     DUPLICATE_SHARD = "duplicate-shard", 409
     NOT_READY = "not-ready", 409
+    NOT_PUBLISHABLE = "not-publishable", 409
     NOT_PROMOTABLE = "not-promotable", 409
     GONE = "gone", 410
     UNAVAILABLE = "unavailable", 503

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, PlainSerializer, WithJsonSchema, WrapValidator
+from pydantic import Field, PlainSerializer, WithJsonSchema, WrapValidator
 
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.digests import Digest, Name
@@ -40,7 +40,7 @@ class NewVersion(Message):
     is missing, unless `partial` is set. `head`: None means the seed's, tied as
     there, if every expert keeps it; `regmean` if every other expert has an active head contribution; otherwise
     `average`. `options`: the recommended ones are the defaults. `tied` leaves the head out if it equals the embedding.
-    `chat_template`: see `Lineage`.
+    `chat_template`: see `Lineage`. `accept_loss`: publish it, however high its loss on the public texts is.
     """
 
     body: Digest | None = None
@@ -50,6 +50,7 @@ class NewVersion(Message):
     options: Completed = Field(default_factory=lambda: _completed({}, SolveOptions.model_validate))
     tied: bool = False
     chat_template: Name | None = None
+    accept_loss: bool = False
 
 
 class VersionFile(FileEntry):
@@ -121,12 +122,25 @@ class SolveReport(Message):
     layers: list[SolvedLayer]
 
 
+class PublicLoss(Message):
+    """Mean losses on the library's public texts, in nats per token, measured before the publication.
+
+    `last`: of the last version of this seed, unless it has a domain that this version lacks. `accepted`: it is above
+    the limit, and the operator accepted it, or the last version's.
+    """
+
+    version: float
+    seed: float
+    last: float | None = None
+    accepted: bool = False
+
+
 class Version(Message):
     """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it.
 
     `withheld`: since when its files are not served because of such an expert; `retired`: since when it has no files.
     `key`: the fingerprint of the key that signed it, None if nobody has; `key_revoked`: since when that key is revoked.
-    `release`: of moerge, which published it.
+    `release`: of moerge, which published it. `public_loss`: None if it wasn't measured.
     """
 
     number: int
@@ -144,6 +158,7 @@ class Version(Message):
     key: Digest | None = None
     key_revoked: datetime | None = None
     release: str = ""
+    public_loss: PublicLoss | None = None
 
 
 class SignedCard(Message):
@@ -162,35 +177,6 @@ class VersionChange(Message):
 
     note: str | None = Field(default=None, max_length=2000)
     tags: list[Name] | None = Field(default=None, max_length=100)
-
-
-class FileChange(Message):
-    """A file's `change` from one version to another: same, changed, new or gone; `size`: bytes in the later one."""
-
-    name: str
-    change: Literal["same", "changed", "new", "gone"]
-    size: int
-
-
-class Comparison(Message):
-    """The differences between the versions `before` and `after`.
-
-    Experts are compared by domain: `experts_added` are of domains that only `after` has, `experts_removed` of domains
-    that only `before` has, and `experts_replaced`, those of `after` whose domain has other MLPs in `before`. `options`:
-    name of each solve option that differs -> its two values. `fetch`: the bytes that a holder of `before` lacks.
-    """
-
-    before: int
-    after: int
-    same_body: bool
-    experts_added: list[Digest]
-    experts_removed: list[Digest]
-    experts_replaced: list[Digest]
-    contributions_added: list[Digest]
-    contributions_removed: list[Digest]
-    options: dict[str, tuple[JsonValue, JsonValue]]
-    files: list[FileChange]
-    fetch: int
 
 
 class Move(Message):

@@ -10,6 +10,7 @@ import pytest
 from moerge.client.pull import pull
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
+from moerge.versions.compare import compare
 from moerge_proto.bodies import Body
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Version, VersionChange
@@ -149,7 +150,7 @@ def test_a_pull_fetches_only_what_changed(federation: Federation, tmp_path: Path
     federation.operator.promote("followed", 2)
     fetched = pull(federation.operator, federation.operator.version(2), folder, LogProgress())
     card = federation.server.home / "versions" / "2" / "README.md"
-    assert fetched == federation.operator.compare_versions(1, 2).fetch - card.stat().st_size
+    assert fetched == compare(*map(federation.operator.version, (1, 2))).fetch - card.stat().st_size
     assert content(folder) == content(federation.server.home / "versions" / "2")
     assert (folder / "model-body.safetensors").stat().st_ino == before
     assert pull(federation.operator, federation.operator.version(2), folder, LogProgress()) == 0

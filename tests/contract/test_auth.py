@@ -134,9 +134,9 @@ def test_another_owner_s_things_are_not_found(federation: Federation, server: Co
         "/v1/uploads/{upload}/commit": {"upload": upload},
         "/v1/uploads/{upload}": {"upload": upload},
     }
-    shared = {"/v1/versions/{number}/signed-card", "/v1/bodies/{digest}", "/v1/bodies/{digest}/files/{name}"}
+    shared = {"/v1/versions/{number}/signed-card", "/v1/bodies/{digest}"}
     shared |= {"/v1/versions/{number}", "/v1/versions/{number}/engines"}
-    shared |= {"/v1/versions/{number}/card", "/v1/versions/{number}/compare/{other}", "/v1/aliases/{name}"}
+    shared |= {"/v1/versions/{number}/card", "/v1/aliases/{name}"}
     shared |= {
         f"/v1/versions/{{number}}/{what}"
         for what in ("signatures", "files/{name}", "evaluations", "benchmarks", "table")

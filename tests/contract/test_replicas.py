@@ -95,12 +95,11 @@ def test_law_3_replicas_in_turn_make_the_version_of_one(replicas: Replicas, tmp_
 def test_a_download_is_redirected_without_the_token(one: Coordinator) -> None:
     token = {"Authorization": f"Bearer {one.operator_token}"}
     with one.client() as operator:
-        body = operator.current_body()
-    assert body is not None
-    url = f"{one.url}/v1/bodies/{body.digest}/files/config.json"
+        [version, *_] = operator.versions()
+    url = f"{one.url}/v1/versions/{version.number}/files/config.json"
     answer = httpx.get(url, headers=token)
     assert (answer.status_code, answer.headers["Cache-Control"]) == (307, "no-store")
-    assert sha256_hex(httpx.get(answer.headers["Location"]).content) in {file.sha256 for file in body.files}
+    assert sha256_hex(httpx.get(answer.headers["Location"]).content) in {file.sha256 for file in version.files}
     assert httpx.get(url).status_code == 401
 
 

@@ -22,6 +22,8 @@ from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import body_manifest, head_manifest, router_manifest
 from moerge.statistics.passes import BodyPass, HeadPass, RouterPass
+from moerge_coordinator.bootstrap import stores
+from moerge_coordinator.settings import read_settings
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
@@ -124,15 +126,9 @@ def registered(member: Member) -> Expert:
 
 
 def body_path(server: Coordinator, body: Body) -> Path:
-    """The body's tensors in the coordinator's folder; from a remote store they are downloaded."""
+    """The body's tensors in the coordinator's store."""
     [entry] = [file for file in body.files if file.name == "body.safetensors"]
-    path = server.home / "blobs" / entry.sha256[:2] / entry.sha256
-    if path.exists():
-        return path
-    folder = server.home.with_name(f"{server.home.name}-pulled-{body.digest}")
-    with server.client() as operator:
-        operator.download(f"/v1/bodies/{body.digest}/files", [entry], folder, SILENT, title="body")
-    return folder / entry.name
+    return stores(read_settings(server.home))[0].local(entry.sha256)
 
 
 def parted(server: Coordinator, member: Member, body: Body, *, fitted: bool = True) -> Member:

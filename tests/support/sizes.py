@@ -1,11 +1,15 @@
 """Models of four sizes, bytes of a federation's files without headers, and the table of docs/scale.md."""
 
+from dataclasses import replace
+
 import torch
 from rich.filesize import decimal
 from transformers import LlamaConfig
 
 from moerge.memory import needs
 from moerge.memory.shapes import Shape
+from moerge.models.published import expected_config
+from moerge.scoring import public
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import StatisticsSettings, gram_length
 
@@ -79,13 +83,14 @@ def head_contribution_bytes(shape: Shape) -> int:
 
 def table() -> list[str]:
     """The table's lines: a version of `EXPERTS` fitted experts under the seed's body, with a solved head."""
-    columns = [_column(Shape.of(preset(name.lower()), torch.bfloat16)) for name in NAMES]
+    columns = [_column(preset(name.lower())) for name in NAMES]
     rows = [f"| {' | '.join((*key, *(decimal(column[key]) for column in columns)))} |" for key in columns[0]]
     return [f"| | | {' | '.join(NAMES)} |", "|---|---|---:|---:|---:|---:|", *rows]
 
 
-def _column(shape: Shape) -> dict[tuple[str, str], int]:
+def _column(config: LlamaConfig) -> dict[tuple[str, str], int]:
     """(whose, what) -> bytes, of one size."""
+    shape = Shape.of(config, torch.bfloat16)
     memory = [
         needs.receiving(shape),
         needs.checking(shape),
@@ -94,6 +99,7 @@ def _column(shape: Shape) -> dict[tuple[str, str], int]:
         needs.solving(shape, CORES),
         needs.influence(shape, CORES),
         needs.publishing(shape),
+        replace(public.need_of(expected_config(config, EXPERTS, 1)), work="the loss on public texts"),
     ]
     batch = StatisticsSettings().batch_tokens
     passed, parts = needs.passing(shape, batch, body=False), part_bytes(shape)

@@ -32,7 +32,6 @@ from moerge_proto.owners import Identity
 from moerge_proto.problems import Problem, ProblemType
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_COMPARED = 3
 
 
 def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
@@ -235,37 +234,13 @@ def find(session: Session, digest: str) -> ExpertRow:
     return session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
 
 
-def references(session: Session, digest: str) -> list[ExpertRow]:
-    """The ready experts for comparison of a new one's weights: the oldest of each other owner, at most three.
-
-    One of its own owner, if there are no others. Fitted ones are not, because they depend on their text.
-    """
-    new = find(session, digest)
-    if new.fitted:
-        return []
-    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY, ExpertRow.parts_body == new.parts_body)
-    query = query.where(ExpertRow.fitted.is_not(True), ExpertRow.digest != digest)
-    rows = session.scalars(query.order_by(ExpertRow.number.desc()))
-    oldest = {row.owner: row for row in rows}
-    own = oldest.pop(new.owner, None)
-    others = sorted(oldest.values(), key=lambda row: row.number)[:_COMPARED]
-    return others or ([] if own is None else [own])
-
-
-def accept(session: Session, digest: str, compared: Sequence[str]) -> bool:
-    """Makes an expert with checked weights ready, unless it was withdrawn meanwhile.
-
-    False if its `references` now differ from the `compared` ones.
-    """
+def accept(session: Session, digest: str) -> None:
+    """Makes an expert with checked weights ready, unless it was withdrawn meanwhile."""
     row = find(session, digest)
-    if row.state is not ExpertState.RECEIVED:
-        return True
-    if [reference.digest for reference in references(session, digest)] != list(compared):
-        return False
-    row.state = ExpertState.READY
-    tell(session, f"expert {row.digest[:12]} of {row.domain} is ready")
-    notify(session, "expert.joined", expert=row.digest)
-    return True
+    if row.state is ExpertState.RECEIVED:
+        row.state = ExpertState.READY
+        tell(session, f"expert {row.digest[:12]} of {row.domain} is ready")
+        notify(session, "expert.joined", expert=row.digest)
 
 
 def refuse(session: Session, digest: str, problem: Problem) -> ExpertRow | None:

@@ -1,13 +1,9 @@
-"""A seed's own parts as an expert, and other experts' parts for its body, compared with the seed."""
+"""A seed's own parts as an expert, and the seed of other parts."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.errors import IncompatibleExpertError
-from moerge.models.dense_files import DenseFiles
-from moerge.models.distance import distance
 from moerge.models.expert_folder import expert_digest, is_weights
-from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.stored import SINGLE
 from moerge.trunk.merge import SEED_PARTS_FILE
 from moerge_coordinator.domain.ports import Ports
@@ -42,19 +38,3 @@ def seed_of(session: Session, parts: Parts) -> BodyRow:
         problem = f"no seed with body {parts.body} is registered"
         raise RefusedError(ProblemType.WRONG_BODY, problem, where="parts.body", todo="make parts for the current one")
     return row
-
-
-def require_near_seed(ports: Ports, expert: DenseFiles, seed: BodyRow, who: str) -> None:
-    """Requires the norm and head of parts near the seed's; a tied seed's head is its embedding."""
-    limit, head = ports.settings.expert_max_distance, ports.folders.seed(seed).head
-    body = ports.folders.body(seed).checkpoint
-    rows = head.tensor(HEAD) if HEAD in head.specs else body.tensor(EMBEDDING)
-    norm, factors = expert.family.final_norm, expert.family.factors
-    for name, theirs in ((norm, head.tensor(norm)), (HEAD, rows)):
-        apart = distance(factors(name, expert.checkpoint.tensor(name)), factors(name, theirs), rows=name == HEAD)
-        if not apart.within(limit):
-            what = f"{who} differs from the seed {seed.source}: {apart.whole:.3g} times the tensor's norm"
-            if apart.whole <= limit:
-                what = f"a row of {who} differs from the seed {seed.source}: {apart.row:.3g} times a row's norm"
-            todo = "train it from this seed, or ask the operator to raise expert_max_distance in coordinator.toml"
-            raise IncompatibleExpertError(what, where=name, todo=todo)

@@ -12,6 +12,7 @@ from moerge.blobs.store import Blobs, show
 from moerge.models.adapters import file_of
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import is_weights
+from moerge.models.published import PublishedWeights, published_weights
 from moerge.models.reader import Checkpoint
 from moerge.trunk.merge import DENSE_BODY_FILE, SEED_HEAD_FILE
 from moerge.versions.plan import Seed
@@ -34,7 +35,7 @@ class StoredFiles(DenseFiles):
         result.config = self.config
         return result
 
-    def _stored(self) -> Checkpoint:
+    def stored(self) -> Checkpoint:
         sources = {file.name: self._blobs.source(file.sha256) for file in self._files if is_weights(file.name)}
         remote = {name: source for name, source in sources.items() if not isinstance(source, Path)}
         return Checkpoint(self.folder, remote)
@@ -89,6 +90,10 @@ class Folders:
 
     def _weights(self, row: BodyRow, name: str) -> Source:
         return self.blobs.source({file.name: file.sha256 for file in row.files}[name])
+
+    def published(self, files: Sequence[FileEntry], folder: Path) -> PublishedWeights:
+        """A version's weights; its files are shown in `folder` as `shown` does."""
+        return published_weights(folder, self.shown(files, folder).stored())
 
     def files(self, digest: str) -> list[FileEntry]:
         with self.database.reading() as session:

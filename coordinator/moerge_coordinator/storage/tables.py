@@ -25,7 +25,7 @@ from moerge_proto.public_log import Published
 from moerge_proto.statistics_file import Split
 from moerge_proto.uploads import NewUpload
 from moerge_proto.version_keys import KeyRotation
-from moerge_proto.versions import Lineage, VersionFile
+from moerge_proto.versions import Lineage, PublicLoss, VersionFile
 
 T = TypeVar("T")
 W = TypeVar("W", bound=StrEnum)
@@ -95,6 +95,7 @@ _KINDS: tuple[Any, ...] = (
     NewUpload,
     Problem,
     VersionInfluence,
+    PublicLoss,
     KeyRotation,
     Seals,
 )
@@ -343,6 +344,7 @@ class VersionRow(_Numbered):
     provenance: Mapped[FileEntry | None]  # provenance.sigstore.json, by the same key
     card: Mapped[FileEntry | None]  # that the signature covers, if it was made after the publication
     influence: Mapped[VersionInfluence] = mapped_column(deferred=True)  # D^2 figures, not needed in lists
+    public_loss: Mapped[PublicLoss | None]
     note: Mapped[str] = mapped_column(String(2000), default="")
     tags: Mapped[list[str]] = mapped_column(default=list)
     created: Mapped[datetime]

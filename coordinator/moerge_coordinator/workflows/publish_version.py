@@ -1,7 +1,9 @@
 """The publication of a version: writes its weights, solves its routers, assigns its number."""
 
+import math
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -23,6 +25,7 @@ from moerge.versions.plan import (
 from moerge_coordinator.domain import version_keys, versions
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.provenance import provenance_of
+from moerge_coordinator.domain.public_loss import measured
 from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.log import progress
@@ -40,7 +43,7 @@ from moerge_proto.version_signatures import (
     sign_version,
     signed_bundle,
 )
-from moerge_proto.versions import Lineage, VersionFile
+from moerge_proto.versions import Lineage, PublicLoss, VersionFile
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ class PublishVersion(Work):
         super().__init__(ports)
 
     @DBOS.workflow()
-    def publish_version(self, lineage: dict[str, Any]) -> Outcome:
+    def publish_version(self, lineage: dict[str, Any], accept_loss: bool) -> Outcome:
         try:
-            outcome = self._published(lineage)
+            outcome = self._published(lineage, accept_loss)
         except Exception:
             self._notify_failure(DBOS.workflow_id or "")
             raise
@@ -75,13 +78,14 @@ class PublishVersion(Work):
             self._notify_failure(DBOS.workflow_id or "")
         return outcome
 
-    def _published(self, lineage: dict[str, Any]) -> Outcome:
+    def _published(self, lineage: dict[str, Any], accept_loss: bool) -> Outcome:
         while True:
-            outcome: Outcome = {}
-            for step in (self._write_weights, self._solve, self._measure):
+            results, score = [], partial(self._score, accept_loss=accept_loss)
+            for step in (self._write_weights, self._solve, score, self._measure):
                 if "problem" in (outcome := step(lineage)):
                     return outcome
-            if (outcome := self._publish(lineage, outcome["result"])) != GONE:
+                results.append(outcome["result"])
+            if (outcome := self._publish(lineage, *results[-2:])) != GONE:
                 return outcome
             self._forget(lineage)
 
@@ -109,6 +113,19 @@ class PublishVersion(Work):
 
     @DBOS.step()
     @telling_problems
+    def _score(self, lineage: dict[str, Any], accept_loss: bool) -> dict[str, Any] | None:
+        """The loss on the public texts; None if it isn't measured, or the version is already published."""
+        made = Lineage.model_validate(lineage)
+        with self.ports.database.reading() as session:
+            if math.isinf(self.ports.settings.publication_max_rise) or versions.number_of(session, made)[1]:
+                return None
+            require_inputs(session, made)
+        files = [self._artifact(file, made) for file in self._publication(lineage).plan.files]
+        loss = measured(self.ports, made, files, accept_loss=accept_loss)
+        return None if loss is None else loss.model_dump(mode="json")
+
+    @DBOS.step()
+    @telling_problems
     def _measure(self, lineage: dict[str, Any]) -> dict[str, Any] | None:
         """The influence of each owner; None if the version is already published.
 
@@ -130,7 +147,9 @@ class PublishVersion(Work):
 
     @DBOS.step()
     @telling_problems
-    def _publish(self, lineage: dict[str, Any], influence: dict[str, Any] | None) -> str | None:
+    def _publish(
+        self, lineage: dict[str, Any], loss: dict[str, Any] | None, influence: dict[str, Any] | None
+    ) -> str | None:
         made, ports = Lineage.model_validate(lineage), self.ports
         with self._publishing:
             with ports.database.reading() as session:
@@ -142,6 +161,7 @@ class PublishVersion(Work):
             new, made_by = VersionRow(number=number, lineage=made, files=files), build()
             new.release, new.commit = made_by.version, made_by.commit
             new.influence = VersionInfluence.model_validate(influence)
+            new.public_loss = None if loss is None else PublicLoss.model_validate(loss)
             if key is not None:
                 self._sign(new, key)
             ports.folders.show_version(number, [*files, *new.attestations])

@@ -94,9 +94,11 @@ class Workflows:
         content = new.model_dump(mode="json")
         return self._start(name, self._contributions.take_in_contribution, owner, content, known=known)
 
-    def start_version(self, lineage: Lineage) -> Workflow:
+    def start_version(self, lineage: Lineage, *, accept_loss: bool) -> Workflow:
+        """Publishes a version. `accept_loss` doesn't join a running workflow without it."""
         content = lineage.model_dump(mode="json")
-        return self._start(f"version-{digest_of(content)}", self._versions.publish_version, content)
+        name = digest_of({"accept_loss": True, **content} if accept_loss else content)
+        return self._start(f"version-{name}", self._versions.publish_version, content, accept_loss)
 
     def _start(
         self,
@@ -169,7 +171,7 @@ class Workflows:
                 held = self._ports.uploads.held_size(given[0], new.sha256) is not None
                 return self.start_contribution(given[0], new) if held else None
             case "version":
-                return self.start_version(Lineage.model_validate(*given))
+                return self.start_version(Lineage.model_validate(given[0]), accept_loss=given[1])
 
     def resume(self) -> None:
         """Restarts workflows of an earlier build.

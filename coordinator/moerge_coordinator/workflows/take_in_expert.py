@@ -6,21 +6,14 @@ from typing import Any
 from dbos import DBOS
 from sqlalchemy.orm import Session
 
-from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
 from moerge_coordinator.domain import experts
 from moerge_coordinator.domain.adapters import ADAPTERS, merge_adapter
-from moerge_coordinator.domain.seeds import require_near_seed, seed_of
 from moerge_coordinator.log import progress
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import ExpertRow
 from moerge_coordinator.workflows.steps import Outcome, Work, telling_problems
 from moerge_proto.experts import Expert
 from moerge_proto.problems import Problem
-
-
-def _named(row: ExpertRow) -> str:
-    return f"the expert of {row.domain!r} (owner {row.owner!r})"
 
 
 @DBOS.dbos_class()
@@ -58,27 +51,13 @@ class TakeInExpert(Work):
     @DBOS.step()
     @telling_problems
     def _check_weights(self, digest: str) -> str:
-        files = self.ports.folders.expert(digest)
-        checkpoint = files.checkpoint
-        with self.ports.database.reading() as session:
-            new = experts.find(session, digest)
-            seed = seed_of(session, new.parts)
+        checkpoint = self.ports.folders.expert(digest).checkpoint
         total = sum(spec.bytes for spec in checkpoint.specs.values())
         with progress().track(f"expert {digest[:12]}: checking weights", total, "B") as tracker:
             require_finite(checkpoint, tracker)
-        if new.own_head:
-            require_near_seed(self.ports, files, seed, _named(new))
-        while True:
-            with self.ports.database.reading() as session:
-                compared = experts.references(session, digest)
-            others = {_named(row): self.ports.folders.expert(row.digest).checkpoint for row in compared}
-            title = f"expert {digest[:12]}: comparing weights"
-            with progress().track(title, total * len(others), "B") as tracker:
-                limit = self.ports.settings.expert_max_distance
-                require_near_others(files, others, limit, _named(new), tracker)
-            with self.ports.database.transaction("accept expert") as session:
-                if experts.accept(session, digest, [row.digest for row in compared]):
-                    return digest
+        with self.ports.database.transaction("accept expert") as session:
+            experts.accept(session, digest)
+        return digest
 
     @DBOS.step()
     def _refuse(self, digest: str, problem: dict[str, Any]) -> None:

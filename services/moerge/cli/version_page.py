@@ -6,11 +6,11 @@ from rich.filesize import decimal
 
 from moerge.cli.common import points, show
 from moerge.terminal import echo, output
-from moerge.versions.compare import ScoreChange
+from moerge.versions.compare import Comparison, ScoreChange
 from moerge_proto.contributions import ContributionSignature
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.signatures import fingerprint, in_groups
-from moerge_proto.versions import Comparison, EngineLimit, SolveReport, Version
+from moerge_proto.versions import EngineLimit, PublicLoss, SolveReport, Version
 
 FLOAT32_LIMIT = 2.0**24
 
@@ -30,12 +30,21 @@ def show_files(row: Version) -> None:
     if row.key is not None:
         since = "" if row.key_revoked is None else f", revoked {row.key_revoked:%Y-%m-%d %H:%M} UTC"
         output().print(f"Signed by key {in_groups(row.key)}{since}", highlight=False)
+    output().print(_public_loss(row.public_loss), highlight=False)
     size = f"{decimal(row.bytes_total)}, {decimal(row.bytes_written)} of it new"
     files = [
         [f.name, str(f.tensors or ""), decimal(f.size), "new" if f.new else "shared", f.sha256[:12]] for f in row.files
     ]
     columns = ["file", "tensors", "size", "", "sha256"]
     show(f"{sum(f.tensors for f in row.files)} tensors; {size}", columns, files)
+
+
+def _public_loss(loss: PublicLoss | None) -> str:
+    if loss is None:
+        return "Loss on public texts: not measured"
+    last = "" if loss.last is None else f", the last version's {loss.last:.3f}"
+    accepted = ", accepted by the operator" if loss.accepted else ""
+    return f"Loss on public texts: {loss.version:.3f} nats per token{accepted}; the seed's {loss.seed:.3f}{last}"
 
 
 def unsigned_state(row: Version) -> str:

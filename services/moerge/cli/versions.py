@@ -31,6 +31,7 @@ from moerge.terminal import AsJson, echo, show_json
 from moerge.trunk.head_kinds import HEADS
 from moerge.versions.benchmarks import benchmark_changes, results_in
 from moerge.versions.compare import average_name, lost_domains, score_changes
+from moerge.versions.compare import compare as compare_versions
 from moerge_proto.benchmarks import NewBenchmarks
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
@@ -101,6 +102,9 @@ def solve_version(
         int | None, typer.Option(min=1, help="Domains to wait for, and enough at its end. Default: all that joined.")
     ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Solve without the missing domains.")] = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Publish it, however high its loss on public texts is.")
+    ] = False,
 ) -> None:
     """Solve routers and head from the contributions, publish a version of the current body and print its number.
 
@@ -119,7 +123,8 @@ def solve_version(
         "top_k": top_k,
         "temperature": temperature,
     }
-    new = new_version(recipe, options, head=head, tied=tied, partial=partial, chat_template=chat_template)
+    asked = {"tied": tied, "partial": partial, "chat_template": chat_template, "accept_loss": accept_loss}
+    new = new_version(recipe, options, head=head, **asked)
     with Client(coordinator, secret) as client:
         if wait_ and wait_for_contributions(client, minimum, hours):
             new = new.model_copy(update={"partial": True})
@@ -308,13 +313,13 @@ def compare(
     Example: moerge version compare champion candidate
     """
     with Client(coordinator, secret) as client:
-        result = client.compare_versions(resolve(client, before), resolve(client, after))
+        old, new = (client.version(resolve(client, name)) for name in (before, after))
+        result = compare_versions(old, new)
         if as_json:
             show_json(result)
             return
         domains: dict[str, str] = {}
-        for number in (result.before, result.after):
-            lineage = client.version(number).lineage
+        for lineage in (old.lineage, new.lineage):
             domains |= dict(zip(lineage.experts, lineage.domains, strict=True))
         scores = score_changes(client.version_table(result.before), client.version_table(result.after))
         benchmarks = benchmark_changes(*(client.benchmarks(number) for number in (result.before, result.after)))

@@ -37,7 +37,6 @@ from moerge_proto.version_keys import KeyRotation, NewSignature, VersionKey
 from moerge_proto.versions import (
     Alias,
     AliasMove,
-    Comparison,
     EngineLimit,
     Move,
     NewVersion,
@@ -242,9 +241,6 @@ class Client(Http):
 
     def retire_version(self, number: int) -> Version:
         return self.message(Version, "DELETE", f"/v1/versions/{number}")
-
-    def compare_versions(self, before: int, after: int) -> Comparison:
-        return self.get(Comparison, f"/v1/versions/{before}/compare/{after}")
 
     def evaluate(self, number: int, evaluation: NewEvaluation) -> Evaluation:
         return self.post(Evaluation, f"/v1/versions/{number}/evaluations", evaluation)

@@ -26,8 +26,6 @@ PUBLIC_TOKENS = 2**14
 """More than tokenizers make of the pool."""
 CHECKS_AT_ONCE = 2
 """Contributions that a coordinator checks at a time."""
-_BLOCK = 2**24
-"""Elements of a block of the distance between experts."""
 
 
 @dataclass(frozen=True)
@@ -221,14 +219,9 @@ def influence(shape: Shape, cores: int) -> Need:
 
 
 def receiving(shape: Shape) -> Need:
-    """An expert's check, the larger of two, for its largest tensor.
-
-    Finite values: the tensor, absolute values, and two booleans an element. Distance: the tensor, another expert's, and
-    four float64 blocks.
-    """
+    """An expert's check: its largest tensor, absolute values, and two booleans an element."""
     largest = shape.hidden * max(shape.vocabulary, shape.intermediate)
-    size = max((2 * shape.number + 2) * largest, 2 * shape.number * largest + 4 * 8 * _BLOCK)
-    return Need("receiving an expert", {"tensors": size})
+    return Need("receiving an expert", {"tensors": (2 * shape.number + 2) * largest})
 
 
 def checking(shape: Shape) -> Need:

@@ -53,11 +53,12 @@ class DenseFiles(_Opened):
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The weights; an adapter's are merged while read."""
-        result = self._stored()
+        result = self.stored()
         result.leave_out(self.family.unread(self.config), "keys and values of layers that read an earlier one's")
         return result
 
-    def _stored(self) -> Checkpoint:
+    def stored(self) -> Checkpoint:
+        """All stored tensors."""
         return Checkpoint(self.folder)
 
     @cached_property

@@ -68,9 +68,12 @@ class PublishedWeights:
                 start += rows
 
 
-def published_weights(version: Path) -> PublishedWeights:
-    """The version in a folder; CheckpointError or IncompatibleExpertError if it isn't one."""
-    config, checkpoint = read_config(version), Checkpoint(version)
+def published_weights(version: Path, checkpoint: Checkpoint | None = None) -> PublishedWeights:
+    """The version in a folder; CheckpointError or IncompatibleExpertError if it isn't one.
+
+    `checkpoint`: its weights, by default those in the folder.
+    """
+    config, checkpoint = read_config(version), checkpoint or Checkpoint(version)
     host = host_of(config)
     fused, renamed = dict[str, list[list[str]]](), dict[str, str]()
     slots = range(host.slots(config))

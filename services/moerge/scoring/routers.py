@@ -23,11 +23,13 @@ def _experts(model: PreTrainedModel) -> int:
 
 
 RouterOutput = tuple[Tensor, Tensor, Tensor]
-"""(logits, weights [n, k], experts [n, k])."""
+"""(logits [n, D], weights [n, k], experts [n, k])."""
+RouterHook = Callable[[nn.Module, object, RouterOutput], RouterOutput]
+"""A forward hook of a router's module."""
 
 
-def forcing(expert: int, experts: int) -> Callable[[nn.Module, object, RouterOutput], RouterOutput]:
-    """A router's forward hook that sends every token to one of `experts`."""
+def forcing(expert: int, experts: int) -> RouterHook:
+    """Sends every token to one of `experts`."""
 
     def force(module: nn.Module, inputs: object, output: RouterOutput) -> RouterOutput:
         logits, weights, chosen = output
@@ -37,6 +39,18 @@ def forcing(expert: int, experts: int) -> Callable[[nn.Module, object, RouterOut
         return logits, first, others.expand_as(chosen).to(chosen)
 
     return force
+
+
+def avoiding(expert: int) -> RouterHook:
+    """Sends no token to one expert: the best one that isn't chosen takes its place and weight. Needs k < D."""
+
+    def avoid(module: nn.Module, inputs: object, output: RouterOutput) -> RouterOutput:
+        logits, weights, chosen = output
+        left = logits.scatter(1, chosen, -torch.inf)
+        left[:, expert] = -torch.inf
+        return logits, weights, torch.where(chosen == expert, left.argmax(dim=1, keepdim=True), chosen)
+
+    return avoid
 
 
 def first_choices(chosen: Tensor, predicts: Tensor, experts: int) -> Tensor:

@@ -25,7 +25,7 @@ from moerge.models.published import PublishedWeights
 from moerge.models.weights import Weights, head_name, own_copy
 from moerge.progress import Tracker
 from moerge.scoring.perplexity import BATCH_TOKENS, Score, Window, batched, by_document, losses_of, total
-from moerge.scoring.routers import RouterOutput, first_choices, forcing
+from moerge.scoring.routers import RouterHook, RouterOutput, first_choices
 from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.features import placed
 from moerge.statistics.windows import Layered
@@ -38,17 +38,17 @@ class StreamedModel:
 
     Args:
         states: bytes of hidden states in host memory; one micro-batch is always taken.
-        expert: the expert of a version that every token goes to; None: the routers choose.
+        hook: of a version's routers, after which experts are counted; None: the routers choose.
 
     Attributes:
         routed: [L, D] int64, of a version: first-choice experts at the positions that predict scored tokens so far.
     """
 
     def __init__(
-        self, weights: Weights, dtype: torch.dtype, device: str, states: int, expert: int | None = None
+        self, weights: Weights, dtype: torch.dtype, device: str, states: int, hook: RouterHook | None = None
     ) -> None:
         self._weights, self._dtype, self._device = weights, dtype, torch.device(device)
-        self._states, self._expert = states, expert
+        self._states, self._hook = states, hook
         self._decoder = Decoder(weights, dtype, self._device, packs=False)
         self._places, self._router, experts = mlp_layers(weights.config), "", 0
         self._layers = len(self._places)
@@ -120,8 +120,8 @@ class StreamedModel:
         self._decoder.hold(layer, files.layer(layer))
         if self._router:
             router = self._decoder.module(self._router.format(layer=self._places[layer]))
-            if self._expert is not None:
-                handles.append(router.register_forward_hook(forcing(self._expert, self.routed.shape[1])))
+            if self._hook is not None:
+                handles.append(router.register_forward_hook(self._hook))
             handles.append(router.register_forward_hook(see))
         try:
             yield chosen
@@ -149,8 +149,8 @@ def streamed_model(
     device: str,
     context: int,
     host_memory: int | None = None,
-    expert: int | None = None,
+    hook: RouterHook | None = None,
 ) -> StreamedModel:
     """The model, with the hidden states that this machine has room for; for other arguments see `StreamedModel`."""
     states = states_for(need_of(weights.config, precision, context, device), free_for(device), host_memory)
-    return StreamedModel(weights, getattr(torch, precision), device, states, expert)
+    return StreamedModel(weights, getattr(torch, precision), device, states, hook)

@@ -2,10 +2,44 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from pydantic import JsonValue
+
+from moerge_proto.digests import Digest
 from moerge_proto.evaluations import VersionTable
+from moerge_proto.messages import Message
 from moerge_proto.normalised import average
-from moerge_proto.versions import Comparison, FileChange, Lineage, Version
+from moerge_proto.versions import Lineage, Version
+
+
+class FileChange(Message):
+    """A file's `change` from one version to another: same, changed, new or gone; `size`: bytes in the later one."""
+
+    name: str
+    change: Literal["same", "changed", "new", "gone"]
+    size: int
+
+
+class Comparison(Message):
+    """The differences between the versions `before` and `after`.
+
+    Experts are compared by domain: `experts_added` are of domains that only `after` has, `experts_removed` of domains
+    that only `before` has, and `experts_replaced`, those of `after` whose domain has other MLPs in `before`. `options`:
+    name of each solve option that differs -> its two values. `fetch`: the bytes that a holder of `before` lacks.
+    """
+
+    before: int
+    after: int
+    same_body: bool
+    experts_added: list[Digest]
+    experts_removed: list[Digest]
+    experts_replaced: list[Digest]
+    contributions_added: list[Digest]
+    contributions_removed: list[Digest]
+    options: dict[str, tuple[JsonValue, JsonValue]]
+    files: list[FileChange]
+    fetch: int
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.published import expected_config, published_weights
 from moerge.models.weights import Weights
+from moerge.scoring.routers import RouterHook, forcing
 from moerge.scoring.streamed import StreamedModel, need_of, streamed_model
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.evaluations import NewEvaluation, Scored
@@ -182,7 +183,9 @@ def _scored(
         title = f"scoring version {version.number}"
         model = _model(published_weights(folder), settings)
         result = documents.score(model, title, counted)
-        forced = _model(published_weights(folder), settings, slot_of(context, version))
+        forced = _model(
+            published_weights(folder), settings, forcing(slot_of(context, version), len(version.lineage.experts))
+        )
         oracle = documents.score(forced, f"{title}, all by your expert", counted)
         routed = model.routed.tolist()
         del model, forced
@@ -232,11 +235,11 @@ def require_memory(expert: DenseExpert, settings: Settings, version: Version) ->
     return need
 
 
-def _model(weights: Weights, settings: Settings, expert: int | None = None) -> StreamedModel:
+def _model(weights: Weights, settings: Settings, hook: RouterHook | None = None) -> StreamedModel:
     torch.set_num_threads(settings.slots)
     statistics, device = settings.statistics, settings.device
     try:
-        return streamed_model(weights, statistics.precision, device, statistics.context, settings.host_memory, expert)
+        return streamed_model(weights, statistics.precision, device, statistics.context, settings.host_memory, hook)
     except MoergeError as error:
         raise NotNowError(f"{error.what}; {error.todo}") from error
 

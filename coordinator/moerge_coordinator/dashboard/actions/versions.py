@@ -82,6 +82,7 @@ def solve_form(current: Contributors | None = None) -> Form:
     ]
     if missing:
         fields.append(Field("partial", f"Solve without {_names(missing)}", kind="checkbox"))
+    fields.append(Field("accept_loss", "Publish it, however high its loss on public texts is", kind="checkbox"))
     return Form("Solve a version", "Solve", f"{HOME}/versions", tuple(facts), tuple(fields))
 
 
@@ -103,7 +104,8 @@ def asked_version(given: Given) -> NewVersion:
     if (head := given.get("head", "")) not in ("", *HEADS):
         raise invalid("head", "choose one of the list")
     try:
-        return NewVersion.model_validate({"head": head or None, "options": chosen, "partial": "partial" in given})
+        told = {name: name in given for name in ("partial", "accept_loss")}
+        return NewVersion.model_validate({"head": head or None, "options": chosen, **told})
     except ValueError as error:
         raise invalid("options", "lambda must be above 0, and at least 1 expert per token") from error
 

@@ -5,7 +5,7 @@ from typing import Any
 from starlette.responses import Response
 
 from moerge.versions.benchmarks import benchmark_changes
-from moerge.versions.compare import score_changes
+from moerge.versions.compare import compare, score_changes
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.evaluations import VersionTable
 
@@ -21,7 +21,7 @@ def _compare(visit: Visit) -> Response:
         old, new = rest.version(int(before)), rest.version(int(after))
         one, other = rest.version_table(old.number), rest.version_table(new.number)
         changes = score_changes(one, other)
-        content |= {"comparison": rest.compare_versions(old.number, new.number), "old": old, "new": new}
+        content |= {"comparison": compare(old, new), "old": old, "new": new}
         content |= {"names": visit.domains(old, new), "rows": changes if one.scores or other.scores else []}
         content["benchmarks"] = benchmark_changes(rest.benchmarks(old.number), rest.benchmarks(new.number))
         content["own"] = {change.name: (_own(one, change.name), _own(other, change.name)) for change in changes}

@@ -4,20 +4,16 @@ from typing import Annotated
 
 from fastapi import APIRouter
 from fastapi import Path as PathParameter
-from fastapi.responses import FileResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import bodies, contributors
-from moerge_coordinator.problems import existing
 from moerge_coordinator.rest.auth import Operator, OperatorOrOwner, Route
-from moerge_coordinator.rest.content import content
 from moerge_coordinator.rest.lists import After, Newest, page
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import BodyRow
 from moerge_proto.bodies import Body, Contributors
-from moerge_proto.digests import Digest
 from moerge_proto.messages import Page
 
 router = APIRouter(prefix="/bodies", tags=["bodies"], route_class=Route)
@@ -47,11 +43,3 @@ def show_contributors(state: Coordinator, caller: Operator, digest: BodyName) ->
     """The contributed and missing domains under a body."""
     with state.database.reading() as session:
         return contributors.of_body(session, _named(session, digest))
-
-
-@router.get("/{digest}/files/{name}", response_class=FileResponse)
-def body_content(state: Coordinator, caller: OperatorOrOwner, digest: Digest, name: str) -> Response:
-    """A file of a body; supports ranges."""
-    with state.database.reading() as session:
-        files = {file.name: file.sha256 for file in bodies.find(session, digest).files}
-    return content(state.blobs, existing(files.get(name), f"file {name!r} in the body"), name)

@@ -6,7 +6,6 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 
-from moerge.versions.compare import compare
 from moerge.versions.engines import engine_limits
 from moerge_coordinator.domain import aliases, cards, owner_keys, provenance, version_keys, versions
 from moerge_coordinator.domain.owners import own_name
@@ -25,7 +24,6 @@ from moerge_proto.owners import Role
 from moerge_proto.version_files import CARD_FILE, CONFIG_FILE, REPORT_FILE
 from moerge_proto.version_keys import NewSignature
 from moerge_proto.versions import (
-    Comparison,
     EngineLimit,
     NewVersion,
     PromotionCheck,
@@ -52,7 +50,7 @@ def solve(state: Coordinator, caller: Operator, new: NewVersion) -> Workflow:
     """
     with state.database.reading() as session:
         lineage = versions.lineage_of(session, new, lambda body: state.folders.seed(body).is_tied)
-    return state.workflows.start_version(lineage)
+    return state.workflows.start_version(lineage, accept_loss=new.accept_loss)
 
 
 @router.get("")
@@ -169,14 +167,6 @@ def list_engine_limits(state: Coordinator, caller: Anyone, number: Number) -> li
     with state.database.reading() as session:
         sha256 = versions.file_digest(versions.find_served(session, number), CONFIG_FILE)
     return engine_limits(json.loads(state.blobs.local(sha256).read_bytes()))
-
-
-@router.get("/{number}/compare/{other}")
-def compare_versions(state: Coordinator, caller: Anyone, number: Number, other: Number) -> Comparison:
-    """The differences between two versions, and the size of the download."""
-    with state.database.reading() as session:
-        view = messages.versions(session)
-        return compare(view(versions.find(session, number)), view(versions.find(session, other, "other")))
 
 
 @router.get("/{number}/signatures")

@@ -91,9 +91,7 @@ class Joining:
         owner = "two" if domain in ("tax", "code") else f"{domain}-owner"
         expert = self.register(domain, self.uploaded(owner, self.parts(seed)), **new)
         with self.ports.database.transaction("test") as session:
-            assert experts.accept(
-                session, expert.digest, [row.digest for row in experts.references(session, expert.digest)]
-            )
+            experts.accept(session, expert.digest)
         return expert.model_copy(update={"state": ExpertState.READY})
 
     def rows(self) -> dict[str, ExpertRow]:
@@ -259,7 +257,7 @@ def test_a_file_that_was_discarded_meanwhile_must_come_again(joining: Joining) -
 def test_expert_withdrawn_during_validation_stays_withdrawn(session: Session) -> None:
     row = add_expert(session, "law", state=ExpertState.RECEIVED)
     withdraw_expert(session, row, serve=True)
-    assert experts.accept(session, row.digest, [])
+    experts.accept(session, row.digest)
     assert row.state is ExpertState.WITHDRAWN
     assert experts.refuse(session, "0" * 64, FOUND) is None, "another has taken its place"
     refused = experts.refuse(session, row.digest, FOUND)

@@ -14,7 +14,7 @@ from moerge.models.published import published_weights
 from moerge.models.tokens import Tokens
 from moerge.models.weights import Weights
 from moerge.scoring.perplexity import BATCH_TOKENS, Window, load, score, total, windows
-from moerge.scoring.routers import RoutingCounter, forced
+from moerge.scoring.routers import RouterHook, RoutingCounter, avoiding, forced, forcing
 from moerge.scoring.streamed import StreamedModel
 from support.models import DISTINCT, GEMMA4_SMALL, adapter, allowed, expert, on_body
 from support.progress import Silent
@@ -33,9 +33,9 @@ KINDS: list[tuple[str, dict[str, object]]] = [
 
 
 def streamed(
-    weights: Weights, states: int = PLENTY, expert: int | None = None, dtype: torch.dtype = torch.float32
+    weights: Weights, states: int = PLENTY, hook: RouterHook | None = None, dtype: torch.dtype = torch.float32
 ) -> StreamedModel:
-    return StreamedModel(weights, dtype, "cpu", states, expert)
+    return StreamedModel(weights, dtype, "cpu", states, hook)
 
 
 @pytest.mark.parametrize(("family", "settings", "top_k"), [(*kind, allowed(kind[0])[-1]) for kind in KINDS])
@@ -53,13 +53,30 @@ def test_scores_and_routing_are_those_of_the_whole_model(
     model = streamed(published_weights(version))
     assert list(model.scores(BLOCKS, Silent())) == expected
     assert torch.equal(model.routed, counter.counts)
-    one = streamed(published_weights(version), expert=1)
+    one = streamed(published_weights(version), hook=forcing(1, 2))
     assert list(one.scores(BLOCKS, Silent())) == oracle
     assert one.routed.tolist() == [[0, item.tokens] for item in [total(oracle)] * 3]
     dense = load(experts[0])
     assert streamed(expert_weights(DenseFiles(experts[0]))).score(BLOCKS[0], Silent()) == score(
         dense, BLOCKS[0], Silent()
     )
+
+
+@pytest.mark.parametrize("family", DISTINCT)
+def test_a_version_of_two_without_one_scores_as_the_other(tmp_path: Path, family: str) -> None:
+    experts = [expert(tmp_path / str(seed), seed, family) for seed in (1, 2)]
+    version = published_weights(published(experts, tmp_path, allowed(family)[0]))
+    without, one = streamed(version, hook=avoiding(0)), streamed(version, hook=forcing(1, 2))
+    found, expected = (model.score(BLOCKS[0], Silent()).nll for model in (without, one))
+    assert found == pytest.approx(expected, rel=1e-6), "LFM2's weight of one expert is 1 / (1 + 1e-6)"
+    assert not without.routed[:, 0].any()
+
+
+def test_the_next_best_expert_takes_the_place_of_the_avoided_one() -> None:
+    logits, weights = torch.tensor([[4.0, 3, 2, 1], [1, 2, 3, 4]]), torch.tensor([[0.7, 0.3]] * 2)
+    _, kept, chosen = avoiding(0)(torch.nn.Identity(), (), (logits, weights, torch.tensor([[0, 1], [3, 2]])))
+    assert chosen.tolist() == [[2, 1], [3, 2]]
+    assert kept is weights
 
 
 @pytest.mark.parametrize("family", DISTINCT)

@@ -95,7 +95,9 @@ def upgrade() -> None:
         _key(),
         *_columns(DIGEST, "lineage_digest", unique=True),
         *_columns(DIGEST, "release", "commit?", "key?"),
-        *_columns(sa.JSON, "lineage", "files", "signature?", "provenance?", "card?", "influence", "tags"),
+        *_columns(
+            sa.JSON, "lineage", "files", "signature?", "provenance?", "card?", "influence", "public_loss?", "tags"
+        ),
         *_columns(sa.BigInteger, "bytes_total", "bytes_written"),
         *_columns(TEXT, "note"),
         *_columns(TIME, "created", "withheld?", "retired?"),
