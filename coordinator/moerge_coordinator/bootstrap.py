@@ -13,19 +13,18 @@ from fastapi.responses import RedirectResponse
 from filelock import Timeout
 from sqlalchemy.exc import SQLAlchemyError
 
-from moerge.blobs.local import LocalBlobs, LocalChunks
-from moerge.blobs.s3 import S3Blobs, S3Chunks
-from moerge.blobs.store import Blobs, Chunks
 from moerge.build import build
 from moerge.errors import MoergeError
 from moerge.files import locked
 from moerge_coordinator.dashboard.app import make_dashboard
 from moerge_coordinator.dashboard.site import HOME
+from moerge_coordinator.domain import contribution_rules
 from moerge_coordinator.domain.demands import AllDemands
 from moerge_coordinator.domain.demands import demands as all_demands
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.tokens import LastUses
 from moerge_coordinator.domain.uploads import Uploads
+from moerge_coordinator.masks import seals
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.operation.preflight import LOCK
 from moerge_coordinator.rest import errors, openapi
@@ -57,6 +56,7 @@ from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import open_database, utc_now
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.references import collect
+from moerge_coordinator.storage.stores import stores
 from moerge_coordinator.webhooks import sending
 from moerge_coordinator.workflows.leader import Leader, beside_others
 from moerge_coordinator.workflows.runner import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
@@ -85,15 +85,6 @@ def only_one(settings: Settings) -> Iterator[None]:
     except Timeout as error:
         todo = "stop it first, or use another home"
         raise MoergeError("another coordinator is using this home", where=str(settings.home), todo=todo) from error
-
-
-def stores(settings: Settings) -> tuple[Blobs, Chunks]:
-    """The stores of blobs and chunks."""
-    home = settings.home
-    if settings.s3 is None:
-        return LocalBlobs(home / "blobs"), LocalChunks(home / "uploads")
-    blobs = S3Blobs(settings.s3, home / "cache", settings.cache_bytes)
-    return blobs, S3Chunks(settings.s3, home / "uploads" / "incoming")
 
 
 @contextmanager
@@ -221,6 +212,7 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
         blobs=blobs,
         folders=Folders(database, blobs, settings.home),
         uploads=Uploads(database, blobs, chunks, settings),
+        rules={**contribution_rules.RULES, **seals.RULES},
     )
     experts: dict[int, list[str]] = {}
 

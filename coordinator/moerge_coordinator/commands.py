@@ -10,6 +10,7 @@ from rich.table import Table
 
 from moerge.progress import progress
 from moerge.terminal import AsJson, echo, output, show_json
+from moerge_coordinator.masks.commands import cohort, unmask
 from moerge_proto.messages import UNKNOWN
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_signatures import fingerprint
@@ -65,10 +66,10 @@ def seed(home: Home, model: Annotated[str, typer.Argument(help=SEED)], license: 
     """
     from contextlib import closing
 
-    from moerge_coordinator.bootstrap import stores
     from moerge_coordinator.operation.seeds import register
     from moerge_coordinator.settings import read_settings
     from moerge_coordinator.storage.database import open_database
+    from moerge_coordinator.storage.stores import stores
 
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
@@ -189,11 +190,11 @@ def verify(
     """
     from contextlib import closing
 
-    from moerge_coordinator.bootstrap import stores
     from moerge_coordinator.domain import public_log
     from moerge_coordinator.operation import verify as verifying
     from moerge_coordinator.settings import read_settings
     from moerge_coordinator.storage.database import open_database
+    from moerge_coordinator.storage.stores import stores
 
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
@@ -213,59 +214,6 @@ def verify(
 
 
 @app.command()
-def cohort(
-    home: Home,
-    out: Annotated[Path, typer.Option(help="File of the request, for `moerge keeper answer`.")],
-    domain: Annotated[list[str] | None, typer.Option(help="Only this domain; repeat. Default: all masked.")] = None,
-    anew: Annotated[bool, typer.Option("--anew", help="First dissolve the cohort that waits.")] = False,
-) -> None:
-    """Make the masked contributions into a cohort, and write the request to its keepers. The coordinator may serve.
-
-    From now on they stay as they are. A cohort that waits has the same request again. Carry the file to every keeper,
-    and its answers to `moerge coordinator unmask`.
-
-    Example: moerge coordinator cohort /srv/moerge --out request.json
-    """
-    from contextlib import closing
-
-    from moerge.files import atomic_file
-    from moerge_coordinator.bootstrap import stores
-    from moerge_coordinator.domain import cohorts
-    from moerge_coordinator.settings import read_settings
-    from moerge_coordinator.storage.database import open_database
-
-    settings = read_settings(home)
-    with closing(open_database(settings.database)) as database:
-        if anew:
-            cohorts.dissolve(database)
-        request = cohorts.ask(database, stores(settings)[0], domain or ())
-    with atomic_file(out) as file:
-        file.write(request.model_dump_json().encode())
-    echo(f"{out}: asks for the masks of {', '.join(request.domains)}")
-    for keeper in sorted(request.keepers):
-        echo(f"keeper {keeper}")
-
-
-@app.command()
-def unmask(home: Home, answers: Annotated[list[Path], typer.Argument(help="An answer of each keeper.")]) -> None:
-    """Make a cohort's sum known, from the answers of all its keepers. The coordinator may serve meanwhile.
-
-    Example: moerge coordinator unmask /srv/moerge auditor.answer university.answer
-    """
-    from contextlib import closing
-
-    from moerge_coordinator.bootstrap import stores
-    from moerge_coordinator.domain import cohorts
-    from moerge_coordinator.settings import read_settings
-    from moerge_coordinator.storage.database import open_database
-
-    settings = read_settings(home)
-    with closing(open_database(settings.database)) as database:
-        number = cohorts.unmask(database, stores(settings)[0], answers)
-    echo(f"The sum of cohort {number} is known; next: moerge version solve --domain-weight none", err=True)
-
-
-@app.command()
 def inputs(
     home: Home,
     version: Annotated[int, typer.Argument(help="The version's number.")],
@@ -281,10 +229,10 @@ def inputs(
     """
     from contextlib import closing
 
-    from moerge_coordinator.bootstrap import stores
     from moerge_coordinator.operation.exporting import export_inputs
     from moerge_coordinator.settings import read_settings
     from moerge_coordinator.storage.database import open_database
+    from moerge_coordinator.storage.stores import stores
 
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
@@ -294,6 +242,10 @@ def inputs(
         echo(f"missing: {line}")
     if exported.missing:
         raise typer.Exit(1)
+
+
+for _command in (cohort, unmask):
+    app.command()(_command)
 
 
 def _show(findings: "list[Finding]") -> None:

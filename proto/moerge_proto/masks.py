@@ -31,6 +31,7 @@ from moerge_proto.signatures import PublicKey, Signature, is_signed, public_key_
 from moerge_proto.statistics_file import (
     MAX_MASKED_HIDDEN,
     MAX_MASKED_LAYERS,
+    MAX_SUMMED,
     Int64,
     RouterManifest,
     gram_length,
@@ -38,7 +39,6 @@ from moerge_proto.statistics_file import (
 
 LEAST_OWNERS = 3
 """Fewest owners of a sum: of two, each would know the other's part."""
-MAX_PARTS = 300
 MAX_REQUEST_BYTES = 2**20
 SEED_BYTES = 32
 _HEAD_BYTES = 64
@@ -71,7 +71,7 @@ class Seals(Message):
     `owners`: fewest owners whose sum may be unmasked.
     """
 
-    owners: int = Field(ge=LEAST_OWNERS, le=MAX_PARTS)
+    owners: int = Field(ge=LEAST_OWNERS, le=MAX_SUMMED)
     sealed: dict[KeeperKey, Sealed] = Field(min_length=1, max_length=10)
     signature: Signature
 
@@ -135,7 +135,7 @@ def facts_of(manifest: RouterManifest) -> dict[str, object]:
 class MasksRequest(Message):
     """Asks a keeper for the sums of the masks of a whole cohort."""
 
-    parts: list[MaskedPart] = Field(min_length=1, max_length=MAX_PARTS)
+    parts: list[MaskedPart] = Field(min_length=1, max_length=MAX_SUMMED)
 
     @model_validator(mode="after")
     def _of_one_shape(self) -> Self:

@@ -5,8 +5,8 @@ other facts about owners than the model card, except their public keys. The stat
 the owners' signatures and the build; it has no time. The card changes later, so it is not a subject.
 
 External parameters are the digest of the body, the method of the head, the domains in order, and the solve options. An
-input that is a contribution is named by the SHA-256 of its file. The digests of body, seed and expert are those of the
-lineage; an expert's is that of its files' digests.
+input that is a contribution is named by the SHA-256 of its file, and so is a sum, beside its contributions. The digests
+of body, seed and expert are those of the lineage; an expert's is that of its files' digests.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from moerge_proto.digests import Digest, canonical_json
 from moerge_proto.signatures import PublicKey, Signature, SignedInput
 from moerge_proto.version_files import CARD_FILE
 
-Kind = Literal["body", "seed", "expert", "router contribution", "head contribution"]
+Kind = Literal["body", "seed", "expert", "router contribution", "router sum", "head contribution"]
 _STATEMENT: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 _PREDICATE: Literal["https://slsa.dev/provenance/v1"] = "https://slsa.dev/provenance/v1"
 _BUILD_TYPE: Literal["pkg:pypi/moerge#version/v1"] = "pkg:pypi/moerge#version/v1"

@@ -8,6 +8,9 @@ A router contribution, under one body:
 u is the feature, divided by the gain of the norm before it, if any. With `before` in the settings, tokens stand behind
 public text.
 
+A sum of router contributions, which count together or not at all, has the same tensors. Its cross is [D H], domain
+after domain in the manifest's order.
+
 A body contribution, of the expert alone:
 
     token_counts                 int64 [V]         counts of each token, 0 below the manifest's `rare_below`
@@ -33,7 +36,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, BinaryIO, Literal, Self
+from typing import Annotated, BinaryIO, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +57,8 @@ MAX_EXPERT_TOKENS = 2**30
 POOL = "aee96030ac5b2bd8fb7cb9b075b5bf616fc5b692cef0cb699e6c08a40c6116b9"
 """The SHA-256 of the library's file of public texts (`moerge.documents.pool`)."""
 
+MAX_SUMMED = 300
+"""Contributions in one sum."""
 MAX_MASKED_HIDDEN, MAX_MASKED_LAYERS = 2**14, 2**10
 """Of masked sums: a keeper's answer is as large, and keepers believe what owners sign."""
 Int64 = NDArray[np.int64]
@@ -93,7 +98,7 @@ class Privacy(Message):
     """Noise in router sums: (`epsilon`, `delta`) differential privacy of each document, over one contribution.
 
     Features are whitened with the pool `public`, and a document passes the model alone. The sums are of the documents'
-    mean outer products and means (`grams`). See `moerge.statistics.release`.
+    mean outer products and means (`grams`). See `moerge.noise.release`.
     """
 
     epsilon: float = Field(gt=0, le=100, allow_inf_nan=False)
@@ -142,43 +147,48 @@ class StatisticsSettings(Message):
         return max(self.batch_tokens, row)
 
 
-class _Manifest(Message):
-    format: Literal[1] = 1
+def _require_consistent(shards: int, documents: int, tokens: int) -> None:
+    if not shards <= documents <= tokens:
+        raise ValueError("counts must satisfy shards <= documents <= tokens")
+
+
+class DomainCounts(Message):
+    """The origin of a domain's sums, and their counts."""
+
+    domain: Name
     owner: Name
     expert: Digest
-    domain: Name
+    tokens: int = Field(ge=1, le=MAX_TOKENS)
+    documents: int = Field(ge=1)
+    shards: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _require_consistent(self.shards, self.documents, self.tokens)
+        return self
+
+
+class _Layout(Message):
+    format: Literal[1] = 1
     settings: StatisticsSettings
     hidden_size: int = Field(ge=1, le=2**20)
     layers: int = Field(ge=1, le=2**12)
     exponents: list[Annotated[int, Field(ge=-512, le=512)]]
-    tokens: int = Field(ge=1, le=MAX_TOKENS)
-    documents: int = Field(ge=1)
-    shards: list[Digest] = Field(min_length=1, max_length=MAX_SHARDS)
-
-    @field_validator("shards")
-    @classmethod
-    def _sorted_and_distinct(cls, shards: list[str]) -> list[str]:
-        if shards != sorted(set(shards)):
-            raise ValueError("shard names must be sorted and distinct")
-        return shards
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _of_every_gram(self) -> Self:
         if len(self.exponents) != (expected := len(self.grams())):
             raise ValueError(f"exponents: expected {expected} for {self.layers} layers, got {len(self.exponents)}")
-        if not len(self.shards) <= self.documents <= self.tokens:
-            raise ValueError("counts must satisfy shards <= documents <= tokens")
         return self
-
-    @property
-    def under(self) -> Digest | None:
-        """The body that the sums are made under; None: they are the expert's own."""
-        return None
 
     @property
     def is_masked(self) -> bool:
         """Whether the integers have masks."""
         return False
+
+    def by_domain(self) -> list[DomainCounts]:
+        """The counts of each domain, in the order of its part of a cross."""
+        raise NotImplementedError
 
     def grams(self) -> dict[str, int]:
         """Name of every gram -> its size, in the order of the exponents."""
@@ -197,7 +207,50 @@ class _Manifest(Message):
         raise NotImplementedError
 
 
-class RouterManifest(_Manifest):
+class _Manifest(_Layout):
+    """A manifest of a contribution, which has one domain."""
+
+    owner: Name
+    expert: Digest
+    domain: Name
+    tokens: int = Field(ge=1, le=MAX_TOKENS)
+    documents: int = Field(ge=1)
+    shards: list[Digest] = Field(min_length=1, max_length=MAX_SHARDS)
+
+    @field_validator("shards")
+    @classmethod
+    def _sorted_and_distinct(cls, shards: list[str]) -> list[str]:
+        if shards != sorted(set(shards)):
+            raise ValueError("shard names must be sorted and distinct")
+        return shards
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _require_consistent(len(self.shards), self.documents, self.tokens)
+        return self
+
+    @property
+    def under(self) -> Digest | None:
+        """The body that the sums are made under; None: they are the expert's own."""
+        return None
+
+    def by_domain(self) -> list[DomainCounts]:
+        counts = self.model_dump(include={"domain", "owner", "expert", "tokens", "documents"})
+        return [DomainCounts(**counts, shards=len(self.shards))]
+
+
+class _RouterLayout(_Layout):
+    """The layout of router sums, of all domains of the manifest."""
+
+    def grams(self) -> dict[str, int]:
+        return {f"layers.{layer}.gram": self.hidden_size for layer in range(self.layers)}
+
+    def layer(self, layer: int) -> list[tuple[str, int]]:
+        crosses = len(self.by_domain()) * self.hidden_size
+        return [(f"layers.{layer}.gram", gram_length(self.hidden_size)), (f"layers.{layer}.cross", crosses)]
+
+
+class RouterManifest(_RouterLayout, _Manifest):
     """The manifest of a router contribution: sums over `split` of the domain's documents, under one body.
 
     `keepers`: keys of those who keep its masks; sums without a mask have none (`moerge_proto.masks`).
@@ -228,11 +281,39 @@ class RouterManifest(_Manifest):
     def is_masked(self) -> bool:
         return bool(self.keepers)
 
-    def grams(self) -> dict[str, int]:
-        return {f"layers.{layer}.gram": self.hidden_size for layer in range(self.layers)}
 
-    def layer(self, layer: int) -> list[tuple[str, int]]:
-        return [(f"layers.{layer}.gram", gram_length(self.hidden_size)), (f"layers.{layer}.cross", self.hidden_size)]
+class SumManifest(_RouterLayout):
+    """The manifest of a sum of router contributions, whose files are `contributions`.
+
+    `settings`: those with the largest micro-batch; `before` is the same in all.
+    """
+
+    kind: Literal["sum"] = "sum"
+    body: Digest
+    split: Literal["statistics"] = "statistics"
+    domains: list[DomainCounts] = Field(min_length=1, max_length=MAX_SUMMED)
+    contributions: list[Digest] = Field(min_length=1, max_length=MAX_SUMMED)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        for field, names in (
+            ("domains", [item.domain for item in self.domains]),
+            ("contributions", self.contributions),
+        ):
+            if names != sorted(set(names)):
+                raise ValueError(f"{field}: expected sorted and distinct names")
+        return self
+
+    @property
+    def tokens(self) -> int:
+        return sum(item.tokens for item in self.domains)
+
+    @property
+    def documents(self) -> int:
+        return sum(item.documents for item in self.domains)
+
+    def by_domain(self) -> list[DomainCounts]:
+        return self.domains
 
 
 class _ExpertManifest(_Manifest):
@@ -289,7 +370,10 @@ class BodyManifest(_ExpertManifest):
 
 
 Manifest = RouterManifest | BodyManifest | HeadManifest
-_MANIFEST: TypeAdapter[Manifest] = TypeAdapter(Annotated[Manifest, Field(discriminator="kind")])
+"""Of a contribution."""
+AnyManifest = Manifest | SumManifest
+_ANY: TypeAdapter[AnyManifest] = TypeAdapter(Annotated[AnyManifest, Field(discriminator="kind")])
+_CONTRIBUTION: TypeAdapter[AnyManifest] = TypeAdapter(Annotated[Manifest, Field(discriminator="kind")])
 
 
 def exponent(size: int, squared_norm: float | None = None, tokens: int = MAX_TOKENS) -> int:
@@ -320,7 +404,7 @@ def gram_length(hidden_size: int) -> int:
     return hidden_size * (hidden_size + 1) // 2
 
 
-def _header(manifest: Manifest, layers: range | None = None) -> bytes:
+def _header(manifest: AnyManifest, layers: range | None = None) -> bytes:
     tensors: dict[str, object] = {"__metadata__": {"manifest": canonical_json(manifest.model_dump()).decode()}}
     offset = 0
     for name, length in manifest.part(layers):
@@ -332,11 +416,11 @@ def _header(manifest: Manifest, layers: range | None = None) -> bytes:
     return len(body).to_bytes(8, "little") + body
 
 
-def file_size(manifest: Manifest, layers: range | None = None) -> int:
+def file_size(manifest: AnyManifest, layers: range | None = None) -> int:
     return len(_header(manifest, layers)) + 8 * sum(length for _, length in manifest.part(layers))
 
 
-def write(out: BinaryIO, manifest: Manifest, arrays: Iterable[Int64], layers: range | None = None) -> str:
+def write(out: BinaryIO, manifest: AnyManifest, arrays: Iterable[Int64], layers: range | None = None) -> str:
     """Writes the file to `out` tensor by tensor and returns its SHA-256. `arrays` yields them in the layout's order.
 
     With `layers`, it writes a journal of these layers, which is not a contribution.
@@ -364,7 +448,7 @@ def write(out: BinaryIO, manifest: Manifest, arrays: Iterable[Int64], layers: ra
     return digest.hexdigest()
 
 
-def _places(manifest: Manifest, layers: range | None, offset: int) -> dict[str, tuple[int, int]]:
+def _places(manifest: AnyManifest, layers: range | None, offset: int) -> dict[str, tuple[int, int]]:
     """Name of each tensor -> its offset in the file and length."""
     places = {}
     for name, length in manifest.part(layers):
@@ -373,10 +457,10 @@ def _places(manifest: Manifest, layers: range | None, offset: int) -> dict[str, 
     return places
 
 
-def _manifest(header: bytes) -> Manifest:
+def _manifest(header: bytes, kinds: TypeAdapter[AnyManifest]) -> AnyManifest:
     try:
         manifest = json.loads(header)["__metadata__"]["manifest"]
-        return _MANIFEST.validate_json(manifest)
+        return kinds.validate_json(manifest)
     except ValidationError as error:
         first = error.errors()[0]
         place = first["loc"][1:]  # without the kind
@@ -386,19 +470,25 @@ def _manifest(header: bytes) -> Manifest:
         raise StatisticsFileError("header", "no manifest in its metadata") from error
 
 
-class StatisticsFile:
-    """A statistics file opened for reading, one tensor in memory at a time; with `layers`, a journal of these layers.
+class Sums:
+    """A contribution or a sum of such, opened for reading, one tensor in memory at a time.
+
+    Attributes:
+        domains: the counts of each domain, by its name.
 
     Raises:
         StatisticsFileError: on opening, if header or size don't match the manifest exactly.
     """
+
+    manifest: AnyManifest
+    _kinds: ClassVar = _ANY
 
     def __init__(self, source: Source, layers: range | None = None) -> None:
         self._file = opened(source)
         self.name = self._file.name
         try:
             raw = self._read_header()
-            self.manifest = _manifest(raw)
+            self.manifest = _manifest(raw, self._kinds)
             header = _header(self.manifest, layers)
             if raw != header[8:]:
                 raise StatisticsFileError("header", "not in canonical form for its manifest")
@@ -406,6 +496,7 @@ class StatisticsFile:
             size, expected = self._file.size, file_size(self.manifest, layers)
             if size != expected:
                 raise StatisticsFileError("body", f"expected {expected} bytes, found {size}")
+            self.domains = {item.domain: item for item in self.manifest.by_domain()}
         except BaseException:
             self._file.close()
             raise
@@ -421,7 +512,9 @@ class StatisticsFile:
 
     def array(self, name: str) -> Int64:
         """One tensor. Several threads may read at once."""
-        offset, length = self._places[name]
+        return self._read(name, *self._places[name])
+
+    def _read(self, name: str, offset: int, length: int) -> Int64:
         array: Int64 = np.empty(length, dtype="<i8")
         if self._file.read(offset, array.data.cast("B")) < array.nbytes:
             raise StatisticsFileError(name, "the file was truncated")
@@ -431,9 +524,10 @@ class StatisticsFile:
         """[H(H+1)/2], the upper triangle of a layer's gram (router contributions)."""
         return self.array(f"layers.{layer}.gram")
 
-    def cross(self, layer: int) -> Int64:
-        """[H], a layer's sum of features (router contributions)."""
-        return self.array(f"layers.{layer}.cross")
+    def cross(self, layer: int, domain: str) -> Int64:
+        """[H], a layer's sum of a domain's features (router contributions)."""
+        name, hidden = f"layers.{layer}.cross", self.manifest.hidden_size
+        return self._read(name, self._places[name][0] + 8 * hidden * [*self.domains].index(domain), hidden)
 
     def arrays(self) -> Iterator[Int64]:
         return (self.array(name) for name in self._places)
@@ -443,3 +537,18 @@ class StatisticsFile:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+class StatisticsFile(Sums):
+    """A contribution opened for reading; with `layers`, a journal of these layers.
+
+    Raises:
+        StatisticsFileError: on opening, also of a sum of contributions.
+    """
+
+    manifest: Manifest
+    _kinds: ClassVar = _CONTRIBUTION
+
+    def cross(self, layer: int, domain: str | None = None) -> Int64:
+        """[H], a layer's sum of features (router contributions)."""
+        return super().cross(layer, domain or self.manifest.domain)

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from moerge.cli.keeper import app
 from moerge.errors import MoergeError
-from moerge.keeper.answer import answer, read_request
-from moerge.keeper.journal import Keeper, KeeperError
-from moerge_proto.masks import MAX_PARTS, MAX_REQUEST_BYTES, MasksRequest
-from moerge_proto.statistics_file import RouterManifest
+from moerge.masks.answer import answer, read_request
+from moerge.masks.keeper import Keeper, KeeperError
+from moerge_proto.masks import MAX_REQUEST_BYTES, MasksRequest
+from moerge_proto.statistics_file import MAX_SUMMED, RouterManifest
 from support.masked import MaskedOwner, keeper_of
 from support.statistics import honest_sums, manifest_of
 
@@ -31,7 +31,7 @@ def test_a_keeper_has_no_command_that_listens() -> None:
     assert {command.name or command.callback.__name__ for command in app.registered_commands if command.callback} == {
         "init", "approve", "answer", "show",
     }  # fmt: skip
-    code = f"import sys, moerge.keeper.answer, moerge.keeper.journal; print({LISTENING!r} & sys.modules.keys())"
+    code = f"import sys, moerge.masks.answer, moerge.masks.keeper; print({LISTENING!r} & sys.modules.keys())"
     code = code.replace(repr(LISTENING), repr(set(LISTENING)))
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     assert shown.stdout.strip() == "set()"
@@ -50,7 +50,7 @@ def test_parsing_ends_after_a_bounded_number_of_parts() -> None:
     assert len(content) <= MAX_REQUEST_BYTES
     with pytest.raises(ValidationError) as caught:
         MasksRequest.model_validate_json(content)
-    assert caught.value.error_count() <= 10 * MAX_PARTS
+    assert caught.value.error_count() <= 10 * MAX_SUMMED
 
 
 @pytest.mark.parametrize("shape", [{"hidden_size": 2**20}, {"layers": 2**12}])

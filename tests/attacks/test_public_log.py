@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from moerge_coordinator.bootstrap import stores
 from moerge_coordinator.operation.verify import verify
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
+from moerge_coordinator.storage.stores import stores
 from moerge_proto.messages import FileEntry
 from moerge_proto.options import SolveOptions
 from moerge_proto.progress import Obstacle

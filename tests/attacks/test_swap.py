@@ -19,10 +19,10 @@ from moerge.client.pull import pull
 from moerge.client.signatures import verify_folder
 from moerge.client.version_key import read_version_key, unsigned
 from moerge.errors import CoordinatorError, MoergeError
-from moerge_coordinator.bootstrap import stores
 from moerge_coordinator.operation.verify import verify
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
+from moerge_coordinator.storage.stores import stores
 from moerge_coordinator.storage.version_key import KEY_FILE
 from moerge_proto.digests import sha256_hex
 from moerge_proto.options import SolveOptions

@@ -14,9 +14,17 @@ from bench.registry import HOME, Pair, benchmark
 from moerge.blobs.local import LocalBlobs
 from moerge.client.uploads import compressed, plain_chunks
 from moerge.files import atomic_file, file_sha256
-from moerge.statistics.cohort import Cohort
+from moerge.masks.files import write_sum
 from moerge_proto.masks import MasksRequest, MaskSums, summed
-from moerge_proto.statistics_file import Int64, RouterManifest, StatisticsFile, StatisticsSettings, gram_length, write
+from moerge_proto.statistics_file import (
+    Int64,
+    RouterManifest,
+    StatisticsFile,
+    StatisticsSettings,
+    Sums,
+    gram_length,
+    write,
+)
 from support.masked import MaskedOwner, keeper_of
 
 HIDDEN, LAYERS, OWNERS = 2048, int(os.environ.get("MASKED_LAYERS", "4")), 3
@@ -55,12 +63,16 @@ class Round:
                 with answer.open("wb") as out:
                     out.writelines(summed(request, keepers[0], self.keeper.seeds(request)))
                 masks.append(stack.enter_context(MaskSums(answer, self.hidden, self.layers, request.domains)))
-            cohort = Cohort(files, masks)
+            summed_files = list[Sums](files)
+            if keepers:
+                named = {file.name: file for file in files}
+                total = self.blobs.local(self.blobs.put("sum", lambda out: write_sum(out, named, masks)).sha256)
+                summed_files = [stack.enter_context(Sums(total))]
             for layer in range(self.layers):
-                gram = cohort.gram(layer)
-                for domain in cohort.domains:
-                    cohort.cross(layer, domain)
-            for file in files:
+                gram: Int64 = sum((file.gram(layer) for file in summed_files), np.zeros(1, np.int64))
+                for owner in self.owners:
+                    sum(file.cross(layer, owner.domain) for file in summed_files if owner.domain in file.domains)
+            for file in (*files, *summed_files):
                 self.blobs.delete(file.name)
             return gram
 

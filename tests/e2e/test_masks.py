@@ -1,5 +1,6 @@
 """Masked sums: a coordinator, two keepers and five owners' workers as processes; files go between them by hand."""
 
+import json
 import os
 import signal
 import time
@@ -47,7 +48,12 @@ class Masked:
 
     def settings(self, domain: str, **change: Any) -> dict[str, Any]:
         masks = {"keepers": [keeper.key for keeper in self.keepers], "owners": 4}
-        how = {"policy": {"head_contributions": False}, "fit": False, "domain": domain, "masks": masks}
+        how = {
+            "policy": {"head_contributions": False, "redistribute": True},
+            "fit": False,
+            "domain": domain,
+            "masks": masks,
+        }
         return {**how, **change}
 
     def contribute(self, domain: str) -> None:
@@ -107,12 +113,12 @@ def test_masked_sums(masked: Masked, tmp_path: Path) -> None:
     *first, last = KILLED
     for domain in first[:3]:
         masked.contribute(domain)
-    assert "masked contributions of 3 owners" in refusal(made, partial=True, **PLAIN)
+    assert "contributions of art, code, law count only in a sum" in refusal(made, partial=True, **PLAIN)
     for domain in (*first[3:], last):
         masked.contribute(domain)
     assert "can't have weights of their own" in refusal(made)
     assert "no sums of tuning splits" in refusal(made, options={"domain_weights": {}, "lambda_scale": "auto"})
-    assert "are in no cohort" in refusal(made, **PLAIN)
+    assert "count only in a sum" in refusal(made, **PLAIN)
 
     unmasked(masked, tmp_path / "request.json")
     version = made.solve(**PLAIN)
@@ -124,6 +130,9 @@ def test_masked_sums(masked: Masked, tmp_path: Path) -> None:
     assert router_file_of(server, version, plain) == digest_of_routers(version)
     require_unseen(server, plain)
     assert "0 damaged" in moerge("coordinator", "verify", server.home, "--solve")
+    moerge("coordinator", "inputs", server.home, version.number, "--out", tmp_path / "inputs")
+    rebuilt = json.loads(moerge("version", "rebuild", version.number, "--from", tmp_path / "inputs", "--json"))
+    assert all(file["equal"] for file in rebuilt["files"].values())
 
     worker = masked.workers["law"]
     [sent] = worker.active()
@@ -146,7 +155,7 @@ def unmasked(masked: Masked, request: Path) -> None:
     request.unlink()
     moerge("coordinator", "cohort", server.home, "--out", request)
     assert request.read_bytes() == content, "the same cohort waits"
-    assert "cohort 1 waits for its keepers' answers" in refusal(masked.made, **PLAIN)
+    assert "the sum of cohort 1 is not known yet" in refusal(masked.made, **PLAIN)
     university.killed_answer(request, "journal.sqlite-journal")  # before or after the journal has the cohort
     answers = [keeper.answer(request) for keeper in (auditor, university)]
     assert answers[0].read_bytes()[:32] == answers[1].read_bytes()[:32]
@@ -177,7 +186,7 @@ def router_file_of(server: Coordinator, version: Version, plain: dict[str, Path]
         blobs = LocalBlobs(server.home / "blobs")
         inputs = version_inputs(database, blobs, Folders(database, blobs, server.home), version.lineage)
     files = [plain[part.domain] for part in inputs.contributed]
-    plan = plan_version(version.lineage, replace(inputs, statistics=lambda: files, cohorts=tuple))
+    plan = plan_version(version.lineage, replace(inputs, statistics=lambda: files))
     [routers] = [file for file in plan.solved if file.name == ROUTER_FILE]
     return routers.digest()
 

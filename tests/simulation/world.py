@@ -18,11 +18,12 @@ from moerge.blobs.s3 import S3, S3Blobs
 from moerge.client.client import Client
 from moerge.files import file_sha256
 from moerge.progress import NoProgress
-from moerge_coordinator.bootstrap import make_app, stores
+from moerge_coordinator.bootstrap import make_app
 from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.operation.seeds import register
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
+from moerge_coordinator.storage.stores import stores
 from simulation.faults import Fault, Faults, LossyTransport
 from support.processes import Coordinator
 from support.servers import BUCKET, Postgres, leader, settings

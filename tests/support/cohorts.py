@@ -9,11 +9,12 @@ from typing import Any, BinaryIO
 from sqlalchemy import select
 
 from moerge.blobs.local import LocalBlobs, LocalChunks
-from moerge.keeper.answer import answer
-from moerge.keeper.journal import Keeper, make_key
-from moerge_coordinator.domain import cohorts, contributions, owner_keys, owners, versions, withdrawal
+from moerge.masks.answer import answer
+from moerge.masks.keeper import Keeper, make_key
+from moerge_coordinator.domain import contribution_rules, contributions, owner_keys, owners, versions, withdrawal
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.uploads import Uploads
+from moerge_coordinator.masks import cohorts, seals
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow
@@ -117,5 +118,6 @@ def rounds_in(folder: Path) -> Iterator[Rounds]:
             for owner in known.values():
                 owner_keys.add_key(session, owner.name, owner.request.public_key, "key")
                 keeper.approve(owner.request, replace=False)
-        ports = Ports(settings, database, blobs, Folders(database, blobs, folder), uploads)
+        rules = {**contribution_rules.RULES, **seals.RULES}
+        ports = Ports(settings, database, blobs, Folders(database, blobs, folder), uploads, rules)
         yield Rounds(ports, keeper, body, experts, known, folder)

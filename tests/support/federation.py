@@ -22,8 +22,8 @@ from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import body_manifest, head_manifest, router_manifest
 from moerge.statistics.passes import BodyPass, HeadPass, RouterPass
-from moerge_coordinator.bootstrap import stores
 from moerge_coordinator.settings import read_settings
+from moerge_coordinator.storage.stores import stores
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moerge.keeper.journal import Answered, Keeper
+from moerge.masks.keeper import Answered, Keeper
 from moerge_proto.signatures import JoinRequest
 from support.processes import moerge, start_worker
 

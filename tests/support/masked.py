@@ -7,9 +7,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from moerge.files import file_sha256
-from moerge.keeper.journal import Keeper, make_key
+from moerge.masks.files import write_masked
+from moerge.masks.keeper import Keeper, make_key
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.cohort import write_masked
 from moerge_proto.digests import sha256_hex
 from moerge_proto.masks import MaskedPart, facts_of, new_seed
 from moerge_proto.signatures import JoinRequest

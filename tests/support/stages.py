@@ -27,8 +27,9 @@ from moerge_proto.public_log import LogEntry, LogHead, Published, body_content, 
 from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
 from moerge_proto.uploads import Stored
 from moerge_proto.version_files import HEAD_FILE
+from moerge_workers.computing.finishing import Finishing
 from moerge_workers.contributing import router
-from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.context import Beside, Context
 from moerge_workers.contributing.seed import checked_body
 from moerge_workers.data.documents import Data
 from moerge_workers.leaving.history import History
@@ -222,6 +223,15 @@ def _now() -> datetime:
     return NOW
 
 
+def _finishing(settings: Settings) -> tuple[Finishing, Beside]:
+    """What the settings ask for; tests of plain sums run without the rooms of noise and masks."""
+    if settings.privacy is None and settings.masks is None:
+        return Finishing(), lambda contribution, digest: None
+    from moerge_workers.finishing import beside_of, finishing_of
+
+    return finishing_of(settings), beside_of(settings)
+
+
 @contextmanager
 def context_of(
     folder: Path,
@@ -252,6 +262,7 @@ def context_of(
     )
     dense = DenseExpert(settings.domain, settings.expert, owner)
     events, history = Events(Status(home, settings.domain, COORDINATOR), Lines()), History(home, clock)
+    finishing, beside = _finishing(settings)
     try:
         yield Context(
             settings=settings,
@@ -261,6 +272,8 @@ def context_of(
             events=events,
             expert=dense,
             compute=in_process(settings, events),
+            finishing=finishing,
+            beside=beside,
         )
     finally:
         history.close()

@@ -30,24 +30,23 @@ from moerge.models.families.family import mlp_layers, module_of
 from moerge.models.keeping import Keeping, is_on, keeping
 from moerge.models.rows import described as described_rows
 from moerge.progress import NoProgress
-from moerge.statistics.describe import UNCOVERED
 from moerge.statistics.estimate import estimate
 from moerge.statistics.membership import expected_auc
 from moerge.statistics.passes import RouterPass
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert
 from moerge_workers.computing.actors import Slots
+from moerge_workers.computing.finishing import Finishing
 from moerge_workers.computing.memory import free_memory, require_gpus, room_of
-from moerge_workers.contributing.covered import require_covered
 from moerge_workers.contributing.evaluation import require_memory
 from moerge_workers.contributing.expert import require_allowed
 from moerge_workers.contributing.parts import FITTED
 from moerge_workers.contributing.seed import own_body, own_seed, require_expert_of_seed, require_same_body
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
+from moerge_workers.finishing import finishing_of
 from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History
-from moerge_workers.leaving.ledger import spending, spent_file
 from moerge_workers.leaving.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import ActorEvents
@@ -77,15 +76,16 @@ def checks(settings: Settings) -> Iterator[Line]:
     Without a coordinator in the settings, checks only this machine.
     """
     own = DenseExpert(settings.domain, settings.expert)
-    machine = _Machine(settings, own)
+    finishing = finishing_of(settings)
+    machine = _Machine(settings, own, finishing)
     yield (expert := _line("expert", machine.expert))
     yield _line("data", machine.data)
     yield from (Line("data", remark) for remark in machine.remarks)
     if expert.problem is None:
         yield _line("seed", machine.seed)
         yield _line("disk", machine.disk)
-        if settings.privacy is not None and machine.documents:
-            yield _line("privacy", machine.privacy)
+        if finishing.name and machine.documents:
+            yield _line(finishing.name, machine.finished)
         yield (memory := _line("memory", machine.memory))
         if memory.problem is None:
             yield (ray := _line("Ray", machine.ray))
@@ -99,7 +99,7 @@ def checks(settings: Settings) -> Iterator[Line]:
         yield Line("coordinator", "", error)
         return
     with client:
-        fleet = _Fleet(settings, own, client, machine.has_own_head)
+        fleet = _Fleet(settings, own, client, finishing, machine.has_own_head)
         yield (reached := _line("coordinator", fleet.greeting))
         if reached.problem is not None:
             return
@@ -144,6 +144,7 @@ class _Machine:
 
     settings: Settings
     own: DenseExpert
+    finishing: Finishing
     remarks: list[str] = field(default_factory=list)
     keeping: Keeping | None = None
     tokens: int = 0
@@ -167,20 +168,17 @@ class _Machine:
     def data(self) -> str:
         key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # only a run makes the home
         data = Data(self.settings, self.own, self.remarks.append, key)
-        first = read_first(self.settings, data, self.own.config.hidden_size)
+        limits = self.finishing.settings(self.settings.statistics)
+        first = read_first(self.settings, data, self.own.config.hidden_size, limits)
         self.tokens, self.documents = first.tokens, first.documents
         auc = expected_auc(first.documents)
         return f"{first.summary}; in a trial, sums over as many showed with {auc} whether a known one is among them"
 
-    def privacy(self) -> str:
-        """The budget, and the documents that have spent it."""
-        settings = self.settings
-        if (budget := settings.privacy) is None:
-            return "no budget"
+    def finished(self) -> str:
+        """The facts of router contributions that aren't plain."""
         if self.keeping is not None:
-            require_covered(settings, self.own.family, self.keeping)
-        every, spent = spending(spent_file(settings.home), budget.cost, budget.most)
-        return f"{budget}; {spent:,} of {every:,} documents with noise have spent it; {UNCOVERED}"
+            self.finishing.require_alone(self.settings, self.own.family, self.keeping)
+        return self.finishing.report(self.settings)
 
     @property
     def _is_kept(self) -> bool:
@@ -279,6 +277,7 @@ class _Fleet:
     settings: Settings
     own: DenseExpert
     client: Client
+    finishing: Finishing
     has_own_head: bool = True
     _body: Body | None = None
 
@@ -304,10 +303,7 @@ class _Fleet:
     def key(self) -> str:
         if require_approved(self.client, self.settings.home):
             return "approved by the operator; contributions are signed"
-        if self.settings.masks is not None:
-            todo = "run: moerge worker init, and send its request to the operators of coordinator and keepers"
-            raise MoergeError("masks need your key; there is none", where=str(self.settings.home), todo=todo)
-        return "no key here or at the coordinator; contributions are unsigned"
+        return self.finishing.without_key(self.settings.home)
 
     def evaluation(self) -> str:
         newest = max(self.client.versions(), key=lambda version: version.number, default=None)

@@ -23,6 +23,7 @@ from moerge_workers.computing.memory import require_gpus
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.stages import run_stages
 from moerge_workers.data.documents import Data
+from moerge_workers.finishing import beside_of, finishing_of
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.leaving.owner_key import own_identity, require_approved
@@ -97,7 +98,8 @@ def _context(settings: Settings, client: Client, history: History, events: Event
     if settings.fit:
         require_fittable(expert)
     outbox, data = Outbox(settings, history, events), Data(settings, expert, events.say)
-    return Context(settings, client, outbox, data, events, expert, compute)
+    finishing, beside = finishing_of(settings), beside_of(settings)
+    return Context(settings, client, outbox, data, events, expert, compute, finishing, beside)
 
 
 def _dense(given: DenseExpert, settings: Settings, events: Events) -> DenseExpert:

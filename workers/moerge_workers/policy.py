@@ -1,11 +1,13 @@
-"""The owner's policy about outgoing data. No coordinator and no option can widen it."""
+"""The owner's rules about outgoing data, which no coordinator and no option can widen: tables of worker.toml."""
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from moerge.statistics.membership import FEW_DOCUMENTS
 from moerge_proto.digests import Name
+from moerge_proto.masks import LEAST_OWNERS, KeeperKey
+from moerge_proto.statistics_file import MAX_SUMMED
 
 Kind = Literal["expert", "head", "router", "evaluation", "task"]
 """Kinds of outgoing data: weights of an expert's parts, contributions of each kind, evaluation sums,
@@ -68,3 +70,40 @@ class Policy(BaseModel):
         if documents < self.min_documents:
             return f"{documents:,} documents; the policy's min_documents is {self.min_documents:,}"
         return f"{tokens:,} tokens; the policy's min_tokens is {least:,}" if tokens < least else None
+
+
+class PrivacyBudget(BaseModel):
+    """The table [privacy] of worker.toml. With it router contributions have noise.
+
+    Attributes:
+        epsilon, delta: the bound of all contributions together, for each document, for ever.
+        contributions: most contributions that a document may be in, as under several bodies; they share the budget.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: float = Field(gt=0, le=100, allow_inf_nan=False)
+    delta: float = Field(default=1e-6, gt=0, le=0.01)
+    contributions: int = Field(default=1, ge=1, le=1000)
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g}, delta {self.delta:g} for each document"
+
+
+class Masks(BaseModel):
+    """The table [masks] of worker.toml: who must agree before a coordinator sees a sum with this owner's statistics.
+
+    Attributes:
+        keepers: their public keys, from `moerge keeper init`. The coordinator needs the answers of all of them.
+        owners: fewest owners of a sum.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keepers: list[KeeperKey] = Field(min_length=1, max_length=10)
+    owners: int = Field(default=LEAST_OWNERS, ge=LEAST_OWNERS, le=MAX_SUMMED)
+
+    @field_validator("keepers")
+    @classmethod
+    def _sorted(cls, value: list[str]) -> list[str]:
+        return sorted(set(value))

@@ -14,9 +14,7 @@ from moerge.settings import Keys, UserPath, built, put, read_toml
 from moerge_proto.digests import Name
 from moerge_proto.options import FEDERATED
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.masks import Masks
-from moerge_workers.policy import Policy
-from moerge_workers.privacy import PrivacyBudget
+from moerge_workers.policy import Masks, Policy, PrivacyBudget
 
 FILE = "worker.toml"
 
@@ -90,11 +88,6 @@ class Settings(BaseModel):
         bounds = [item for item in (value.tokens_per_document, policy.tokens_per_document) if item is not None]
         return value.model_copy(update={"tokens_per_document": min(bounds, default=None)})
 
-    @property
-    def router_statistics(self) -> StatisticsSettings:
-        """The settings of router contributions, with noise if there is a budget."""
-        return self.statistics if self.privacy is None else self.statistics.private(self.privacy.each)
-
     @model_validator(mode="after")
     def _leaves_statistics(self) -> Self:
         if self.tuning_share + self.held_out_share >= 1:
@@ -117,7 +110,7 @@ class Settings(BaseModel):
         return self
 
     def _require_noise_alone(self) -> None:
-        """With a budget nothing else that depends on the text leaves; `contributing.covered` knows the rest."""
+        """With a budget nothing else that depends on the text leaves; `noise.covered` knows the rest."""
         needs = {
             "fit = false": bool(self.fit),
             "evaluation_sums = false in the policy": self.policy.evaluation_sums,

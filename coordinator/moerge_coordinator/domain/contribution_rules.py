@@ -12,11 +12,12 @@ from moerge.errors import ContributionError
 from moerge.models.bounds import head_bounds, head_exponents
 from moerge.models.families.family import mlp_layers
 from moerge.models.families.registry import FAMILIES
-from moerge.statistics.validate import validate, validate_grams, validate_masked
-from moerge_coordinator.domain.ports import Ports
+from moerge.statistics.validate import validate, validate_grams
+from moerge_coordinator.domain import sums
 from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, ShardRow
-from moerge_proto.contributions import Kind
+from moerge_proto.contributions import Kind, NewContribution
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import (
     MAX_TOKENS,
@@ -33,6 +34,8 @@ _AT_ONCE = 500  # parameters of one query
 class Rule(Generic[M]):
     """The coordinator's rule of a kind of contribution. Checks raise errors that name the field of the manifest."""
 
+    kind: Kind
+
     def require_plausible(self, manifest: M) -> None:
         """Requires counts that `moerge.documents.shards.plan` can produce, and enough text."""
         raise NotImplementedError
@@ -42,24 +45,32 @@ class Rule(Generic[M]):
         return None
 
     def check(
-        self, ports: Ports, file: StatisticsFile, manifest: M, expert: ExpertRow, body: BodyRow | None
+        self, folders: Folders, file: StatisticsFile, manifest: M, expert: ExpertRow, body: BodyRow | None
     ) -> list[str]:
         """Checks the sums against the expert and the body; returns warnings."""
         raise NotImplementedError
 
-    def replace(self, session: Session, supersedes: Sequence[str], manifest: M) -> None:
+    def require_beside(self, session: Session, manifest: M, new: NewContribution) -> None:
+        """Requires what comes beside the file."""
+        if new.masks is not None:
+            what, todo = "the contribution has no masks, so it needs no seals", "run the worker again"
+            raise RefusedError(ProblemType.INVALID_REQUEST, what, where="masks", todo=todo)
+
+    def replace(self, session: Session, new: NewContribution, manifest: M) -> None:
         """Makes superseded contributions inactive, and requires that the new one counts nothing twice."""
         raise NotImplementedError
 
     def describe(self, row: ContributionRow, manifest: M) -> None:
         """Sets the columns that only this kind has."""
 
-    def claim(self, session: Session, row: ContributionRow, manifest: M) -> None:
+    def claim(self, session: Session, new: NewContribution, manifest: M) -> None:
         """Records what an accepted contribution counts."""
 
 
 class RouterRule(Rule[RouterManifest]):
     """Router contributions: many of an expert under the current body, each shard once (law 4)."""
+
+    kind = "router"
 
     def require_plausible(self, manifest: RouterManifest) -> None:
         require_pool(manifest.settings.before)
@@ -77,7 +88,7 @@ class RouterRule(Rule[RouterManifest]):
         return body
 
     def check(
-        self, ports: Ports, file: StatisticsFile, manifest: RouterManifest, expert: ExpertRow, body: BodyRow | None
+        self, folders: Folders, file: StatisticsFile, manifest: RouterManifest, expert: ExpertRow, body: BodyRow | None
     ) -> list[str]:
         if body is None:
             raise ValueError("a router contribution is checked under a body")
@@ -86,12 +97,15 @@ class RouterRule(Rule[RouterManifest]):
             raise ContributionError(what, where="manifest.expert", todo="register the domain's parts for this body")
         _require_sizes(manifest, {"hidden_size": body.hidden_size, "layers": body.layers})
         require_public(manifest.settings.privacy)
-        if manifest.is_masked:
-            return validate_masked(file, body.exponents)
+        return self.validate(file, body)
+
+    def validate(self, file: StatisticsFile, body: BodyRow) -> list[str]:
+        """Checks the numbers; returns warnings."""
         return validate(file, body.exponents, body.bounds, normalised=FAMILIES[body.family].gain is not None)
 
-    def replace(self, session: Session, supersedes: Sequence[str], manifest: RouterManifest) -> None:
-        for digest in dict.fromkeys(supersedes):
+    def replace(self, session: Session, new: NewContribution, manifest: RouterManifest) -> None:
+        sums.require_open(session, manifest, new.sha256)
+        for digest in dict.fromkeys(new.supersedes):
             _supersede(session, digest, manifest)
         _require_unclaimed(session, manifest)
         _require_room(session, manifest)
@@ -99,13 +113,15 @@ class RouterRule(Rule[RouterManifest]):
     def describe(self, row: ContributionRow, manifest: RouterManifest) -> None:
         row.split, row.body, row.shards = manifest.split, manifest.body, len(manifest.shards)
 
-    def claim(self, session: Session, row: ContributionRow, manifest: RouterManifest) -> None:
-        where = {"body": manifest.body, "domain": manifest.domain, "contribution": row.digest}
+    def claim(self, session: Session, new: NewContribution, manifest: RouterManifest) -> None:
+        where = {"body": manifest.body, "domain": manifest.domain, "contribution": new.sha256}
         session.add_all(ShardRow(shard=shard, **where) for shard in manifest.shards)
 
 
 class HeadRule(Rule[HeadManifest]):
     """Head contributions, of an expert alone: one each. Versions with a head solved from a withdrawn one stay."""
+
+    kind = "head"
 
     def require_plausible(self, manifest: HeadManifest) -> None:
         tokens, least = manifest.tokens, enough(manifest.hidden_size)
@@ -113,11 +129,11 @@ class HeadRule(Rule[HeadManifest]):
             todo = f"give more text: a {manifest.kind} contribution needs 64 x {manifest.hidden_size} tokens"
             raise ContributionError(f"{tokens} tokens; expected at least {least}", where="manifest.tokens", todo=todo)
 
-    def replace(self, session: Session, supersedes: Sequence[str], manifest: HeadManifest) -> None:
+    def replace(self, session: Session, new: NewContribution, manifest: HeadManifest) -> None:
         row = ContributionRow
         query = select(row).where(row.active, row.expert == manifest.expert, row.kind == manifest.kind)
         active = session.scalar(query)
-        if list(supersedes) != ([active.digest] if active else []):
+        if new.supersedes != ([active.digest] if active else []):
             what = f"the expert's active {manifest.kind} contribution is {active.digest if active else 'none'}"
             todo = "to replace it, name it in supersedes"
             raise RefusedError(ProblemType.CONFLICT, what, where="supersedes", todo=todo)
@@ -126,16 +142,16 @@ class HeadRule(Rule[HeadManifest]):
             session.flush()
 
     def check(
-        self, ports: Ports, file: StatisticsFile, manifest: HeadManifest, expert: ExpertRow, body: BodyRow | None
+        self, folders: Folders, file: StatisticsFile, manifest: HeadManifest, expert: ExpertRow, body: BodyRow | None
     ) -> list[str]:
-        files = ports.folders.expert(expert.digest)
+        files = folders.expert(expert.digest)
         config = files.config
         _require_sizes(manifest, {"hidden_size": config.hidden_size, "layers": len(mlp_layers(config))})
         validate_grams(file, head_exponents(files), head_bounds(files))
         return []
 
 
-RULES: dict[Kind, Rule[Any]] = {"router": RouterRule(), "head": HeadRule()}
+RULES: Mapping[str, Rule[Any]] = {"router": RouterRule(), "head": HeadRule()}
 
 
 def _require_sizes(manifest: Manifest, expected: Mapping[str, int | Sequence[int]]) -> None:

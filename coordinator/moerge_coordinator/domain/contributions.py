@@ -1,6 +1,7 @@
 """Contributions: the checks of a statistics file, and the transaction that accepts it (law 4)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import Field
 from sqlalchemy import select
@@ -8,8 +9,7 @@ from sqlalchemy.orm import Session
 
 from moerge.errors import ContributionError
 from moerge.statistics.describe import median_rank
-from moerge_coordinator.domain.cohorts import sealed
-from moerge_coordinator.domain.contribution_rules import RULES
+from moerge_coordinator.domain.contribution_rules import Rule
 from moerge_coordinator.domain.owner_keys import require_signed
 from moerge_coordinator.domain.owners import require_own_domain
 from moerge_coordinator.domain.ports import Ports
@@ -17,7 +17,7 @@ from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, notify, tell
-from moerge_proto.contributions import Contribution, Kind, NewContribution
+from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Message
 from moerge_proto.owners import Identity
@@ -61,22 +61,23 @@ def check(ports: Ports, caller: Identity, new: NewContribution) -> Checked:
     """Requires signed and plausible sums that the caller may contribute; a refusal may name the matrix."""
     with _opened(ports, new.sha256) as file:
         manifest = file.manifest
-        rule = RULES[_kind(manifest)]
+        rule = _rule(ports, manifest)
         _require_plausible(manifest)
         rule.require_plausible(manifest)
         with ports.database.reading() as session:
             expert = _ready_expert(session, caller, manifest)
             require_signed(session, manifest, new)
             body = rule.require_current(session, manifest)
-        warnings = rule.check(ports, file, manifest, expert, body)
+        warnings = rule.check(ports.folders, file, manifest, expert, body)
         return Checked(warnings=warnings, effective_rank=median_rank(file))
 
 
-def _kind(manifest: Manifest) -> Kind:
-    if manifest.kind == "body":
-        what, todo = "a body contribution serves a merge on its owner's machine", f"send one of: {', '.join(RULES)}"
-        raise ContributionError(what, where="manifest.kind", todo=todo)
-    return manifest.kind
+def _rule(ports: Ports, manifest: Manifest) -> Rule[Any]:
+    kind = "masked" if manifest.is_masked else manifest.kind
+    if (rule := ports.rules.get(kind)) is None:
+        expected = f"expected one of: {', '.join(ports.rules)}"
+        raise ContributionError(f"a {kind} contribution; {expected}", where="manifest.kind", todo="send another kind")
+    return rule
 
 
 def _require_plausible(manifest: Manifest) -> None:
@@ -125,8 +126,7 @@ def add(session: Session, ports: Ports, new: NewContribution, checked: Checked) 
     """The same in a transaction."""
     with _opened(ports, new.sha256) as file:
         manifest = file.manifest
-    kind = _kind(manifest)
-    rule = RULES[kind]
+    rule = _rule(ports, manifest)
     row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
     if row is not None and row.withdrawn is None:
         return message(Contribution, row)  # a concurrent copy of the request
@@ -135,19 +135,19 @@ def add(session: Session, ports: Ports, new: NewContribution, checked: Checked) 
     if (size := ports.blobs.size(new.sha256)) is None:
         raise _gone(new.sha256)
     signer = require_signed(session, manifest, new)
-    seals = sealed(session, manifest, new, signer)
-    rule.replace(session, new.supersedes, manifest)
+    rule.require_beside(session, manifest, new)
+    rule.replace(session, new, manifest)
     row = row or ContributionRow(digest=new.sha256)
     session.add(row)
-    row.kind, row.owner, row.domain, row.expert = kind, manifest.owner, manifest.domain, manifest.expert
+    row.kind, row.owner, row.domain, row.expert = rule.kind, manifest.owner, manifest.domain, manifest.expert
     row.tokens, row.documents = manifest.tokens, manifest.documents
     rule.describe(row, manifest)
     row.size, row.warnings, row.software = size, checked.warnings, new.software
     row.effective_rank = checked.effective_rank
     row.active, row.withdrawn, row.purged = True, None, None
-    row.signature, row.fingerprint, row.seals = new.signature, signer, row.seals or seals
+    row.signature, row.fingerprint = new.signature, signer
     session.flush()
-    rule.claim(session, row, manifest)
+    rule.claim(session, new, manifest)
     arrival = f"{row.kind} contribution {row.digest[:12]} of {row.domain} has arrived from {row.owner}"
     tell(session, f"{arrival}: {row.tokens:,} tokens")
     notify(session, "contribution.arrived", contribution=row.digest)

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
 from moerge_coordinator.domain import bodies, owner_keys
+from moerge_coordinator.domain.sums import contributions_in
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ExpertRow, KeyRow, VersionRow
 from moerge_proto.digests import Digest
@@ -24,7 +25,10 @@ def provenance_of(session: Session, row: VersionRow) -> Provenance:
     if lineage.seed is not None:
         inputs.append(Input.of(lineage.seed, Origin(kind="seed")))
     inputs += _experts(session, lineage.experts)
-    for item in owner_keys.signatures(session, [*lineage.contributions, *lineage.head.contributions]):
+    every = list(contributions_in(session, lineage.contributions))
+    sums = [digest for digest in lineage.contributions if digest not in every]
+    inputs += [Input.of(digest, Origin(kind="router sum", body=lineage.body)) for digest in sums]
+    for item in owner_keys.signatures(session, [*every, *lineage.head.contributions]):
         kind: Kind = f"{item.kind} contribution"  # type: ignore[assignment]  # three words
         who = {"domain": item.domain, "owner": item.owner, "body": item.body}
         signed = {"public_key": item.public_key, "signature": item.signature}

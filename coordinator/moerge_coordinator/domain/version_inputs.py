@@ -9,10 +9,11 @@ from moerge.blobs.store import Blobs
 from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, VersionInputs
-from moerge_coordinator.domain import bodies, cohorts
+from moerge_coordinator.domain import bodies
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow
+from moerge_proto.statistics_file import DomainCounts, Sums
 from moerge_proto.versions import Lineage
 
 
@@ -35,14 +36,20 @@ def version_inputs(database: Database, blobs: Blobs, folders: Folders, lineage: 
         method="seed",
         merged=[],
         contributed=[
-            Contributed(row.digest, row.domain, row.owner, row.tokens, row.documents)
-            for row in map(parts.__getitem__, lineage.contributions)
+            Contributed(digest, item.domain, item.owner, item.tokens, item.documents)
+            for digest in lineage.contributions
+            for item in ([parts[digest]] if digest in parts else _summed(blobs, digest))
         ],
         statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
-        cohorts=lambda: cohorts.sources(database, blobs, lineage),
         head_statistics=lambda: [blobs.source(digest) for digest in lineage.head.contributions],
         seed=folders.seed(body),
     )
+
+
+def _summed(blobs: Blobs, digest: str) -> list[DomainCounts]:
+    """The counts of each domain of a sum."""
+    with Sums(blobs.source(digest)) as file:
+        return list(file.domains.values())
 
 
 def _slot(folders: Folders, row: ExpertRow) -> Slot:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge.models.families.registry import FAMILIES
 from moerge.routers.ridge import SOLVER
-from moerge_coordinator.domain import bodies, cohorts, contributors, heads, public_log
+from moerge_coordinator.domain import bodies, contributors, heads, public_log, sums
 from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import versions
@@ -64,7 +64,6 @@ def lineage_of(session: Session, new: NewVersion, is_tied: Callable[[BodyRow], b
         raise RefusedError(ProblemType.INVALID_REQUEST, what, where="chat_template", todo="name one of them")
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     chosen = [part for part in parts if part.expert in experts and part.split in splits]
-    cohorts.require_whole(session, chosen, new.options)
     head = heads.lineage_of(session, new.head, experts)
     return Lineage(
         body=body.digest,
@@ -72,7 +71,7 @@ def lineage_of(session: Session, new: NewVersion, is_tied: Callable[[BodyRow], b
         head=head,
         experts=experts,
         domains=names,
-        contributions=sorted(part.digest for part in chosen),
+        contributions=sums.counted(session, chosen, new.options),
         options=new.options,
         tied=new.tied or (new.head is None and head.method == "seed" and is_tied(body)),
         left_out=left_out,

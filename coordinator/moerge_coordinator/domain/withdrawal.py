@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge_coordinator.domain.sums import contributions_in
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.references import drop_artifacts
 from moerge_coordinator.storage.tables import (
@@ -90,4 +91,5 @@ def require_usable(session: Session, experts: Sequence[str], contributions: Sequ
 
 def require_inputs(session: Session, lineage: Lineage) -> None:
     """Requires that no input of a version was withdrawn meanwhile."""
-    require_usable(session, lineage.experts, [*lineage.contributions, *lineage.head.contributions])
+    sums = [*contributions_in(session, lineage.contributions), *lineage.head.contributions]
+    require_usable(session, lineage.experts, sums)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
 from moerge.errors import MoergeError
@@ -17,6 +18,7 @@ from moerge.trunk.merge import DENSE_BODY_FILE, SEED_HEAD_FILE
 from moerge.versions.card import SeedRecord
 from moerge.versions.inputs import ExportedVersion, InputsFolder, expert_inputs
 from moerge_coordinator.domain import bodies
+from moerge_coordinator.domain.sums import contributions_in
 from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
@@ -31,7 +33,7 @@ def export_inputs(
     """Writes the inputs of a version into `out`, a folder that only this user may enter, and returns their facts.
 
     An expert and its contributions are left out, and named, if its owner doesn't allow `redistribute` or has withdrawn
-    it, and so is a withdrawn or masked contribution. The facts are written last.
+    it, and so is a withdrawn contribution, or a sum with one. The facts are written last.
 
     Raises:
         MoergeError: there is no such version, it is retired, or an expert's files were purged.
@@ -43,10 +45,9 @@ def export_inputs(
             raise MoergeError(what, where=f"version {number}", todo="run: moerge version list")
         lineage, release, signed = row.lineage, row.release, {file.name: file.sha256 for file in row.attestations}
         body = bodies.find(session, lineage.body)
-        sums = [*lineage.contributions, *lineage.head.contributions]
-        named = ContributionRow.digest.in_(sums)
-        parts = {item.digest: item for item in session.scalars(select(ContributionRow).where(named))}
-        of = ExpertRow.digest.in_([*lineage.experts, *(item.expert for item in parts.values())])
+        sums = list(dict.fromkeys([*lineage.contributions, *lineage.head.contributions]))
+        parts = {digest: _contributions(session, digest) for digest in sums}
+        of = ExpertRow.digest.in_([*lineage.experts, *(item.expert for some in parts.values() for item in some)])
         experts = {item.digest: item for item in session.scalars(select(ExpertRow).where(of))}
     if purged := [item for item in map(experts.__getitem__, lineage.experts) if item.purged is not None]:
         names = ", ".join(f"{item.digest[:12]} of {item.domain}" for item in purged)
@@ -79,10 +80,13 @@ def export_inputs(
                 for plan in expert_inputs(slot.side_files):
                     store(folder.expert(slot.record.digest) / plan.name, plan.write)
             tracker.advance(1)
-        for digest in dict.fromkeys(sums):
-            part = parts[digest]
-            if reason := _reason_of(part) or _reason(experts[part.expert]):
-                missing.append(f"{part.kind} contribution {digest[:12]} of {part.domain}: {reason}")
+        for digest in sums:
+            reasons = [
+                reason for part in parts[digest] if (reason := _reason_of(part) or _reason(experts[part.expert]))
+            ]
+            if reasons:
+                domains = ", ".join(dict.fromkeys(part.domain for part in parts[digest]))
+                missing.append(f"{parts[digest][0].kind} contribution {digest[:12]} of {domains}: {reasons[0]}")
             else:
                 copy(folder.contribution(digest), digest)
             tracker.advance(1)
@@ -107,9 +111,15 @@ def export_inputs(
     return exported
 
 
+def _contributions(session: Session, digest: str) -> list[ContributionRow]:
+    """The contributions that a file counts."""
+    every = ContributionRow.digest.in_(list(contributions_in(session, [digest])))
+    return list(session.scalars(select(ContributionRow).where(every).order_by(ContributionRow.number)))
+
+
 def _reason_of(part: ContributionRow) -> str:
     """The reason for leaving a contribution out; empty if there is none."""
-    return "it is withdrawn" if part.withdrawn is not None else "it is masked" if part.seals is not None else ""
+    return "" if part.withdrawn is None else "it is withdrawn"
 
 
 def _reason(expert: ExpertRow) -> str:

@@ -82,8 +82,8 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
     for artifact in session.scalars(select(ArtifactRow)):
         users[artifact.sha256].append("a version's derived file")
     for cohort in session.scalars(select(CohortRow)):
-        for blob in cohort.answers.values():
-            users[blob].append(f"cohort {cohort.number}")
+        if cohort.sum is not None:
+            users[cohort.sum].append(f"the sum of cohort {cohort.number}")
     kept = needed(session)
     return {digest: tuple(dict.fromkeys(who)) for digest, who in users.items() if digest in kept}
 

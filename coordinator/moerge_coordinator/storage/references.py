@@ -24,9 +24,15 @@ from moerge_proto.experts import ExpertState
 
 
 def needed(session: Session, *, holdings: bool = True) -> set[str]:
-    """The digests of all blobs that rows not purged, refused or retired use, and with `holdings` those of owners."""
+    """The digests of all blobs that rows not purged, refused or retired use, and with `holdings` those of owners.
+
+    A sum stays until one of its contributions is purged.
+    """
     experts = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED, ExpertRow.purged.is_(None))
     versions = select(VersionRow).where(VersionRow.retired.is_(None))
+    purged = select(ContributionRow.cohort).where(
+        ContributionRow.purged.is_not(None), ContributionRow.cohort.is_not(None)
+    )
     rows = [*session.scalars(experts), *session.scalars(select(BodyRow)), *session.scalars(versions)]
     return {
         *(file.sha256 for row in rows for file in row.files),
@@ -34,7 +40,7 @@ def needed(session: Session, *, holdings: bool = True) -> set[str]:
         *(session.scalars(select(HoldingRow.sha256)) if holdings else ()),
         *session.scalars(select(ContributionRow.digest).where(ContributionRow.purged.is_(None))),
         *session.scalars(select(ArtifactRow.sha256)),
-        *(blob for row in session.scalars(select(CohortRow)) for blob in row.answers.values()),
+        *session.scalars(select(CohortRow.sum).where(CohortRow.sum.is_not(None), CohortRow.number.not_in(purged))),
     }
 
 

@@ -267,21 +267,21 @@ class BodyRow(_Numbered):
 
 
 class CohortRow(_Numbered):
-    """Masked contributions that count together.
+    """Contributions that count together, as one file, or not at all.
 
-    `answers`: keeper's key -> digest of its answer; empty until the sum is known.
+    `sum`: the digest of that file; None until it is known.
     """
 
     __tablename__ = "cohorts"
     body: Mapped[str] = mapped_column(ForeignKey("bodies.digest"))
-    answers: Mapped[dict[str, str]]
+    sum: Mapped[str | None] = mapped_column(String(64), unique=True)
     created: Mapped[datetime]
 
 
 class ContributionRow(_Numbered):
     """A contribution of any kind. Each expert has at most one active head contribution.
 
-    Only router contributions have `split`, `body` and `shards`; masked ones `seals`, and a `cohort` once it has a sum.
+    Only router contributions have `split`, `body` and `shards`. Those that don't count `alone` count in a `cohort`.
     """
 
     __tablename__ = "contributions"
@@ -297,7 +297,7 @@ class ContributionRow(_Numbered):
     documents: Mapped[int] = mapped_column(BigInteger)
     shards: Mapped[int | None]
     effective_rank: Mapped[float | None]
-    seals: Mapped[Seals | None]
+    alone: Mapped[bool] = mapped_column(default=True)
     cohort: Mapped[int | None] = mapped_column(ForeignKey("cohorts.number"))
     size: Mapped[int] = mapped_column(BigInteger)
     active: Mapped[bool]
@@ -308,6 +308,14 @@ class ContributionRow(_Numbered):
     created: Mapped[datetime]
     withdrawn: Mapped[datetime | None]
     purged: Mapped[datetime | None]
+
+
+class SealsRow(Base):
+    """The seals of a masked contribution."""
+
+    __tablename__ = "seals"
+    contribution: Mapped[str] = mapped_column(ForeignKey("contributions.digest"), primary_key=True)
+    seals: Mapped[Seals]
 
 
 class ShardRow(Base):

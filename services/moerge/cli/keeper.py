@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from moerge.cli.common import show
 from moerge.cli.owners import confirmed
-from moerge.keeper.journal import Keeper, make_key
+from moerge.masks.keeper import Keeper, make_key
 from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.signatures import fingerprint, in_groups
 
@@ -67,7 +67,7 @@ def answer(
 
     Example: moerge keeper answer /srv/keeper request.json --out answer
     """
-    from moerge.keeper.answer import answer as answered
+    from moerge.masks.answer import answer as answered
 
     asked = answered(Keeper(home), request, out)
     names = ", ".join(sorted(f"{part.owner}/{part.domain}" for part in asked.parts))

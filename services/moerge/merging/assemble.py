@@ -133,7 +133,8 @@ def assemble(
     if routers is None:
         for expert, text in zip(members, texts, strict=True):
             path = work / f"router-{expert.domain}-{body.digest[:16]}.safetensors"
-            parts.append(router_contribution(expert, body, text, path, settings.router_statistics, settings.computing))
+            how = settings.router_statistics, settings.computing, settings.finisher
+            parts.append(router_contribution(expert, body, text, path, *how))
     every = [*kept.heads, *heads]
     lineage, inputs = local_version(
         members,

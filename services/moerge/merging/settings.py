@@ -10,9 +10,10 @@ from moerge.merging.report import SCORED_TOKENS
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.keeping import Keeping
 from moerge.statistics.contribution import Computing
+from moerge.statistics.finisher import PLAIN, Finisher
 from moerge.trunk.lineage import BodyOptions
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
-from moerge_proto.statistics_file import Privacy, StatisticsSettings
+from moerge_proto.statistics_file import StatisticsSettings
 
 AUTO = "auto"
 """In place of a name of a chat template: the default."""
@@ -39,9 +40,10 @@ class VersionSettings:
     """The choices that determine a version, and the machine's resources.
 
     `body` has the options of the body's method, without its `base`; that is also the seed of a seed's body. Token
-    counts below `rare_below` are withheld from body contributions, as in the recipes. `privacy`: noise in router
-    contributions, for which `computing` needs a key. `chat_template`: see `Lineage`. `unfitted`: domains whose experts
-    keep the seed's body, so that they need no fit; `seed_heads`: those of them that keep its head, too.
+    counts below `rare_below` are withheld from body contributions, as in the recipes. `finisher`: makes router
+    contributions of exact sums; one that isn't plain needs a key in `computing`. `chat_template`: see `Lineage`.
+    `unfitted`: domains whose experts keep the seed's body, so that they need no fit; `seed_heads`: those of them that
+    keep its head, too.
     """
 
     recipe: VersionRecipe = RECOMMENDED
@@ -50,18 +52,17 @@ class VersionSettings:
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     rare_below: int = RARE_BELOW
     computing: Computing = field(default_factory=Computing)
-    privacy: Privacy | None = None
+    finisher: Finisher = PLAIN
     chat_template: str | None = None
     unfitted: Collection[str] = ()
     seed_heads: Collection[str] = ()
 
     @property
     def router_statistics(self) -> StatisticsSettings:
-        """The settings of router contributions, with the recipe's text before them, or with noise."""
+        """The settings of router contributions, with the recipe's text before them, unless the finisher takes none."""
         before, context = self.recipe.before, self.statistics.context
-        if self.privacy is not None:
-            return self.statistics.private(self.privacy)
-        return self.statistics.model_copy(update={"before": None if before is None else before.within(context)})
+        behind = self.statistics.model_copy(update={"before": None if before is None else before.within(context)})
+        return self.finisher.settings(behind)
 
 
 @dataclass(frozen=True)

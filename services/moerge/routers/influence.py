@@ -12,13 +12,14 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
+from moerge.errors import ContributionError
 from moerge.routers.solve import by_split, of_layer, solve_layer
-from moerge.routers.system import domain_weights, of_domain, ridge_system
+from moerge.routers.system import domain_weights, of_domain, ridge_system, tokens_of
 from moerge.statistics.integers import effective_rank
 from moerge.threads import at_once, one_thread
 from moerge_proto.influence import DomainInfluence, VersionInfluence
 from moerge_proto.options import SolveOptions
-from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.statistics_file import Sums
 
 MOST_LAYERS, MOST_SOLVES = 8, 32
 """Bounds of a measurement, which solves each of its layers once without each owner."""
@@ -60,7 +61,7 @@ def measured_layers(layers: int, owners: int, start: int = 0) -> list[int]:
 
 
 def measure(
-    files: Sequence[StatisticsFile],
+    files: Sequence[Sums],
     domains: Sequence[str],
     gains: Tensor,
     options: SolveOptions,
@@ -72,19 +73,23 @@ def measure(
     `start` chooses the layers; owners shouldn't be able to predict it. `measured` is called after each layer.
 
     Raises:
-        ContributionError, SolveError: a layer can't be solved, with all owners or without one.
+        ContributionError, SolveError: a layer can't be solved, with all owners or without one, or only a sum over
+            several domains is known.
     """
     training, tuning = by_split(files, options)
+    if any(len(file.domains) > 1 for file in training):
+        what = "contributions are one sum, so the domains' own are not known"
+        raise ContributionError(what, todo="compare the scores of evaluations")
     weights = domain_weights(training, domains, options)
-    manifests = [[file.manifest for file in of_domain(training, domain)] for domain in domains]
-    owners = [items[0].owner for items in manifests]
-    tokens = [weights[items[0].domain] * sum(item.tokens for item in items) for items in manifests]
+    counts = [[file.domains[domain] for file in of_domain(training, domain)] for domain in domains]
+    owners = [items[0].owner for items in counts]
+    tokens = [weights[domain] * tokens_of(training, domain) for domain in domains]
     layers = measured_layers(len(gains), len(set(owners)), start)
 
     def of(layer: int) -> LayerInfluence:
         chosen = options
 
-        def system(files: Sequence[StatisticsFile], names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        def system(files: Sequence[Sums], names: Sequence[str]) -> tuple[Tensor, Tensor]:
             return ridge_system(files, names, layer, gains[layer], weights)
 
         def gram_of(slot: int) -> Tensor:
@@ -113,8 +118,8 @@ def measure(
         DomainInfluence(
             domain=domain,
             owner=owners[slot],
-            tokens=sum(item.tokens for item in manifests[slot]),
-            documents=sum(item.documents for item in manifests[slot]),
+            tokens=sum(item.tokens for item in counts[slot]),
+            documents=sum(item.documents for item in counts[slot]),
             effective_rank=_mean(item.ranks[slot] for item in result).item(),
             gram_distance=_mean(item.gram_distances[slot] for item in result).item(),
             mean_distances=_mean(item.mean_distances[slot] for item in result).tolist(),

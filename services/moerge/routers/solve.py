@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,19 +10,17 @@ from torch import Tensor
 from moerge.errors import ContributionError, SolveError
 from moerge.routers.registry import ROUTERS
 from moerge.routers.ridge import NotDefiniteError, Ridge, unit_columns
-from moerge.routers.system import domain_weights, named, of_domain, ridge_system
-from moerge.statistics.cohort import Cohort, Summand, members
+from moerge.routers.system import F, domain_weights, named, of_domain, ridge_system, tokens_of
 from moerge.threads import at_once, one_thread
 from moerge_proto.options import SolveOptions
-from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.statistics_file import Sums
 from moerge_proto.versions import SolvedLayer, SolveReport
 
-F = TypeVar("F", bound=Summand)
 CANDIDATES = tuple(10.0**power for power in range(-9, 1))  # of `auto`, in units of the mean diagonal
 
 
 def solve_layers(
-    files: Sequence[Summand],
+    files: Sequence[Sums],
     domains: Sequence[str],
     gains: Tensor,
     options: SolveOptions,
@@ -32,7 +29,7 @@ def solve_layers(
     """Solves every layer's router: one [D, H] float64 per layer, and the report.
 
     Args:
-        files: the contributions of all domains, and cohorts; only `auto` uses those of the split `tuning`.
+        files: contributions of all domains, or sums of such; only `auto` uses those of the split `tuning`.
         domains: the columns, in order.
         gains: [L, H], the divisors of the features.
         solved: called after each layer.
@@ -42,11 +39,10 @@ def solve_layers(
     """
     training, tuning = by_split(files, options)
     if options.lambda_scale == "auto":
-        _require_all(members(tuning), domains)
-    every = members(training)
-    names = [named(of_domain(every, domain)) for domain in domains]
-    weights = domain_weights(every, domains, options)
-    tokens = [weights[item] * sum(file.manifest.tokens for file in of_domain(every, item)) for item in domains]
+        _require_all(tuning, domains)
+    names = [named(of_domain(training, domain), [domain]) for domain in domains]
+    weights = domain_weights(training, domains, options)
+    tokens = [weights[domain] * tokens_of(training, domain) for domain in domains]
 
     def solve(layer: int) -> tuple[Tensor, SolvedLayer]:
         with of_layer(layer):
@@ -55,9 +51,9 @@ def solve_layers(
             try:
                 return solve_layer(gram, cross, held, tokens, options, names)
             except NotDefiniteError as error:
-                if any(isinstance(file, Cohort) for file in training):
-                    raise  # a member has no gram of its own
-                slot = _least_definite(every, domains, layer, gains[layer])
+                if any(len(file.domains) > 1 for file in training):
+                    raise  # their domains have no grams of their own
+                slot = _least_definite(training, domains, layer, gains[layer])
                 raise SolveError(
                     f"{error.what}; the least definite gram is that of {names[slot]}", todo=error.todo
                 ) from error
@@ -87,15 +83,15 @@ def of_layer(layer: int) -> Iterator[None]:
         raise kind(error.what, where=f"layer {layer}", todo=error.todo) from error
 
 
-def _least_definite(training: Sequence[StatisticsFile], domains: Sequence[str], layer: int, gain: Tensor) -> int:
+def _least_definite(training: Sequence[Sums], domains: Sequence[str], layer: int, gain: Tensor) -> int:
     """The slot of the domain whose gram has the lowest eigenvalue."""
     grams = (ridge_system(of_domain(training, domain), [domain], layer, gain)[0] for domain in domains)
     lowest = [float(torch.linalg.eigvalsh(gram)[0]) for gram in grams]
     return lowest.index(min(lowest))
 
 
-def _require_all(tuning: Sequence[StatisticsFile], domains: Sequence[str]) -> None:
-    if missing := set(domains) - {file.manifest.domain for file in tuning}:
+def _require_all(tuning: Sequence[Sums], domains: Sequence[str]) -> None:
+    if missing := set(domains).difference(*(file.domains for file in tuning)):
         raise SolveError(
             f"lambda = auto needs every domain's tuning split; missing: {', '.join(sorted(missing))}",
             todo="ask their owners to run the worker with a tuning share, or choose `ridge_lambda` yourself",

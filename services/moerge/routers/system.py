@@ -1,35 +1,38 @@
 """One layer's ridge system from contributions, with one of them in memory at a time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moerge.errors import ContributionError, SolveError
-from moerge.statistics.cohort import Cohort, Summand, members
 from moerge.statistics.integers import Float64, add, to_floats, unpack
 from moerge_proto.options import SolveOptions
-from moerge_proto.statistics_file import MAX_TOKENS, Int64, StatisticsFile, gram_length
+from moerge_proto.statistics_file import MAX_TOKENS, Int64, Sums, gram_length
 
+F = TypeVar("F", bound=Sums)
 _SHOWN, _MOST_NAMES = 12, 3
 
 
-def domain_weights(files: Sequence[StatisticsFile], domains: Sequence[str], options: SolveOptions) -> dict[str, float]:
+def domain_weights(files: Sequence[Sums], domains: Sequence[str], options: SolveOptions) -> dict[str, float]:
     """The factor of each domain's sums; `balanced` gives each domain the mean number of tokens."""
     if options.domain_weights != "balanced":
         return {domain: options.domain_weights.get(domain, 1.0) for domain in domains}
-    tokens = dict.fromkeys(domains, 0)
-    for file in files:
-        tokens[file.manifest.domain] += file.manifest.tokens
+    tokens = {domain: tokens_of(files, domain) for domain in domains}
     mean = sum(tokens.values()) / len(tokens)
     return {domain: mean / tokens[domain] for domain in domains}
 
 
+def tokens_of(files: Sequence[Sums], domain: str) -> int:
+    return sum(file.domains[domain].tokens for file in of_domain(files, domain))
+
+
 def ridge_system(
-    files: Sequence[Summand],
+    files: Sequence[Sums],
     domains: Sequence[str],
     layer: int,
     gain: Tensor,
@@ -40,21 +43,21 @@ def ridge_system(
     Integers of equal weight are added, so the order of `files` and the grouping of shards change no bit.
 
     Args:
-        files: contributions under one body and of one split, at least one for every domain, and cohorts of masked ones.
+        files: contributions under one body and of one split, or sums of such; at least one for every domain.
         domains: the columns, in order.
         gain: [H], the divisors of the features.
         weights: of each domain's statistics; default: 1.
 
     Raises:
         ContributionError: the contributions have too many tokens in all.
-        SolveError: domains of a cohort have different weights.
+        SolveError: domains of one sum have different weights.
     """
     tokens = sum(file.manifest.tokens for file in files)
     if tokens > MAX_TOKENS:
-        largest = max(members(files), key=lambda file: file.manifest.tokens)
+        largest = max(files, key=lambda file: file.manifest.tokens)
         raise ContributionError(
             f"expected at most {MAX_TOKENS} tokens in all, found {tokens}; "
-            f"{largest.manifest.tokens} are from {named([largest])}",
+            f"{largest.manifest.tokens} are from {named([largest], largest.domains)}",
             todo="withdraw it, or leave its expert out",
         )
     hidden = files[0].manifest.hidden_size
@@ -65,7 +68,7 @@ def ridge_system(
         packed += value * _total(alike, layer, lambda file: file.gram(layer))
     columns = []
     for domain in domains:
-        cross = _total(_with_domain(files, domain), layer, partial(_cross, layer=layer, domain=domain))
+        cross = _total(of_domain(files, domain), layer, partial(Sums.cross, layer=layer, domain=domain))
         columns.append(torch.from_numpy(weight[domain] * cross))
     wide = gain.to(torch.float64)
     square = torch.from_numpy(unpack(packed, hidden))
@@ -73,46 +76,39 @@ def ridge_system(
     return square, wide[:, None] * torch.stack(columns, dim=1)
 
 
-def of_domain(files: Sequence[StatisticsFile], domain: str) -> list[StatisticsFile]:
-    return [file for file in files if file.manifest.domain == domain]
+def of_domain(files: Sequence[F], domain: str) -> list[F]:
+    """The contributions of a domain, and the sums with such."""
+    return [file for file in files if domain in file.domains]
 
 
-def _with_domain(files: Sequence[Summand], domain: str) -> list[Summand]:
-    """The contributions of a domain, and the cohorts with such."""
-    return [file for file in files if of_domain(members([file]), domain)]
-
-
-def _cross(file: Summand, layer: int, domain: str) -> Int64:
-    return file.cross(layer, domain) if isinstance(file, Cohort) else file.cross(layer)
-
-
-def _weight(file: Summand, weights: Mapping[str, float]) -> float:
-    """The weight of a file's sums; those of a cohort can't be weighted one by one."""
-    found = {weights[item.manifest.domain] for item in members([file])}
+def _weight(file: Sums, weights: Mapping[str, float]) -> float:
+    """The weight of a file's sums; the parts of its domains can't be weighted one by one."""
+    found = {weights[domain] for domain in file.domains}
     if len(found) > 1:
-        what = f"the sums of {file.name} are masked, so its domains can't have different weights"
+        what = f"contributions of {', '.join(file.domains)} are one sum, so these domains can't have different weights"
         raise SolveError(what, where="domain_weights", todo="give `domain_weights` none")
     return found.pop()
 
 
-def named(files: Sequence[StatisticsFile]) -> str:
-    """The domain, owner and contributions of files, for errors."""
-    manifest = files[0].manifest
+def named(files: Sequence[Sums], domains: Iterable[str]) -> str:
+    """Domains, their owners and contributions, for errors."""
+    owners = dict.fromkeys(files[0].domains[domain].owner for domain in domains)
     digests = ", ".join(Path(file.name).stem[:_SHOWN] for file in files[:_MOST_NAMES])
     more = f" and {len(files) - _MOST_NAMES} more" if len(files) > _MOST_NAMES else ""
-    return f"{manifest.domain} (owner {manifest.owner}, contribution {digests}{more})"
+    return f"{', '.join(domains)} (owner {', '.join(owners)}, contribution {digests}{more})"
 
 
-def _total(files: Sequence[Summand], layer: int, read: Callable[[Summand], Int64]) -> Float64:
+def _total(files: Sequence[Sums], layer: int, read: Callable[[Sums], Int64]) -> Float64:
     """The sum over files."""
     return to_floats(_exact(files, read), files[0].manifest.exponents[layer])
 
 
-def _exact(files: Sequence[Summand], read: Callable[[Summand], Int64]) -> Int64:
+def _exact(files: Sequence[Sums], read: Callable[[Sums], Int64]) -> Int64:
     try:
         return reduce(add, map(read, files))
     except ContributionError as error:
         largest = max(files, key=lambda file: int(np.abs(read(file)).max()))
-        whose = largest.name if isinstance(largest, Cohort) else named([largest])
         todo = "withdraw it, or leave its expert out"
-        raise ContributionError(f"{error.what}; the largest is from {whose}", todo=todo) from error
+        raise ContributionError(
+            f"{error.what}; the largest is from {named([largest], largest.domains)}", todo=todo
+        ) from error

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,10 +21,9 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
+from moerge.statistics.finisher import PLAIN, Finisher
 from moerge.statistics.journal import Journal, clear
 from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass, need_of
-from moerge.statistics.release import release, write_whitenings
-from moerge.statistics.whitening import Whitenings
 from moerge.statistics.windows import Layered, WindowSize, computed, windows
 from moerge_proto.statistics_file import (
     BodyManifest,
@@ -139,31 +138,30 @@ def router_contribution(
     path: Path,
     settings: StatisticsSettings | None = None,
     computing: Computing | None = None,
+    finisher: Finisher = PLAIN,
 ) -> Path:
     """Writes gram and cross of every layer's features (DUME eq. 5), from a body with the expert's MLPs.
 
-    With `settings.before` documents stand behind texts of the pool, for the expert's tokenizer. With `settings.privacy`
-    the file has noise, drawn once: a file at `path` stays, but another call for another path costs the budget again.
-    An interrupted run continues from its journal beside `path`. `documents` are read several times.
+    With `settings.before` documents stand behind texts of the pool, for the expert's tokenizer. `finisher`: makes the
+    file of exact sums, once: a file at `path` stays. An interrupted run continues from its journal beside `path`.
+    `documents` are read several times.
 
     Raises:
-        MoergeError: no document has a token, a later reading gives other documents, or noise comes without a key.
+        MoergeError: no document has a token, a later reading gives other documents, or a finisher comes without a key.
         ContributionError: a sum is not finite.
     """
-    settings, computing = settings or StatisticsSettings(), computing or Computing()
+    settings, computing = finisher.settings(settings or StatisticsSettings()), computing or Computing()
+    if settings.privacy is not None and finisher.is_plain:
+        raise ValueError("settings.privacy: expected a finisher that adds noise")
     blank = router_manifest(expert.owner, expert.digest, expert.domain, body, settings)
-    work = RouterPass(expert, body, blank.exponents, settings.precision, computing.device, settings.before)
-    if settings.privacy is None:
-        return summed(blank, work, documents, path, computing)
-    if not computing.key:
+    if not computing.key and not finisher.is_plain:
         raise MoergeError("names of shards without a key tell their text", where=blank.domain, todo="give a key")
-    file = path.with_name(f"{path.stem}.whitening")
-    whitenings = Whitenings(write_whitenings(work, settings, file), settings.privacy, blank.layers)
-    journal = _summed(blank, replace(work, whitenings=whitenings), documents, path, computing)
-    if journal is not None:
-        release(journal, path, body, whitenings)
-        journal.unlink()
-    file.unlink()
+    work = RouterPass(expert, body, blank.exponents, settings.precision, computing.device, settings.before)
+    work = finisher.passing(work, path, blank)
+    finisher.prepare(work, settings)
+    if (journal := _summed(blank, work, documents, path, computing)) is not None:
+        finisher.write(journal, path, work)
+    finisher.clear(work)
     return path
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
 from moerge.models.families.family import mlp_layers
 from moerge.statistics.accumulate import Sum
-from moerge.statistics.whitening import Whitenings
 from moerge_proto.statistics_file import Kind, StatisticsSettings, TextBefore
 
 
@@ -40,11 +39,17 @@ class Input:
     sum: Callable[[], Sum] = Sum
 
 
+class OwnSums(Protocol):
+    """Makes a layer's empty sums, of documents that pass the model alone."""
+
+    def sum(self, layer: int, gains: Tensor | None) -> Sum: ...
+
+
 @dataclass(frozen=True)
 class RouterPass:
     """Features' grams and sums under a body, with the domain's own MLPs; `precision` is the model's dtype.
 
-    `whitenings`: of sums with noise.
+    `sums`: makes the sums; None: those of features, as they are.
     """
 
     kind: ClassVar[Kind] = "router"
@@ -54,7 +59,7 @@ class RouterPass:
     precision: str = "float32"
     device: str = "cpu"
     before: TextBefore | None = None
-    whitenings: Whitenings | None = None
+    sums: OwnSums | None = None
 
     def weights(self) -> DenseWeights:
         return domain_weights(self.expert, self.body)
@@ -65,8 +70,8 @@ class RouterPass:
         modules = [module.format(layer=place) for place in mlp_layers(self.body.config)]
 
         def read(layer: int, bits: int) -> Input:
-            at, bounded = f"layers.{layer}", self.whitenings
-            sums = Sum if bounded is None else partial(bounded.sum, layer, gains[layer])
+            at, own = f"layers.{layer}", self.sums
+            sums = Sum if own is None else partial(own.sum, layer, gains[layer])
             return Input(modules[layer], f"{at}.gram", bits, gains[layer], f"{at}.cross", sums)
 
         return [[read(layer, bits)] for layer, bits in enumerate(self.exponents)]
@@ -77,7 +82,7 @@ class _OwnPass:
     """A pass of the dense expert itself."""
 
     before: ClassVar[None] = None
-    whitenings: ClassVar[None] = None
+    sums: ClassVar[None] = None
     expert: DenseFiles
     exponents: Sequence[int]
     precision: str = "float32"

@@ -39,7 +39,7 @@ class Streamed:
     def __init__(self, work: Pass, batch_tokens: int, threads: int = 1) -> None:
         self._device, dtype = torch.device(work.device), getattr(torch, work.precision)
         self._weights, self._inputs = work.weights(), work.inputs()
-        self._batch_tokens = batch_tokens if work.whitenings is None else 1  # no document's features depend on others
+        self._batch_tokens = batch_tokens if work.sums is None else 1  # no document's features depend on others
         self._chunk = work.expert.family.chunk(work.expert.config)
         self._counts = isinstance(work, BodyPass)
         self._files = LayerFiles(self._weights, dtype, self._device)

@@ -3,21 +3,21 @@
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from moerge.errors import ContributionError
-from moerge.statistics.cohort import Cohort, Summand
 from moerge.statistics.integers import LIMIT, square_of, to_floats
-from moerge_proto.statistics_file import Int64, StatisticsFile
+from moerge_proto.statistics_file import Int64, StatisticsFile, Sums
 
 TRACE_SLACK = 1 + 2.0**-7
 FLOAT32_EPSILON = 2.0**-24
 _AGAIN = "compute the contribution again"
 
 
-def validate(file: Summand, exponents: Sequence[int], bounds: Sequence[float], *, normalised: bool = True) -> list[str]:
-    """Checks every layer of an opened router contribution or a cohort, and returns warnings. Peak: 12 H^2 bytes.
+def validate(file: Sums, exponents: Sequence[int], bounds: Sequence[float], *, normalised: bool = True) -> list[str]:
+    """Checks every layer of an opened router contribution or a sum of such, and returns warnings. Peak: 12 H^2 bytes.
 
     Args:
         exponents: the body's fractional bits per layer.
@@ -27,7 +27,7 @@ def validate(file: Summand, exponents: Sequence[int], bounds: Sequence[float], *
     Raises:
         ContributionError: names the layer, the tensor and the exceeded bound.
     """
-    _require_exponents(file, exponents)
+    require_exponents(file, exponents)
     warnings = []
     for layer, bound in enumerate(bounds):
         gram = f"layers.{layer}.gram"
@@ -41,27 +41,21 @@ def validate(file: Summand, exponents: Sequence[int], bounds: Sequence[float], *
     return warnings
 
 
-def validate_means(cohort: Cohort, domain: str, exponents: Sequence[int], bounds: Sequence[float]) -> None:
-    """Checks the sum of a domain's features, which is known of a cohort without those of the others.
+def validate_means(file: Sums, domain: str, exponents: Sequence[int], bounds: Sequence[float]) -> None:
+    """Checks the sum of a domain's features, which is known of a sum without those of the other domains.
 
     Raises:
         ContributionError: it is longer than so many features can be.
     """
-    tokens, shards = cohort.counts(domain)
+    counts = file.domains[domain]
     for layer, (exponent, bound) in enumerate(zip(exponents, bounds, strict=True)):
-        cross, name = cohort.cross(layer, domain), f"layers.{layer}.cross of {domain!r}"
+        cross, name = file.cross(layer, domain), f"layers.{layer}.cross of {domain!r}"
         _require_room(name, cross)
         norm = float(torch.from_numpy(to_floats(cross, exponent)).norm())
-        rounding = shards * math.sqrt(len(cross)) * 2.0 ** -(exponent + 1)
-        if norm > (most := TRACE_SLACK * tokens * math.sqrt(bound) + rounding):
-            what = f"norm {norm:.6g} exceeds {most:.6g}, the bound of {tokens} tokens with these weights"
+        rounding = counts.shards * math.sqrt(len(cross)) * 2.0 ** -(exponent + 1)
+        if norm > (most := TRACE_SLACK * counts.tokens * math.sqrt(bound) + rounding):
+            what = f"norm {norm:.6g} exceeds {most:.6g}, the bound of {counts.tokens} tokens with these weights"
             raise ContributionError(what, where=name, todo=_AGAIN)
-
-
-def validate_masked(file: StatisticsFile, exponents: Sequence[int]) -> list[str]:
-    """Checks the exponents of a masked router contribution, and returns a warning about its numbers."""
-    _require_exponents(file, exponents)
-    return ["masked: its numbers can't be checked, only those of the sum with other owners'"]
 
 
 def validate_grams(file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float]) -> None:
@@ -74,12 +68,13 @@ def validate_grams(file: StatisticsFile, exponents: Sequence[int], bounds: Seque
     Raises:
         ContributionError: names the tensor and the exceeded bound.
     """
-    _require_exponents(file, exponents)
+    require_exponents(file, exponents)
     for name, exponent, bound in zip(file.manifest.grams(), exponents, bounds, strict=True):
         _validate_gram(name, exponent, bound, file)
 
 
-def _require_exponents(file: Summand, exponents: Sequence[int]) -> None:
+def require_exponents(file: Sums, exponents: Sequence[int]) -> None:
+    """Requires the fractional bits of the expert's weights, per gram."""
     if file.manifest.exponents != list(exponents):
         raise ContributionError("differ from those of the expert's weights", where="manifest.exponents", todo=_AGAIN)
 
@@ -89,7 +84,7 @@ def _require_room(name: str, values: Int64) -> None:
         raise ContributionError("a value reaches 2**62", where=name, todo="send fewer tokens")
 
 
-def _validate_gram(name: str, exponent: int, bound: float, file: Summand) -> tuple[float, Tensor]:
+def _validate_gram(name: str, exponent: int, bound: float, file: Sums) -> tuple[float, Tensor]:
     """Returns the trace, and the lower Cholesky factor of the gram with its slack, in the gram's memory."""
     manifest, tokens = file.manifest, file.manifest.tokens
     square = _square(name, exponent, file)
@@ -101,7 +96,7 @@ def _validate_gram(name: str, exponent: int, bound: float, file: Summand) -> tup
             where=name,
             todo="correct the token count, or divide the vectors by the norms' gains",
         )
-    rounding = len(manifest.shards) * size * 2.0 ** -(exponent + 1)
+    rounding = sum(item.shards for item in file.domains.values()) * size * 2.0 ** -(exponent + 1)
     steps = manifest.settings.batch  # most products of a micro-batch
     slack = rounding + steps * FLOAT32_EPSILON * trace
     energy = float(torch.linalg.vector_norm(square))
@@ -121,19 +116,20 @@ def _validate_gram(name: str, exponent: int, bound: float, file: Summand) -> tup
     return trace, factor
 
 
-def _square(name: str, exponent: int, file: Summand) -> Tensor:
+def _square(name: str, exponent: int, file: Sums) -> Tensor:
     triangle = file.array(name)
     _require_room(name, triangle)
     return square_of(triangle, exponent)
 
 
-def _crosses(file: Summand, layer: int) -> Iterator[tuple[str, Int64, int]]:
-    """Name, sum and tokens of each domain's features; those of a cohort's domains could cancel each other."""
-    name = f"layers.{layer}.cross"
-    if isinstance(file, Cohort):
-        for domain in file.domains:
-            yield f"{name} of {domain!r}", file.cross(layer, domain), file.counts(domain)[0]
-    yield name, file.cross(layer), file.manifest.tokens
+def _crosses(file: Sums, layer: int) -> Iterator[tuple[str, Int64, int]]:
+    """Name, sum and tokens of the features, before of each domain, because those of several could cancel each other."""
+    name, total = f"layers.{layer}.cross", np.zeros(file.manifest.hidden_size, np.int64)
+    for domain, counts in file.domains.items():
+        total += (cross := file.cross(layer, domain))
+        if len(file.domains) > 1:
+            yield f"{name} of {domain!r}", cross, counts.tokens
+    yield name, total, file.manifest.tokens
 
 
 def _validate_cross(name: str, cross: Int64, exponent: int, factor: Tensor, tokens: int) -> None:

@@ -15,7 +15,6 @@ from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_model, chat_template
 from moerge.routers import influence
 from moerge.routers.solve import solve_layers
-from moerge.statistics.cohort import Cohort, CohortFiles, Summand, members
 from moerge.trunk.heads import HeadInputs, is_tied
 from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, Origin, SeedRecord, card_file
 from moerge.versions.engines import engine_limits
@@ -34,7 +33,7 @@ from moerge.versions.file_plans import (
 from moerge_proto.digests import digest_of
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.ranges import Source
-from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.statistics_file import Sums
 from moerge_proto.versions import Lineage, SolveReport
 
 BASE = "base"
@@ -92,9 +91,8 @@ class VersionInputs:
         body_sha256: the digest of the body's file.
         method: the body's method.
         merged: the experts in the body.
-        contributed: facts of the router contributions, in the lineage's order.
+        contributed: facts of the router contributions, in the lineage's order; of a sum, of each domain.
         statistics: gives their files in that order.
-        cohorts: gives the cohorts of masked ones.
         head_statistics: gives the files of the lineage's head contributions, in order.
         seed: of a seed's body.
         base: the base model's config and tokenizer, of a body that was merged with it.
@@ -107,7 +105,6 @@ class VersionInputs:
     merged: Sequence[ExpertRecord]
     contributed: Sequence[Contributed]
     statistics: Callable[[], Sequence[Source]]
-    cohorts: Callable[[], Sequence[CohortFiles]] = tuple
     head_statistics: Callable[[], Sequence[Source]] = tuple
     seed: Seed | None = None
     base: DenseFiles | None = None
@@ -153,23 +150,16 @@ def solve_lineage(
         ContributionError, SolveError: a layer can't be solved.
     """
     with ExitStack() as stack:
-        files = _summands(stack, lineage, inputs)
+        files = _opened(stack, inputs)
         return solve_layers(files, lineage.domains, feature_gains(inputs.body), lineage.options, solved)
 
 
-def _summands(stack: ExitStack, lineage: Lineage, inputs: VersionInputs) -> list[Summand]:
-    """The opened contributions of a lineage, masked ones as cohorts."""
-    files = {
-        digest: stack.enter_context(StatisticsFile(source))
-        for digest, source in zip(lineage.contributions, inputs.statistics(), strict=True)
-    }
-    cohorts = list[Summand]()
-    for cohort in inputs.cohorts():
-        cohorts.append(cohort.opened(stack, [files.pop(digest) for digest in sorted(cohort.members)]))
-    if alone := [item for item in files.values() if item.manifest.is_masked]:
-        todo = "solve at the coordinator, which asks the keepers"
-        raise ContributionError(f"{alone[0].name} is masked, and its cohort is unknown", todo=todo)
-    return [*files.values(), *cohorts]
+def _opened(stack: ExitStack, inputs: VersionInputs) -> list[Sums]:
+    """The opened router contributions of a version, and sums of such."""
+    files = [stack.enter_context(Sums(source)) for source in inputs.statistics()]
+    if masked := [file.name for file in files if file.manifest.is_masked]:
+        raise ContributionError(f"{masked[0]} is masked", todo="solve from the sum: moerge coordinator unmask")
+    return files
 
 
 def measure_influence(
@@ -183,11 +173,7 @@ def measure_influence(
     gains = feature_gains(inputs.body)
     start = int(digest_of(lineage.model_dump(mode="json"))[:8], 16)
     with ExitStack() as stack:
-        files = _summands(stack, lineage, inputs)
-        if any(isinstance(file, Cohort) for file in files):
-            what = "contributions are masked, so only the sum over their owners is known"
-            raise ContributionError(what, todo="compare the scores of evaluations")
-        return influence.measure(members(files), lineage.domains, gains, lineage.options, start, measured)
+        return influence.measure(_opened(stack, inputs), lineage.domains, gains, lineage.options, start, measured)
 
 
 def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_lineage) -> VersionPlan:

@@ -20,9 +20,11 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens, all_counted
+from moerge.noise.finisher import NoiseFinisher
 from moerge.scoring.perplexity import Losses, Rows, logits, losses_by
 from moerge.scoring.routers import randomised
 from moerge.statistics.contribution import Computing
+from moerge.statistics.finisher import PLAIN
 from moerge.trunk.head_kinds import HEADS
 from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import (
@@ -83,7 +85,7 @@ def settings_of(fleet: Fleet, recipe: VersionRecipe, options: Options) -> Versio
         base=None if base is None else DenseExpert("base", base),
         rare_below=whole(options, "rare_below", 0) if "rare_below" in options else RARE_BELOW,
         computing=Computing(fleet.device, key=b"" if privacy is None else secrets.token_bytes(32)),
-        privacy=privacy,
+        finisher=PLAIN if privacy is None else NoiseFinisher(privacy),
     )
 
 

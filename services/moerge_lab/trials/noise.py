@@ -20,12 +20,13 @@ from moerge.merging.local import LocalBody, local_version
 from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
+from moerge.noise.finisher import NoiseFinisher
+from moerge.noise.release import release
+from moerge.noise.whitening import BoundedSum, Limits, Whitenings
 from moerge.progress import NoProgress, progress
 from moerge.statistics.contribution import Computing, router_contribution
 from moerge.statistics.passes import RouterPass
-from moerge.statistics.release import release
 from moerge.statistics.streamed import Streamed
-from moerge.statistics.whitening import BoundedSum, Limits, Whitenings
 from moerge_lab.recipes.base import Fleet, Model, Options, Recipe
 from moerge_lab.recipes.models import Routed
 from moerge_lab.recipes.published import Documents, experts_of
@@ -88,7 +89,7 @@ class Exact:
         folder: Path,
         computing: Computing,
     ) -> "Exact":
-        settings = _statistics().private(Privacy(epsilon=max(EPSILONS)))
+        finisher = NoiseFinisher(Privacy(epsilon=max(EPSILONS)))
         journal, kept_at = (folder / f"{expert.domain}.{name}" for name in ("exact", "whitenings"))
         kept = list[Whitenings]()
 
@@ -98,11 +99,12 @@ class Exact:
             kept.append(replace(whitenings, path=kept_at))
 
         with (
-            patch("moerge.statistics.contribution.release", keep),
+            patch("moerge.noise.finisher.release", keep),
             patch("moerge.statistics.windows.Streamed", _Streamed),
-            patch("moerge.statistics.whitening.BoundedSum", _Sum),
+            patch("moerge.noise.whitening.BoundedSum", _Sum),
         ):
-            router_contribution(expert, body, documents, folder / f"{expert.domain}.noisy", settings, computing)
+            path = folder / f"{expert.domain}.noisy"
+            router_contribution(expert, body, documents, path, _statistics(), computing, finisher)
         return cls(expert, body, journal, kept[0])
 
     def with_noise(self, privacy: Privacy, path: Path) -> Path:

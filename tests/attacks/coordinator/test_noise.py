@@ -12,14 +12,15 @@ import torch
 from moerge.merging.local import LocalBody, local_body
 from moerge.models.bounds import feature_bounds
 from moerge.models.expert_folder import DenseExpert
+from moerge.noise.gaussian import SIGMA, Generator, discrete_gaussian
+from moerge.noise.release import release, write_whitenings
+from moerge.noise.whitening import Whitenings
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.integers import pack, square_of, to_floats
-from moerge.statistics.noise import SIGMA, Generator, discrete_gaussian
 from moerge.statistics.passes import RouterPass
-from moerge.statistics.release import release, write_whitenings
-from moerge.statistics.whitening import Whitenings
 from moerge_proto.statistics_file import Int64, RouterManifest, StatisticsFile, StatisticsSettings, write
-from moerge_workers.privacy import PrivacyBudget
+from moerge_workers.noise.finishing import Noise
+from moerge_workers.policy import PrivacyBudget
 from support.models import expert
 
 EPSILON, DELTA = 4.0, 1e-6
@@ -45,11 +46,11 @@ class Attack:
     """
 
     def __init__(self, own: DenseExpert, body: LocalBody, contributions: int, folder: Path) -> None:
-        whole = PrivacyBudget(epsilon=EPSILON, delta=DELTA, contributions=contributions)
-        settings = StatisticsSettings(context=64).private(whole.each)
+        noise = Noise(PrivacyBudget(epsilon=EPSILON, delta=DELTA, contributions=contributions))
+        settings = noise.settings(StatisticsSettings(context=64))
         work = RouterPass(own, body, body.exponents)
         blank = router_manifest("owner", "0" * 64, "code", body, settings)
-        self._whitenings = Whitenings(folder / "whitening", whole.each, body.layers)
+        self._whitenings = Whitenings(folder / "whitening", noise.privacy, body.layers)
         write_whitenings(work, settings, self._whitenings.path)
         self._body, self._folder, self._contributions = body, folder, contributions
         self._generator = Generator(bytes(32))  # so that every run of the test has the same noise
@@ -137,7 +138,7 @@ def test_a_membership_test_stays_below_the_claim_and_halved_noise_does_not(
     def halved(count: int, generator: Generator) -> Int64:
         return discrete_gaussian(count, generator) // 2
 
-    monkeypatch.setattr("moerge.statistics.whitening.discrete_gaussian", halved)
+    monkeypatch.setattr("moerge.noise.whitening.discrete_gaussian", halved)
     broken = lower_bound(attack.score, limit)
     print(f"with half of the noise at least {broken:.2f}")
     assert broken > EPSILON

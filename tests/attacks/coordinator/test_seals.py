@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moerge.keeper.journal import Keeper, KeeperError
+from moerge.masks.keeper import Keeper, KeeperError
 from moerge_proto.masks import MaskedPart, MasksRequest, Seals
 from support.masked import MaskedOwner, keeper_of
 

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from sqlalchemy import select
 
 from moerge.errors import ContributionError
-from moerge.statistics.cohort import Cohort
+from moerge.masks.files import write_sum
 from moerge.statistics.validate import validate
 from moerge_coordinator.storage.tables import CohortRow
-from moerge_proto.statistics_file import Privacy, RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import Privacy, RouterManifest, StatisticsFile, Sums
 from moerge_workers.settings import Settings
 from support.cohorts import DOMAINS, HIDDEN, Rounds, rounds_in
 from support.statistics import LAYERS, honest_sums, manifest_of, written
@@ -33,7 +33,7 @@ def refusal(rounds: Rounds, **poison: Any) -> ContributionError:
     with pytest.raises(ContributionError, match="the sum of the cohort of art, code, law: ") as caught:
         rounds.unmask()
     with rounds.ports.database.reading() as session:
-        assert [row.answers for row in session.scalars(select(CohortRow))] == [{}], "it has no sum"
+        assert [row.sum for row in session.scalars(select(CohortRow))] == [None], "it has no sum"
     return caught.value
 
 
@@ -62,9 +62,11 @@ def test_features_of_two_domains_of_one_owner_do_not_cancel(tmp_path: Path) -> N
                 sums.arrays[f"layers.{layer}.cross"][0] += {"law": 1, "sea": -1}.get(domain, 0) * 1200 * 2**16
             path = written(tmp_path / domain, manifest_of(sums, 1, domain=domain), sums)
             files.append(stack.enter_context(StatisticsFile(path)))
-        cohort = Cohort(files)
+        with (tmp_path / "sum").open("wb") as out:
+            write_sum(out, {str(number) * 64: file for number, file in enumerate(files)})
+        summed = stack.enter_context(Sums(tmp_path / "sum"))
         with pytest.raises(ContributionError, match="can't be the sum of this gram's features") as caught:
-            validate(cohort, cohort.manifest.exponents, [float(HIDDEN)] * LAYERS)
+            validate(summed, summed.manifest.exponents, [float(HIDDEN)] * LAYERS)
         assert caught.value.where == "layers.0.cross of 'law'"
 
 

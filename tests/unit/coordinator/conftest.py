@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from moerge.blobs.local import LocalBlobs, LocalChunks
+from moerge_coordinator.domain.contribution_rules import RULES
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.settings import Settings
@@ -37,4 +38,4 @@ def ports(database: Database, tmp_path: Path) -> Ports:
     """Empty tables, and empty folders of blobs and chunks."""
     settings, blobs = Settings(home=tmp_path), LocalBlobs(tmp_path / "blobs")
     uploads = Uploads(database, blobs, LocalChunks(tmp_path / "uploads"), settings)
-    return Ports(settings, database, blobs, Folders(database, blobs, tmp_path), uploads)
+    return Ports(settings, database, blobs, Folders(database, blobs, tmp_path), uploads, RULES)

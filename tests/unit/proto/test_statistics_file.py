@@ -17,6 +17,7 @@ from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import (
     MAX_TOKENS,
     BodyManifest,
+    DomainCounts,
     HeadManifest,
     Int64,
     Manifest,
@@ -24,6 +25,8 @@ from moerge_proto.statistics_file import (
     StatisticsFile,
     StatisticsFileError,
     StatisticsSettings,
+    SumManifest,
+    Sums,
     exponent,
     file_size,
     gram_length,
@@ -243,6 +246,31 @@ def test_exponents_leave_room_whatever_the_vectors_norm(size: int, squared_norm:
 
 def test_gram_length_counts_the_upper_triangle() -> None:
     assert gram_length(5) == len(np.triu_indices(5)[0])
+
+
+def test_a_sum_has_the_crosses_of_its_domains(tmp_path: Path) -> None:
+    counts = [
+        DomainCounts(domain=domain, owner=f"{domain}-owner", expert="e" * 64, tokens=9, documents=4, shards=2)
+        for domain in ("art", "law")
+    ]
+    same = MANIFEST.model_dump(include={"body", "settings", "hidden_size", "layers", "exponents"})
+    manifest = SumManifest(**same, domains=counts, contributions=["1" * 64, "2" * 64])
+    arrays = [np.arange(6, dtype=np.int64), *[np.arange(6, dtype=np.int64) + 10] * 3]
+    with (tmp_path / "sum").open("wb") as out:
+        write(out, manifest, arrays)
+    with Sums(tmp_path / "sum") as file:
+        assert (file.manifest, file.manifest.tokens, file.manifest.documents) == (manifest, 18, 8)
+        assert list(file.domains.values()) == counts
+        assert file.gram(0).tolist() == arrays[0].tolist()
+        assert [file.cross(1, domain).tolist() for domain in file.domains] == [[10, 11, 12], [13, 14, 15]]
+    with pytest.raises(StatisticsFileError, match="sum"):
+        StatisticsFile(tmp_path / "sum")
+    for change in ({"domains": counts[::-1]}, {"contributions": ["1" * 64] * 2}):
+        with pytest.raises(ValidationError, match="expected sorted and distinct"):
+            SumManifest.model_validate(manifest.model_dump() | change)
+    (tmp_path / "one").write_bytes(content())
+    with Sums(tmp_path / "one") as file:
+        assert file.cross(0, "medicine").tolist() == ARRAYS[1].tolist()
 
 
 if __name__ == "__main__":

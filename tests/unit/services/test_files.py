@@ -11,7 +11,7 @@ from filelock import Timeout
 
 from moerge.errors import MoergeError
 from moerge.files import alone, atomic_file, locked, sync_folder, user_path
-from moerge.keeper.journal import KEY, Keeper, make_key
+from moerge.masks.keeper import KEY, Keeper, make_key
 from moerge_coordinator.storage.database import open_database
 from moerge_workers.leaving.history import History
 

@@ -1,26 +1,24 @@
 """Unsent statistics: sums over the documents that are not in the ledger."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from moerge.documents.shards import Shard
 from moerge.files import file_sha256, unfinished
-from moerge.statistics.cohort import write_masked
 from moerge.statistics.contribution import holds
 from moerge.statistics.journal import Journal, clear
 from moerge.statistics.passes import Pass, RouterPass
-from moerge.statistics.release import release, write_whitenings
 from moerge.statistics.windows import ComputeWindows, Layered, WindowSize, windows
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Manifest, StatisticsFile
+from moerge_workers.computing.finishing import Finishing
 from moerge_workers.computing.memory import free_memory, room_of
 from moerge_workers.computing.plan import Plan, Planner, total
 from moerge_workers.data.documents import Data
 from moerge_workers.leaving.ledger import Ledger, Sent
-from moerge_workers.leaving.seeds import new_seeds
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
@@ -43,6 +41,7 @@ class PendingStatistics:
         compute: sums windows of shards.
         blank: the manifest without counts and shards.
         ledger: the sent documents; its folder has the files.
+        finishing: makes router contributions of exact sums.
     """
 
     settings: Settings
@@ -52,10 +51,11 @@ class PendingStatistics:
     blank: Manifest
     work: Pass
     ledger: Ledger
+    finishing: Finishing = field(default_factory=Finishing)
 
     @cached_property
     def _planner(self) -> Planner:
-        return Planner(self.settings, self.data, self.events, self.blank, self.ledger)
+        return Planner(self.settings, self.data, self.events, self.blank, self.ledger, self.finishing)
 
     def complete(self) -> Whole | None:
         """Compute every unsent shard.
@@ -79,27 +79,21 @@ class PendingStatistics:
                 break
             self.events.say("documents were removed during the work; planning again")
         sent = Sent(path.name, file_sha256(path), manifest.documents, manifest.tokens, manifest.expert)
-        budget = self.settings.privacy if self.work.whitenings else None
-        cost = 0.0 if budget is None else budget.cost
+        cost = self.finishing.cost
         return Whole(sent, lambda: self.ledger.send(sent, self._planner.how, replace=plan.replaces, cost=cost))
 
     def _made(self, plan: Plan, path: Path) -> Manifest | None:
-        """As `_summed`; with a budget the file has noise, with keepers masks, and exact sums are removed."""
-        if not isinstance(self.work, RouterPass) or not (self.blank.is_masked or self.work.whitenings):
+        """As `_summed`; a finishing that isn't plain makes the file of exact sums, which are removed."""
+        if self.finishing.is_plain or not isinstance(self.work, RouterPass):
             return self._summed(plan, path)
-        work, whitenings, exact = self.work, self.work.whitenings, path.with_suffix(".exact")
+        exact = path.with_suffix(".exact")
         if not holds(path, self.blank, plan.sizes):  # else of an earlier run, which asked the owner or was killed
-            if whitenings is not None:
-                behind = replace(work, whitenings=None, device="cpu")
-                write_whitenings(behind, self.blank.settings, whitenings.path)
+            self.finishing.prepare(replace(self.work, device="cpu"), self.blank.settings)
             if self._summed(plan, exact) is None:
                 return None
-            if whitenings is None:
-                write_masked(exact, path, new_seeds(path, self.blank))
-            else:
-                release(exact, path, work.body, whitenings)
-        for left in (exact, *([whitenings.path] if whitenings else [])):
-            left.unlink(missing_ok=True)
+            self.finishing.write(exact, path, self.work)
+        exact.unlink(missing_ok=True)
+        self.finishing.clear(self.work)
         with StatisticsFile(path) as file:
             return file.manifest
 

@@ -9,6 +9,7 @@ from moerge.errors import MoergeError
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import MAX_SHARDS, Manifest, StatisticsFile
+from moerge_workers.computing.finishing import Finishing
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import too_little
 from moerge_workers.leaving.ledger import Ledger, Sent
@@ -53,6 +54,7 @@ class Planner:
     events: Events
     blank: Manifest
     ledger: Ledger
+    finishing: Finishing
 
     @property
     def grows(self) -> bool:
@@ -153,19 +155,12 @@ class Planner:
             self.ledger.forget()
         if not plan.sizes or not self._is_large_enough(plan):
             return False
-        self._require_budget(plan)
+        finishing = self.finishing
+        if finishing.cost and (
+            spent := self.ledger.overspent(finishing.cost, finishing.most, everything=plan.replaces)
+        ):
+            raise finishing.overspent(spent)
         return True
-
-    def _require_budget(self, plan: Plan) -> None:
-        budget = self.settings.privacy
-        if budget is None or self.blank.settings.privacy is None:
-            return
-        if spent := self.ledger.overspent(budget.cost, budget.most, everything=plan.replaces):
-            raise MoergeError(
-                f"{spent:,} documents have spent their privacy budget, {budget}",
-                where="[privacy]",
-                todo="give new documents only, or accept a larger epsilon: sums that left can't be taken back",
-            )
 
     def _is_large_enough(self, plan: Plan) -> bool:
         policy, least, split = self.settings.policy, enough(self.blank.hidden_size), self.blank.split

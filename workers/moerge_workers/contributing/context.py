@@ -13,7 +13,6 @@ from moerge import __version__
 from moerge.client.client import Client
 from moerge.documents.fitting_sample import fitting_sample
 from moerge.documents.splits import text_digest
-from moerge.errors import MoergeError
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.statistics.passes import Pass
@@ -21,17 +20,17 @@ from moerge.statistics.windows import ComputeWindows
 from moerge_proto.contributions import Contribution, Kind, NewContribution, signed_contribution
 from moerge_proto.demands import Demands
 from moerge_proto.digests import digest_of
-from moerge_proto.masks import LEAST_OWNERS
+from moerge_proto.masks import Seals
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsSettings
+from moerge_workers.computing.finishing import Finishing
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
 from moerge_workers.leaving.history import Item
-from moerge_workers.leaving.ledger import Ledger, left_exact, spending, spent_file
+from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.leaving.owner_key import signature
-from moerge_workers.leaving.seeds import seals
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
@@ -42,6 +41,8 @@ SOFTWARE = {
     "python": platform.python_version(),
 }
 """Builds that make the owner's contributions."""
+Beside = Callable[[Path, str], Seals | None]
+"""(contribution's file, its digest) -> the message that is sent beside it; None: nothing."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Context:
         data: the owner's documents.
         expert: the domain's, with its owner; config and files are read once.
         compute: sums shards, for example on Ray actors.
+        finishing: makes router contributions of exact sums.
+        beside: gives what is sent beside a contribution's file.
     """
 
     settings: Settings
@@ -62,6 +65,8 @@ class Context:
     events: Events
     expert: DenseExpert
     compute: ComputeWindows
+    finishing: Finishing
+    beside: Beside
 
     def demands(self, seen: Demands | None = None) -> Demands:
         """The coordinator's demands; with `seen`, once they differ, or after a minute."""
@@ -97,7 +102,8 @@ class Context:
             MoergeError: documents are unreadable, or too few.
         """
         self.events.enter(Stage.READING)
-        first = read_first(self.settings, self.data, self.expert.config.hidden_size)
+        limits = self.finishing.settings(self.settings.statistics)
+        first = read_first(self.settings, self.data, self.expert.config.hidden_size, limits)
         self.events.say(f"data: {first.summary}")
 
     def ledger(self, blank: Manifest) -> Path:
@@ -115,29 +121,12 @@ class Context:
         fields = blank.model_dump(include={"kind", "owner", "domain", "split"})
         return self.settings.home / "contributions" / f"{digest_of(fields)}.last.sqlite"
 
-    def spent(self) -> Path | None:
-        """The path of what noise has cost each document; None: there is no budget.
-
-        Raises:
-            MoergeError: the home's contributions have had noise, and now the settings have none; or the reverse.
-        """
-        path = spent_file(self.settings.home)
-        if self.settings.privacy is not None:
-            if left_exact(self.settings.home):
-                raise MoergeError(
-                    "sums of this home's documents were sent without noise, so a budget can't bound what is known",
-                    where="[privacy]",
-                    todo="use other documents and another home",
-                )
-            return path
-        if spending(path)[0]:
-            problem = "this home's documents have a privacy budget, which sums without noise would exceed"
-            raise MoergeError(problem, where="[privacy]", todo="set it again, or use other documents and another home")
-        return None
-
-    def pending(self, blank: Manifest, work: Pass, ledger: Ledger) -> PendingStatistics:
-        """The statistics of documents that are not in the ledger."""
-        return PendingStatistics(self.settings, self.data, self.events, self.compute, blank, work, ledger)
+    def pending(
+        self, blank: Manifest, work: Pass, ledger: Ledger, finishing: Finishing | None = None
+    ) -> PendingStatistics:
+        """The statistics of documents that are not in the ledger; `finishing`: of router statistics."""
+        given = self.settings, self.data, self.events, self.compute, blank, work, ledger
+        return PendingStatistics(*given, finishing or Finishing())
 
     def sample(self, limits: StatisticsSettings, tokens: int, least_documents: int, title: str) -> list[list[Tokens]]:
         """The rows of each document of a sample of the statistics documents, within the `limits`."""
@@ -160,13 +149,11 @@ class Context:
         """Upload and sign an allowed contribution's file; it replaces the ones that it `supersedes`."""
         with self.outbox.sending(item, supersedes):
             title = f"uploading the {item.kind} contribution"
-            home, path, owners = self.settings.home, Path(item.place), LEAST_OWNERS
-            if self.settings.masks is not None:
-                owners = self.settings.masks.owners
-            masks = seals(home, path, item.digest, owners)
+            path = Path(item.place)
+            masks = self.beside(path, item.digest)
             self.client.upload(path, self.events, title=title, compress=masks is None)
             with StatisticsFile(path) as file:
-                signed = signature(home, signed_contribution(file.manifest, item.digest))
+                signed = signature(self.settings.home, signed_contribution(file.manifest, item.digest))
             new = NewContribution(
                 sha256=item.digest, supersedes=list(supersedes), signature=signed, masks=masks, software=SOFTWARE
             )

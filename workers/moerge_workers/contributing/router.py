@@ -1,7 +1,6 @@
 """The stage of the router contributions: sums of the statistics and tuning splits under a body."""
 
 from contextlib import closing
-from dataclasses import replace
 
 from moerge.errors import MoergeError
 from moerge.models.dense import has_head
@@ -9,12 +8,14 @@ from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
-from moerge.statistics.whitening import Whitenings
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
-from moerge_proto.statistics_file import RouterManifest
+from moerge_proto.statistics_file import RouterManifest, Split
+from moerge_workers.computing.finishing import Finishing
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.ledger import Ledger, Sent
+
+SPLITS: tuple[Split, ...] = "statistics", "tuning"
 
 
 def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -> list[Contribution]:
@@ -27,35 +28,35 @@ def run(context: Context, body: Body, weights: DenseBody, expert: DenseExpert) -
     Raises:
         MoergeError: there is too little to send.
     """
-    settings = context.settings
-    statistics, sent, spent = settings.router_statistics, list[Contribution](), context.spent()
-    exponents = body.exponents
+    settings, sent, spent = context.settings, list[Contribution](), context.finishing.spent(context.settings.home)
     mlps = expert if has_head(expert) else context.expert  # the same MLPs
-    work = RouterPass(mlps, weights, exponents, statistics.precision, settings.device, statistics.before)
-    for split in ("statistics", "tuning"):
-        keepers = [] if settings.masks is None or split == "tuning" else settings.masks.keepers
-        blank = router_manifest(expert.owner, expert.digest, expert.domain, body, statistics, split, keepers)
+    for split in SPLITS:
+        finishing = context.finishing.of(split)
+        statistics = finishing.settings(settings.statistics)
+        facts = expert.owner, expert.digest, expert.domain, body, statistics, split
+        blank = router_manifest(*facts, finishing.keepers)
         path = context.ledger(blank)
-        if statistics.privacy is not None:
-            file = path.with_suffix(".whitening")
-            work = replace(work, whitenings=Whitenings(file, statistics.privacy, blank.layers))
+        work = RouterPass(mlps, weights, body.exponents, statistics.precision, settings.device, statistics.before)
+        work = finishing.passing(work, path, blank)
         if split == "statistics" or settings.tuning_share or path.exists():
             with closing(Ledger(path, context.last_documents(blank), spent)) as ledger:
                 if spent is not None and ledger.exact():
                     problem = "it lacks the cost of a contribution that was sent, so a budget can't bound what is known"
                     raise MoergeError(problem, where=str(spent), todo="restore its newest copy, or use another home")
-                sent += _contribute(context, blank, work, ledger)
+                sent += _contribute(context, blank, work, ledger, finishing)
     return sent
 
 
-def _contribute(context: Context, blank: RouterManifest, work: RouterPass, ledger: Ledger) -> list[Contribution]:
+def _contribute(
+    context: Context, blank: RouterManifest, work: RouterPass, ledger: Ledger, finishing: Finishing
+) -> list[Contribution]:
     """Compute and send one split: first unsent files of earlier runs, then new documents."""
     if (sent := _deliver(context, blank, ledger)) is None:
         return []
     if (summed := next((row for row in sent if row.cohort is not None), None)) is not None:
         context.events.say(f"{summed.digest[:12]} is in the sum of a cohort; changed documents wait for another body")
         return sent
-    if (whole := context.pending(blank, work, ledger).complete()) is not None:
+    if (whole := context.pending(blank, work, ledger, finishing).complete()) is not None:
         item = context.outbox.contribution(ledger.path(whole.file.name), whole.file.digest)
         if context.outbox.may_leave(item, context.replaced(blank.body)):
             whole.note()  # the ledger has only files that the owner approved

@@ -14,7 +14,6 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Stage
 from moerge_workers.contributing import head, parts, router
 from moerge_workers.contributing.context import Context
-from moerge_workers.contributing.covered import require_covered
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.contributing.expert import KeptError
 from moerge_workers.contributing.publications import Versions, logged_body
@@ -129,9 +128,9 @@ def contribute_under(context: Context, body: Body) -> list[Contribution]:
     """
     context.outbox.outdate(lambda item: item.body not in ("", body.digest))
     weights, found = checked_body(context, body), None
-    if context.settings.privacy is not None:
+    if context.finishing.alone:
         found = parts.compared(context, body, weights)
-        _require_covered(context, body, found)
+        _require_alone(context, body, found)
     context.look_at_data()
     expert = parts.run(context, body, weights, found)
     if has_head(expert) and head.run(context, expert, body.digest) is None and context.is_replaced(body.digest):
@@ -139,10 +138,10 @@ def contribute_under(context: Context, body: Body) -> list[Contribution]:
     return router.run(context, body, weights, expert)
 
 
-def _require_covered(context: Context, body: Body, found: Keeping) -> None:
+def _require_alone(context: Context, body: Body, found: Keeping) -> None:
     own = context.expert
     made = [DenseExpert(own.domain, path) for path in parts.folders(context, body.digest)]
-    require_covered(
+    context.finishing.require_alone(
         context.settings,
         own.family,
         found,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from moerge.documents.shards import alike_of, cut, enough
 from moerge.errors import MoergeError
+from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.data.documents import Data
 from moerge_workers.settings import Settings
 
@@ -29,14 +30,14 @@ class First:
     documents: int
 
 
-def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
-    """Counts of the first documents, and an estimate of the whole from the files' sizes.
+def read_first(settings: Settings, data: Data, hidden_size: int, limits: StatisticsSettings) -> First:
+    """Counts of the first documents, and an estimate of the whole from the files' sizes; `limits`: of router sums.
 
     Raises:
         MoergeError: documents are unreadable, or too few for the contributions that the settings ask for.
     """
     splits, tokens, done, size, every = Counter[str](), Counter[str](), _Bytes(), 0, True
-    limits, alike = settings.router_statistics, alike_of(settings.router_statistics)
+    alike = alike_of(limits)
     for _, split, document in data.documents(done):
         if not (every := splits.total() < _MOST_DOCUMENTS and size < _MOST_BYTES):
             break

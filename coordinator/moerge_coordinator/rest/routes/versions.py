@@ -9,6 +9,7 @@ from sqlalchemy import select
 from moerge.versions.engines import engine_limits
 from moerge_coordinator.domain import aliases, cards, owner_keys, provenance, version_keys, versions
 from moerge_coordinator.domain.owners import own_name
+from moerge_coordinator.domain.sums import contributions_in
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route
 from moerge_coordinator.rest.content import content
 from moerge_coordinator.rest.lists import After, Newest, Number, page
@@ -173,7 +174,8 @@ def list_signatures(state: Coordinator, caller: Anyone, number: Number) -> list[
     """The signatures of the contributions to the version's routers and head."""
     with state.database.reading() as session:
         made = versions.find(session, number).lineage
-        return list(owner_keys.signatures(session, [*made.contributions, *made.head.contributions]))
+        every = [*contributions_in(session, made.contributions), *made.head.contributions]
+        return list(owner_keys.signatures(session, every))
 
 
 @router.get("/{number}/files/{name}", response_class=FileResponse)

@@ -162,7 +162,7 @@ def test_counts_that_no_worker_sends_are_refused(law: Law) -> None:
         assert caught.value.where == where
     with pytest.raises(MoergeError, match="511 tokens; expected at least 512"):
         law.check(law.head_file(511))
-    with pytest.raises(MoergeError, match="a body contribution serves a merge on its owner's machine"):
+    with pytest.raises(MoergeError, match="a body contribution; expected one of: router, head"):
         law.check(law.body_file())
 
 

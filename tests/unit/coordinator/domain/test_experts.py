@@ -110,7 +110,7 @@ def joining(ports: Ports, models: Callable[..., Path], tmp_path: Path) -> Joinin
         for owner, *domains in (("law-owner", "law"), ("art-owner", "art"), ("two", "tax", "code")):
             owners.add(session, owner, domains)
     settings = Settings(home=tmp_path)
-    result = Joining(Ports(settings, ports.database, ports.blobs, ports.folders, ports.uploads), models)
+    result = Joining(Ports(settings, ports.database, ports.blobs, ports.folders, ports.uploads, ports.rules), models)
     result.seed()
     return result
 

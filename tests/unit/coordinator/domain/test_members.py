@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from moerge.blobs.local import LocalBlobs, LocalChunks
 from moerge.statistics.accumulate import ShardSums
 from moerge_coordinator.domain import contributions, experts, owners, versions, withdrawal
+from moerge_coordinator.domain.contribution_rules import RULES
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.settings import Settings
@@ -89,7 +90,7 @@ def members(folder: Path) -> Iterator[Members]:
     with closing(rows_in_memory(Clock())) as database:
         config, blobs = Settings(home=folder), LocalBlobs(folder / "blobs")
         uploads = Uploads(database, blobs, LocalChunks(folder / "uploads"), config)
-        yield Members(Ports(config, database, blobs, Folders(database, blobs, folder), uploads))
+        yield Members(Ports(config, database, blobs, Folders(database, blobs, folder), uploads, RULES))
 
 
 @cache

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from moerge.merging.local import local_body
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
+from moerge.noise import whitening
+from moerge.noise.finisher import NoiseFinisher
 from moerge.scoring.draw import Cut
-from moerge.statistics import whitening
 from moerge.statistics.contribution import Computing, router_contribution
 from moerge.trunk import least_squares
 from moerge_lab.demo import corpora
@@ -123,8 +124,10 @@ def test_a_smaller_budget_needs_no_further_pass(tmp_path: Path, monkeypatch: pyt
     body = local_body([own], tmp_path / "body", "average")
     rows = [Tokens([(7 * row + 3 * place) % 250 for place in range(noise.PASSAGE)]) for row in range(30)]
     privacy = Privacy(epsilon=1.0)
-    settings = StatisticsSettings(tokens_per_document=noise.PASSAGE).private(privacy)
-    direct = router_contribution(own, body, rows, tmp_path / "direct", settings, Computing(key=b"key"))
+    settings = StatisticsSettings(tokens_per_document=noise.PASSAGE)
+    direct = router_contribution(
+        own, body, rows, tmp_path / "direct", settings, Computing(key=b"key"), NoiseFinisher(privacy)
+    )
     exact = noise.Exact.of(own, body, rows, tmp_path, Computing(key=b"key"))
     scaled = exact.with_noise(privacy, tmp_path / "scaled")
     with StatisticsFile(direct) as one, StatisticsFile(scaled) as other:

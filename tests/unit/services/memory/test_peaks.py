@@ -133,7 +133,7 @@ WHITEN = """
 from tempfile import mkdtemp
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.passes import RouterPass
-from moerge.statistics.release import write_whitenings
+from moerge.noise.release import write_whitenings
 from moerge_proto.statistics_file import Privacy, StatisticsSettings
 def call(folder):
     settings = StatisticsSettings(tokens_per_document=int(folder.name)).private(Privacy(epsilon=1.0))

@@ -26,6 +26,7 @@ from moerge_proto.statistics_file import (
     StatisticsSettings,
     TextBefore,
 )
+from moerge_workers.computing.finishing import Finishing
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.computing.plan import Plan, Planner, Size
 from moerge_workers.data.documents import Data
@@ -271,7 +272,7 @@ def test_too_many_shards_are_refused_before_computation(tmp_path: Path) -> None:
     events = Events(Status(tmp_path, "law", ""), Lines())
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
         router, head = (
-            Planner(settings, Data(settings, DenseFiles(settings.expert), print), events, blank, ledger)
+            Planner(settings, Data(settings, DenseFiles(settings.expert), print), events, blank, ledger, Finishing())
             for blank in (ROUTER, HEAD)
         )
         plan = Plan(sizes, frozenset(["f" * 64]), replaces=False, differs=None)

@@ -8,12 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from moerge.errors import MoergeError
-from moerge.statistics.accountant import rho_of
+from moerge.noise.accountant import rho_of
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
 from moerge_workers.leaving.ledger import Ledger, Sent, spending, spent_file
-from moerge_workers.privacy import PrivacyBudget
+from moerge_workers.noise.finishing import Noise
+from moerge_workers.policy import PrivacyBudget
 from support.models import texts
 from support.stages import POLICY, MemoryClient, another, context_of, contribute
 
@@ -45,7 +46,7 @@ def manifest_of(path: Path) -> RouterManifest:
 
 
 def spent(home: Path, budget: dict[str, Any]) -> tuple[int, int]:
-    whole = PrivacyBudget.model_validate(budget)
+    whole = Noise(PrivacyBudget.model_validate(budget))
     return spending(spent_file(home), whole.cost, whole.most)
 
 
@@ -53,7 +54,7 @@ def test_new_documents_alone_pay_and_leave(folder: Path, home: Path, client: Mem
     assert spent(home, BUDGET) == (0, 0)
     [first] = ran(folder, home, client, privacy=BUDGET)
     manifest = manifest_of(client.uploaded[-1])
-    assert manifest.settings.privacy == PrivacyBudget.model_validate(BUDGET).each
+    assert manifest.settings.privacy == Noise(PrivacyBudget.model_validate(BUDGET)).privacy
     assert manifest.tokens == manifest.documents * (manifest.settings.tokens_per_document or 0)
     assert spent(home, BUDGET) == (manifest.documents, manifest.documents)
     assert {path.suffix for path in (home / "contributions").iterdir()} == {".sqlite", ".safetensors"}
@@ -79,9 +80,9 @@ def test_a_spent_budget_is_refused_before_a_pass(folder: Path, home: Path, clien
 
 def test_the_contributions_of_a_budget_cost_no_more_than_it() -> None:
     for contributions in (1, 3, 10):
-        budget = PrivacyBudget.model_validate({**BUDGET, "contributions": contributions})
-        assert contributions * budget.cost <= budget.most
-        assert contributions * budget.cost == pytest.approx(rho_of(2.0, 1e-6))
+        noise = Noise(PrivacyBudget.model_validate({**BUDGET, "contributions": contributions}))
+        assert contributions * noise.cost <= noise.most
+        assert contributions * noise.cost == pytest.approx(rho_of(2.0, 1e-6))
 
 
 def test_sums_without_noise_exclude_a_budget(folder: Path, home: Path, client: MemoryClient) -> None:

@@ -21,6 +21,7 @@ from moerge_proto.messages import FileEntry
 from moerge_proto.progress import Obstacle
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_workers.check import _Fleet
+from moerge_workers.computing.finishing import Finishing
 from moerge_workers.contributing import parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.seed import OtherBodyError, checked_body
@@ -379,7 +380,7 @@ def test_question_about_a_parts_head_ends_with_the_body(owner: tuple[Path, Body]
 
 def test_check_knows_registered_parts(owner: tuple[Path, Body], home: Path) -> None:
     with run_of(owner, home) as (context, client):
-        fleet = _Fleet(context.settings, context.expert, client)
+        fleet = _Fleet(context.settings, context.expert, client, Finishing())
         fleet.body()
         assert fleet.expert().startswith("only the expert's parts leave")
         run_stages(context)
@@ -391,7 +392,7 @@ def test_check_of_an_adapter_on_the_seed_s_mlps_names_the_adapter_s_bytes(
 ) -> None:
     lora = adapter(tmp_path / "lora", owner[0] / "seed", 3, "up_proj", "down_proj")
     with run_of(owner, home) as (context, client):
-        fleet = _Fleet(context.settings, DenseExpert("law", lora), client, has_own_head=False)
+        fleet = _Fleet(context.settings, DenseExpert("law", lora), client, Finishing(), has_own_head=False)
         fleet.body()
         size = decimal((lora / "adapter_model.safetensors").stat().st_size)
         assert fleet.expert() == f"only the adapter leaves, {size}; the coordinator merges it with the seed"

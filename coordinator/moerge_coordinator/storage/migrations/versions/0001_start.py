@@ -196,7 +196,7 @@ def upgrade() -> None:
         "cohorts",
         _key(),
         _reference("body", "bodies.digest"),
-        *_columns(sa.JSON, "answers"),
+        *_columns(DIGEST, "sum?", unique=True),
         *_columns(TIME, "created"),
     )
     op.create_table(
@@ -208,8 +208,8 @@ def upgrade() -> None:
         _reference("domain", "domains.name"),
         _reference("expert", "experts.digest"),
         *_columns(sa.BigInteger, "tokens", "documents", "size"),
-        *_columns(sa.Boolean, "active"),
-        *_columns(sa.JSON, "warnings", "software", "seals?"),
+        *_columns(sa.Boolean, "active", "alone"),
+        *_columns(sa.JSON, "warnings", "software"),
         *_columns(TIME, "created", "withdrawn?", "purged?"),
         _reference("body", "bodies.digest", nullable=True),
         _reference("cohort", "cohorts.number", nullable=True),
@@ -218,6 +218,11 @@ def upgrade() -> None:
         *_columns(sa.String(128), "signature?"),
         *_columns(DIGEST, "fingerprint?"),
         _unique_where("one_of_a_kind", "expert", "kind", where="kind <> 'router' AND active"),
+    )
+    op.create_table(
+        "seals",
+        _reference("contribution", "contributions.digest", primary_key=True),
+        *_columns(sa.JSON, "seals"),
     )
     op.create_table(
         "shards",

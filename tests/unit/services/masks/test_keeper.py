@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moerge.errors import MoergeError
-from moerge.keeper.journal import JOURNAL, Keeper, KeeperError
+from moerge.masks.keeper import JOURNAL, Keeper, KeeperError
 from moerge_proto.digests import sha256_hex
 from moerge_proto.masks import MaskedPart, MasksRequest
 from support.masked import MaskedOwner, keeper_of

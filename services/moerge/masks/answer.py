@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge.keeper.journal import Keeper
+from moerge.masks.keeper import Keeper
 from moerge_proto.masks import MAX_REQUEST_BYTES, MasksRequest, summed
 from moerge_proto.messages import plainly
 

@@ -1,23 +1,23 @@
 """Cohorts: masked contributions count as a whole, once their keepers have answered; a part of one never does."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
 
 from moerge.errors import MoergeError
-from moerge.keeper.journal import KeeperError
-from moerge_coordinator.domain import cohorts
+from moerge.masks.keeper import KeeperError
+from moerge_coordinator.domain import withdrawal
+from moerge_coordinator.domain.sums import contributions_in
+from moerge_coordinator.masks import cohorts
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.references import needed
-from moerge_coordinator.storage.tables import CohortRow
+from moerge_coordinator.storage.tables import ExpertRow
 from moerge_proto.options import SolveOptions
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.statistics_file import SumManifest, Sums
 from support.cohorts import DOMAINS, HIDDEN, TOKENS, Rounds, rounds_in
 from support.masked import MaskedOwner
 from support.statistics import honest_sums
@@ -33,23 +33,25 @@ def test_a_cohort_is_made_once_and_its_sum_is_that_of_all(rounds: Rounds) -> Non
     sent = [rounds.send(domain) for domain in DOMAINS]
     assert {row.effective_rank for row in sent} == {None}
     assert all("can't be checked" in row.warnings[0] for row in sent)
-    with pytest.raises(RefusedError, match="masked contributions of art, code, law are in no cohort"):
+    with pytest.raises(RefusedError, match="contributions of art, code, law count only in a sum"):
         rounds.lineage()
     request = rounds.ask()
     assert rounds.ask() == request
-    with pytest.raises(RefusedError, match="cohort 1 waits for its keepers' answers"):
+    with pytest.raises(RefusedError, match="the sum of cohort 1 is not known yet"):
         rounds.lineage()
     assert rounds.unmask() == 1
     lineage = rounds.lineage()
-    [found] = cohorts.sources(rounds.ports.database, rounds.ports.blobs, lineage)
-    assert sorted(found.members) == lineage.contributions == sorted(row.digest for row in sent)
-    plain = [honest_sums(HIDDEN, TOKENS, 1, HIDDEN, seed=seed).arrays["layers.1.gram"] for seed in range(3)]
-    with ExitStack() as stack:
-        files = [stack.enter_context(StatisticsFile(rounds.ports.blobs.source(digest))) for digest in found.members]
-        assert np.array_equal(found.opened(stack, files).gram(1), sum(plain))
+    [found] = lineage.contributions
+    plain = [honest_sums(HIDDEN, TOKENS, 1, HIDDEN, seed=seed).arrays for seed in range(3)]
+    with Sums(rounds.ports.blobs.source(found)) as file:
+        assert isinstance(file.manifest, SumManifest)
+        assert file.manifest.contributions == sorted(row.digest for row in sent)
+        assert np.array_equal(file.gram(1), sum(item["layers.1.gram"] for item in plain))
+        for domain, item in zip(DOMAINS, plain, strict=True):
+            assert np.array_equal(file.cross(1, domain), item["layers.1.cross"])
     with rounds.ports.database.reading() as session:
-        [cohort] = session.scalars(select(CohortRow))
-        assert set(cohort.answers.values()) <= needed(session)
+        assert found in needed(session)
+        assert sorted(contributions_in(session, [found])) == sorted(row.digest for row in sent)
     with pytest.raises(RefusedError, match="no masked contribution is without a cohort"):
         rounds.ask()
     with pytest.raises(RefusedError, match="cohort that waits"):
@@ -89,7 +91,9 @@ def test_a_cohort_that_waits_can_be_dissolved(rounds: Rounds) -> None:
     second = rounds.ask()
     assert second.digest != first.digest
     assert rounds.unmask() == 1
-    assert rounds.lineage().contributions == sorted(part.contribution for part in second.parts)
+    with rounds.ports.database.reading() as session:
+        counted = list(contributions_in(session, rounds.lineage().contributions))
+    assert counted == sorted(part.contribution for part in second.parts)
 
 
 def test_answers_of_all_keepers_to_this_request_are_needed(rounds: Rounds, tmp_path: Path) -> None:
@@ -118,10 +122,11 @@ def test_answers_of_all_keepers_to_this_request_are_needed(rounds: Rounds, tmp_p
 def test_fewer_owners_than_one_asks_for_wait(rounds: Rounds) -> None:
     for domain in DOMAINS[:2]:
         rounds.send(domain)
-    for step in (rounds.lineage, rounds.ask):
-        with pytest.raises(RefusedError, match="masked contributions of 2 owners, art-owner, code-owner") as caught:
-            step()
-        assert caught.value.kind == ProblemType.NOT_READY
+    with pytest.raises(RefusedError, match="contributions of art, code count only in a sum") as early:
+        rounds.lineage()
+    with pytest.raises(RefusedError, match="masked contributions of 2 owners, art-owner, code-owner") as caught:
+        rounds.ask()
+    assert early.value.kind == caught.value.kind == ProblemType.NOT_READY
     rounds.send("law")
     with pytest.raises(RefusedError, match="masked contributions of 2 owners, art-owner, law-owner"):
         rounds.ask("art", "law")
@@ -135,7 +140,7 @@ def test_options_that_need_each_owners_sums_are_refused(rounds: Rounds, options:
     for domain in DOMAINS:
         rounds.send(domain)
     rounds.unmask()
-    with pytest.raises(RefusedError, match="are masked"):
+    with pytest.raises(RefusedError, match="contributions of art, code, law count as a sum"):
         rounds.lineage(options=SolveOptions.model_validate(options))
     assert rounds.lineage(options=SolveOptions(domain_weights=dict.fromkeys(DOMAINS, 2.0)))
 
@@ -163,3 +168,16 @@ def test_a_refusal_of_the_keeper_makes_no_sum(rounds: Rounds) -> None:
     rounds.keeper.approve(MaskedOwner("law").request, replace=True)
     with pytest.raises(KeeperError, match="not signed by an approved key of 'law-owner'"):
         rounds.unmask()
+
+
+def test_a_purged_member_takes_the_sum_along(rounds: Rounds) -> None:
+    for domain in DOMAINS:
+        rounds.send(domain)
+    rounds.unmask()
+    [found] = rounds.lineage().contributions
+    with rounds.ports.database.transaction("test") as session:
+        law = session.get_one(ExpertRow, rounds.experts["law"].number)
+        withdrawal.withdraw_expert(session, law, serve=False)
+        assert found in needed(session)
+        withdrawal.purge_expert(session, law)
+        assert found not in needed(session)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from moerge.errors import ContributionError
 from moerge.memory.needs import SUM_ROWS, WHITENED_ROWS, sum_blocks
-from moerge.statistics.accountant import rho_of
+from moerge.noise.accountant import rho_of
+from moerge.noise.gaussian import SIGMA, Generator, discrete_gaussian
 from moerge.statistics.accumulate import Sum, inverse
 from moerge.statistics.integers import pack
-from moerge.statistics.noise import SIGMA, Generator, discrete_gaussian
 from moerge_proto.statistics_file import Int64, Manifest, Privacy
 
 _LEAST_VARIANCE = 0.02  # in units of the mean one

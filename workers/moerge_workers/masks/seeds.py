@@ -1,12 +1,13 @@
 """The seeds of a masked contribution's masks, in a file beside it, and their seals for its keepers."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_proto.masks import MaskedPart, Seals, facts_of, new_seed
-from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import RouterManifest, StatisticsFile
 from moerge_workers.leaving.owner_key import key_file, read_owner_key
 
 
@@ -14,17 +15,18 @@ def _file(contribution: Path) -> Path:
     return contribution.with_suffix(".seeds")
 
 
-def new_seeds(contribution: Path, manifest: Manifest) -> list[bytes]:
+def new_seeds(contribution: Path, keepers: Sequence[str]) -> list[bytes]:
     """A new secret seed for each keeper of a contribution that will be written, kept beside it."""
-    keepers = manifest.keepers if isinstance(manifest, RouterManifest) else []
     seeds = {keeper: new_seed() for keeper in keepers}
     with atomic_file(_file(contribution), private=True) as file:
         file.write(json.dumps({keeper: seed.hex() for keeper, seed in seeds.items()}).encode())
     return list(seeds.values())
 
 
-def seals(home: Path, contribution: Path, digest: str, owners: int) -> Seals | None:
+def seals(home: Path, owners: int, contribution: Path, digest: str) -> Seals | None:
     """The seals of a masked contribution, signed with the owner's key; None: it is not masked.
+
+    `owners`: fewest owners of a sum.
 
     Raises:
         MoergeError: the owner has no key, or the seeds' file is missing.

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from moerge.statistics.accountant import delta_of, epsilon_of, rho_of
-from moerge.statistics.noise import SIGMA, Generator, discrete_gaussian
+from moerge.noise.accountant import delta_of, epsilon_of, rho_of
+from moerge.noise.gaussian import SIGMA, Generator, discrete_gaussian
 
 SAMPLES = 40_000
 

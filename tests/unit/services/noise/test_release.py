@@ -19,15 +19,16 @@ from moerge.merging.local import LocalBody, local_body
 from moerge.models.bounds import feature_bounds
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
-from moerge.statistics.accountant import rho_of
+from moerge.noise.accountant import rho_of
+from moerge.noise.finisher import NoiseFinisher
+from moerge.noise.gaussian import SIGMA
+from moerge.noise.release import features_of, moments_of, write_whitenings
+from moerge.noise.whitening import BoundedSum, Limits, Whitening, Whitenings
 from moerge.statistics.contribution import Computing, router_contribution
 from moerge.statistics.integers import pack
-from moerge.statistics.noise import SIGMA
 from moerge.statistics.passes import RouterPass
-from moerge.statistics.release import features_of, moments_of, write_whitenings
 from moerge.statistics.streamed import Streamed
 from moerge.statistics.validate import validate
-from moerge.statistics.whitening import BoundedSum, Limits, Whitening, Whitenings
 from moerge_proto.statistics_file import (
     Int64,
     Privacy,
@@ -115,7 +116,7 @@ def test_public_text_that_gives_no_clips_is_refused_for_any_documents(public: to
 
 def layers_of(documents: Sequence[Tokens], own: DenseExpert, body: LocalBody, file: Path) -> list[dict[str, Int64]]:
     whitenings = Whitenings(file, PRIVACY, body.layers)
-    work = RouterPass(own, body, body.exponents, whitenings=whitenings)
+    work = RouterPass(own, body, body.exponents, sums=whitenings)
     shards = list(plan(documents, lambda tokens: tokens, SETTINGS, body.hidden_size, b"key"))
     streamed = Streamed(work, SETTINGS.batch_tokens)
     streamed.begin(shards)
@@ -140,16 +141,16 @@ def test_a_document_changes_the_sums_by_its_own_integers_alone(
 def test_a_file_with_noise_is_a_valid_contribution(
     own: DenseExpert, body: LocalBody, tmp_path: Path, privacy: Privacy
 ) -> None:
-    wanted, path = StatisticsSettings(context=64).private(privacy), tmp_path / "sums"
-    router_contribution(own, body, DOCUMENTS, path, wanted, COMPUTING)
+    path, how = tmp_path / "sums", (StatisticsSettings(context=64), COMPUTING, NoiseFinisher(privacy))
+    router_contribution(own, body, DOCUMENTS, path, *how)
     with StatisticsFile(path) as file:
         assert file.manifest.settings.privacy == privacy
         assert (file.manifest.documents, file.manifest.tokens) == (120, 120 * 64)
         assert validate(file, body.exponents, feature_bounds(body)) == []
     assert [item.name for item in tmp_path.iterdir()] == ["sums"]
     before = path.read_bytes()
-    assert router_contribution(own, body, DOCUMENTS, path, wanted, COMPUTING).read_bytes() == before  # no new noise
-    other = router_contribution(own, body, DOCUMENTS, tmp_path / "other", wanted, COMPUTING)
+    assert router_contribution(own, body, DOCUMENTS, path, *how).read_bytes() == before  # no new noise
+    other = router_contribution(own, body, DOCUMENTS, tmp_path / "other", *how)
     assert other.read_bytes() != before
 
 
@@ -189,7 +190,7 @@ def test_noise_needs_documents_of_one_row() -> None:
 def test_public_text_that_does_not_fit_into_memory_is_refused(
     own: DenseExpert, body: LocalBody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moerge.statistics.release.free_for", lambda device: Free(10**6, None))
+    monkeypatch.setattr("moerge.noise.release.free_for", lambda device: Free(10**6, None))
     with pytest.raises(MoergeError, match=r"the whitening by public text needs .* this machine has 1\.0 MB") as caught:
         write_whitenings(RouterPass(own, body, body.exponents), SETTINGS, tmp_path / "whitening")
     assert "a machine with more memory" in caught.value.todo
@@ -199,11 +200,13 @@ def test_public_text_that_does_not_fit_into_memory_is_refused(
 def test_other_public_text_and_names_without_a_key_are_refused(
     own: DenseExpert, body: LocalBody, tmp_path: Path
 ) -> None:
-    other = SETTINGS.private(PRIVACY.model_copy(update={"public": "0" * 64}))
+    noise, other = NoiseFinisher(PRIVACY), NoiseFinisher(PRIVACY.model_copy(update={"public": "0" * 64}))
     with pytest.raises(ContributionError, match="expected the pool of this moerge"):
-        router_contribution(own, body, DOCUMENTS, tmp_path / "sums", other, COMPUTING)
+        router_contribution(own, body, DOCUMENTS, tmp_path / "sums", SETTINGS, COMPUTING, other)
     with pytest.raises(MoergeError, match="names of shards without a key"):
-        router_contribution(own, body, DOCUMENTS, tmp_path / "sums", SETTINGS)
+        router_contribution(own, body, DOCUMENTS, tmp_path / "sums", SETTINGS, finisher=noise)
+    with pytest.raises(ValueError, match="expected a finisher that adds noise"):
+        router_contribution(own, body, DOCUMENTS, tmp_path / "sums", SETTINGS, COMPUTING)
     assert not list(tmp_path.iterdir())
 
 

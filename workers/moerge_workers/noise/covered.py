@@ -9,7 +9,7 @@ from moerge_workers.settings import Settings
 def require_covered(
     settings: Settings, family: Family, found: Keeping, *, was_fitted: bool = False, had_head: bool = False
 ) -> None:
-    """Require settings by which, with a budget, no fitted MLPs and no head contribution leave under the seed's body.
+    """Require settings by which no fitted MLPs and no head contribution leave under the seed's body.
 
     Args:
         was_fitted: whether the home has parts with fitted MLPs, which leave by default.
@@ -18,8 +18,6 @@ def require_covered(
     Raises:
         MoergeError: names what would leave, and the settings to change.
     """
-    if settings.privacy is None:
-        return
     leaves = dict[str, str]()
     if settings.fit is None and (was_fitted or (family.is_fittable and not found.keeps_body)):
         leaves["fitted MLPs"] = "fit = false"

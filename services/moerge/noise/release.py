@@ -26,12 +26,12 @@ from moerge.models.bounds import feature_bounds
 from moerge.models.dense_files import Dense
 from moerge.models.families.family import EMBEDDING
 from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.noise.gaussian import SIGMA, Generator
+from moerge.noise.whitening import Limits, Whitening, Whitenings, counted, name_of
 from moerge.statistics.accumulate import Sum, inverse
 from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.integers import pack, square_of, to_integers
-from moerge.statistics.noise import SIGMA, Generator
 from moerge.statistics.passes import RouterPass
-from moerge.statistics.whitening import Limits, Whitening, Whitenings, counted, name_of
 from moerge.threads import one_thread
 from moerge_proto.statistics_file import Int64, Manifest, StatisticsFile, StatisticsSettings, write
 

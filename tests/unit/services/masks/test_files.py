@@ -1,6 +1,6 @@
 """A cohort of masked contributions: its sum is the plain one bit by bit, and nothing else of it can be read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from moerge.errors import ContributionError, SolveError
-from moerge.keeper.journal import Keeper, make_key
+from moerge.files import file_sha256
+from moerge.masks.files import write_sum
+from moerge.masks.keeper import Keeper, make_key
 from moerge.routers.solve import solve_layers
-from moerge.statistics.cohort import Cohort
 from moerge.statistics.describe import description
 from moerge.statistics.validate import validate
 from moerge_proto.masks import MasksRequest, MaskSums, summed
 from moerge_proto.options import SolveOptions
-from moerge_proto.statistics_file import StatisticsFile, TextBefore
+from moerge_proto.statistics_file import StatisticsFile, Sums, TextBefore
 from support.masked import MaskedOwner
 from support.statistics import LAYERS, honest_sums, manifest_of, written
 
@@ -29,11 +30,11 @@ BOUNDS = [float(HIDDEN)] * LAYERS
 
 @dataclass
 class Both:
-    """The same sums, plain and masked, and a cohort of the masked ones."""
+    """The same sums, plain and masked, and the sum of the masked ones."""
 
     plain: list[StatisticsFile]
     masked: list[StatisticsFile]
-    cohort: Cohort
+    summed: Sums
 
 
 @pytest.fixture
@@ -61,20 +62,26 @@ def made(folder: Path, stack: ExitStack, change: Callable[[str], int] = lambda d
         path = folder / f"answer-{number}"
         path.write_bytes(b"".join(summed(request, keeper.public_key, keeper.seeds(request))))
         answers.append(stack.enter_context(MaskSums(path, HIDDEN, LAYERS, request.domains)))
-    return Both(plain, masked, Cohort(masked, answers))
+    return Both(plain, masked, stack.enter_context(Sums(sum_of(folder, masked, answers))))
+
+
+def sum_of(folder: Path, files: list[StatisticsFile], answers: Sequence[MaskSums]) -> Path:
+    with (path := folder / "sum").open("wb") as out:
+        write_sum(out, {file_sha256(folder / file.name): file for file in files}, answers)
+    return path
 
 
 def test_routers_of_masked_sums_are_the_plain_ones(both: Both, tmp_path: Path) -> None:
     options = SolveOptions(routers="discriminant")
     plain, report = solve_layers(both.plain, DOMAINS, GAINS, options)
-    masked, same = solve_layers([both.cohort], DOMAINS, GAINS, options)
+    masked, same = solve_layers([both.summed], DOMAINS, GAINS, options)
     assert report == same
     for left, right in zip(plain, masked, strict=True):
         assert torch.equal(left, right)
     sums = honest_sums(HIDDEN, 512, 1, HIDDEN, 9)
     with StatisticsFile(written(tmp_path / "sea", manifest_of(sums, 1, domain="sea"), sums)) as sea:
         expected, _ = solve_layers([*both.plain, sea], [*DOMAINS, "sea"], GAINS, options)
-        mixed, _ = solve_layers([both.cohort, sea], [*DOMAINS, "sea"], GAINS, options)
+        mixed, _ = solve_layers([both.summed, sea], [*DOMAINS, "sea"], GAINS, options)
     assert all(torch.equal(left, right) for left, right in zip(mixed, expected, strict=True))
 
 
@@ -92,27 +99,27 @@ def test_a_masked_file_shows_nothing_of_its_sums(both: Both) -> None:
 
 def test_weights_of_a_cohorts_domains_are_refused(both: Both) -> None:
     for weights in ({"law": 2.0}, {"art": 0.5}):
-        with pytest.raises(SolveError, match="the cohort of art, code, law are masked"):
-            solve_layers([both.cohort], DOMAINS, GAINS, SolveOptions(domain_weights=weights))
+        with pytest.raises(SolveError, match="art, code, law are one sum"):
+            solve_layers([both.summed], DOMAINS, GAINS, SolveOptions(domain_weights=weights))
     doubled = dict.fromkeys(DOMAINS, 2.0)
-    assert solve_layers([both.cohort], DOMAINS, GAINS, SolveOptions(domain_weights=doubled))
+    assert solve_layers([both.summed], DOMAINS, GAINS, SolveOptions(domain_weights=doubled))
 
 
 def test_the_sum_is_validated_like_one_contribution(both: Both, tmp_path: Path) -> None:
-    manifest = both.cohort.manifest
-    assert validate(both.cohort, manifest.exponents, BOUNDS) == []
+    manifest = both.summed.manifest
+    assert validate(both.summed, manifest.exponents, BOUNDS) == []
     with ExitStack() as stack:
         (tmp_path / "poisoned").mkdir()
         poisoned = made(tmp_path / "poisoned", stack, lambda domain: 2**40 if domain == "law" else 0)
         with pytest.raises(ContributionError, match="not positive semidefinite"):
-            validate(poisoned.cohort, manifest.exponents, BOUNDS)
+            validate(poisoned.summed, manifest.exponents, BOUNDS)
 
 
 def test_other_text_before_is_refused(both: Both, tmp_path: Path) -> None:
     other = both.masked[1].manifest.settings.model_copy(update={"before": TextBefore(tokens=8, piece=8)})
     both.masked[1].manifest = both.masked[1].manifest.model_copy(update={"settings": other})
     with pytest.raises(ContributionError, match=r"found .* in code, so their sums differ") as caught:
-        Cohort(both.masked)
+        sum_of(tmp_path, both.masked, [])
     assert caught.value.where == "manifest.settings.before"
 
 

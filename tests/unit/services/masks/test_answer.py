@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import MoergeError
-from moerge.keeper.answer import answer, read_request
-from moerge.keeper.journal import Keeper, KeeperError
+from moerge.masks.answer import answer, read_request
+from moerge.masks.keeper import Keeper, KeeperError
 from moerge_proto.masks import MasksRequest, MaskSums, summed
 from support.masked import MaskedOwner, keeper_of
 

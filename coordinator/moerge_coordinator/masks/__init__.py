@@ -1,0 +1,1 @@
+"""Masked contributions: their acceptance, cohorts of them with their keepers' answers, and the commands."""

@@ -1,0 +1,1 @@
+"""Masks of router contributions: masked files, a keeper's law and answers, and the sum of a cohort."""

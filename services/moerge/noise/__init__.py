@@ -1,0 +1,1 @@
+"""Noise in router contributions, for differential privacy of each document: whitened, bounded sums; noise; its cost."""

@@ -1,0 +1,52 @@
+"""Lines of Python by room, and the budget of each in docs/contributing.md: what exceeds it pays in the same change."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "contributing.md"
+WHOLE = "tests", "services/moerge_lab", "proto/moerge_proto"
+PARTS = "services/moerge", "workers/moerge_workers", "coordinator/moerge_coordinator"
+
+
+def room_of(path: Path) -> str:
+    """The whole package, or a package's folder, or the package for its own modules."""
+    name = path.relative_to(ROOT).as_posix()
+    for place in WHOLE:
+        if name.startswith(f"{place}/"):
+            return place
+    package = next(place for place in PARTS if name.startswith(f"{place}/"))
+    inner = name.removeprefix(f"{package}/").partition("/")
+    return f"{package}/{inner[0]}" if inner[1] else package
+
+
+def lines() -> Counter[str]:
+    result = Counter[str]()
+    for place in (*WHOLE, *PARTS):
+        for path in (ROOT / place).rglob("*.py"):
+            result[room_of(path)] += len(path.read_text(encoding="utf-8").splitlines())
+    return result
+
+
+def budgets() -> dict[str, int]:
+    rows = re.findall(r"^\| `([\w/]+)` \| ([\d,]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {room: int(number.replace(",", "")) for room, number in rows}
+
+
+def test_no_room_exceeds_its_budget() -> None:
+    """If one does, remove as much elsewhere in it, or move a budget from another room."""
+    found, allowed = lines(), budgets()
+    for room, number in sorted(found.items()):
+        print(f"{room:<45}{number:>7,}{allowed.get(room, 0):>8,}")
+    assert found.keys() == allowed.keys()
+    assert {room: number for room, number in found.items() if number > allowed[room]} == {}
+
+
+def test_the_sums_of_budgets_are_those_that_the_page_names() -> None:
+    named = re.search(r"house ([\d,]+), laboratory ([\d,]+), tests ([\d,]+)", PAGE.read_text(encoding="utf-8"))
+    assert named is not None
+    allowed = budgets()
+    tests, laboratory = allowed.pop("tests"), allowed.pop("services/moerge_lab")
+    expected = sum(allowed.values()), laboratory, tests
+    assert tuple(int(number.replace(",", "")) for number in named.groups()) == expected

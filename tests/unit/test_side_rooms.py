@@ -1,0 +1,38 @@
+"""The main road runs without its side rooms noise and masks: sums, acceptance, solve, versions, a worker's stages."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOMS = "moerge.noise", "moerge.masks", "moerge_workers.noise", "moerge_workers.masks", "moerge_coordinator.masks"
+MAIN_ROAD = (
+    "services/statistics/test_contribution.py",
+    "services/routers/test_solve.py",
+    "services/routers/test_influence.py",
+    "workers/contributing/test_stages.py",
+    "coordinator/domain/test_contributions.py",
+    "coordinator/domain/test_versions.py",
+    "coordinator/domain/test_withdrawal.py",
+)
+WITHOUT = f"""
+import sys
+
+import pytest
+
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith({ROOMS!r}):
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, Missing())
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-x", *sys.argv[1:]]))
+"""
+
+
+def test_the_main_road_runs_without_noise_and_masks() -> None:
+    tests = [str(Path(__file__).parent / name) for name in MAIN_ROAD]
+    done = subprocess.run([sys.executable, "-c", WITHOUT, *tests], capture_output=True, text=True)  # noqa: S603
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "passed" in done.stdout

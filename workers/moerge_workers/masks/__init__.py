@@ -1,0 +1,1 @@
+"""The owner's keepers: masked contributions, the seeds of their masks, and their seals."""
