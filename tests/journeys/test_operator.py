@@ -234,6 +234,9 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         (operator.folder / "results.json").write_bytes(RESULTS.dump_json([result()]))
         assert "1 result on tasks reported" in operator.types(part.next("moerge version evaluate 3"))
 
+    with Part("docs/operating.md", "Loss on public texts") as part:
+        found(r"(?m)^\d+$", operator.types(part.next("moerge version solve --accept-loss")))
+
     with Part("docs/operating.md", "The version key") as part:
         part.names = {"/srv/moerge": str(server.home)}
         old = " ".join(operator.types(part.next("moerge version keys")).split()[:2])
