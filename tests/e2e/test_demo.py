@@ -112,6 +112,10 @@ def test_last_version_is_near_the_oracle_and_routes_by_domain(demo: Demo) -> Non
     assert average["version"] > average["dume"] + 4, average
     for domain, shares in table(demo.home, 2)["shares"]["version"].items():
         assert shares[domains.index(domain)] == max(shares), (domain, shares)
+    for row in ("all parameters averaged", "DUME as published", "version", "the right expert for each text"):
+        assert f"│ {row} " in demo.output, row
+    assert f"keeps {average['version']:.1f} % of the quality" in demo.output
+    assert "\nTokens: code " in demo.output
     assert "shared" in demo.output
     assert "Four owners each have a language model for one domain." in demo.output
     for command in (

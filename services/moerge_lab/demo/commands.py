@@ -19,8 +19,8 @@ def demo(
     serve: Annotated[bool, typer.Option("--serve", help="Keep coordinator and dashboard open at the end.")] = False,
 ) -> None:
     """Run the main job on real text: train four small experts (once), start a coordinator and four workers, publish
-    a version of three experts and then one of four. Print the owners' evaluations of both, and the paper's
-    table of the second.
+    a version of three experts and then one of four. Print the owners' evaluations of both, a table of the second
+    beside other ways to merge, and a text in the colours of its experts.
 
     After an interruption, run the same command to continue; training repeats at most a minute.
 

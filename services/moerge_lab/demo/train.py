@@ -86,8 +86,10 @@ class Training:
 
 
 DEMO = Training(
-    Scratch(1024, 96, 384, layers=3, heads=3, phase=Phase(tokens=250_000, learning_rate=5e-3)),
-    for_expert=Phase(tokens=60_000, learning_rate=2e-3),
+    Scratch(1024, 96, 256, layers=2, heads=3, phase=Phase(tokens=250_000, learning_rate=6e-3)),
+    for_expert=Phase(tokens=60_000, learning_rate=3e-3),
+    context=128,
+    batch_rows=16,
 )
 
 
