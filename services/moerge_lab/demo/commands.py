@@ -30,9 +30,9 @@ def demo(
     console.print(INTRODUCTION)
     from transformers.utils import logging  # takes seconds
 
-    from moerge_lab.demo import corpora
     from moerge_lab.demo.main_job import Demo, Domain
-    from moerge_lab.demo.train import train
+    from moerge_lab.experts import corpora
+    from moerge_lab.experts.train import train
 
     logging.disable_progress_bar()
     home = home.resolve()

@@ -16,7 +16,7 @@ from moerge.progress import progress
 from moerge_lab.demo import result
 from moerge_lab.demo.processes import Processes, address_in, output_of
 from moerge_lab.demo.stages import Stages
-from moerge_lab.demo.train import DEMO
+from moerge_lab.experts.train import DEMO
 from moerge_lab.table.texts import Sources
 from moerge_proto.experts import ExpertState
 from moerge_proto.signatures import JoinRequest

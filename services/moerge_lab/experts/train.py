@@ -32,7 +32,7 @@ from moerge.models.dense import place
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import family_of
 from moerge.progress import Progress, Tracker
-from moerge_lab.demo.smollm import make_seed
+from moerge_lab.experts.smollm import make_seed
 from moerge_lab.training.batches import joined
 from moerge_lab.training.job import Job
 from moerge_lab.training.job import train as run_job
