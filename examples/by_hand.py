@@ -31,7 +31,7 @@ def pieces(file: Path, tokenizer: Any, context: int) -> Iterator[Tensor]:
 
 
 def average(experts: dict[str, LlamaForCausalLM]) -> dict[str, Tensor]:
-    """The trunk: the mean of every tensor that belongs to no MLP (DUME algorithm 1)."""
+    """Body and head: the mean of every tensor that belongs to no MLP (DUME algorithm 1)."""
     states = [expert.state_dict() for expert in experts.values()]
     return {
         name: torch.stack([state[name].double() for state in states]).mean(dim=0).float()
@@ -76,15 +76,15 @@ def solve(grams: list[Tensor], crosses: list[Tensor], ridge: float) -> Tensor:
 
 
 def mixture(
-    experts: dict[str, LlamaForCausalLM], trunk: dict[str, Tensor], routers: list[Tensor]
+    experts: dict[str, LlamaForCausalLM], common: dict[str, Tensor], routers: list[Tensor]
 ) -> MixtralForCausalLM:
-    """The experts' MLPs and the routers in the trunk, with one expert per token."""
+    """The experts' MLPs and the routers in the common tensors, with one expert per token."""
     dense = next(iter(experts.values())).config
     shared = {name: value for name, value in dense.to_dict().items() if name in MixtralConfig().to_dict()}
     for name in ("architectures", "model_type", "transformers_version"):
         shared.pop(name, None)
     config = MixtralConfig(**shared, num_local_experts=len(experts), num_experts_per_tok=1)
-    state = dict(trunk)
+    state = dict(common)
     for layer, router in enumerate(routers):
         mlps = [expert.model.layers[layer].mlp for expert in experts.values()]
         name = f"model.layers.{layer}.mlp"
@@ -111,18 +111,18 @@ def main() -> None:
 
     experts = {name: LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32) for name, folder in folders.items()}
     tokenizer = AutoTokenizer.from_pretrained(next(iter(folders.values())))
-    trunk, sums = average(experts), []
+    common, sums = average(experts), []
     for name, expert in experts.items():
         own = {key: value for key, value in expert.state_dict().items() if ".mlp." in key}
         dense = LlamaForCausalLM(expert.config).eval()
-        dense.load_state_dict({**trunk, **own})
+        dense.load_state_dict({**common, **own})
         sums.append(statistics(dense, pieces(Path(files[name]), tokenizer, given.context)))
         print(f"{name}: statistics of {len(sums[-1][0])} layers")
     routers = [
         solve([grams[layer] for grams, _ in sums], [crosses[layer] for _, crosses in sums], given.ridge)
         for layer in range(len(sums[0][0]))
     ]
-    model = mixture(experts, trunk, routers)
+    model = mixture(experts, common, routers)
     model.save_pretrained(given.out)
     tokenizer.save_pretrained(given.out)
     print(f"{given.out}: {len(experts)} experts, {model.num_parameters():,} parameters")

@@ -98,7 +98,7 @@ class Privacy(Message):
     """Noise in router sums: (`epsilon`, `delta`) differential privacy of each document, over one contribution.
 
     Features are whitened with the pool `public`, and a document passes the model alone. The sums are of the documents'
-    mean outer products and means (`grams`). See `moerge.noise.release`.
+    mean outer products and means (`grams`). See `moerge.noise.noisy_sums`.
     """
 
     epsilon: float = Field(gt=0, le=100, allow_inf_nan=False)

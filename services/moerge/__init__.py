@@ -23,13 +23,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moerge.experts.fitting import fit
-    from moerge.merging.local import local_body, local_version
+    from moerge.bodies.merge import merge_body
+    from moerge.fits.fitting import fit
+    from moerge.merging.local_lineages import local_body, local_version
     from moerge.merging.merge import merge
     from moerge.models.expert_folder import DenseExpert
     from moerge.models.tokens import Tokens, all_counted
     from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
-    from moerge.trunk.merge import merge_body
     from moerge.versions.folder import write_folder
     from moerge.versions.plan import plan_version
 
@@ -53,11 +53,11 @@ _HOMES = {
     "DenseExpert": "models.expert_folder",
     "Tokens": "models.tokens",
     "all_counted": "models.tokens",
-    "fit": "experts.fitting",
-    "local_body": "merging.local",
-    "local_version": "merging.local",
+    "fit": "fits.fitting",
+    "local_body": "merging.local_lineages",
+    "local_version": "merging.local_lineages",
     "merge": "merging.merge",
-    "merge_body": "trunk.merge",
+    "merge_body": "bodies.merge",
     "plan_version": "versions.plan",
     "router_contribution": "statistics.contribution",
     "body_contribution": "statistics.contribution",

@@ -6,7 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from moerge.blobs.local import LocalBlobs
-from moerge.merging.local import given
+from moerge.bodies.lineage import BodyLineage, BodyOptions
+from moerge.bodies.merge import BodyInputs, MergedBody, merge_body
+from moerge.bodies.methods.registry import METHODS
+from moerge.merging.local_lineages import given
 from moerge.models.bounds import feature_bounds, feature_exponents
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import require_finite
@@ -15,9 +18,6 @@ from moerge.progress import NoProgress
 from moerge.routers.ridge import SOLVER
 from moerge.statistics.describe import median_rank
 from moerge.statistics.validate import validate
-from moerge.trunk.lineage import BodyLineage, BodyOptions
-from moerge.trunk.merge import BodyInputs, MergedBody, merge_body
-from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, VersionInputs, measure_influence, plan_version, solve_lineage
 from moerge_proto.bodies import BodyMethod

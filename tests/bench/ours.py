@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from moerge.blobs.local import LocalBlobs
+from moerge.bodies.heads import HeadInputs, head_plan
+from moerge.bodies.lineage import BodyLineage, BodyOptions
+from moerge.bodies.merge import BodyInputs, merge_body
 from moerge.files import atomic_file, sync_folder
 from moerge.models.bounds import feature_gains
 from moerge.models.config import read_config
@@ -22,9 +25,6 @@ from moerge.models.writer import write_safetensors
 from moerge.progress import NoProgress
 from moerge.routers.solve import solve_layers
 from moerge.statistics.integers import pack, to_integers
-from moerge.trunk.heads import HeadInputs, head_plan
-from moerge.trunk.lineage import BodyLineage, BodyOptions
-from moerge.trunk.merge import BodyInputs, merge_body
 from moerge.versions.file_plans import (
     FilePlan,
     body_files,

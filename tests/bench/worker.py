@@ -28,7 +28,7 @@ from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSet
 from moerge_workers.computing import pending
 from moerge_workers.computing.actors import Slots
 from moerge_workers.data.documents import Data
-from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.outgoing.ledger import Ledger
 from moerge_workers.policy import Policy
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import ActorEvents, Events

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
-from moerge.experts.parts import write_parts
+from moerge.fits.parts import write_parts
 from moerge.models.adapter_settings import AdapterSettings
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import expert_digest, file_digests

@@ -25,7 +25,7 @@ from moerge_proto.owners import Owner
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import NewVersion
-from moerge_workers.leaving.owner_key import (
+from moerge_workers.outgoing.owner_key import (
     join_request,
     read_owner_key,
     require_approved,

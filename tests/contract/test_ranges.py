@@ -7,9 +7,9 @@ from pathlib import Path
 
 from moerge.blobs.s3 import S3
 from moerge.client.register import register
-from moerge.experts.parts import write_parts
 from moerge.files import file_sha256
-from moerge.merging.local import local_body, local_version
+from moerge.fits.parts import write_parts
+from moerge.merging.local_lineages import local_body, local_version
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, expert_digest, file_digests, is_weights
 from moerge.versions.folder import write_folder

@@ -9,7 +9,7 @@ import pytest
 
 from moerge import __version__
 from moerge_workers.check import checks
-from moerge_workers.leaving import owner_key
+from moerge_workers.outgoing import owner_key
 from moerge_workers.settings import Settings
 from support.federation import Federation, federation_of
 from support.models import expert, seed_model

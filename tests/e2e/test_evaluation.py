@@ -19,7 +19,7 @@ from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
 from moerge_workers.data.documents import read_key
-from moerge_workers.leaving.history import History
+from moerge_workers.outgoing.history import History
 from support.federation import Member, eventually, federation_of
 from support.models import expert, tokenizer
 from support.processes import ended, start_worker

@@ -12,7 +12,7 @@ from moerge_proto.evaluations import Perplexity
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
-from moerge_workers.leaving.history import History
+from moerge_workers.outgoing.history import History
 from support.federation import federation_of, files_below
 from support.models import expert
 from support.worker import Worker, worker_of

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from moerge.cli.versions import new_version
 from moerge.documents.corpus import Corpus
-from moerge.experts.parts import write_parts
 from moerge.files import file_sha256
+from moerge.fits.parts import write_parts
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
@@ -22,7 +22,7 @@ from moerge_proto.experts import ExpertState, Parts
 from moerge_proto.options import PAPER
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 from moerge_proto.versions import Version
-from moerge_workers.leaving.history import History
+from moerge_workers.outgoing.history import History
 from support.federation import Federation, federation_of
 from support.models import adapter, expert, keeping_expert
 from support.versions import loaded, logits

@@ -21,7 +21,7 @@ from moerge_coordinator.storage.folders import Folders
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.version_files import ROUTER_FILE
 from moerge_proto.versions import Version
-from moerge_workers.leaving.owner_key import join_request
+from moerge_workers.outgoing.owner_key import join_request
 from support.federation import Federation, federation_of
 from support.keepers import KeeperHome
 from support.models import expert

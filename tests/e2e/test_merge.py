@@ -12,8 +12,8 @@ import torch
 
 from moerge.documents.corpus import Corpus
 from moerge.files import file_sha256
-from moerge.merging.kept import kept
-from moerge.merging.local import local_body, local_version
+from moerge.merging.kept_statistics import kept
+from moerge.merging.local_lineages import local_body, local_version
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moerge.documents.shards import enough
-from moerge_workers.leaving.history import History
+from moerge_workers.outgoing.history import History
 from support.federation import federation_of
 from support.models import SMALL, expert
 from support.worker import Worker, worker_of

@@ -14,7 +14,7 @@ from moerge.statistics.describe import describe
 from moerge_proto.contributions import Kind
 from moerge_proto.experts import ExpertState
 from moerge_workers import commands
-from moerge_workers.leaving.history import History, Sending
+from moerge_workers.outgoing.history import History, Sending
 from support.federation import federation_of, files_below
 from support.models import expert
 from support.processes import run_command

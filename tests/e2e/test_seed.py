@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from moerge.models.families.family import FINAL_NORM, HEAD
 from moerge_proto.evaluations import Perplexity
-from moerge_workers.leaving.history import History
+from moerge_workers.outgoing.history import History
 from support.federation import Federation, federation_of, files_below
 from support.models import expert
 from support.versions import loaded

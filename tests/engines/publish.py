@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from engines.cases import Case
 from moerge.documents.corpus import Corpus
-from moerge.merging.local import local_body, local_version
+from moerge.merging.local_lineages import local_body, local_version
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
 from moerge.versions.folder import write_folder

@@ -14,7 +14,7 @@ from moerge.errors import MoergeError
 from moerge.models.families.family import HEAD
 from moerge_proto.evaluations import RESULTS
 from moerge_proto.options import SolveOptions
-from moerge_workers.leaving.owner_key import read_owner_key
+from moerge_workers.outgoing.owner_key import read_owner_key
 from support.dashboard import signed_in
 from support.evaluations import result
 from support.federation import Federation, federation_of

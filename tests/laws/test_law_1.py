@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moerge.documents.shards import plan, shard_name
 from moerge.errors import MoergeError
-from moerge.experts.parts import write_parts
+from moerge.fits.parts import write_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.family import EMBEDDING, FINAL_NORM, HEAD
 from moerge.models.tokens import Tokens, all_counted
@@ -22,7 +22,7 @@ from moerge_proto.masks import MaskedPart
 from moerge_proto.progress import Obstacle, Progress
 from moerge_proto.statistics_file import HeadManifest, Privacy, RouterManifest, StatisticsSettings
 from moerge_workers.data.documents import read_key
-from moerge_workers.leaving.history import Decision, History
+from moerge_workers.outgoing.history import Decision, History
 from moerge_workers.policy import Kind
 from support.models import expert, tokenizer
 from support.outbox import item_of, outbox_of

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from moerge.bodies.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body
 from moerge.errors import CoordinatorError
-from moerge.experts.parts import write_parts
+from moerge.fits.parts import write_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import FAMILIES
 from moerge.progress import NoProgress
 from moerge.statistics.passes import RouterPass
-from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body
 from moerge_proto.bodies import Body
 from moerge_proto.statistics_file import Int64
 from moerge_proto.versions import Version

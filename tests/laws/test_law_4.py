@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import CoordinatorError
-from moerge.experts.parts import write_parts
+from moerge.fits.parts import write_parts
 from moerge.models.dense_files import DenseFiles
 from support.federation import (
     Owners,

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from moerge.bodies.heads import HeadInputs
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import FAMILIES
-from moerge.trunk.heads import HeadInputs
 from moerge.versions.file_plans import body_files, expert_file, head_file, router_file
 from moerge.versions.plan import VersionPlan
 from moerge_proto.bodies import HeadMethod

@@ -25,6 +25,10 @@ from safetensors.torch import load
 from torch import Tensor
 
 from moerge.blobs.s3 import S3, S3Blobs
+from moerge.bodies import heads
+from moerge.bodies.heads import HeadInputs, head_plan
+from moerge.bodies.merge import FolderFiles, seed_body
+from moerge.bodies.methods import regmean
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
@@ -36,10 +40,6 @@ from moerge.routers.system import ridge_system
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import head_contribution
 from moerge.statistics.journal import Journal
-from moerge.trunk import heads
-from moerge.trunk.heads import HeadInputs, head_plan
-from moerge.trunk.merge import FolderFiles, seed_body
-from moerge.trunk.methods import regmean
 from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import StatisticsFile, gram_length
 from support import federation as fleet

@@ -518,7 +518,7 @@ MUTATIONS = (
         WORKER,
         'self.history.note(item, "leaves")',
         "pass",
-        ("tests/unit/workers/leaving/test_outbox.py",),
+        ("tests/unit/workers/outgoing/test_outbox.py",),
     ),
     Mutation(
         "accepted-under-a-replaced-body",
@@ -686,7 +686,7 @@ MUTATIONS = (
         LIBRARY,
         "return counts if counts.any() else torch.ones_like(counts)",
         "return torch.ones_like(counts)",
-        ("tests/unit/services/trunk/test_regmean.py",),
+        ("tests/unit/services/bodies/test_regmean.py",),
     ),
     Mutation(
         "altered-version",

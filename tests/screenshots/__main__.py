@@ -15,7 +15,7 @@ from playwright.sync_api import Browser
 from moerge.progress import LogProgress
 from moerge_proto.owners import NewToken, Role
 from moerge_proto.progress import Progress, Stage
-from moerge_workers.leaving.owner_key import join_request
+from moerge_workers.outgoing.owner_key import join_request
 from support.browser import browser, visit
 from support.federation import federation_of
 from support.processes import Coordinator

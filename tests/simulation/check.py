@@ -7,6 +7,8 @@ from pathlib import Path
 
 from sqlalchemy import select
 
+from moerge.bodies.heads import HeadInputs, head_plan
+from moerge.bodies.merge import SEED_HEAD_FILE
 from moerge.files import file_sha256
 from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody, DenseFiles
@@ -15,8 +17,6 @@ from moerge.models.families.family import EMBEDDING, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.routers.solve import solve_layers
-from moerge.trunk.heads import HeadInputs, head_plan
-from moerge.trunk.merge import SEED_HEAD_FILE
 from moerge.versions.file_plans import FilePlan, body_files, mlp_files, router_file
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database

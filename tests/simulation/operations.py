@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
+from moerge.bodies.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body
 from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.client.pull import pull
 from moerge.client.signatures import verify_folder
 from moerge.errors import CoordinatorError
-from moerge.experts.fitting import fit
+from moerge.fits.fitting import fit
 from moerge.models.batches import batches
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, expert_files
@@ -26,7 +27,6 @@ from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import head_manifest
 from moerge.statistics.passes import HeadPass
-from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex

@@ -12,8 +12,8 @@ import httpx
 from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.documents.shards import enough
-from moerge.experts.fitting import fit
-from moerge.experts.parts import write_parts
+from moerge.fits.fitting import fit
+from moerge.fits.parts import write_parts
 from moerge.models.batches import batches
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, expert_files

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moerge.experts.fitting import PUBLIC_WEIGHT, SHRINKAGE_TO_EXPERT, PublicText
+from moerge.fits.fitting import PUBLIC_WEIGHT, SHRINKAGE_TO_EXPERT, PublicText
 from moerge.models.batches import Batch
 from moerge.models.dense import domain_model, expert_model
 from moerge.models.dense_files import DenseFiles

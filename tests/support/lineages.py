@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from moerge.merging.local import LocalBody, local_body, local_version
+from moerge.merging.local_lineages import LocalBody, local_body, local_version
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
 from moerge.statistics.accumulate import ShardSums

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from moerge_workers.leaving.history import History, Item
-from moerge_workers.leaving.outbox import Outbox
+from moerge_workers.outgoing.history import History, Item
+from moerge_workers.outgoing.outbox import Outbox
 from moerge_workers.policy import Kind
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events

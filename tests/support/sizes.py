@@ -6,11 +6,11 @@ import torch
 from rich.filesize import decimal
 from transformers import LlamaConfig
 
+from moerge.bodies.methods.registry import METHODS
 from moerge.memory import needs
 from moerge.memory.shapes import Shape
 from moerge.models.published import expected_config
 from moerge.scoring import public
-from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import StatisticsSettings, gram_length
 
 NAMES = ("1B", "8B", "70B", "400B")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from moerge.bodies.merge import FolderFiles, seed_body
 from moerge.client.client import Client
 from moerge.client.http import Pages
 from moerge.errors import CoordinatorError
@@ -16,7 +17,6 @@ from moerge.models.expert_folder import DenseExpert, expert_digest
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows, Done, Window, computed
-from moerge.trunk.merge import FolderFiles, seed_body
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.demands import Demands
@@ -32,8 +32,8 @@ from moerge_workers.contributing import router
 from moerge_workers.contributing.context import Beside, Context
 from moerge_workers.contributing.seed import checked_body
 from moerge_workers.data.documents import Data
-from moerge_workers.leaving.history import History
-from moerge_workers.leaving.outbox import Outbox
+from moerge_workers.outgoing.history import History
+from moerge_workers.outgoing.outbox import Outbox
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from moerge.merging.local import local_body, local_version
+from moerge.merging.local_lineages import local_body, local_version
 from moerge.models.dense import dense_model, mlp_names
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert

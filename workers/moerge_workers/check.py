@@ -16,10 +16,10 @@ from moerge.client.client import Client
 from moerge.documents.files import silent
 from moerge.documents.fitting_sample import fitting_tokens
 from moerge.errors import MoergeError
-from moerge.experts.fitted_files import fitted_bytes
-from moerge.experts.fitting import require_fittable
-from moerge.experts.parts import part_bytes
-from moerge.experts.sample import need_of as fitting_need
+from moerge.fits.fitted_files import fitted_bytes
+from moerge.fits.fitting import require_fittable
+from moerge.fits.parts import part_bytes
+from moerge.fits.sample import need_of as fitting_need
 from moerge.memory.messages import described, machine
 from moerge.memory.room import Room
 from moerge.memory.shapes import Shape
@@ -45,9 +45,9 @@ from moerge_workers.contributing.seed import own_body, own_seed, require_expert_
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
 from moerge_workers.finishing import finishing_of
-from moerge_workers.leaving import budget
-from moerge_workers.leaving.history import History
-from moerge_workers.leaving.owner_key import own_identity, require_approved
+from moerge_workers.outgoing import budget
+from moerge_workers.outgoing.history import History
+from moerge_workers.outgoing.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import ActorEvents
 

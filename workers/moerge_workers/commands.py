@@ -23,9 +23,9 @@ from moerge.versions.evaluations import results_in
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.version_signatures import fingerprint as version_fingerprint
-from moerge_workers.leaving import budget, owner_key
-from moerge_workers.leaving.history import History
-from moerge_workers.leaving.public_log import PublicLog, all_served
+from moerge_workers.outgoing import budget, owner_key
+from moerge_workers.outgoing.history import History
+from moerge_workers.outgoing.public_log import PublicLog, all_served
 from moerge_workers.settings import Settings, home_of, read_settings
 from moerge_workers.watching.status import State, is_running, read_state
 
@@ -312,7 +312,7 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
             raise MoergeError(what, where="digest", todo=todo)
         [item] = items
         if decision == "approved":
-            from moerge_workers.leaving.outbox import require_unchanged
+            from moerge_workers.outgoing.outbox import require_unchanged
 
             require_unchanged(item)
         history.note(item, decision)
@@ -337,7 +337,7 @@ def evaluate(
 
     Example: moerge worker evaluate champion results.json --domain law
     """
-    from moerge_workers.leaving.task_results import report
+    from moerge_workers.outgoing.task_results import report
 
     scores = results_in(results)
     settings = _of_home(config, coordinator, token, domain, home)

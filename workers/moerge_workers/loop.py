@@ -12,8 +12,8 @@ from rich.filesize import decimal
 
 from moerge.client.client import Client
 from moerge.errors import MoergeError
-from moerge.experts.fitting import require_fittable
 from moerge.files import is_of_full_disk, locked, private_folder
+from moerge.fits.fitting import require_fittable
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder
 from moerge.models.stored import SINGLE
@@ -24,9 +24,9 @@ from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.stages import run_stages
 from moerge_workers.data.documents import Data
 from moerge_workers.finishing import beside_of, finishing_of
-from moerge_workers.leaving.history import History
-from moerge_workers.leaving.outbox import Outbox
-from moerge_workers.leaving.owner_key import own_identity, require_approved
+from moerge_workers.outgoing.history import History
+from moerge_workers.outgoing.outbox import Outbox
+from moerge_workers.outgoing.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 from moerge_workers.watching.metrics import served

@@ -8,8 +8,8 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.experts.parts import part_bytes, write_part_weights
 from moerge.files import atomic_file
+from moerge.fits.parts import part_bytes, write_part_weights
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import is_weights
 from moerge.models.sources import ADAPTER_CONFIG, on_base

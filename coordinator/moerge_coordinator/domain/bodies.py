@@ -4,7 +4,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
-from moerge.trunk.merge import MergedBody
+from moerge.bodies.merge import MergedBody
 from moerge_coordinator.domain import public_log
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.tables import BodyRow, tell

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.trunk.head_kinds import HEADS
+from moerge.bodies.head_kinds import HEADS
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow
 from moerge_proto.bodies import HeadMethod

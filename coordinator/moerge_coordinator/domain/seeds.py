@@ -3,9 +3,9 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.bodies.merge import SEED_PARTS_FILE
 from moerge.models.expert_folder import expert_digest, is_weights
 from moerge.models.stored import SINGLE
-from moerge.trunk.merge import SEED_PARTS_FILE
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.folders import StoredFiles

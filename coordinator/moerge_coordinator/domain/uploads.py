@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs, Chunks
 from moerge.files import file_sha256
-from moerge_coordinator.domain.pace import Pace
+from moerge_coordinator.domain.upload_rate import UploadRate
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database
@@ -40,7 +40,7 @@ class Uploads:
 
     def __init__(self, database: Database, blobs: Blobs, chunks: Chunks, settings: Settings) -> None:
         self._database, self._blobs, self._chunks, self._settings = database, blobs, chunks, settings
-        self._pace = Pace(settings.owner_bytes_per_second, database.clock)
+        self._rate = UploadRate(settings.owner_bytes_per_second, database.clock)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def sweep(self) -> None:
@@ -92,14 +92,14 @@ class Uploads:
         return Upload(id=row.id, missing=[digest for digest in wanted if digest not in held])
 
     async def receive(self, owner: str, upload: int, sha256: str, body: AsyncIterator[bytes]) -> None:
-        """Writes one chunk to disk while receiving it, at the owner's pace."""
+        """Writes one chunk to disk while receiving it, at the owner's rate."""
         request, complete = await asyncio.to_thread(self._request, owner, upload)
         if complete:
             return
         size = next((chunk.size for chunk in request.chunks if chunk.sha256 == sha256), None)
         if size is None:
             raise RefusedError(ProblemType.NOT_FOUND, "the upload's manifest has no such chunk", where=sha256)
-        self._pace.take(owner, size)
+        self._rate.take(owner, size)
         digest, received, again = hashlib.sha256(), 0, "send it again"
         self._chunks.incoming.mkdir(parents=True, exist_ok=True)
         file = self._chunks.incoming / secrets.token_hex(16)

@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
-from moerge.trunk.merge import DENSE_BODY_FILE
+from moerge.bodies.merge import DENSE_BODY_FILE
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, VersionInputs
 from moerge_coordinator.domain import bodies

@@ -10,11 +10,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
+from moerge.bodies.merge import DENSE_BODY_FILE, SEED_HEAD_FILE
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, private_folder
 from moerge.models.expert_folder import is_weights
 from moerge.progress import Progress
-from moerge.trunk.merge import DENSE_BODY_FILE, SEED_HEAD_FILE
 from moerge.versions.card import SeedRecord
 from moerge.versions.inputs import ExportedVersion, InputsFolder, expert_inputs
 from moerge_coordinator.domain import bodies

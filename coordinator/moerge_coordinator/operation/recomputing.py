@@ -7,11 +7,11 @@ from pathlib import Path
 from sqlalchemy import select
 
 from moerge.blobs.store import Blobs
+from moerge.bodies.head_kinds import HEADS
 from moerge.build import build
 from moerge.client.signatures import differing, read_provenance
 from moerge.errors import MoergeError
 from moerge.progress import Progress
-from moerge.trunk.head_kinds import HEADS
 from moerge.versions.file_plans import FilePlan
 from moerge.versions.plan import VersionPlan, plan_version
 from moerge_coordinator.domain import version_keys

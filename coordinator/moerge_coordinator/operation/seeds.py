@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable
 
 from moerge.blobs.store import Blobs
+from moerge.bodies.merge import MergedBody, seed_body
 from moerge.errors import MoergeError
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_expert, expert_digest, file_digests, require_finite
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.models.tokenizers import read_tokenizer
 from moerge.progress import Progress
-from moerge.trunk.merge import MergedBody, seed_body
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.storage.database import Database
 from moerge_proto.messages import LICENSE, UNKNOWN

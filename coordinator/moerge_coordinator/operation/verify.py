@@ -9,10 +9,10 @@ from sqlalchemy import JSON, select, type_coerce
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
+from moerge.bodies.merge import DENSE_BODY_FILE, files_digest, seed_digest
 from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest
 from moerge.progress import Progress, Tracker
-from moerge.trunk.merge import DENSE_BODY_FILE, files_digest, seed_digest
 from moerge_coordinator.domain import public_log
 from moerge_coordinator.operation.findings import Finding
 from moerge_coordinator.operation.recomputing import replaced_files

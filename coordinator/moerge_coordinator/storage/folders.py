@@ -9,12 +9,12 @@ from pathlib import Path
 from sqlalchemy import select
 
 from moerge.blobs.store import Blobs, show
+from moerge.bodies.merge import DENSE_BODY_FILE, SEED_HEAD_FILE
 from moerge.models.adapters import file_of
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import is_weights
 from moerge.models.published import PublishedWeights, published_weights
 from moerge.models.reader import Checkpoint
-from moerge.trunk.merge import DENSE_BODY_FILE, SEED_HEAD_FILE
 from moerge.versions.plan import Seed
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import BodyRow, ExpertRow, VersionRow

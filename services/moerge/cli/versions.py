@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.filesize import decimal
 
+from moerge.bodies.head_kinds import HEADS
 from moerge.cli.common import Coordinator, Secret, Yes, confirm, points, show, show_list, wait
 from moerge.cli.version_keys import list_keys, revoke_key, rotate_key, sign
 from moerge.cli.version_page import (
@@ -28,7 +29,6 @@ from moerge.errors import MoergeError
 from moerge.routers.registry import ROUTERS
 from moerge.settings import named_numbers, valid
 from moerge.terminal import AsJson, echo, show_json
-from moerge.trunk.head_kinds import HEADS
 from moerge.versions.compare import average_name, lost_domains, score_changes
 from moerge.versions.compare import compare as compare_versions
 from moerge.versions.evaluations import on_tasks, results_in

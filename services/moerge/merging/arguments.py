@@ -7,9 +7,11 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from moerge.bodies.lineage import BodyOptions
+from moerge.bodies.methods.registry import METHODS
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
-from moerge.merging.kept import KeptVersion, kept
+from moerge.merging.kept_statistics import KeptVersion, kept
 from moerge.merging.places import prompts_of
 from moerge.merging.prompts import Prompts
 from moerge.merging.settings import AUTO, MergeSettings, Source
@@ -18,8 +20,6 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, require_model
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.settings import named_values, single_values, valid
-from moerge.trunk.lineage import BodyOptions
-from moerge.trunk.methods.registry import METHODS
 from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.digests import Name
 from moerge_proto.messages import UNKNOWN

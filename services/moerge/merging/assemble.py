@@ -12,20 +12,20 @@ from typing import Protocol
 
 from torch import Tensor
 
+from moerge.bodies.head_kinds import HEADS
+from moerge.bodies.methods.registry import METHODS
 from moerge.documents.files import silent
 from moerge.documents.shards import shard_name
-from moerge.experts.fitting import PublicText, fit
-from moerge.experts.sample import fitting_sample_that_fits
+from moerge.fits.fitting import PublicText, fit
+from moerge.fits.sample import fitting_sample_that_fits
 from moerge.memory.machine import free_for
-from moerge.merging.local import LocalBody, given, local_body, local_version
+from moerge.merging.local_lineages import LocalBody, given, local_body, local_version
 from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
-from moerge.trunk.head_kinds import HEADS
-from moerge.trunk.methods.registry import METHODS
 from moerge.versions.folder import write_folder
 from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
 from moerge_proto.digests import digest_of

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
+from moerge.bodies.methods.registry import METHODS
 from moerge.documents.corpus import Corpus
 from moerge.documents.pool import pool_texts
 from moerge.errors import MoergeError
-from moerge.experts.fitted_files import fitted_bytes
-from moerge.experts.fitting import require_fittable
 from moerge.files import LOCK, work_folder
-from moerge.merging.kept import KeptExpert, KeptVersion
-from moerge.merging.local import LocalBody, require_base, require_head
+from moerge.fits.fitted_files import fitted_bytes
+from moerge.fits.fitting import require_fittable
+from moerge.merging.kept_statistics import KeptExpert, KeptVersion
+from moerge.merging.local_lineages import LocalBody, require_base, require_head
 from moerge.merging.prompts import Prompts
 from moerge.merging.settings import MergeSettings, Source
 from moerge.models.dense_files import Dense, DenseFiles
@@ -21,7 +22,6 @@ from moerge.models.distance import UNRELATED, typical_distance
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite, require_of_seed
 from moerge.models.families.family import mlp_layers
 from moerge.models.side_files import chat_model
-from moerge.trunk.methods.registry import METHODS
 from moerge.versions.plan import BASE
 from moerge_proto.records import RECORD_FILE
 

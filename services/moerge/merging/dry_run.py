@@ -10,15 +10,17 @@ from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
+from moerge.bodies.head_kinds import HEADS
+from moerge.bodies.methods.registry import METHODS
 from moerge.documents.shards import enough
-from moerge.experts.sample import need_of as fitting_need
-from moerge.experts.sample import tokens_that_fit
 from moerge.files import LOCK, work_folder
+from moerge.fits.sample import need_of as fitting_need
+from moerge.fits.sample import tokens_that_fit
 from moerge.memory.machine import free_for
 from moerge.memory.needs import Need, merging, merging_head, solving
 from moerge.memory.shapes import Shape
 from moerge.merging.checks import check
-from moerge.merging.kept import KeptVersion
+from moerge.merging.kept_statistics import KeptVersion
 from moerge.merging.merge import settings_of
 from moerge.merging.prompts import Prompts, checked, require_memory
 from moerge.merging.settings import MergeSettings, Source
@@ -29,8 +31,6 @@ from moerge.statistics.contribution import room_of
 from moerge.statistics.estimate import Estimate, duration, estimate, largest
 from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass
 from moerge.statistics.streamed import Streamed
-from moerge.trunk.head_kinds import HEADS
-from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import Kind
 
 

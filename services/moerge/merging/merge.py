@@ -5,18 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from moerge.bodies.methods.registry import METHODS
 from moerge.errors import MoergeError
 from moerge.files import LOCK, alone, atomic_file, work_folder
 from moerge.merging.assemble import Assembled, are_fittable, assemble
 from moerge.merging.checks import check
-from moerge.merging.kept import CHOICES, KeptExpert, KeptVersion, Record, keep, share
+from moerge.merging.kept_statistics import CHOICES, KeptExpert, KeptVersion, Record, keep, share
 from moerge.merging.recipe_file import FILE
 from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.scores import scores
 from moerge.merging.settings import AUTO, MergeSettings, Source
 from moerge.merging.texts import read_text
 from moerge.models.keeping import all_keep, keeping
-from moerge.trunk.methods.registry import METHODS
 from moerge.versions.card_scores import recipe_card, scored_card
 from moerge.versions.plan import BASE, small_files_of
 from moerge_proto.digests import sha256_hex

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from moerge.bodies.lineage import BodyOptions
 from moerge.documents.corpus import Corpus
 from moerge.documents.splits import HELD_OUT_SHARE
 from moerge.merging.prompts import Prompts
@@ -11,7 +12,6 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.keeping import Keeping
 from moerge.statistics.contribution import Computing
 from moerge.statistics.finisher import PLAIN, Finisher
-from moerge.trunk.lineage import BodyOptions
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from moerge.noise.release import release, write_whitenings
+from moerge.noise.noisy_sums import release, write_whitenings
 from moerge.noise.whitening import Whitenings
 from moerge.statistics.finisher import Finisher
 from moerge.statistics.passes import RouterPass

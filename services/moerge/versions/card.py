@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from huggingface_hub import ModelCardData
 
+from moerge.bodies.head_kinds import HEADS
 from moerge.routers.registry import ROUTERS
-from moerge.trunk.head_kinds import HEADS
 from moerge.versions.card_scores import markdown_rows
 from moerge.versions.file_plans import FilePlan, text_file
 from moerge_proto.digests import sha256_hex

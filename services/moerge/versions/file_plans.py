@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PretrainedConfig
 
+from moerge.bodies.heads import HeadInputs, head_plan, is_tied
 from moerge.errors import IncompatibleExpertError
 from moerge.models.config import published_config
 from moerge.models.dense_files import Dense, DenseFiles
@@ -24,7 +25,6 @@ from moerge.models.reader import Checkpoint
 from moerge.models.rows import tokens_without_row
 from moerge.models.side_files import published_generation, published_tokenizer
 from moerge.models.writer import StackedPlan, TensorPlan, copies, write_safetensors
-from moerge.trunk.heads import HeadInputs, head_plan, is_tied
 from moerge_proto.digests import canonical_json, digest_of, sha256_hex
 from moerge_proto.records import RECORD_FILE, Record
 from moerge_proto.version_files import (

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from moerge.bodies.merge import DENSE_BODY_FILE, SEED_HEAD_FILE
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.models.dense import has_head, part_names, stored_name
@@ -13,7 +14,6 @@ from moerge.models.reader import Checkpoint
 from moerge.models.stored import SINGLE
 from moerge.models.writer import copies, write_safetensors
 from moerge.progress import Progress
-from moerge.trunk.merge import DENSE_BODY_FILE, SEED_HEAD_FILE
 from moerge.versions.card import Contributed, ExpertRecord, SeedRecord
 from moerge.versions.file_plans import FilePlan, written
 from moerge.versions.plan import Seed, Slot, VersionInputs

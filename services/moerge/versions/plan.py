@@ -7,6 +7,7 @@ from functools import cache
 
 from torch import Tensor
 
+from moerge.bodies.heads import HeadInputs, is_tied
 from moerge.errors import ContributionError
 from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody, DenseFiles
@@ -15,7 +16,6 @@ from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_model, chat_template
 from moerge.routers import influence
 from moerge.routers.solve import solve_layers
-from moerge.trunk.heads import HeadInputs, is_tied
 from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, Origin, SeedRecord, card_file
 from moerge.versions.engines import engine_limits
 from moerge.versions.file_plans import (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import MoergeError
-from moerge.merging.local import LocalBody
+from moerge.merging.local_lineages import LocalBody
 from moerge.progress import NoProgress, Progress
 from moerge.scoring.perplexity import Rows, Window
 from moerge_lab.training.job import Trained

@@ -10,14 +10,14 @@ import torch
 from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedModel
 
+from moerge.bodies.lineage import BodyOptions
+from moerge.bodies.methods.method import MethodInputs
+from moerge.bodies.methods.registry import METHODS
+from moerge.bodies.pieces import merge_plan
 from moerge.errors import MoergeError
 from moerge.models.dense import dense_model, place
 from moerge.models.dense_files import DenseFiles
 from moerge.models.reader import Checkpoint
-from moerge.trunk.lineage import BodyOptions
-from moerge.trunk.methods.method import MethodInputs
-from moerge.trunk.methods.registry import METHODS
-from moerge.trunk.pieces import merge_plan
 from moerge_lab.recipes.base import Fleet, Model, Options, Recipe, number
 from moerge_lab.recipes.likelihoods import Dense
 from moerge_lab.recipes.models import Loaded

@@ -6,12 +6,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from moerge.bodies.methods.average import average
 from moerge.models.families.family import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.routers.ridge import Ridge
 from moerge.scoring.perplexity import Rows
 from moerge.threads import one_thread
-from moerge.trunk.methods.average import average
 from moerge_lab.recipes.base import SEED, Fleet, Model, Options, Recipe, number, whole
 from moerge_lab.recipes.likelihoods import Dense, experts, likelihoods, recent, with_seed
 from moerge_lab.recipes.tuning import CHOOSE, with_window

@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from moerge.bodies.head_kinds import HEADS
+from moerge.bodies.methods.registry import METHODS
 from moerge.documents.pool import encoded_pool
 from moerge.documents.shards import cut
 from moerge.errors import MoergeError
 from moerge.merging.assemble import Assembled, KeptParts, are_fittable, assemble, body_of, head_contributions
-from moerge.merging.local import LocalBody
+from moerge.merging.local_lineages import LocalBody
 from moerge.merging.settings import VersionSettings
 from moerge.models.dense import domain_model, place
 from moerge.models.dense_files import DenseFiles
@@ -25,8 +27,6 @@ from moerge.scoring.perplexity import Losses, Rows, logits, losses_by
 from moerge.scoring.routers import randomised
 from moerge.statistics.contribution import Computing
 from moerge.statistics.finisher import PLAIN
-from moerge.trunk.head_kinds import HEADS
-from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import (
     SEED,
     Chosen,

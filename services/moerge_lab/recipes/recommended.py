@@ -3,9 +3,9 @@
 from dataclasses import replace
 from functools import partial
 
+from moerge.bodies.head_kinds import HEADS
+from moerge.bodies.methods.registry import METHODS
 from moerge.routers.registry import ROUTERS
-from moerge.trunk.head_kinds import HEADS
-from moerge.trunk.methods.registry import METHODS
 from moerge_lab.recipes.base import SEED, Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
 from moerge_lab.recipes.published import COUNTS, oracle, published_recipe

@@ -13,7 +13,7 @@ import typer
 from numpy.typing import NDArray
 
 from moerge.files import atomic_file
-from moerge.merging.local import given, local_body, local_version
+from moerge.merging.local_lineages import given, local_body, local_version
 from moerge.models.bounds import feature_gains
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress

@@ -12,7 +12,7 @@ import typer
 from torch import Tensor
 
 from moerge.documents.corpus import Corpus
-from moerge.merging.local import local_body
+from moerge.merging.local_lineages import local_body
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
 from moerge.models.expert_folder import DenseExpert

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from moerge.documents.corpus import Corpus
 from moerge.merging.assemble import Assembled, KeptParts, body_of, fitted, head_contributions
-from moerge.merging.local import LocalBody, local_version
+from moerge.merging.local_lineages import LocalBody, local_version
 from moerge.merging.settings import VersionSettings
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.noise.finisher import NoiseFinisher
-from moerge.noise.release import release
+from moerge.noise.noisy_sums import release
 from moerge.noise.whitening import BoundedSum, Limits, Whitenings
 from moerge.progress import NoProgress, progress
 from moerge.statistics.contribution import Computing, router_contribution

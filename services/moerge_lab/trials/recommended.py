@@ -21,7 +21,7 @@ from moerge_lab.table.texts import read_elsewhere
 from moerge_lab.trials.inputs import PresetName, first, inputs_of, show
 
 DEFAULT, SEED = "recommended", "recommended:body=seed,fit=1"
-_BODY, _FIT = "moerge.trunk.least_squares", "moerge.experts.fitting"
+_BODY, _FIT = "moerge.bodies.least_squares", "moerge.fits.fitting"
 OPTIONS = (
     "routers=ridge",
     "lambda=0.0001",

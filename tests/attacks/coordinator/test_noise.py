@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from moerge.merging.local import LocalBody, local_body
+from moerge.merging.local_lineages import LocalBody, local_body
 from moerge.models.bounds import feature_bounds
 from moerge.models.expert_folder import DenseExpert
 from moerge.noise.gaussian import SIGMA, Generator, discrete_gaussian
-from moerge.noise.release import release, write_whitenings
+from moerge.noise.noisy_sums import release, write_whitenings
 from moerge.noise.whitening import Whitenings
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.integers import pack, square_of, to_floats

@@ -23,8 +23,8 @@ from moerge_proto.experts import ExpertState
 from moerge_proto.progress import Obstacle
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_workers.contributing.stages import run_stages
-from moerge_workers.leaving.history import History
-from moerge_workers.leaving.public_log import LogError, PublicLog
+from moerge_workers.outgoing.history import History
+from moerge_workers.outgoing.public_log import LogError, PublicLog
 from support.models import expert, texts
 from support.outbox import COORDINATOR
 from support.stages import NOW, MemoryClient, another, context_of, registered, seeded

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from moerge.errors import MoergeError
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_workers.contributing.stages import run_stages
-from moerge_workers.leaving.history import History
+from moerge_workers.outgoing.history import History
 from moerge_workers.settings import Settings
 from support.models import expert, keeping_expert, seed_model, texts
 from support.stages import POLICY, MemoryClient, context_of, registered

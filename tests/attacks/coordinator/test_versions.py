@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from moerge.client.http import Pages
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
-from moerge.merging.local import local_body, local_version
+from moerge.merging.local_lineages import local_body, local_version
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
 from moerge.progress import Progress
@@ -29,8 +29,8 @@ from moerge_proto.version_files import BODY_FILE, FUSED_FILE, HEAD_FILE, ROUTER_
 from moerge_proto.versions import Lineage, Version, VersionFile
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.contributing.publications import Versions, logged_body, logged_version
-from moerge_workers.leaving.history import FILE, Sending
-from moerge_workers.leaving.public_log import LogError, PublicLog
+from moerge_workers.outgoing.history import FILE, Sending
+from moerge_workers.outgoing.public_log import LogError, PublicLog
 from support.models import expert, seed_model, texts
 from support.stages import NOW, POLICY, Listed, MemoryClient, another, context_of, registered
 from support.versions import ROWS

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from moerge.errors import CoordinatorError
-from moerge.experts.parts import write_parts
+from moerge.fits.parts import write_parts
 from moerge.models.adapter_settings import AdapterSettings
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, dense_folder, expert_files, file_digests, is_weights

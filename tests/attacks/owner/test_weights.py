@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from moerge.documents.shards import enough
-from moerge.merging.local import local_body
+from moerge.merging.local_lineages import local_body
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import EMBEDDING
 from moerge.models.tokens import all_counted

@@ -13,7 +13,7 @@ from moerge.errors import MoergeError
 from moerge.files import alone, atomic_file, locked, sync_folder, user_path
 from moerge.masks.keeper import KEY, Keeper, make_key
 from moerge_coordinator.storage.database import open_database
-from moerge_workers.leaving.history import History
+from moerge_workers.outgoing.history import History
 
 SERVICES = Path(__file__).parents[3]
 

@@ -8,7 +8,7 @@ from moerge.models.families.family import Family
 from moerge.models.keeping import Keeping
 from moerge.statistics.finisher import Finisher
 from moerge_proto.statistics_file import Split
-from moerge_workers.leaving.ledger import spending, spent_file
+from moerge_workers.outgoing.ledger import spending, spent_file
 from moerge_workers.settings import Settings
 
 

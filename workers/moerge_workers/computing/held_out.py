@@ -10,7 +10,7 @@ from moerge.scoring.perplexity import Window, windows
 from moerge.scoring.streamed import StreamedModel
 from moerge_proto.evaluations import Scored
 from moerge_workers.data.documents import Data
-from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.outgoing.ledger import Ledger
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 

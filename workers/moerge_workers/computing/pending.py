@@ -18,7 +18,7 @@ from moerge_workers.computing.finishing import Finishing
 from moerge_workers.computing.memory import free_memory, room_of
 from moerge_workers.computing.plan import Plan, Planner, total
 from moerge_workers.data.documents import Data
-from moerge_workers.leaving.ledger import Ledger, Sent
+from moerge_workers.outgoing.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 

@@ -12,7 +12,7 @@ from moerge_proto.statistics_file import MAX_SHARDS, Manifest, StatisticsFile
 from moerge_workers.computing.finishing import Finishing
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import too_little
-from moerge_workers.leaving.ledger import Ledger, Sent
+from moerge_workers.outgoing.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 

@@ -27,10 +27,10 @@ from moerge_workers.computing.finishing import Finishing
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
-from moerge_workers.leaving.history import Item
-from moerge_workers.leaving.ledger import Ledger
-from moerge_workers.leaving.outbox import Outbox
-from moerge_workers.leaving.owner_key import signature
+from moerge_workers.outgoing.history import Item
+from moerge_workers.outgoing.ledger import Ledger
+from moerge_workers.outgoing.outbox import Outbox
+from moerge_workers.outgoing.owner_key import signature
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 

@@ -33,7 +33,7 @@ from moerge_workers.contributing.context import SOFTWARE, Context
 from moerge_workers.contributing.publications import logged_body, logged_version
 from moerge_workers.contributing.seed import checked_body
 from moerge_workers.contributing.version_check import AlteredVersionError, require_own, slot_of
-from moerge_workers.leaving.ledger import Ledger, Sent
+from moerge_workers.outgoing.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
 
 _AGAIN_SECONDS = 3600.0  # until the next attempt after a failure

@@ -13,8 +13,8 @@ from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge_proto.experts import NewExpert, Parts
 from moerge_workers.contributing.context import Context
-from moerge_workers.leaving.history import Item
-from moerge_workers.leaving.owner_key import signature
+from moerge_workers.outgoing.history import Item
+from moerge_workers.outgoing.owner_key import signature
 from moerge_workers.settings import Settings
 
 

@@ -10,7 +10,7 @@ from moerge.statistics.passes import HeadPass
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import StatisticsFile, write
 from moerge_workers.contributing.context import Context
-from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.outgoing.ledger import Ledger
 
 
 def run(context: Context, registered: DenseExpert, body: str) -> Contribution | None:

@@ -8,10 +8,10 @@ from typing import Literal
 
 from moerge.documents.shards import enough
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.experts.fitting import PublicText, fit, require_fittable
-from moerge.experts.parts import write_parts
-from moerge.experts.sample import WAYS, fitting_sample_that_fits
 from moerge.files import sync_folder
+from moerge.fits.fitting import PublicText, fit, require_fittable
+from moerge.fits.parts import write_parts
+from moerge.fits.sample import WAYS, fitting_sample_that_fits
 from moerge.memory.machine import free_for, is_out_of_memory
 from moerge.models.batches import Batch
 from moerge.models.dense import has_head

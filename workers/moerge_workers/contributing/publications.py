@@ -13,7 +13,7 @@ from moerge_proto.versions import Version
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.seed import checked_body
 from moerge_workers.contributing.version_check import AlteredVersionError, require_listed
-from moerge_workers.leaving.public_log import REFUSED, LogError, PublicLog
+from moerge_workers.outgoing.public_log import REFUSED, LogError, PublicLog
 
 _TODO = "ask the operator, another way than through the coordinator, and tell the other owners and whoever uses it"
 

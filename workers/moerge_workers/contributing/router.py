@@ -13,7 +13,7 @@ from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest, Split
 from moerge_workers.computing.finishing import Finishing
 from moerge_workers.contributing.context import Context
-from moerge_workers.leaving.ledger import Ledger, Sent
+from moerge_workers.outgoing.ledger import Ledger, Sent
 
 SPLITS: tuple[Split, ...] = "statistics", "tuning"
 

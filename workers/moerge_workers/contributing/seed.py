@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
+from moerge.bodies.merge import DENSE_BODY_FILE, SEED_PARTS_FILE, FolderFiles, seed_body, seed_digest
 from moerge.documents.pool import pool_texts
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import file_sha256
@@ -13,7 +14,6 @@ from moerge.models.config import settings_of
 from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import expert_digest, file_digests, require_of_seed
 from moerge.progress import Progress
-from moerge.trunk.merge import DENSE_BODY_FILE, SEED_PARTS_FILE, FolderFiles, seed_body, seed_digest
 from moerge_proto.bodies import Body
 from moerge_proto.progress import Obstacle
 from moerge_workers.contributing.context import Context

@@ -13,7 +13,7 @@ from moerge.files import atomic_file
 from moerge.models.dense_files import DenseFiles
 from moerge.progress import Tracker
 from moerge_proto.statistics_file import Manifest
-from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.outgoing.ledger import Ledger
 from moerge_workers.settings import Settings
 
 

@@ -8,7 +8,7 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_proto.masks import MaskedPart, Seals, facts_of, new_seed
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
-from moerge_workers.leaving.owner_key import key_file, read_owner_key
+from moerge_workers.outgoing.owner_key import key_file, read_owner_key
 
 
 def _file(contribution: Path) -> Path:

@@ -10,8 +10,8 @@ from moerge.noise.finisher import NoiseFinisher
 from moerge.statistics.describe import UNCOVERED
 from moerge_proto.statistics_file import Privacy
 from moerge_workers.computing.finishing import Finishing
-from moerge_workers.leaving.ledger import left_exact, spending, spent_file
 from moerge_workers.noise.covered import require_covered
+from moerge_workers.outgoing.ledger import left_exact, spending, spent_file
 from moerge_workers.policy import PrivacyBudget
 from moerge_workers.settings import Settings
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+from moerge.bodies.head_kinds import HEADS
 from moerge.client.http import optional
 from moerge.routers.registry import ROUTERS
-from moerge.trunk.head_kinds import HEADS
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, choice, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.bodies import Contributors

@@ -7,8 +7,8 @@ from typing import Any
 from markupsafe import Markup
 from starlette.responses import Response
 
+from moerge.bodies.head_kinds import HEADS
 from moerge.client.http import optional
-from moerge.trunk.head_kinds import HEADS
 from moerge.versions.compare import average_name, common_change
 from moerge.versions.evaluations import on_tasks
 from moerge_coordinator.dashboard import charts

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.local import LocalBlobs
-from moerge.trunk.merge import MergedBody
+from moerge.bodies.merge import MergedBody
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow

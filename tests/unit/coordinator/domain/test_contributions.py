@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from moerge.errors import MoergeError
-from moerge.experts.parts import write_parts
+from moerge.fits.parts import write_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.kinds import CONTRIBUTIONS

@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from moerge.bodies.merge import MergedBody
 from moerge.errors import CheckpointError, IncompatibleExpertError
-from moerge.experts.parts import write_parts
+from moerge.fits.parts import write_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import counts, expert_digest
 from moerge.progress import NoProgress
-from moerge.trunk.merge import MergedBody
 from moerge_coordinator.domain import experts, owners
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.withdrawal import withdraw_expert

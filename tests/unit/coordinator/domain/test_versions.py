@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.trunk.head_kinds import HEADS
+from moerge.bodies.head_kinds import HEADS
 from moerge_coordinator.domain import aliases, cards, contributors, versions
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError

@@ -12,11 +12,11 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from moerge.blobs.local import LocalBlobs
+from moerge.bodies.merge import MergedBody
 from moerge.errors import CheckpointError, MoergeError
-from moerge.merging.local import local_body
+from moerge.merging.local_lineages import local_body
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import FINAL_NORM
-from moerge.trunk.merge import MergedBody
 from moerge_coordinator.commands import app
 from moerge_coordinator.operation.backups import back_up, restore
 from moerge_coordinator.operation.findings import Finding

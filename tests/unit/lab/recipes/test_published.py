@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from moerge.bodies.least_squares import SHRINKAGE_TO_AVERAGE
 from moerge.errors import MoergeError
 from moerge.models.dense import domain_model
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
-from moerge.trunk.least_squares import SHRINKAGE_TO_AVERAGE
 from moerge.versions.plan import solve_lineage
 from moerge_lab.recipes.base import Fleet, Shared
 from moerge_lab.recipes.models import Loaded

@@ -9,7 +9,7 @@ import pytest
 from rich.table import Table as RichTable
 
 from moerge.errors import MoergeError
-from moerge.experts.fitting import fit
+from moerge.fits.fitting import fit
 from moerge.merging import assemble
 from moerge.models.dense import domain_model
 from moerge.models.expert_folder import DenseExpert

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from moerge.merging.local import local_body
+from moerge.bodies import least_squares
+from moerge.merging.local_lineages import local_body
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.noise import whitening
 from moerge.noise.finisher import NoiseFinisher
 from moerge.scoring.draw import Cut
 from moerge.statistics.contribution import Computing, router_contribution
-from moerge.trunk import least_squares
 from moerge_lab.demo import corpora
 from moerge_lab.demo.train import Phase, Scratch, Training
 from moerge_lab.table.presets import PRESETS, Preset

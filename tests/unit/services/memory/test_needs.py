@@ -9,13 +9,13 @@ import torch
 from rich.filesize import decimal
 from transformers import LlamaConfig
 
+from moerge.bodies.methods.registry import METHODS
 from moerge.memory.needs import Need, fitting, merging, merging_head, passing, scoring, writing_texts
 from moerge.memory.shapes import Shape
 from moerge.models.config import read_config
 from moerge.models.families.registry import FAMILIES
 from moerge.models.published import expected_config, published_weights
 from moerge.models.reader import Checkpoint
-from moerge.trunk.methods.registry import METHODS
 from support.models import allowed, expert
 from support.sizes import preset
 from support.versions import published

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from moerge.bodies.methods.registry import METHODS
 from moerge.documents.pool import encoded_pool
-from moerge.experts.sample import need_of as fitting_need
+from moerge.fits.sample import need_of as fitting_need
 from moerge.memory.needs import merging, merging_head, whitening
 from moerge.memory.shapes import Shape
 from moerge.models.dense_files import DenseFiles
@@ -17,7 +18,6 @@ from moerge.models.published import published_weights
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import body_contribution, head_contribution
 from moerge.statistics.passes import RouterPass, need_of
-from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import StatisticsSettings
 from support.models import expert
 from support.peaks import peaks_of, require_growth
@@ -88,7 +88,7 @@ def test_scoring_takes_layers_and_not_the_model(tmp_path: Path) -> None:
 
 FIT = """
 from tempfile import mkdtemp
-from moerge.experts.fitting import fit
+from moerge.fits.fitting import fit
 from moerge.models.batches import batches
 from moerge.models.dense_files import DenseFiles, DenseBody
 from moerge.models.tokens import all_counted
@@ -116,7 +116,7 @@ WHITEN = """
 from tempfile import mkdtemp
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.passes import RouterPass
-from moerge.noise.release import write_whitenings
+from moerge.noise.noisy_sums import write_whitenings
 from moerge_proto.statistics_file import Privacy, StatisticsSettings
 def call(folder):
     settings = StatisticsSettings(tokens_per_document=int(folder.name)).private(Privacy(epsilon=1.0))
@@ -137,9 +137,9 @@ def test_a_whitening(tmp_path: Path) -> None:
 
 MERGE = """
 from tempfile import mkdtemp
-from moerge.merging.local import local_body
+from moerge.merging.local_lineages import local_body
 from moerge.models.expert_folder import DenseExpert
-from moerge.trunk.lineage import BodyOptions
+from moerge.bodies.lineage import BodyOptions
 def call(folder):
     own = [DenseExpert(f"d{{n}}", folder / str(n)) for n in range(2)]
     base = own[0] if "{method}" in ("seed", "ties", "dare") else None
@@ -180,7 +180,7 @@ def test_a_merge_by(tmp_path: Path, method: str, models: list[dict[str, Any]]) -
 HEADS = """
 from moerge.models.dense_files import DenseFiles
 from moerge.models.writer import write_safetensors
-from moerge.trunk.heads import HeadInputs, head_plan
+from moerge.bodies.heads import HeadInputs, head_plan
 def call(folder):
     models = [DenseFiles(folder / str(slot)) for slot in range(2)]
     sums = [folder / f"sums-{{slot}}" for slot in range(2)]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from moerge.experts.fitting import fit as fit_mlps
-from moerge.experts.parts import write_parts
+from moerge.fits.fitting import fit as fit_mlps
+from moerge.fits.parts import write_parts
 from moerge.memory.shapes import Shape
-from moerge.merging.local import LocalBody, local_body, local_version
+from moerge.merging.local_lineages import LocalBody, local_body, local_version
 from moerge.models.batches import batches
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint

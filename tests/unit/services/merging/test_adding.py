@@ -17,8 +17,8 @@ from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import work_folder
 from moerge.merging import dry_run
 from moerge.merging.arguments import Choices, Texts, sources, version
-from moerge.merging.kept import kept
-from moerge.merging.local import local_version
+from moerge.merging.kept_statistics import kept
+from moerge.merging.local_lineages import local_version
 from moerge.merging.merge import MergeSettings, merge
 from moerge.merging.report import Report
 from moerge.models.expert_folder import DenseExpert

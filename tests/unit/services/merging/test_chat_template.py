@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import MoergeError
-from moerge.merging.kept import kept
+from moerge.merging.kept_statistics import kept
 from moerge.merging.merge import MergeSettings, merge
 from moerge.models.expert_folder import DenseExpert
 from moerge_proto.options import PAPER, VersionRecipe

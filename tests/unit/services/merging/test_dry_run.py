@@ -11,7 +11,7 @@ from rich.console import Console
 from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
 from moerge.merging import dry_run
-from moerge.merging.kept import kept
+from moerge.merging.kept_statistics import kept
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.prompts import Prompts
 from moerge.statistics.contribution import Computing

@@ -21,14 +21,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from moerge.bodies.lineage import BodyOptions
 from moerge.documents.conversations import Document
 from moerge.documents.corpus import Corpus
 from moerge.documents.files import DataFile
 from moerge.documents.shards import Shard
 from moerge.documents.splits import SplitRule, text_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.merging.kept import kept
-from moerge.merging.local import local_body
+from moerge.merging.kept_statistics import kept
+from moerge.merging.local_lineages import local_body
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.texts import read_corpus
@@ -41,7 +42,6 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import Computing, body_contribution, router_contribution
 from moerge.statistics.passes import BodyPass, RouterPass, need_of
 from moerge.statistics.streamed import Streamed
-from moerge.trunk.lineage import BodyOptions
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
 from moerge_proto.version_files import HEAD_FILE

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from moerge.errors import MoergeError
-from moerge.merging.local import given, local_body, local_version
+from moerge.merging.local_lineages import given, local_body, local_version
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from moerge.bodies.merge import FolderFiles, seed_body
 from moerge.errors import CheckpointError, IncompatibleExpertError
-from moerge.experts.parts import write_parts
 from moerge.files import file_sha256
+from moerge.fits.parts import write_parts
 from moerge.models.config import dense_config, read_config, require_plain_config
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_expert, dense_folder, expert_files
@@ -22,7 +23,6 @@ from moerge.models.families.family import HEAD
 from moerge.models.reader import Checkpoint, require_tensors
 from moerge.progress import NoProgress
 from moerge.scoring.perplexity import load
-from moerge.trunk.merge import FolderFiles, seed_body
 from support.models import adapter, expert, tokenizer
 from support.wrappers import WRAPPERS, wrapper
 

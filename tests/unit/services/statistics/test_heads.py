@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from moerge.bodies.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body
 from moerge.errors import ContributionError
 from moerge.models.bounds import factors, head_bounds, head_exponents
 from moerge.models.dense import expert_model
@@ -25,7 +26,6 @@ from moerge.statistics.contribution import head_contribution
 from moerge.statistics.integers import square_of
 from moerge.statistics.passes import HeadPass, RouterPass
 from moerge.statistics.validate import validate_grams
-from moerge.trunk.merge import DENSE_BODY_FILE, FolderFiles, MergedBody, seed_body
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import expert
 from support.passes import sums_of

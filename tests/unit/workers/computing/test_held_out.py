@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moerge_workers.computing.held_out import Counted, HeldOut, NotNowError
-from moerge_workers.leaving.ledger import Ledger, Sent
+from moerge_workers.outgoing.ledger import Ledger, Sent
 from support.stages import MemoryClient, context_of
 
 

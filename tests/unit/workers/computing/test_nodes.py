@@ -10,11 +10,11 @@ import pytest
 from ray.cluster_utils import Cluster
 from transformers import LlamaConfig
 
+from moerge.bodies.merge import DENSE_BODY_FILE
 from moerge.errors import MoergeError
 from moerge.memory.machine import free_bytes
 from moerge.models.dense_files import DenseFiles
 from moerge.statistics.passes import RouterPass
-from moerge.trunk.merge import DENSE_BODY_FILE
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.nodes import NodePass, require_same, require_versions, versions

@@ -30,7 +30,7 @@ from moerge_workers.computing.finishing import Finishing
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.computing.plan import Plan, Planner, Size
 from moerge_workers.data.documents import Data
-from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.outgoing.ledger import Ledger
 from moerge_workers.policy import Policy
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events

@@ -19,7 +19,7 @@ from moerge_workers.contributing import parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError
 from moerge_workers.contributing.seed import checked_body
-from moerge_workers.leaving.owner_key import join_request, signature
+from moerge_workers.outgoing.owner_key import join_request, signature
 from support.models import adapter
 from support.stages import NOW, MemoryClient, context_of
 

@@ -15,7 +15,7 @@ from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.masks import MaskedPart, Seals, keeper_key, mask
 from moerge_proto.signatures import public_key_of
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, gram_length
-from moerge_workers.leaving.owner_key import join_request, read_owner_key
+from moerge_workers.outgoing.owner_key import join_request, read_owner_key
 from moerge_workers.settings import Settings
 from support.models import texts
 from support.stages import POLICY, MemoryClient, context_of, contribute

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moerge.errors import MoergeError
-from moerge.experts.sample import need_of
+from moerge.fits.sample import need_of
 from moerge.memory.machine import Free
 from moerge.models.keeping import Keeping
 from moerge_proto.bodies import Body

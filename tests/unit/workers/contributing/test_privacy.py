@@ -12,8 +12,8 @@ from moerge.noise.accountant import rho_of
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
-from moerge_workers.leaving.ledger import Ledger, Sent, spending, spent_file
 from moerge_workers.noise.finishing import Noise
+from moerge_workers.outgoing.ledger import Ledger, Sent, spending, spent_file
 from moerge_workers.policy import PrivacyBudget
 from support.models import texts
 from support.stages import POLICY, MemoryClient, another, context_of, contribute

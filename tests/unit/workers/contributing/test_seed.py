@@ -10,12 +10,12 @@ import pytest
 from rich.filesize import decimal
 from safetensors.torch import load_file, save_file
 
+from moerge.bodies.merge import DENSE_BODY_FILE, seed_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.experts.fitting import PublicText, fit
 from moerge.files import file_sha256
+from moerge.fits.fitting import PublicText, fit
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, dense_folder
-from moerge.trunk.merge import DENSE_BODY_FILE, seed_digest
 from moerge_proto.bodies import Body
 from moerge_proto.messages import FileEntry
 from moerge_proto.progress import Obstacle
@@ -26,7 +26,7 @@ from moerge_workers.contributing import parts
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.seed import OtherBodyError, checked_body
 from moerge_workers.contributing.stages import run_stages
-from moerge_workers.leaving.history import History
+from moerge_workers.outgoing.history import History
 from support.models import adapter, expert, seed_model, texts
 from support.stages import POLICY, MemoryClient, context_of, registered
 

@@ -18,7 +18,7 @@ from moerge_proto.uploads import Stored
 from moerge_workers.contributing import parts
 from moerge_workers.contributing.seed import checked_body
 from moerge_workers.contributing.stages import run_stages
-from moerge_workers.leaving.history import History
+from moerge_workers.outgoing.history import History
 from support.stages import POLICY, MemoryClient, another, context_of
 
 
