@@ -1,12 +1,10 @@
 """Expert routing: a linear router on the mean embedding of the tokens before chooses one expert."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
@@ -61,15 +59,10 @@ def test_the_trained_router_learns_which_expert_a_text_wants() -> None:
     assert (features @ router).argmax(dim=1).tolist() == targets.tolist()
 
 
-@cache
-def model_of(folder: Path) -> PreTrainedModel:
-    return expert_model(DenseFiles(folder))
-
-
 def told(folder: Path, ids: list[int]) -> Tensor:
     """-log p of each token but the first."""
     with torch.inference_mode():
-        chances: Tensor = model_of(folder)(input_ids=torch.tensor([ids])).logits[0].log_softmax(dim=1)
+        chances: Tensor = expert_model(DenseFiles(folder))(input_ids=torch.tensor([ids])).logits[0].log_softmax(dim=1)
     return -chances[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0].double()
 
 

@@ -15,7 +15,7 @@ from moerge.scoring.perplexity import Rows
 from moerge_lab.recipes.base import Domain, Fleet
 from moerge_lab.recipes.likelihoods import Dense
 from moerge_lab.recipes.mergeme import RECIPES, alignment, confidence, top_softmax
-from support.models import expert
+from support.models import DISTINCT, expert
 from support.recipes import logits
 
 SHORT, LONG = [5, 9, 200, 7], [40, 41, 42, 43, 44, 250, 7]
@@ -129,7 +129,7 @@ def test_the_chosen_experts_outputs_are_summed_in_every_layer(
             torch.testing.assert_close(one[: len(ids)], wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "gemma4_unified_text", "nemotron_h"])
+@pytest.mark.parametrize("family", DISTINCT)
 def test_equal_experts_compute_what_each_of_them_does(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "e", 1, family, initializer_range=0.2)
     with torch.inference_mode():

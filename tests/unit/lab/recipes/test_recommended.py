@@ -68,18 +68,27 @@ def published(spec: str, on: Fleet) -> PreTrainedModel:
     return model.model
 
 
-@pytest.mark.parametrize("spec", ["recommended:before=1", "recommended:body=seed,fit=1,before=1"])
-def test_options_say_what_stands_before_the_text_of_router_statistics_alone(tmp_path: Path, spec: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "before"),
+    [
+        ("recommended", None),
+        ("recommended:before=1", TextBefore()),
+        ("recommended:body=seed,fit=1,before=1", TextBefore()),
+    ],
+)
+def test_options_say_what_stands_before_the_text_of_router_statistics_alone(
+    tmp_path: Path, spec: str, before: TextBefore | None
+) -> None:
     on = fleet(tmp_path)
     found = [router.get_parameter("weight") for router in routers(published(spec, on))]
     for path in on.work.rglob("*.safetensors"):
         if path.name.startswith(("router-", "head-", "body-")):
             with StatisticsFile(path) as file:
-                expected = TextBefore() if file.manifest.kind == "router" else None
+                expected = before if file.manifest.kind == "router" else None
                 assert file.manifest.settings.before == expected
                 assert file.manifest.tokens == sum(map(len, on.domains[int(file.manifest.domain[1:])].statistics))
     without = [router.get_parameter("weight") for router in routers(published("recommended", on))]
-    assert not any(torch.equal(*pair) for pair in zip(found, without, strict=True))
+    assert all(torch.equal(*pair) == (spec == "recommended") for pair in zip(found, without, strict=True))
 
 
 def test_router_statistics_alone_have_noise(tmp_path: Path) -> None:
