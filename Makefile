@@ -1,4 +1,5 @@
-# make demo | table | examples | test | test-slow | test-lowest | test-newest | test-engines | test-images | bench | dist | lint | clean
+# make demo | table | examples | lint | test | test-slow | test-lowest | test-newest | test-all | test-engines | test-images
+#      bench | dist | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +7,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo table examples test fast test-slow test-lowest test-newest test-engines test-images bench dist lint clean
+.PHONY: demo table examples test fast test-slow test-lowest test-newest test-all test-engines test-images bench dist lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
@@ -50,6 +51,17 @@ build/lowest/.installed build/newest/.installed: pyproject.toml
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt torch
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt --editable '.[test]'
 	@touch $@
+
+# All that CI and a release run, in their order, after a failure too. It ends with the minutes and the result of each.
+# Others: make test-all TARGETS='fast test-images'
+TARGETS ?= lint fast test-slow test-lowest test-newest examples dist
+test-all:
+	@rc=0; summary='minutes  result'; for target in $(TARGETS); do \
+	    echo "make $$target"; begin=$$(date +%s); result=passed; \
+	    $(MAKE) --no-print-directory $$target || { result=failed; rc=1; }; \
+	    seconds=$$(($$(date +%s) - begin)); \
+	    summary="$$summary$$(printf '\n%5d.%d  %s  %s' $$((seconds / 60)) $$((seconds % 60 / 6)) $$result $$target)"; \
+	done; echo "$$summary"; exit $$rc
 
 # Versions in other engines, and the tables of docs/engines.md. Each engine has an environment of its own.
 ENGINES := build/engines

@@ -99,11 +99,11 @@ def test_a_solve_waits_for_missing_contributions(federation: Federation, tmp_pat
 
 
 def test_after_its_hours_a_wait_ends_with_the_minimum_or_names_the_missing(federation: Federation) -> None:
-    environment, wait = federation.server.environment(), ("version", "solve", "--wait", "--hours", 0.0005)
+    environment, wait = federation.server.environment(), ("version", "solve", "--wait", "--hours", 0.0001)
     without_law(federation, 2)
     for more in ((), ("--minimum", 2)):
         done = run_command(*wait, *more, **environment)
-        said = "after 0.0005 hours 1 domains have contributed; missing: law"
+        said = "after 0.0001 hours 1 domains have contributed; missing: law"
         assert (done.returncode, said in " ".join(done.stderr.split())) == (1, True), done.stderr
     number = int(run_command(*wait, "--minimum", 1, **environment).stdout)
     lineage = federation.operator.version(number).lineage

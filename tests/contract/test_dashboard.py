@@ -347,6 +347,8 @@ def test_a_withdrawn_expert_s_versions_are_not_offered(visited: Visited) -> None
     """The following tests remove data of the others."""
     [expert] = visited.federation.members["law"].client.experts()
     with visited.visit() as browser:
+        question = browser.get(f"/experts/{expert.digest}/withdraw").text
+        assert "Later versions have no MLPs, head or router column of it." in question
         act(browser, f"/experts/{expert.digest}/withdraw", serve="no")
         assert "This version contains withdrawn experts: law" in browser.get("/versions/2").text
         assert "moerge pull" not in browser.get("/versions/2").text

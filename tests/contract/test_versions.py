@@ -55,6 +55,8 @@ def test_law_7_a_version_with_one_more_expert_shares_the_rest(federation: Federa
 
 def test_law_3_the_same_lineage_is_the_same_version(federation: Federation) -> None:
     first = federation.solve(experts=experts(federation))
+    lineage = json.loads((federation.version(first.number) / "moerge.json").read_text())
+    assert lineage == json.loads(first.lineage.model_dump_json())
     assert federation.solve() == first  # every expert that contributed, in order of arrival
     assert federation.solve(experts=experts(federation), body=federation.body().digest) == first
     other = federation.solve(options=SolveOptions(ridge_lambda=1000.0))
@@ -64,26 +66,9 @@ def test_law_3_the_same_lineage_is_the_same_version(federation: Federation) -> N
     }  # fmt: skip
 
 
-def test_experts_are_in_the_requested_order(federation: Federation) -> None:
-    version = federation.solve(experts=experts(federation)[::-1])
-    assert version.lineage.domains == ["code", "art", "law"]
-    lineage = json.loads((federation.version(version.number) / "moerge.json").read_text())
-    assert lineage == json.loads(version.lineage.model_dump_json())
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "field"),
-    [
-        ({"options": {"ridge_lambda": "inf"}}, 422, "options.ridge_lambda"),
-        ({"options": {"age": 1}}, 422, "options.age"),
-        ({"experts": ["0" * 64]}, 409, "experts"),
-    ],
-)
-def test_an_impossible_version_is_refused_by_its_field(
-    federation: Federation, body: object, status: int, field: str
-) -> None:
-    response = federation.request("POST", "/versions", json=body)
-    assert (response.status_code, response.json()["field"]) == (status, field)
+def test_an_impossible_version_is_refused_by_its_field(federation: Federation) -> None:
+    response = federation.request("POST", "/versions", json={"options": {"ridge_lambda": "inf"}})
+    assert (response.status_code, response.json()["field"]) == (422, "options.ridge_lambda")
     assert response.headers["Content-Type"] == "application/problem+json"
 
 

@@ -76,10 +76,3 @@ def test_newcomer_joins_with_parts_and_leaves_without_a_trace(federation: Federa
     left = federation.solve()
     assert left.number == 1, "the same version"
     assert sent(federation, "art", "code", "law") == before
-
-
-def test_refused_parts_end_the_run(federation: Federation, worker: Worker) -> None:
-    before = files_below(federation.server)
-    said = worker.run(policy={"expert_weights": False}, home=str(federation.folder / "other"))
-    assert "MLPs leave, last norm and head unless they are the seed's, and neither attention nor embedding" in said
-    assert files_below(federation.server) == before

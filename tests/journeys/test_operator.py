@@ -128,6 +128,11 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
             assert "signed by key" in consumer.types(checked.next("moerge pull champion my-model"))
             assert "files as signed by key" in consumer.types(checked.next("moerge verify my-model"))
         assert "generated_text" in consumer.types(part.next("python -c"))
+        talks(consumer, part.next("moerge chat"))
+        (tmp_path / "consumer" / "story.txt").write_text("The capital of")
+        with Part("docs/engines.md", "Chat") as talking:
+            talks(consumer, talking.next("moerge chat"))
+            assert "tokens: " in consumer.types(talking.next("moerge chat"))
 
         for domain, shell in owners.items():
             assert "contributed" in shell.stops()
@@ -153,6 +158,15 @@ def said_in_order(said: str, texts: Sequence[str]) -> None:
     """Requires these texts in this order; `…` stands for others."""
     pattern = ".*".join(".*".join(map(re.escape, text.split("…"))) for text in texts)
     assert re.search(pattern, said, re.DOTALL), said
+
+
+def talks(person: Shell, line: str) -> None:
+    """A conversation of one message."""
+    person.starts(line, ">$")
+    person.type(b"The capital of\n")
+    person.waits(r"(?s)\n> .*\n>$")
+    person.type(b"\x04")
+    assert "tokens: " in person.ends()
 
 
 def sent_sums_alone(coordinator: Path, owner: Path, domain: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
@@ -20,8 +20,8 @@ from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge.models.tokens import all_counted
 from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.contribution import body_manifest, head_manifest, router_manifest
-from moerge.statistics.passes import BodyPass, HeadPass, RouterPass
+from moerge.statistics.contribution import head_manifest, router_manifest
+from moerge.statistics.passes import HeadPass, RouterPass
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.stores import stores
 from moerge_proto.bodies import Body
@@ -29,7 +29,7 @@ from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Parts
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.statistics_file import BodyManifest, HeadManifest, RouterManifest, StatisticsSettings
+from moerge_proto.statistics_file import HeadManifest, RouterManifest, StatisticsSettings
 from moerge_proto.versions import NewVersion, Version
 from support.models import SEED, expert, on_body, seed_model
 from support.passes import sums_of
@@ -39,7 +39,6 @@ from support.uploads import RawClient
 from support.versions import ROWS
 
 SILENT = LogProgress()
-M = TypeVar("M", BodyManifest, HeadManifest)
 
 
 @dataclass
@@ -163,28 +162,13 @@ def _enough(rows: list[list[int]], tokens: int) -> list[list[int]]:
     return rows * -(-tokens // sum(map(len, rows)))
 
 
-def honest_body(member: Member, rows: list[list[int]] = ROWS) -> tuple[BodyManifest, ShardSums]:
-    """The sums for a body contribution, as a merge on one machine has them, over these rows."""
-    dense = DenseExpert(member.domain, member.folder)
-    manifest = body_manifest(member.name, dense, registered(member).digest, StatisticsSettings())
-    return _whole(manifest, sums_of(BodyPass(dense, manifest.exponents), _of_a_shard(rows, dense)))
-
-
 def honest_head(member: Member, rows: list[list[int]] = ROWS) -> tuple[HeadManifest, ShardSums]:
-    """The sums for a head contribution of the member's worker, over these rows."""
+    """The sums for a head contribution of the member's worker, over these rows, as one shard."""
     dense = DenseExpert(member.domain, member.folder)
     manifest = head_manifest(member.name, dense, registered(member).digest, StatisticsSettings(), member.domain)
-    return _whole(manifest, sums_of(HeadPass(dense, manifest.exponents), _of_a_shard(rows, dense)))
-
-
-def _of_a_shard(rows: list[list[int]], dense: DenseExpert) -> list[list[int]]:
-    return _enough(rows, enough(dense.config.hidden_size))
-
-
-def _whole(manifest: M, sums: ShardSums) -> tuple[M, ShardSums]:
-    """The manifest with the counts of these sums, over one shard."""
-    names = [sha256_hex(manifest.domain.encode())]
-    return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
+    sums = sums_of(HeadPass(dense, manifest.exponents), _enough(rows, enough(dense.config.hidden_size)))
+    counts = {"tokens": sums.tokens, "documents": sums.documents, "shards": [sha256_hex(member.domain.encode())]}
+    return manifest.model_copy(update=counts), sums
 
 
 def send(member: Member, path: Path, *supersedes: str) -> Contribution:

@@ -59,16 +59,42 @@ def test_jobs_have_the_permissions_that_they_need(name: str) -> None:
         assert ("id-token" in writes) == bool(used & {"actions/attest", "pypa/gh-action-pypi-publish"})
 
 
+def targets(name: str) -> set[str]:
+    """The targets of the Makefile that a workflow runs."""
+    runs = [line for step in steps(name) for line in step.get("run", "").splitlines()]
+    result = {target for line in runs for target in re.findall(r"^make ([a-z-]+)", line)}
+    for job in workflow(name)["jobs"].values():
+        result |= set(job.get("strategy", {}).get("matrix", {}).get("target", ()))
+    return result
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_make_targets_exist(name: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
-    runs = [line for step in steps(name) for line in step.get("run", "").splitlines()]
-    targets = {target for line in runs for target in re.findall(r"^make ([a-z-]+)", line)}
-    for job in workflow(name)["jobs"].values():
-        targets |= set(job.get("strategy", {}).get("matrix", {}).get("target", ()))
-    assert targets
-    for target in targets:
+    assert targets(name)
+    for target in targets(name):
         assert re.search(rf"^([\w -]+ )?{target}( [\w -]+)?:", makefile, re.MULTILINE), target
+
+
+def test_test_all_runs_all_targets_of_the_workflows() -> None:
+    [line] = re.findall(r"^TARGETS .*= (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(line.split()) == set().union(*map(targets, NAMES)) - {"test"} | {"lint", "fast"}
+
+
+def test_test_all_goes_on_after_a_failure_and_reports_each() -> None:
+    made = ["--eval", "good:\n\t@true", "--eval", "bad:\n\t@false"]
+    done = subprocess.run(  # noqa: S603
+        ["make", *made, "test-all", "TARGETS=good bad good"],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    lines = [line.split() for line in done.stdout.splitlines()[-4:]]
+    assert lines[0] == ["minutes", "result"]
+    assert [line[1:] for line in lines[1:]] == [["passed", "good"], ["failed", "bad"], ["passed", "good"]]
+    assert all(float(line[0]) >= 0 for line in lines[1:])
 
 
 def test_the_supported_versions_of_python_are_tested() -> None:

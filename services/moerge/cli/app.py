@@ -82,6 +82,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         "export": Component("moerge.export.commands", "Write a version as a GGUF, for llama.cpp.", "merge"),
     },
     "Look": {
+        "chat": Component("moerge.chat.commands", "Talk to a version; tokens have the colours of experts.", "merge"),
         "progress": progress.show_progress,
         "inspect": inspect.inspect_file,
         "audit": audit.app,

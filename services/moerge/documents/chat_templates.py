@@ -76,7 +76,8 @@ class Renderer:
         command = [sys.executable, "-P", "-m", __name__, str(self._seconds), str(self._memory)]
         zone = {**os.environ, "TZ": "UTC"}  # for strftime_now('%s')
         pipe = subprocess.PIPE
-        child = subprocess.Popen(command, env=zone, stdin=pipe, stdout=pipe)  # noqa: S603  # our own command
+        # In a group of its own, because a terminal's Ctrl-C is for this process.
+        child = subprocess.Popen(command, env=zone, stdin=pipe, stdout=pipe, process_group=0)  # noqa: S603  # our own
         weakref.finalize(self, _end, child)
         return child
 

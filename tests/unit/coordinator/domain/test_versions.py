@@ -49,6 +49,7 @@ def test_version_lists_contributors_in_registration_order(
     add_contribution(session, law, body, active=False)
     lineage = lineage_of(session)
     assert (lineage.domains, lineage.contributions) == (["law", "art"], sorted([early.digest, late.digest]))
+    assert lineage_of(session, experts=[art.digest, law.digest]).domains == ["art", "law"], "as requested"
     tuned = lineage_of(session, options={"lambda_scale": "auto"})
     assert len(tuned.contributions) == 3
 

@@ -149,7 +149,7 @@ def test_it_is_saved_loaded_and_generates_the_same(tmp_path: Path) -> None:
     assert torch.equal(behind[:, 3:], wanted)
 
 
-@pytest.mark.parametrize("options", ["k=3", "k=3,skip=1", "k=3,frozen=1", "k=4,frozen=1,skip=1,seed=1"])
+@pytest.mark.parametrize("options", ["k=3,skip=1", "k=4,frozen=1,seed=1"])
 def test_training_changes_all_layers_or_only_added_if_frozen(tmp_path: Path, options: str) -> None:
     every = fleet(tmp_path)
     other = replace(every.domains[1], expert=folders(tmp_path)["b"])

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from moerge.blobs.direct_io import direct_file
-from moerge.blobs.local import LocalBlobs
-from moerge_proto.digests import sha256_hex
 
 BUFFER = 2**23
 
@@ -35,17 +33,3 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError), direct_file(tmp_path / "file"):
         pass
     assert (tmp_path / "file").read_bytes() == b"kept"
-
-
-def test_law_10_a_writer_that_raises_leaves_no_blob(tmp_path: Path) -> None:
-    blobs = LocalBlobs(tmp_path)
-
-    def half(out: object) -> str:
-        out.write(b"x" * (BUFFER + 1))  # type: ignore[attr-defined]
-        raise RuntimeError("cut")
-
-    with pytest.raises(RuntimeError, match="cut"):
-        blobs.put("name", half)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    entry = blobs.put("name", lambda out: (out.write(b"whole"), sha256_hex(b"whole"))[1])
-    assert (blobs.path(entry.sha256).read_bytes(), entry.size) == (b"whole", 5)

@@ -95,7 +95,6 @@ def test_a_version_that_has_grown_twice_is_that_of_both_at_once(folder: Path, tm
     ("family", "own"),
     [
         ("granite", {**SMALL, "residual_multiplier": 0.5, "embedding_multiplier": 2.0}),
-        ("gemma3_text", {}),
         ("gemma4_text", GEMMA4_SMALL),
     ],
 )

@@ -51,22 +51,6 @@ def test_columns_have_norm_one() -> None:
     torch.testing.assert_close(router.norm(dim=0), torch.ones(4, dtype=torch.float64))
 
 
-def test_law_3_one_and_two_threads_give_the_same_bits() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2000, 512, generator=generator, dtype=torch.float64)
-    gram, cross = x.T @ x, x[:5].T.contiguous()
-    routers = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            routers.append(ridge_router(gram, cross, 0.01))
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(routers[0], routers[1])
-
-
 def test_a_matrix_that_is_no_gram_is_refused_with_what_to_do() -> None:
     with pytest.raises(SolveError, match=r"row 2.*-0.99") as caught:
         ridge_router(

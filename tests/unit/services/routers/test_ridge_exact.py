@@ -74,6 +74,7 @@ def test_law_3_two_threads_give_the_same_bits_as_one() -> None:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             routers.append(ridge_router(gram, cross, 0.01))
+            assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*routers)

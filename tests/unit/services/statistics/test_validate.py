@@ -12,7 +12,7 @@ from moerge.errors import ContributionError
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.validate import validate
 from moerge_proto.statistics_file import StatisticsFile
-from support.peaks import peaks_of
+from support.peaks import require_growth
 from support.statistics import honest_sums, manifest_of, written
 
 Change = Callable[[ShardSums], None]
@@ -103,14 +103,6 @@ def test_other_exponents_than_the_body_s_are_refused(tmp_path: Path) -> None:
     assert caught.value.where == "manifest.exponents"
 
 
-def test_a_trace_under_half_of_the_expected_is_a_warning(tmp_path: Path) -> None:
-    sums = honest_sums(8, 50, 1, 8, 0)
-    sums.arrays["layers.0.gram"] //= 3
-    sums.arrays["layers.0.cross"] //= 3
-    [warning] = check(written(tmp_path / "file", manifest_of(sums, 1), sums), 8)
-    assert warning.startswith("layers.0.gram: trace")
-
-
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_a_gram_of_more_directions_than_tokens_is_refused(tmp_path: Path, tokens: int) -> None:
     sums = honest_sums(8, tokens, 1, 8, 0)
@@ -127,16 +119,15 @@ from moerge_proto.statistics_file import StatisticsFile
 def call(path):
     with StatisticsFile(path) as file:
         manifest = file.manifest
-        validate(file, manifest.exponents, [manifest.hidden_size] * manifest.layers)
+        assert validate(file, manifest.exponents, [manifest.hidden_size] * manifest.layers) == []
 """
 
 
 def test_check_memory_is_one_triangle_and_one_square(tmp_path: Path) -> None:
-    hidden, tokens = 1536, 4096
-    sums = honest_sums(hidden, tokens, 1, hidden, 0)
-    path = written(tmp_path / "file", manifest_of(sums, 1), sums)
-    assert len(sums.arrays) > 2
-    del sums
-    assert check(path, hidden) == []
-    [result] = peaks_of(CHECK, path)
-    assert result < 1.5 * 12 * hidden**2
+    needs = {}
+    for hidden in (768, 1536):
+        sums = honest_sums(hidden, 4096, 1, hidden, 0)
+        path = written(tmp_path / str(hidden), manifest_of(sums, 1), sums)
+        assert check(path, hidden) == []
+        needs[path] = 12 * hidden**2
+    require_growth(CHECK, needs)

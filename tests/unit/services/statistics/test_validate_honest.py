@@ -99,4 +99,6 @@ def test_values_of_either_sign_at_the_limit_are_refused(tmp_path: Path, part: st
 @pytest.mark.parametrize(("share", "warnings"), [(0.55, 0), (0.45, 1)])
 def test_the_warning_stands_at_half_of_the_trace(tmp_path: Path, share: float, warnings: int) -> None:
     sums = shard_of(torch.full((400, 6), share**0.5))
-    assert len(check(tmp_path / "file", sums)) == warnings * LAYERS
+    found = check(tmp_path / "file", sums)
+    assert [line.partition(":")[0] for line in found] == [f"layers.{layer}.gram" for layer in range(warnings * LAYERS)]
+    assert all(": trace" in line for line in found)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rich.filesize import decimal
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from moerge.bodies.merge import DENSE_BODY_FILE, seed_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
@@ -19,7 +19,6 @@ from moerge.models.expert_folder import DenseExpert, dense_folder
 from moerge_proto.bodies import Body
 from moerge_proto.messages import FileEntry
 from moerge_proto.progress import Obstacle
-from moerge_proto.statistics_file import StatisticsFile
 from moerge_workers.check import _Fleet
 from moerge_workers.computing.finishing import Finishing
 from moerge_workers.contributing import parts
@@ -174,46 +173,6 @@ def test_worker_continues_with_the_genuine_body_after_a_forged_one(
         run_stages(context)
     assert f"sending nothing under body {'7' * 12}: " in capsys.readouterr().err
     assert {row.body for row in client.rows.values() if row.kind == "router"} == {served.digest}
-
-
-def with_head(seed: Path, folder: Path, factor: float) -> Path:
-    """A model with another head and last norm."""
-    DenseFiles(seed).tokenizer.save_pretrained(folder)
-    tensors = load_file(seed / "model.safetensors")
-    for name in ("model.norm.weight", "lm_head.weight"):
-        tensors[name] = tensors[name].flip(0) * factor
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_bytes((seed / "config.json").read_bytes())
-    return folder
-
-
-def sums(client: MemoryClient) -> list[list[Any]]:
-    """The integers of the router contributions."""
-    files = [path for path in client.uploaded if path.suffix == ".safetensors" and "contributions" in path.parts]
-    result = []
-    for path in files:
-        with StatisticsFile(path) as file:
-            if file.manifest.kind == "router":
-                result.append([file.array(name).tolist() for name, _ in file.manifest.layout()])
-    return result
-
-
-@pytest.mark.parametrize("fit", [None, False])
-def test_law_2_integers_are_equal_under_two_heads(
-    owner: tuple[Path, Body], home: Path, tmp_path: Path, fit: bool | None
-) -> None:
-    """Of a coordinator's seed with another head, and of an own expert with another head."""
-    folder, served = owner
-    other = tmp_path / "other"
-    with_head(folder / "expert", other / "expert", 3.0)
-    same = registered(with_head(folder / "seed", other / "seed", 2.0), other / "registered")
-    assert same.digest == served.digest
-    first = ran(owner, home, fit=fit)
-    (tmp_path / "second").mkdir()
-    (tmp_path / "second" / "key").write_bytes((home / "key").read_bytes())
-    (tmp_path / "second" / "texts.jsonl").write_bytes((home / "texts.jsonl").read_bytes())
-    second = ran((other, same), tmp_path / "second", fit=fit)
-    assert sums(first) == sums(second) != []
 
 
 def test_unset_seed_is_an_error_that_names_the_setting(owner: tuple[Path, Body], home: Path) -> None:

@@ -1,0 +1,1 @@
+"""A conversation with a version on this machine, each token with the expert that chose it."""
