@@ -12,17 +12,16 @@ from moerge.merging.recipe_command import keys_of
 from moerge.merging.recipe_file import read_recipe
 
 KEYS = keys_of(get_group(commands.app))
-MERGEKIT = "base_model: a\nexperts: [{source_model: b, positive_prompts: [c]}]\n"
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (f"{BOMB}gate_mode: *a9\n{MERGEKIT}", "no anchors, aliases and tags"),
+        (f"{BOMB}top_k: *a9\n", "no anchors, aliases and tags"),
         ("text: &t {law: a}\n", "no anchors"),
         ("top_k: !!int 1\n", "no anchors, aliases and tags"),
-        (f"gate_mode: [[1], [2]]\n{MERGEKIT}", "gate_mode: expected a valid string"),
+        ("chat: [[1], [2]]\n", "chat: expected a valid string"),
         ("<<: {top_k: 1}\n", "<<"),
         ("scored_tokens: 1:30\n", "scored_tokens"),
         ("scored_tokens: 1_000\n", "scored_tokens"),

@@ -39,9 +39,7 @@ def merge(
     out: Annotated[Path, typer.Option(help="New folder for the merged model.")],
     config: Annotated[
         Path | None,
-        typer.Option(
-            help="YAML file with these options as keys, or a configuration of mergekit-moe. Options override it."
-        ),
+        typer.Option(help="YAML file with these options as keys. Options override it."),
     ] = None,
     expert: Annotated[
         list[str] | None,

@@ -13,7 +13,6 @@ from moerge.errors import MoergeError
 from moerge.files import user_path
 from moerge.merging.recipe_file import OF_RUN, Form, Key, RecipeFile, read_recipe
 from moerge.settings import Keys
-from moerge.terminal import echo
 
 _INSTEAD = {"text": "prompt", "prompt": "text"}
 """Key -> the other key of a domain's text, whose entry its option replaces, too."""
@@ -48,8 +47,6 @@ class RecipeCommand(TyperGroup):
             elif key.name not in typed:
                 ctx.params[key.parameter] = file.option(key)
                 own[key.name,] = _folder(key, str(ctx.params[key.parameter]))
-        for note in file.notes:
-            echo(note, err=True)
         try:
             return super().invoke(ctx)
         except MoergeError as error:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from moerge.documents.chat_templates import DATE
 from moerge.errors import MoergeError
-from moerge.merging import mergekit
 from moerge.settings import Keys, built, named_numbers, named_values, read_text
 
 FILE = "merge.yaml"
@@ -134,13 +133,11 @@ class RecipeFile:
 
     Attributes:
         places: of keys, and of entries in them: the file and a line.
-        notes: sentences on ignored keys.
     """
 
     path: Path
     values: Mapping[str, Any]
     places: Mapping[Keys, str]
-    notes: Sequence[str] = ()
 
     def option(self, key: Key, apart: Iterable[str] = ()) -> Any:
         """The value of a key as the option has it, without the entries of the names `apart`.
@@ -183,25 +180,23 @@ def _one(values: list[Any]) -> Any:
 
 
 def read_recipe(path: Path, keys: Iterable[Key]) -> RecipeFile:
-    """A recipe file, or a configuration of mergekit-moe.
+    """A recipe file.
 
     Raises:
         MoergeError: names the file, the line and the key.
     """
     values, lines, unquoted = _parsed(path)
-    places, notes = {keys: f"{path}, line {line}" for keys, line in lines.items()}, list[str]()
+    places = {keys: f"{path}, line {line}" for keys, line in lines.items()}
     for name in (name for name in OF_RUN if name in values):
         where = places.get((name,), str(path))
         raise MoergeError(f"{name} is not a key", where=where, todo="remove it, and give it as an option")
-    if mergekit.is_config(values):
-        values, places, notes = mergekit.translated(values, places, str(path), unquoted)
     fields: dict[str, Any] = {key.name: (key.form.type | None, None) for key in keys}
     model: type[BaseModel] = create_model("Recipe", __config__=ConfigDict(extra="forbid", strict=True), **fields)
     recipe, problems = built(model, values, places, str(path), unquoted=unquoted)
     if recipe is None:
         raise problems[0]
     given = recipe.model_dump(exclude_unset=True, exclude_none=True)
-    return RecipeFile(path, given, places, notes)
+    return RecipeFile(path, given, places)
 
 
 def _parsed(path: Path) -> tuple[dict[str, Any], dict[Keys, int], dict[Keys, tuple[str, str]]]:

@@ -189,12 +189,6 @@ def test_a_file_may_be_of_another_editor(tmp_path: Path) -> None:
         ("chat: 010", 1, "chat: 010 without quotes is a number", 'quote it: "010"'),
         ("license: {law: 0x1F}", 1, "license.law: 0x1F without quotes is a number", 'quote it: "0x1F"'),
         ("text:\n  law:", 2, "text.law: no value", "write it behind the colon"),
-        (
-            "base_model: a\nexperts:\n- source_model: b\n  positive_prompts: [a, yes]",
-            4,
-            "experts.0.positive_prompts.1: yes without quotes is a boolean",
-            'quote it: "yes"',
-        ),
         ("text:\n  law: []", 2, "text.law: expected at least 1, found 0", "correct the value"),
         ("weight:\n  law: much", 2, "weight.law: expected a valid number", "correct the value"),
         ("top_k: 1\nbody: seed\ntop_k: 2", 3, "top_k is also in line 1", "keep one of them"),
