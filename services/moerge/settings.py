@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ByteSize, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from moerge.errors import MoergeError
 from moerge.files import user_path
@@ -137,7 +138,7 @@ def built(
     can't be set by name. `unquoted`: fault and remedy of values that look like texts, where a text is expected.
     """
     try:
-        return model.model_validate(values), []
+        return model.model_validate(values, by_alias=True, by_name=False), []
     except ValidationError as error:
         errors = [item for item in error.errors() if item["type"] != "default_factory_not_called"]  # for the others
     errors.sort(key=lambda item: item["type"] != "extra_forbidden")  # a misspelt key can cause a missing one
@@ -159,12 +160,17 @@ def built(
     return None, result
 
 
+def key_of(name: str, field: FieldInfo) -> str:
+    """The key of a model's field in a file."""
+    return field.validation_alias if isinstance(field.validation_alias, str) else name
+
+
 def unknown(model: type[BaseModel], loc: Keys, where: str, apart: Sequence[str] = ()) -> MoergeError:
     """The error of an unknown key, with the nearest known one."""
     for key in (key for key in loc[:-1] if not key.isdecimal()):  # not the places in lists
         kinds = [model.model_fields[key].annotation, *get_args(model.model_fields[key].annotation)]
         model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    known = [key for key in model.model_fields if key not in apart]
+    known = [key for key in (key_of(*item) for item in model.model_fields.items()) if key not in apart]
     nearest = get_close_matches(loc[-1], known, 1)
     todo = f"did you mean {nearest[0]}?" if nearest else f"the keys are: {', '.join(known)}"
     return MoergeError(f"unknown key {'.'.join(loc)!r}", where=where, todo=todo)

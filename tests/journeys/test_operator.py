@@ -234,9 +234,9 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     made.contribute(made.body(), "art", first=3)
     made.contribute(made.body(), split="tuning", first=9)
     with Part("docs/operating.md", "Versions") as part:
-        for number in (2, 2, 2, 3):  # nobody is missing, so --minimum and --partial make the same version
-            line = part.next("moerge version solve", {"--minimum 3": "--minimum 2"})
-            found(rf"(?m)^{number}$", operator.types(line))
+        two = {"--minimum 3": "--minimum 2"}
+        for names, number in (({}, 2), (two, 2), ({}, 2), ({}, 3)):  # nobody is missing, so three make the same version
+            found(rf"(?m)^{number}$", operator.types(part.next("moerge version solve", names)))
         made.operator.promote("champion", 2)
         assert made.solve(options=SolveOptions(ridge_lambda=1)).number == 4
         assert "champion is version 3" in operator.types(part.next("moerge version promote 3"))
