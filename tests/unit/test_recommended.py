@@ -8,6 +8,7 @@ from typer.main import get_group
 from moerge.cli import versions
 from moerge.errors import MoergeError
 from moerge.merging.merge import MergeSettings
+from moerge.merging.recipe import Recipe
 from moerge_coordinator.dashboard.actions.versions import asked_version, solve_form
 from moerge_lab.recipes.registry import RECIPES
 from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, SolveOptions
@@ -71,25 +72,26 @@ def test_rest_completes_options_with_the_recommended_ones() -> None:
 
 
 def test_version_solve_sends_what_is_given_and_nothing_else() -> None:
-    assert given() == {"recipe": "recommended", "tied": False, "wait_": False, "partial": False, "accept_loss": False}
-    new = versions.new_version("recommended", {"top_k": None})
+    assert given() == {"wait_": False, "partial": False, "accept_loss": False}
+    new = versions.new_version(Recipe())
     assert received(new) == RECOMMENDED.solve
     assert new.model_dump(mode="json")["options"] == {}
-    new = versions.new_version("recommended", {"top_k": 2, "routers": None}, tied=True)
+    new = versions.new_version(Recipe(top_k=2, tied=True))
     assert new.model_dump(exclude_unset=True) == {"options": {"top_k": 2}, "tied": True}
 
 
 def test_paper_recipe_uses_paper_options_with_given_overrides() -> None:
     assert given("--recipe", "dume")["recipe"] == "dume"
-    assert received(versions.new_version("dume", {})) == PAPER.solve
-    assert versions.new_version("dume", {}).head == PAPER.head
-    assert versions.new_version("dume", {}, "regmean").head == "regmean"
-    assert received(versions.new_version("dume", {"top_k": 2})) == PAPER.solve.model_copy(update={"top_k": 2})
+    assert received(versions.new_version(Recipe(recipe="dume"))) == PAPER.solve
+    assert versions.new_version(Recipe(recipe="dume")).head == PAPER.head
+    assert versions.new_version(Recipe(recipe="dume", head="regmean")).head == "regmean"
+    two = versions.new_version(Recipe(recipe="dume", top_k=2))
+    assert received(two) == PAPER.solve.model_copy(update={"top_k": 2})
 
 
 def test_an_invalid_option_is_named() -> None:
-    with pytest.raises(MoergeError, match="`top_k`: "):
-        versions.new_version("recommended", {"top_k": 0})
+    with pytest.raises(MoergeError, match="`chat_template`: "):
+        versions.new_version(Recipe(chat_template="no name"))
 
 
 def test_unchanged_dashboard_form_requests_recommended_options() -> None:

@@ -16,7 +16,7 @@ from moerge_proto.public_log import body_content
 def find(session: Session, digest: str | None) -> BodyRow:
     """The body of that digest, by default the current one."""
     row = session.scalar(select(BodyRow).where(BodyRow.digest == digest if digest else BodyRow.current))
-    todo = "run: moerge body list" if digest else "the operator registers a seed: moerge coordinator seed"
+    todo = "run: moerge body" if digest else "the operator registers a seed: moerge coordinator seed"
     return existing(row, f"body {digest or 'yet'}", "body", todo)
 
 

@@ -74,7 +74,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
     "Work": {
         "expert": experts.app,
         "contribution": contributions.app,
-        "body": bodies.app,
+        "body": bodies.show_bodies,
         "version": versions.app,
         "workflow": workflows.app,
         "pull": pull.pull,

@@ -10,39 +10,36 @@ from moerge.client.client import Client
 from moerge.terminal import AsJson, show_json
 from moerge_proto.bodies import Body
 
-app = typer.Typer(no_args_is_help=True, help="Bodies of registered seeds (operators, owners).")
 _DIGITS = 64
-Digest = Annotated[str, typer.Argument(help="The body's digest, or its first digits, or 'current'.")]
+Digest = Annotated[
+    str | None, typer.Argument(help="The body's digest, or its first digits, or 'current'. None: a list of all.")
+]
 
 
-@app.command("list")
-def list_bodies(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """List the registered seeds' bodies.
+def show_bodies(coordinator: Coordinator, secret: Secret, digest: Digest = None, as_json: AsJson = False) -> None:
+    """List the bodies of registered seeds, or show one, its seed, and the versions on it.
 
-    Example: moerge body list
+    Example: moerge body current
     """
-    columns = ["digest", "seed", "family", "made", ""]
     with Client(coordinator, secret) as client:
-        show_list("Bodies", columns, client.bodies(), _line, as_json=as_json)
+        if digest is None:
+            columns = ["digest", "seed", "family", "made", ""]
+            show_list("Bodies", columns, client.bodies(), _line, as_json=as_json)
+        else:
+            _show_one(client, digest, as_json=as_json)
 
 
 def _line(row: Body) -> list[str]:
     return [row.digest, row.source or "", row.family, minute(row.created), "current" if row.current else ""]
 
 
-@app.command("show")
-def show_body(coordinator: Coordinator, secret: Secret, digest: Digest = "current", as_json: AsJson = False) -> None:
-    """Show a body, its seed, and the versions on it.
-
-    Example: moerge body show
-    """
-    with Client(coordinator, secret) as client:
-        whole = digest == "current" or len(digest) == _DIGITS
-        row = client.body(digest if whole else the_one("body", digest, (item.digest for item in client.bodies())))
-        if as_json:
-            show_json(row)
-            return
-        versions = [str(version.number) for version in client.versions() if version.lineage.body == row.digest]
+def _show_one(client: Client, digest: str, *, as_json: bool) -> None:
+    whole = digest == "current" or len(digest) == _DIGITS
+    row = client.body(digest if whole else the_one("body", digest, (item.digest for item in client.bodies())))
+    if as_json:
+        show_json(row)
+        return
+    versions = [str(version.number) for version in client.versions() if version.lineage.body == row.digest]
     lines = {
         "digest": row.digest,
         "seed": row.source or "",

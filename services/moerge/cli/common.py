@@ -61,6 +61,8 @@ def show_list(
         show(title, columns, [line(message) for message in messages])
 
 
+_LISTS = {"expert": "expert list", "workflow": "workflow list", "body": "body", "key": "version keys"}
+"""Kind of a thing -> the command that lists all."""
 LEAST_DIGITS = 8
 """Digits of a digest that name what a command can't restore."""
 
@@ -73,7 +75,7 @@ def the_one(kind: str, given: str, known: Iterable[str]) -> str:
         return given
     if len(result) != 1 or not start:
         what = f"{len(result)} {kind}s begin with {start!r}" if result else f"no {kind} begins with {start!r}"
-        raise MoergeError(what, where=kind, todo=f"run: moerge {kind} list")
+        raise MoergeError(what, where=kind, todo=f"run: moerge {_LISTS[kind]}")
     return result[0]
 
 

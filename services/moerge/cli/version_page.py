@@ -133,7 +133,7 @@ def show_routers(report: SolveReport) -> None:
     if any(layer.condition > FLOAT32_LIMIT for layer in report.layers):
         echo(
             f"Above a condition of {FLOAT32_LIMIT:.0e}, float32 products leave the weakest directions undetermined."
-            " To suppress them, raise lambda: --lambda-scale relative --lambda 1e-6, or --lambda-scale auto."
+            " To suppress them, raise lambda in the file of --config: `lambda: 0.01`, or `lambda_scale: auto`."
         )
 
 

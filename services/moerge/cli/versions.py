@@ -1,8 +1,7 @@
 """`moerge version …`"""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.filesize import decimal
@@ -26,7 +25,8 @@ from moerge.cli.waiting import wait_for_contributions
 from moerge.client.client import Client
 from moerge.client.http import optional
 from moerge.errors import MoergeError
-from moerge.routers.registry import ROUTERS
+from moerge.merging.recipe import KEYS, OF_SOLVE, Recipe
+from moerge.merging.recipe_file import recipe_of
 from moerge.settings import named_numbers, valid
 from moerge.terminal import AsJson, echo, show_json
 from moerge.versions.compare import average_name, lost_domains, score_changes
@@ -34,17 +34,16 @@ from moerge.versions.compare import compare as compare_versions
 from moerge.versions.evaluations import on_tasks, results_in
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.evaluations import NewEvaluation
-from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
+from moerge_proto.options import FEDERATED, PAPER, RecipeName
 from moerge_proto.owners import Role
 from moerge_proto.versions import CHAMPION, AliasMove, Lineage, NewVersion, Version, VersionChange
 
-_ROUTERS = "; ".join(f"{kind.name}: {kind.about}" for kind in ROUTERS.values())
 _HEADS = f"Last norm and language model head: {'; '.join(f'{kind.name}, {kind.about}' for kind in HEADS.values())}."
 _HEAD_RULE = (
     f"the seed's if every expert keeps it, {FEDERATED.head} if every other one has a head contribution, otherwise "
     f"{PAPER.head}"
 )
-_WEIGHTS = "DOMAIN=NUMBER, weight of its statistics"
+_KEYS = ", ".join(KEYS[field] for field in OF_SOLVE)
 REPORT_FILE = "moerge-report.json"
 Which = Annotated[str, typer.Argument(metavar="VERSION", help="The version's number, or an alias such as champion.")]
 AliasName = Annotated[str, typer.Option("--alias", help="The alias.")]
@@ -62,40 +61,23 @@ def resolve(client: Client, name: str) -> int:
     return alias.version
 
 
-def _option(field: str, help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, show_default=str(getattr(RECOMMENDED.solve, field) or "none"))
-
-
 @app.command("solve")
 def solve_version(
     coordinator: Coordinator,
     secret: Secret,
-    recipe: Annotated[
-        RecipeName, typer.Option(help="Defaults of the options below: recommended, or dume (the paper's).")
-    ] = "recommended",
-    head: Annotated[HeadMethod | None, typer.Option(help=f"{_HEADS} Default: {_HEAD_RULE}.")] = None,
-    ridge_lambda: Annotated[float | None, _option("ridge_lambda", "Ridge regulariser.", "--lambda")] = None,
-    lambda_scale: Annotated[
-        LambdaScale | None,
-        _option("lambda_scale", "Unit of lambda: absolute; relative, the mean diagonal; auto, by the tuning splits."),
+    config: Annotated[
+        Path | None, typer.Option(help=f"YAML file with these and other keys: {_KEYS}. Options override it.")
     ] = None,
+    recipe: Annotated[RecipeName | None, typer.Option(help="recommended: the default. dume: the paper's.")] = None,
+    head: Annotated[HeadMethod | None, typer.Option(help=f"{_HEADS} Default: {_HEAD_RULE}.")] = None,
     domain_weights: Annotated[
         list[str] | None,
-        _option("domain_weights", f"{_WEIGHTS}; repeat. Or: balanced (equal); none.", "--domain-weight"),
-    ] = None,
-    routers: Annotated[Routers | None, _option("routers", f"{_ROUTERS}. The paper's: {PAPER.solve.routers}.")] = None,
-    top_k: Annotated[int | None, _option("top_k", "Experts per token.")] = None,
-    temperature: Annotated[
-        float | None, _option("temperature", "Divides the routers' scores; only matters for top-k > 1.")
-    ] = None,
-    tied: Annotated[bool, typer.Option("--tied", help="Omit the head if it is the embedding.")] = False,
-    chat_template: Annotated[
-        str | None,
         typer.Option(
-            help="Domain whose chat template, tokenizer and generation settings the version gets. Default: the seed's, "
-            "or those of the first expert with the largest vocabulary."
+            "--domain-weight",
+            help="DOMAIN=NUMBER, weight of its statistics; repeat. Or: balanced (equal), the default; none.",
         ),
     ] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Experts per token. Default: 1.")] = None,
     wait_: Annotated[bool, typer.Option("--wait", help="Wait for missing domains.")] = False,
     hours: Annotated[float | None, typer.Option(min=0, help="End of the wait, in hours. Default: none.")] = None,
     minimum: Annotated[
@@ -115,26 +97,19 @@ def solve_version(
     """
     if (hours is not None or minimum is not None) and not wait_:
         raise MoergeError("they are about a wait", where="`hours`, `minimum`", todo="add --wait, or leave them out")
-    options = {
-        "ridge_lambda": ridge_lambda,
-        "lambda_scale": lambda_scale,
-        "domain_weights": _weights(domain_weights),
-        "routers": routers,
-        "top_k": top_k,
-        "temperature": temperature,
-    }
-    asked = {"tied": tied, "partial": partial, "chat_template": chat_template, "accept_loss": accept_loss}
-    new = new_version(recipe, options, head=head, **asked)
+    options = {"recipe": recipe, "head": head, "domain_weights": _weights(domain_weights), "top_k": top_k}
+    with recipe_of(config, options, OF_SOLVE, "moerge version solve") as chosen:
+        new = new_version(chosen).model_copy(update={"partial": partial, "accept_loss": accept_loss})
     with Client(coordinator, secret) as client:
         if wait_ and wait_for_contributions(client, minimum, hours):
             new = new.model_copy(update={"partial": True})
         number = wait(client, client.solve_version(new))
         lineage = client.version(int(number)).lineage
         influence = optional(client.version_influence, int(number))
-        chosen = _chosen_head(client, lineage) if new.head is None else ""
+        head_said = _chosen_head(client, lineage) if new.head is None else ""
     echo(number)
     missing = ", ".join(lineage.left_out) or "none"
-    echo(f"In version {number}: {', '.join(lineage.domains)}. Missing: {missing}.{chosen}", err=True)
+    echo(f"In version {number}: {', '.join(lineage.domains)}. Missing: {missing}.{head_said}", err=True)
     show_warnings([] if influence is None else influence.warnings)
 
 
@@ -155,18 +130,16 @@ def _weights(given: list[str] | None) -> dict[str, float] | Literal["balanced"] 
     return {} if given == ["none"] else named_numbers("domain_weights", given) if given else None
 
 
-def new_version(
-    recipe: RecipeName, options: Mapping[str, object], head: HeadMethod | None = None, **more: object
-) -> NewVersion:
-    """The message for a version by a recipe; an option, or a head, of None is not given.
+def new_version(recipe: Recipe) -> NewVersion:
+    """The message for a version by a recipe.
 
-    With the recommended recipe, only given options are sent; the coordinator adds the others.
+    By the recommended one, only given options are sent; the coordinator adds the others.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    if recipe != "recommended":
-        given = {**VERSION_RECIPES[recipe].solve.model_dump(), **given}
-        head = head or VERSION_RECIPES[recipe].head
-    return valid(NewVersion, {"options": given, **({"head": head} if head else {}), **more})
+    options, head = recipe.solve, recipe.head
+    if recipe.recipe == "dume":
+        options, head = PAPER.solve.model_dump() | options, head or PAPER.head
+    given = {"head": head, "tied": recipe.tied, "chat_template": recipe.chat_template}
+    return valid(NewVersion, {"options": options, **{name: item for name, item in given.items() if item is not None}})
 
 
 @app.command("list")

@@ -1,55 +1,45 @@
 """`moerge merge`"""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from moerge.documents.chat_templates import DATE
-from moerge.merging.recipe_command import RecipeCommand, keys_of
-from moerge.merging.recipe_file import (
-    CHECKPOINT,
-    CHECKPOINTS,
-    FILE,
-    FOLDER,
-    NAMED_FILES,
-    NUMBERS,
-    PROMPTS,
-    WORDS,
-    recipe_text,
-)
-from moerge.merging.report import SCORED_TOKENS
-from moerge.settings import byte_count, named_numbers
+from moerge.merging.places import require_places
+from moerge.merging.recipe import OF_MERGE, Recipe
+from moerge.merging.recipe_file import FILE, recipe_of, recipe_text
+from moerge.settings import byte_count, named_values, single_values
 from moerge.terminal import AsJson, Screen, echo, output, show_json
 from moerge_proto.bodies import BodyMethod, HeadMethod
 from moerge_proto.options import RECOMMENDED, RecipeName
 from moerge_proto.statistics_file import StatisticsSettings
 
-app = typer.Typer(subcommand_metavar="", cls=RecipeCommand)
-_DEFAULTS = StatisticsSettings()
-PROMPT_TOKENS = 10_000
+if TYPE_CHECKING:
+    from moerge.merging.dry_run import Costs
+    from moerge.merging.report import Report
+
+app = typer.Typer(subcommand_metavar="")
 
 
 @app.callback(invoke_without_command=True)
 def merge(
-    run: typer.Context,
     out: Annotated[Path, typer.Option(help="New folder for the merged model.")],
     config: Annotated[
         Path | None,
-        typer.Option(help="YAML file with these options as keys. Options override it."),
+        typer.Option(help="YAML file with these options and rarer ones as keys. Options override it."),
     ] = None,
     expert: Annotated[
         list[str] | None,
         typer.Option(help="NAME=DIR or NAME=HUB/ID@REVISION: a domain's dense expert or PEFT adapter; repeat."),
-        CHECKPOINTS,
     ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(help="NAME=FILES: a domain's documents, a file, folder or pattern; repeat."),
-        NAMED_FILES,
     ] = None,
     prompt: Annotated[
         list[str] | None,
@@ -57,29 +47,22 @@ def merge(
             help="NAME=PROMPT, or NAME=@FILE with a prompt per line, in place of --text: the expert writes texts. "
             "With a chat template, a prompt is the user's turn. Repeat."
         ),
-        PROMPTS,
     ] = None,
     held_out: Annotated[
         list[str] | None,
         typer.Option(
             help="NAME=FILES: documents to score that the expert wasn't trained on. Default: a tenth of --text; repeat."
         ),
-        NAMED_FILES,
     ] = None,
-    prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of text that an expert writes by its prompts.")
-    ] = PROMPT_TOKENS,
     add: Annotated[
         list[str] | None,
         typer.Option(help="NAME=DIR or NAME=HUB/ID: an expert to add to --from, whose recipe it follows; repeat."),
-        CHECKPOINTS,
     ] = None,
     from_: Annotated[
         Path | None,
         typer.Option(
             "--from", help="Output of a merge with --keep-statistics, for --add; its files are linked, not copied."
         ),
-        FOLDER,
     ] = None,
     recipe: Annotated[RecipeName | None, typer.Option(help="recommended: the default. dume: the paper's.")] = None,
     body: Annotated[
@@ -102,15 +85,6 @@ def merge(
             help="DIR or HUB/ID of the base model, for the bodies seed, ties and dare. Under seed, --add needs "
             "it too. Adapters on a quantised base are merged with it."
         ),
-        CHECKPOINT,
-    ] = None,
-    weights: Annotated[
-        list[str] | None,
-        typer.Option("--weight", help="NAME=NUMBER: an expert's weight, for the body weighted."),
-        NUMBERS,
-    ] = None,
-    ridge_lambda: Annotated[
-        float | None, typer.Option("--lambda", help="Ridge regulariser, in the recipe's scale. Default: the recipe's.")
     ] = None,
     top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Experts per token. Default: 1.")] = None,
     fit: Annotated[
@@ -120,22 +94,6 @@ def merge(
             help="Fit new experts' MLPs to the body. Default: under the body seed, and with --add.",
         ),
     ] = None,
-    before: Annotated[
-        bool | None,
-        typer.Option(
-            "--before/--no-before",
-            help="Take router statistics behind short public texts of moerge, so that routers hear less of what stood "
-            "before. Default: no.",
-        ),
-    ] = None,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            help="auto, a domain, or base (--base): whose chat template, tokenizer and generation settings the model "
-            "gets. auto: the base's under the body seed, else the first expert's. Default: auto, or as --from has it."
-        ),
-    ] = None,
-    text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     chat: Annotated[
         str | None,
         typer.Option(
@@ -143,27 +101,12 @@ def merge(
         ),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=2, help=f"Context of the models, in tokens. Default: {_DEFAULTS.context}.")
+        int | None,
+        typer.Option(min=2, help=f"Context of the models, in tokens. Default: {StatisticsSettings().context}."),
     ] = None,
-    precision: Annotated[
-        Literal["float32", "bfloat16"] | None,
-        typer.Option(help=f"Number format of the passes. Default: {_DEFAULTS.precision}."),
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="Device of the passes and scores. Default: cpu.")
     ] = None,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of the passes and scores.")] = "cpu",
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="Shards at a time on a CPU. Default: one per core, or fewer by memory.")
-    ] = None,
-    host_memory: Annotated[
-        str | None, typer.Option(help="Memory for hidden states, such as 16GB. Default: half of the free memory.")
-    ] = None,
-    license: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=SPDX: an expert's licence, for the model card; base=SPDX: --base's. Repeat."),
-        WORDS,
-    ] = None,
-    scored_tokens: Annotated[
-        int, typer.Option(min=0, help="Scored tokens per domain for the final table; 0: no table.")
-    ] = SCORED_TOKENS,
     keep_statistics: Annotated[
         bool, typer.Option("--keep-statistics", help="Keep OUT.work, so that experts can be added.")
     ] = False,
@@ -185,6 +128,7 @@ def merge(
 
     OUT/merge.yaml has all options of the merge: --config OUT/merge.yaml repeats it. In such a file options are keys,
     with _ for -, and relative paths start from its folder. NAME=VALUE options override the file's entry of this name.
+    Keys without an option are in docs/one-machine.md.
 
     Exit status: 0 merged or checked; 1 an input, an option or the machine is unsuitable; 2 wrong usage; 130
     interrupted.
@@ -192,63 +136,25 @@ def merge(
     Example: moerge merge --expert code=./code --text code='code/*.jsonl' --expert law=org/name --text law=law.txt
     --out merged
     """
-    from moerge.merging.places import require_places
-
-    require_places(expert, add, base, from_, {"text": text, "held_out": held_out}, prompt)
-
-    from transformers.utils import logging
-
-    from moerge.merging import arguments
-    from moerge.merging import dry_run as dry
-    from moerge.merging.merge import MergeSettings, settings_of
-    from moerge.merging.merge import merge as run_merge
-    from moerge.merging.report import Report
-    from moerge.progress import progress
-    from moerge.statistics.contribution import Computing
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    errors = Screen(stderr=True)
-
-    @cache  # of equal lines, such as those of several domains, one is enough
-    def say(line: str) -> None:
-        errors.print(line, highlight=False, markup=False)
-
-    numbers = named_numbers("weights", weights or [])
-    chosen = arguments.Choices(recipe, body, head, base, numbers, ridge_lambda, top_k, fit, context, precision, before)
-    texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say, held_out or ())
-    licenses = arguments.licenses(license or ())
-    version = arguments.version(from_, add or (), expert or (), chosen)
-    seed = arguments.base_model(base, licenses)
-    settings = MergeSettings(
-        recipe=chosen.followed,
-        body=chosen.body_options,
-        fit=fit,
-        base=seed,
-        statistics=chosen.statistics,
-        scored_tokens=scored_tokens,
-        computing=Computing(
-            device=device,
-            slots=slots or os.cpu_count() or 1,
-            host_memory=byte_count(host_memory, "host_memory") if host_memory else None,
-            progress=progress(),
-        ),
-        keep_statistics=keep_statistics,
-        chat_template=chat_template,
-        automatic=body is None and recipe != "dume",
-        automatic_head=head is None and recipe != "dume",
-    )
-    report: Report | dry.Costs
-    field, named = ("expert", expert) if version is None else ("add", add)
-    sources = arguments.sources(field, named or (), texts, licenses, seed)
-    followed = settings_of(sources, out, settings, version)
-    settings = replace(settings, keeping=followed.keeping)
-    determined = {"recipe": recipe or (None if version else "recommended"), **arguments.determined(followed)}
-    written = recipe_text(keys_of(run.command), {**run.params, **determined}, out)
-    if dry_run:
-        report = dry.merge(sources, out, settings, say, version)
-    else:
-        report = run_merge(sources, out, settings, say, version, written)
+    one_each = {"expert": expert, "add": add}
+    several = {"text": text, "prompt": prompt, "held_out": held_out}
+    options = {
+        **{name: single_values(name, values) if values else None for name, values in one_each.items()},
+        **{name: named_values(name, values) if values else None for name, values in several.items()},
+        "from_": None if from_ is None else str(from_),
+        "recipe": recipe,
+        "body": body,
+        "head": head,
+        "base": base,
+        "top_k": top_k,
+        "fit": fit,
+        "chat": chat,
+        "context": context,
+        "device": device,
+        "keep_statistics": keep_statistics or None,
+    }
+    with recipe_of(config, options, OF_MERGE, "moerge merge") as chosen:
+        report, written = _merged(chosen, out, dry_run=dry_run)
     if as_json:
         show_json({**report.to_json(), **({"recipe": written} if dry_run else {})})
         return
@@ -256,3 +162,60 @@ def merge(
         echo(f"{out / FILE}:\n\n{written}")
     for part in report.render():
         output().print(part, highlight=False, markup=False)
+
+
+def _merged(recipe: Recipe, out: Path, *, dry_run: bool) -> "tuple[Report | Costs, str]":
+    """The report of a merge, or its costs, and the content of its recipe file."""
+    require_places(recipe)
+
+    from transformers.utils import logging
+
+    from moerge.merging import arguments
+    from moerge.merging import dry_run as dry
+    from moerge.merging.merge import MergeSettings, settings_of
+    from moerge.merging.merge import merge as run_merge
+    from moerge.progress import progress
+    from moerge.statistics.contribution import Computing
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    version = arguments.version(recipe)
+    seed = arguments.base_model(recipe)
+    settings = MergeSettings(
+        recipe=recipe.followed,
+        body=recipe.body_options,
+        fit=recipe.fit,
+        base=seed,
+        statistics=recipe.statistics,
+        scored_tokens=recipe.scored_tokens,
+        computing=Computing(
+            device=recipe.device,
+            slots=recipe.slots or os.cpu_count() or 1,
+            host_memory=byte_count(recipe.host_memory, "host_memory") if recipe.host_memory else None,
+            progress=progress(),
+        ),
+        keep_statistics=recipe.keep_statistics,
+        chat_template=recipe.chat_template,
+        automatic=recipe.body is None and recipe.recipe != "dume",
+        automatic_head=recipe.head is None and recipe.recipe != "dume",
+    )
+    say = _said_once()
+    sources = arguments.sources(recipe, say, seed)
+    followed = settings_of(sources, out, settings, version)
+    settings = replace(settings, keeping=followed.keeping)
+    named = recipe.recipe or (None if version else "recommended")
+    written = recipe_text(recipe.model_copy(update={"recipe": named, **arguments.determined(followed)}), out)
+    if dry_run:
+        return dry.merge(sources, out, settings, say, version), written
+    return run_merge(sources, out, settings, say, version, written), written
+
+
+def _said_once() -> Callable[[str], None]:
+    """Prints messages; of equal ones, such as those of several domains, the first."""
+    errors = Screen(stderr=True)
+
+    @cache
+    def say(line: str) -> None:
+        errors.print(line, highlight=False, markup=False)
+
+    return say

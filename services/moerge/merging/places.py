@@ -1,43 +1,35 @@
 """Places of the inputs of `moerge merge`, checked before slow imports."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from moerge.documents.files import data_files
 from moerge.errors import MoergeError
 from moerge.files import user_path
+from moerge.merging.recipe import Recipe
 from moerge.models.sources import local_folder
-from moerge.settings import named_values
-
-Values = Sequence[str] | None
-"""NAME=PLACE values of an option, or its places."""
 
 
-def require_places(
-    expert: Values, add: Values, base: str | None, from_: Path | None, texts: Mapping[str, Values], prompt: Values
-) -> None:
+def require_places(recipe: Recipe) -> None:
     """Requires local folders and files that exist; others, such as those of the hub, are read later.
 
     Raises:
         MoergeError: names the folder, or the option and the file.
     """
-    if not (expert or add):
+    if not (recipe.expert or recipe.add):
         todo = "name two or more: `expert` NAME=DIR `text` NAME=FILES; moerge merge --help has an example"
         raise MoergeError("no expert is named", where="`expert`", todo=todo)
-    for field, values in (("expert", expert), ("add", add)):
-        for places in named_values(field, values or ()).values():
-            for place in places:
-                local_folder(place)
-    if base is not None:
-        local_folder(base)
-    if from_ is not None and not from_.is_dir():
-        raise MoergeError("no such folder", where=str(from_), todo="name the output of moerge merge --keep-statistics")
-    for field, values in texts.items():
-        for name, places in named_values(field, values or ()).items():
+    bases = [] if recipe.base is None else [recipe.base]
+    for place in (*recipe.expert.values(), *recipe.add.values(), *bases):
+        local_folder(place)
+    if (folder := recipe.from_) is not None and not Path(folder).is_dir():
+        raise MoergeError("no such folder", where=folder, todo="name the output of moerge merge --keep-statistics")
+    for field, texts in (("text", recipe.text), ("held_out", recipe.held_out)):
+        for name, places in texts.items():
             require_texts(places, f"`{field}` {name}")
-    for places in named_values("prompt", prompt or ()).values():
-        for place in places:
-            prompts_of(place)
+    for prompts in recipe.prompt.values():
+        for prompt in prompts:
+            prompts_of(prompt)
 
 
 def require_texts(places: Sequence[str], where: str) -> None:

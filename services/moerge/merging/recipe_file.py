@@ -1,25 +1,30 @@
-"""Recipe files: the options of `moerge merge` in YAML, from a user or in the output of a merge."""
+"""Recipe files: a recipe in YAML, from a user or in the output of a merge."""
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from moerge.documents.chat_templates import DATE
 from moerge.errors import MoergeError
-from moerge.settings import Keys, built, named_numbers, named_values, read_text
+from moerge.files import user_path
+from moerge.merging.recipe import KEYS, NAMED, PATHS, Recipe, require_only
+from moerge.settings import Keys, built, read_text, valid
 
 FILE = "merge.yaml"
 """The recipe file in the output of a merge."""
 _CUT = ".../"
-OF_RUN = ("out", "config", "dry_run", "json")
+_OF_RUN = ("out", "config", "dry_run", "json")
 """Names of options that are no keys."""
+_INSTEAD = {"text": "prompt", "prompt": "text"}
+"""Field -> the other one of a domain's text, whose entry it replaces, too."""
+_FIELD = re.compile(r"`([a-z_]+)`(?: ([a-z0-9][a-z0-9_-]*))?")
 _OF_MACHINE = ("slots", "host_memory", "keep_statistics")
 """Keys that change nothing in a version."""
 _TAG = "tag:yaml.org,2002:"
@@ -66,70 +71,9 @@ for _class in (_Loader, _Dumper):
 _Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)
 
 
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-_Texts = Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
-
-
-@dataclass(frozen=True)
-class Form:
-    """The form of an option in a file.
-
-    Attributes:
-        type: of the value; NAME=VALUE options are a mapping.
-        paths: the kind of paths that the value has; a prompt may be a file's name behind @.
-    """
-
-    type: Any
-    paths: Literal["checkpoint", "files", "prompt"] | None = None
-
-    @property
-    def named(self) -> bool:
-        return get_origin(self.type) is dict
-
-    def read(self, folder: Path, value: str) -> str:
-        """The option's value from a value of a file in `folder`."""
-        from moerge.models.sources import beside, source_from
-
-        if self.paths == "prompt":
-            return f"@{FILES.read(folder, value[1:])}" if value.startswith("@") else value
-        if self.paths is not None and any(part.startswith(_CUT) for part in value.split("+")):
-            raise MoergeError(f"the file doesn't say where {value} is", todo="give this key as an option")
-        if self.paths == "checkpoint":
-            return source_from(folder, value)
-        return value if self.paths is None or "://" in value else beside(folder, value)
-
-    def shown(self, out: Path, value: str) -> str:
-        """The option's value for a file in `out`."""
-        from moerge.models.sources import source_for
-
-        if self.paths == "prompt":
-            return f"@{_shown(out, value[1:])}" if value.startswith("@") else value
-        if self.paths == "checkpoint":
-            return source_for(partial(_shown, out), value)
-        return value if self.paths is None else _shown(out, value)
-
-
-CHECKPOINT, CHECKPOINTS = Form(str, "checkpoint"), Form(dict[str, str], "checkpoint")
-FILES, NAMED_FILES = Form(_Texts, "files"), Form(dict[str, _Texts], "files")
-FOLDER, PROMPTS = Form(str, "files"), Form(dict[str, _Texts], "prompt")
-NUMBERS, WORDS = Form(dict[str, float]), Form(dict[str, str])
-
-
-@dataclass(frozen=True)
-class Key:
-    """A key of a file: an option's name with _ for -, its parameter and its form."""
-
-    name: str
-    parameter: str
-    form: Form
-
-
 @dataclass(frozen=True)
 class RecipeFile:
-    """A file with valid values by key.
+    """A file with valid values by field.
 
     Attributes:
         places: of keys, and of entries in them: the file and a line.
@@ -139,64 +83,141 @@ class RecipeFile:
     values: Mapping[str, Any]
     places: Mapping[Keys, str]
 
-    def option(self, key: Key, apart: Iterable[str] = ()) -> Any:
-        """The value of a key as the option has it, without the entries of the names `apart`.
+    def own(self, given: Mapping[str, Any]) -> dict[Keys, Any]:
+        """The file's values that these options don't replace, by field, or field and domain, as options have them.
 
         Raises:
-            MoergeError: a path in it can't be read; names its line.
+            MoergeError: a path can't be read; names its line.
         """
-        value = self.values[key.name]
-        if key.form.named:
-            return [
-                f"{name}={self._read(key, (key.name, name), item)}"
-                for name, items in value.items()
-                if name not in apart
-                for item in _several(items)
-            ]
-        read = [self._read(key, (key.name,), item) for item in _several(value)]
-        if key.form == FOLDER:
-            return Path(read[0])
-        return read if isinstance(value, list) else read[0]
+        result = dict[Keys, Any]()
+        for field, value in self.values.items():
+            if field in NAMED:
+                others = {**given.get(field, {}), **given.get(_INSTEAD.get(field, ""), {})}
+                result |= {(field, name): item for name, item in value.items() if name not in others}
+            elif field not in given:
+                result[field,] = value
+        return {keys: self._read(keys, value) for keys, value in result.items()}
 
-    def _read(self, key: Key, keys: Keys, value: Any) -> Any:
+    def recipe(self, given: Mapping[str, Any]) -> Recipe:
+        """The file's recipe, with options in place of its values. Entries of a mapping keep the file's order."""
+        result = dict(given)
+        for (field, *names), value in self.own(given).items():
+            if names:
+                result[field] = {**result.get(field, {}), names[0]: value}
+            else:
+                result[field] = value
+        for field in (field for field in NAMED if field in result):
+            order = dict.fromkeys([*self.values.get(field, ()), *result[field]])
+            result[field] = {name: result[field][name] for name in order if name in result[field]}
+        return valid(Recipe, result)
+
+    def _read(self, keys: Keys, value: Any) -> Any:
+        kind, folder = PATHS.get(keys[0]), self.path.absolute().parent
         try:
-            return key.form.read(self.path.absolute().parent, value) if isinstance(value, str) else value
+            if isinstance(value, list):
+                return [_option(kind, folder, item) for item in value]
+            return value if kind is None else _option(kind, folder, value)
         except MoergeError as error:
-            where = f"{self.place(keys)}: {' '.join(keys)}"
+            where = f"{self._place(keys)}: {_key(keys)}"
             raise MoergeError(error.what, where=where, todo=error.todo) from error
 
-    def place(self, keys: Keys) -> str:
+    def _place(self, keys: Keys) -> str:
         """The place of an entry, or of its key."""
-        return self.places.get(keys) or self.places.get(keys[:1]) or str(self.path)
+        names = (KEYS[keys[0]], *keys[1:])
+        return self.places.get(names) or self.places.get(names[:1]) or str(self.path)
+
+    def placed(self, where: str, given: Mapping[str, Any]) -> str:
+        """The place of an error about a field or a checkpoint: a line, if the value isn't that of an option."""
+        own = self.own(given)
+        folders = {keys: value for keys, value in own.items() if PATHS.get(keys[0]) == "checkpoint"}
+        if (keys := next((keys for keys, folder in folders.items() if _is_in(where, folder)), None)) is not None:
+            return f"{self._place(keys)}: {_key(keys)}: {where}"
+        if (match := _FIELD.match(where)) is None:
+            return where
+        field, name = match[1], match[2] or ""
+        if (field, name) in own:
+            return f"{self._place((field, name))}: {KEYS[field]} {name}{where[match.end() :]}"
+        if field in self.values and field not in given:
+            return f"{self._place((field,))}: {KEYS[field]}{where.removeprefix(f'`{field}`')}"
+        return where
 
 
-def _several(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+def _key(keys: Keys) -> str:
+    return " ".join([KEYS[keys[0]], *keys[1:]])
 
 
-def _one(values: list[Any]) -> Any:
-    """The only value of a list, or the list."""
-    return values if len(values) > 1 else values[0]
+def _is_in(where: str, folder: str) -> bool:
+    """Tell whether the place of an error is a folder, or begins with it."""
+    return where == folder or where.startswith((f"{folder}/", f"{folder}: "))
 
 
-def read_recipe(path: Path, keys: Iterable[Key]) -> RecipeFile:
+def _option(kind: str | None, folder: Path, value: str) -> str:
+    """The option's value from a value of a file in `folder`."""
+    from moerge.models.sources import beside, source_from
+
+    if kind == "prompt":
+        return f"@{_option('files', folder, value[1:])}" if value.startswith("@") else value
+    if any(part.startswith(_CUT) for part in value.split("+")):
+        raise MoergeError(f"the file doesn't say where {value} is", todo="give this key as an option")
+    if kind == "checkpoint":
+        return source_from(folder, value)
+    return value if "://" in value else beside(folder, value)
+
+
+def _entry(kind: str | None, out: Path, value: Any) -> Any:
+    """A value for a file in `out`, of an option's value; of several, or the only one."""
+    from moerge.models.sources import source_for
+
+    if isinstance(value, list):
+        items = [_entry(kind, out, item) for item in value]
+        return items if len(items) > 1 else items[0]
+    if kind is None:
+        return value
+    if kind == "prompt":
+        return f"@{_shown(out, value[1:])}" if value.startswith("@") else value
+    return source_for(partial(_shown, out), value) if kind == "checkpoint" else _shown(out, value)
+
+
+def read_recipe(path: Path) -> RecipeFile:
     """A recipe file.
 
     Raises:
         MoergeError: names the file, the line and the key.
     """
+    path = user_path(path)
     values, lines, unquoted = _parsed(path)
     places = {keys: f"{path}, line {line}" for keys, line in lines.items()}
-    for name in (name for name in OF_RUN if name in values):
+    for name in (name for name in _OF_RUN if name in values):
         where = places.get((name,), str(path))
         raise MoergeError(f"{name} is not a key", where=where, todo="remove it, and give it as an option")
-    fields: dict[str, Any] = {key.name: (key.form.type | None, None) for key in keys}
-    model: type[BaseModel] = create_model("Recipe", __config__=ConfigDict(extra="forbid", strict=True), **fields)
-    recipe, problems = built(model, values, places, str(path), unquoted=unquoted)
+    values = {name: value for name, value in values.items() if value is not None}
+    recipe, problems = built(Recipe, values, places, str(path), unquoted=unquoted)
     if recipe is None:
         raise problems[0]
-    given = recipe.model_dump(exclude_unset=True, exclude_none=True)
-    return RecipeFile(path, given, places)
+    return RecipeFile(path, {name: getattr(recipe, name) for name in KEYS if name in recipe.model_fields_set}, places)
+
+
+@contextmanager
+def recipe_of(config: Path | None, options: Mapping[str, Any], fields: Sequence[str], command: str) -> Iterator[Recipe]:
+    """A command's recipe, by its options and the file of --config; None: not given. It has no other fields than these.
+
+    Errors in the context name the line of the file that has the value, or the key if no option has it.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    file = None if config is None else read_recipe(config)
+    recipe = valid(Recipe, given) if file is None else file.recipe(given)
+    try:
+        require_only(recipe, fields, command)
+        yield recipe
+    except MoergeError as error:
+        where = error.where if file is None else file.placed(error.where, given)
+        error.what, error.where, error.todo = map(_by_keys, (error.what, where, error.todo))
+        raise
+
+
+def _by_keys(text: str) -> str:
+    """A text that names keys in place of the fields that are no options."""
+    return text.replace("`ridge_lambda`", "`lambda`").replace("`weights`", "`weight`")
 
 
 def _parsed(path: Path) -> tuple[dict[str, Any], dict[Keys, int], dict[Keys, tuple[str, str]]]:
@@ -262,22 +283,18 @@ def _lines(node: yaml.Node, where: str, keys: Keys = ()) -> dict[Keys, int]:
     return lines
 
 
-def recipe_text(keys: Iterable[Key], values: Mapping[str, Any], out: Path) -> str:
-    """The recipe file of the output `out`; `values`: of the options, by parameter."""
+def recipe_text(recipe: Recipe, out: Path) -> str:
+    """The recipe file of the output `out`."""
     content = dict[str, Any]()
-    for key in keys:
-        value, form = values[key.parameter], key.form
-        if value in (None, [], ()) or key.name in _OF_MACHINE:
+    for field, key in KEYS.items():
+        value = getattr(recipe, field)
+        if value in (None, {}) or field in _OF_MACHINE:
             continue
-        if form == NUMBERS:
-            content[key.name] = named_numbers(key.name, value)
-        elif form.named:
-            entries = named_values(key.name, value).items()
-            content[key.name] = {name: _one([form.shown(out, item) for item in items]) for name, items in entries}
-        elif form.paths is not None:
-            content[key.name] = _one([form.shown(out, str(item)) for item in _several(value)])
+        kind = PATHS.get(field)
+        if isinstance(value, dict):
+            content[key] = {name: _entry(kind, out, item) for name, item in value.items()}
         else:
-            content[key.name] = value
+            content[key] = _entry(kind, out, value)
     text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
     return f"{_HEADER}{_DATED if 'chat' in content else ''}{text}"
 

@@ -16,6 +16,7 @@ from moerge.documents.shards import cut
 from moerge.errors import MoergeError
 from moerge.merging.assemble import Assembled, KeptParts, are_fittable, assemble, body_of, head_contributions
 from moerge.merging.local_lineages import LocalBody
+from moerge.merging.recipe import Recipe as Choices
 from moerge.merging.settings import VersionSettings
 from moerge.models.dense import domain_model, place
 from moerge.models.dense_files import DenseFiles
@@ -48,7 +49,7 @@ from moerge_lab.recipes.dense import TASK_VECTORS, base_of, body_options, checke
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
 from moerge_lab.recipes.tuning import choose_scale
 from moerge_proto.bodies import BodyMethod, HeadMethod
-from moerge_proto.options import PAPER, RARE_BELOW, SolveOptions, VersionRecipe
+from moerge_proto.options import PAPER, RARE_BELOW, VersionRecipe
 from moerge_proto.statistics_file import Privacy, StatisticsSettings
 
 RIDGE: Options = {"k": 1, "lambda": 0.01, "tokens": 0}
@@ -237,8 +238,8 @@ def ridge(
     """DUME's routers under the body of a method, from the domains' texts."""
 
     def recipe(options: Options) -> VersionRecipe:
-        given = {"ridge_lambda": number(options, "lambda")} if "lambda" in options else {}
-        return PAPER.model_copy(update={"body": body, "head": head, "solve": checked(SolveOptions, given)})
+        given = {"lambda": number(options, "lambda")} if "lambda" in options else {}
+        return checked(Choices, {"recipe": "dume", "body": body, "head": head, **given}).followed
 
     return Parts(recipe, texts, chosen)
 

@@ -5,12 +5,12 @@ from functools import partial
 
 from moerge.bodies.head_kinds import HEADS
 from moerge.bodies.methods.registry import METHODS
+from moerge.merging.recipe import Recipe as Choices
 from moerge.routers.registry import ROUTERS
 from moerge_lab.recipes.base import SEED, Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
 from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
-from moerge_proto.options import RECOMMENDED, SolveOptions, VersionRecipe
-from moerge_proto.statistics_file import TextBefore
+from moerge_proto.options import RECOMMENDED, VersionRecipe
 
 _BODY: Options = {
     "tokens": 0,
@@ -36,14 +36,12 @@ delta 1e-6, 0: none."""
 
 
 def _recipe(options: Options) -> VersionRecipe:
-    fit = bool(whole(options, "fit", 0, 1))
-    fields = RECOMMENDED.solve.model_dump()
+    given: dict[str, object] = {name: word(options, name) for name in _WORDS}
+    given["fit"] = bool(whole(options, "fit", 0, 1))
     if "lambda" in options:
-        fields |= {"ridge_lambda": number(options, "lambda"), "routers": word(options, "routers")}
-    methods = {name: word(options, name) for name in _WORDS}
-    before = TextBefore() if "before" in options and whole(options, "before", 0, 1) else None
-    solve = checked(SolveOptions, fields)
-    return checked(VersionRecipe, {**methods, "fit": fit, "solve": solve, "before": before})
+        before = bool(whole(options, "before", 0, 1))
+        given |= {"lambda": number(options, "lambda"), "routers": word(options, "routers"), "before": before}
+    return checked(Choices, given).followed
 
 
 PARTS = Parts(_recipe, fits_newcomers=True)

@@ -14,11 +14,6 @@ SOLVED = ", ".join(method.name for method in METHODS.values() if method.solved)
 """The methods that need every owner's body contribution."""
 
 
-def takers(option: str) -> str:
-    """The methods that take an option, for help texts."""
-    return ", ".join(method.name for method in METHODS.values() if option in method.takes)
-
-
 def require_options(method: Method, options: BodyOptions) -> None:
     """Requires the method's required options, and only options that it takes.
 
@@ -29,7 +24,7 @@ def require_options(method: Method, options: BodyOptions) -> None:
     if superfluous := sorted(given - method.takes):
         takes = f"it takes {', '.join(sorted(method.takes))}" if method.takes else "it takes none"
         problem = f"the method {method.name!r} doesn't take this option"
-        raise MoergeError(problem, where=f"options.{superfluous[0]}", todo=f"leave it out; {takes}")
+        raise MoergeError(problem, where=f"`{superfluous[0]}`", todo=f"leave it out; {takes}")
     if missing := sorted(method.needs - given):
         problem = f"the method {method.name!r} needs this option"
-        raise MoergeError(problem, where=f"options.{missing[0]}", todo="give it, or choose another method")
+        raise MoergeError(problem, where=f"`{missing[0]}`", todo="give it, or choose another method")

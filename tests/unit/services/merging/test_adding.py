@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import work_folder
 from moerge.merging import dry_run
-from moerge.merging.arguments import Choices, Texts, sources, version
+from moerge.merging.arguments import sources, version
 from moerge.merging.kept_statistics import kept
 from moerge.merging.local_lineages import local_version
 from moerge.merging.merge import MergeSettings, merge
+from moerge.merging.recipe import Recipe
 from moerge.merging.report import Report
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.registry import FAMILIES
@@ -34,7 +35,6 @@ from support.processes import run_command
 
 SETTINGS = MergeSettings(scored_tokens=500)
 KEPT = replace(SETTINGS, keep_statistics=True)
-NOTHING = Choices(None, None, None, None, {}, None, None, None, None, None)
 
 
 class _CutError(Exception):
@@ -268,57 +268,71 @@ def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -
         ({"top_k": 2}, "`top_k`"),
         ({"context": 256}, "`context`"),
         ({"precision": "bfloat16"}, "`precision`"),
+        ({"lambda_scale": "absolute"}, "`lambda_scale`"),
         ({"before": True}, "`before`"),
     ],
 )
 def test_an_option_that_contradicts_the_version_is_refused(folder: Path, given: dict[str, Any], option: str) -> None:
     with pytest.raises(MoergeError) as raised:
-        version(folder / "merged", ["code=code"], [], replace(NOTHING, **given))
+        version(Recipe(from_=str(folder / "merged"), add={"code": "code"}, **given))
     assert raised.value.where == option
 
 
 def test_text_before_is_off_unless_an_option_asks_for_it_and_fits_a_short_context() -> None:
-    assert NOTHING.followed.before is replace(NOTHING, before=False).followed.before is None
-    assert replace(NOTHING, before=True).followed.before == TextBefore()
-    short = replace(NOTHING, before=True, context=65)
+    assert Recipe().followed.before is Recipe(before=False).followed.before is None
+    assert Recipe(before=True).followed.before == TextBefore()
+    short = Recipe(before=True, context=65)
     settings = MergeSettings(recipe=short.followed, statistics=short.statistics)
     assert settings.router_statistics.before == TextBefore(tokens=32, piece=32)
 
 
 def test_options_that_agree_with_the_version_are_taken(folder: Path) -> None:
-    same = Choices("recommended", "regmean", "regmean", None, {}, 0.001, 1, False, 512, "float32", False)
-    assert version(folder / "merged", ["code=code"], [], same) is not None
-    assert version(None, [], ["law=law"], same) is None
+    same = Recipe(
+        recipe="recommended",
+        body="regmean",
+        head="regmean",
+        ridge_lambda=0.001,
+        lambda_scale="relative",
+        top_k=1,
+        fit=False,
+        context=512,
+        precision="float32",
+        before=False,
+    )
+    added = same.model_copy(update={"from_": str(folder / "merged"), "add": {"code": "code"}})
+    assert version(added) is not None
+    assert version(same.model_copy(update={"expert": {"law": "law"}})) is None
 
 
 @pytest.mark.parametrize(
     ("start", "add", "experts", "where"),
     [
-        ("merged", [], [], "`add`"),
-        ("", ["code=code"], [], "`from_`"),
-        ("merged", ["code=code"], ["law=law"], "`expert`"),
+        ("merged", {}, {}, "`add`"),
+        ("", {"code": "code"}, {}, "`from_`"),
+        ("merged", {"code": "code"}, {"law": "law"}, "`expert`"),
     ],
 )
 def test_options_that_need_or_exclude_each_other(
-    folder: Path, start: str, add: Sequence[str], experts: Sequence[str], where: str
+    folder: Path, start: str, add: dict[str, str], experts: dict[str, str], where: str
 ) -> None:
     with pytest.raises(MoergeError) as raised:
-        version(folder / start if start else None, add, experts, NOTHING)
+        version(Recipe(from_=str(folder / start) if start else None, add=add, expert=experts))
     assert raised.value.where == where
 
 
 def test_texts_are_of_new_domains_only(folder: Path) -> None:
-    texts = Texts([f"code={folder}/code.jsonl"], [], 100, "text", None, print)
-    [new] = sources("add", [f"code={folder / 'code'}"], texts, {})
+    given: dict[str, Any] = {"from_": "merged", "add": {"code": str(folder / "code")}}
+    texts = {name: [f"{folder}/{name}.jsonl"] for name in ("code", "law")}
+    [new] = sources(Recipe(**given, text={"code": texts["code"]}), print)
     assert new.expert.domain == "code"
-    more = replace(texts, text=[*texts.text, f"law={folder}/law.jsonl"])
     with pytest.raises(MoergeError, match="no expert of law"):
-        sources("add", [f"code={folder / 'code'}"], more, {})
+        sources(Recipe(**given, text=texts), print)
 
 
 def test_the_command_adds_an_expert(folder: Path, tmp_path: Path) -> None:
     given = [f"--add=code={folder / 'code'}", f"--text=code={folder / 'code.jsonl'}", f"--from={folder / 'merged'}"]
-    done = run_command("merge", *given, f"--out={tmp_path / 'out'}", "--scored-tokens=500", "--json")
+    (tmp_path / "recipe.yaml").write_text("scored_tokens: 500\n")
+    done = run_command("merge", *given, f"--config={tmp_path}/recipe.yaml", f"--out={tmp_path / 'out'}", "--json")
     assert done.returncode == 0, done.stderr
     assert [load["domain"] for load in json.loads(done.stdout)["domains"]] == ["law", "art", "code"]
     assert "only new domains are scored, not law, art" in done.stderr

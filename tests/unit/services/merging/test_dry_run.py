@@ -161,7 +161,7 @@ def test_the_command_prints_the_costs_as_json_or_in_80_columns(folder: Path, tmp
         for name in ("law", "art")
         for option, end in (("expert", ""), ("text", ".jsonl"))
     ]
-    done = run_command("merge", *given, f"--out={tmp_path / 'out'}", "--dry-run", "--host-memory=1MB", "--json")
+    done = run_command("merge", *given, f"--out={tmp_path / 'out'}", "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     content = json.loads(done.stdout)
     assert [(item["domain"], item["pass"]) for item in content["passes"]] == BOTH

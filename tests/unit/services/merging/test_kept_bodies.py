@@ -121,7 +121,8 @@ def test_a_newcomer_that_keeps_the_body_joins_without_a_fit(folder: Path, tmp_pa
         *(item for domain in ("law", "art") for item in ("--expert", f"{domain}={folder / domain}")),
         *(item for domain in ("law", "art") for item in ("--text", f"{domain}={folder / f'{domain}.jsonl'}")),
     ]
-    base = ["--base", str(folder / "seed"), "--scored-tokens", "0"]
+    (tmp_path / "recipe.yaml").write_text("scored_tokens: 0\n")
+    base = ["--base", str(folder / "seed"), "--config", str(tmp_path / "recipe.yaml")]
     add = ["--add", code[1], *code[2:], "--from", str(tmp_path / "two")]
     run("merge", *add, *base, "--out", str(tmp_path / "added"))
     run("merge", *both, *code, *base, "--out", str(tmp_path / "whole"))

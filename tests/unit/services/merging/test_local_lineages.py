@@ -10,6 +10,7 @@ from moerge.bodies.lineage import BodyOptions
 from moerge.errors import MoergeError
 from moerge.merging.arguments import base_model
 from moerge.merging.local_lineages import given, local_body, local_version
+from moerge.merging.recipe import Recipe
 from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
@@ -59,10 +60,10 @@ def test_a_version_under_a_seed_s_body_has_the_seed_s_tokenizer_and_licence(tmp_
 def test_the_base_model_takes_its_licence(tmp_path: Path) -> None:
     [seed] = experts(tmp_path, "seed")
     licences = {"base": "MIT", "law": "Apache-2.0"}
-    base = base_model(str(seed.folder), licences)
+    base = base_model(Recipe(base=str(seed.folder), license=licences))
     assert base is not None
-    assert (base.folder, base.license, licences) == (seed.folder, "MIT", {"law": "Apache-2.0"})
-    assert base_model(None, {"base": "MIT"}) is None
+    assert (base.folder, base.license) == (seed.folder, "MIT")
+    assert base_model(Recipe(license=licences)) is None
 
 
 def test_a_seed_s_body_needs_the_seed_and_takes_no_options(tmp_path: Path) -> None:

@@ -471,11 +471,12 @@ def test_unlike_experts_are_refused_by_the_field_that_differs(
 def command(folder: Path, out: Path, *more: str) -> list[str]:
     experts = [f"--expert={name}={folder / name}" for name in ("law", "art")]
     documents = [f"--text={name}={folder / name}.jsonl" for name in ("law", "art")]
-    return ["merge", *experts, *documents, "--out", str(out), "--scored-tokens=500", *more]
+    (config := folder / "command.yaml").write_text("scored_tokens: 500\nslots: 2\n")
+    return ["merge", *experts, *documents, f"--config={config}", f"--out={out}", *more]
 
 
 def test_json_is_the_only_stdout_and_files_match_the_library(folder: Path, whole: Path, tmp_path: Path) -> None:
-    done = run_command(*command(folder, tmp_path / "out", "--json", "--slots=2", "--keep-statistics"))
+    done = run_command(*command(folder, tmp_path / "out", "--json", "--keep-statistics"))
     assert done.returncode == 0, done.stderr
     content = json.loads(done.stdout)
     assert [item["domain"] for item in content["domains"]] == ["law", "art"]
@@ -514,15 +515,12 @@ def test_an_output_without_a_name_is_refused(folder: Path, out: str) -> None:
     ("more", "status", "error"),
     [
         (["--text=code={folder}/law.jsonl"], 1, "--text: no expert of code"),
-        (["--license=code=mit"], 1, "--license: no expert of code"),
         (["--expert=code={folder}/law"], 1, "--text: no text of code"),
         (["--expert=law={folder}/law"], 1, "'law' is given 2 times"),
         (["--expert=Law={folder}/law"], 1, "'Law' is not a valid domain name"),
-        (["--lambda=0"], 1, "--lambda"),
         (["--body=seed"], 1, "--base: the method 'seed' needs the seed model"),
         (["--head=seed"], 1, "--head: the seed's head under a body by 'regmean'"),
-        (["--slots=0"], 2, "--slots"),
-        (["--host-memory=much"], 1, "--host-memory: expected a size, found 'much'"),
+        (["--top-k=0"], 2, "--top-k"),
     ],
 )
 def test_wrong_options_are_told_with_their_exit_status(

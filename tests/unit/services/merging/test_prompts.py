@@ -4,16 +4,16 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
-from moerge.merging.arguments import Texts, sources
+from moerge.merging.arguments import sources
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.prompts import BATCH, Prompts, written
+from moerge.merging.recipe import Recipe
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, dense_folder
 from moerge.progress import NoProgress, Progress
@@ -169,18 +169,17 @@ def test_a_merge_mixes_texts_and_prompts_and_says_which(folder: Path, tmp_path: 
 # --- options
 def test_prompts_are_given_one_by_one_or_in_a_file(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "art.txt").write_text("first\n\nsecond = 2\n")
-    experts = [f"law={folder / 'law'}", f"art={folder / 'art'}"]
-    options = Texts([f"law={folder}/law.jsonl"], [f"art=@{tmp_path}/art.txt", "art=a=b"], 100, "text", None, print)
-    _, art = sources("expert", experts, options, {})
+    experts, texts = {name: str(folder / name) for name in ("law", "art")}, {"law": [f"{folder}/law.jsonl"]}
+    prompts = {"art": [f"@{tmp_path}/art.txt", "a=b"]}
+    _, art = sources(Recipe(expert=experts, text=texts, prompt=prompts, prompt_tokens=100), print)
     assert art.corpus == Prompts(["first", "second = 2", "a=b"], 100)
-    for prompt, result in (
-        ("law=x", "law has texts and prompts"),
-        ("tax=x", "no expert of tax"),
-        ("art=@missing.txt", "can't be read"),
-        ("art", "expected NAME="),
+    for name, prompt, result in (
+        ("law", "x", "law has texts and prompts"),
+        ("tax", "x", "no expert of tax"),
+        ("art", "@missing.txt", "can't be read"),
     ):
         with pytest.raises(MoergeError, match=result) as raised:
-            sources("expert", experts, replace(options, prompt=[prompt]), {})
+            sources(Recipe(expert=experts, text=texts, prompt={name: [prompt]}), print)
         assert raised.value.where.startswith("`prompt`")
     with pytest.raises(MoergeError, match="no text of art"):
-        sources("expert", experts, replace(options, prompt=[]), {})
+        sources(Recipe(expert=experts, text=texts), print)

@@ -13,14 +13,12 @@ from typer.testing import CliRunner
 
 from moerge.cli.app import app
 from moerge.merging import commands
-from moerge.merging.recipe_command import keys_of
+from moerge.merging.recipe import KEYS, OF_MERGE, Recipe
 from moerge.merging.recipe_file import FILE, read_recipe, recipe_text
 from support.merging import SMALL, files
 from support.models import expert, texts
 from support.processes import moerge, run_command
 
-KEYS = keys_of(get_group(commands.app))
-NOTHING = {key.parameter: None for key in KEYS}
 RECIPE = """\
 expert:
   law: ./law
@@ -62,18 +60,22 @@ def content(path: Path) -> dict[str, object]:
 
 # --- the file and the options
 def test_every_option_of_a_merge_is_a_key(tmp_path: Path) -> None:
-    options = {option.opts[0] for option in get_group(commands.app).params}
-    keys = {f"--{key.name.replace('_', '-')}" for key in KEYS}
-    assert options - keys == {"--out", "--config", "--dry-run", "--json"}
-    assert keys <= options
+    options = {option.name for option in get_group(commands.app).params}
+    assert options - set(OF_MERGE) == {"out", "config", "dry_run", "as_json"}
     error = error_of("--config", written(tmp_path, "zzz: 1"), "--out", tmp_path / "out")
-    assert all(key.name in error for key in KEYS)
+    assert all(key in error for key in KEYS.values())
+
+
+def test_a_key_of_the_service_is_none_of_a_merge(tmp_path: Path) -> None:
+    error = error_of("--config", written(tmp_path, "top_k: 1\ntied: true"), "--out", tmp_path / "out")
+    assert error.startswith(f"{tmp_path / FILE}, line 2: tied: tied is not a key of moerge merge")
 
 
 def test_a_file_gives_the_merge_of_the_same_options(folder: Path, tmp_path: Path) -> None:
     given = [f"--expert={name}={folder / name}" for name in ("law", "art")]
     given += [f"--text={name}={folder / name}.jsonl" for name in ("law", "art")]
-    moerge("merge", *given, "--lambda=0.002", "--scored-tokens=500", f"--out={tmp_path / 'out'}")
+    config = written(tmp_path, "lambda: 0.002\nscored_tokens: 500\n")
+    moerge("merge", *given, f"--config={config}", f"--out={tmp_path / 'out'}")
     made, named = files(tmp_path / "out"), files(folder / "merged")
     assert {name for name in named if made[name] != named[name]} <= {FILE, "README.md"}  # paths from other folders
     assert made.keys() == named.keys()
@@ -105,7 +107,7 @@ def test_a_dry_run_prints_the_file_of_the_merge(folder: Path, tmp_path: Path) ->
 
 
 def test_options_override_the_entry_of_their_name_or_the_key(folder: Path) -> None:
-    given = ["--text", f"law={folder}/code.jsonl", "--prompt", "art=Once", "--prompt-tokens=300", "--lambda=0.5"]
+    given = ["--text", f"law={folder}/code.jsonl", "--prompt", "art=Once", "--context=300", "--top-k=2"]
     given += [f"--expert=code={folder / 'code'}", f"--text=code={folder / 'code.jsonl'}"]
     done = moerge("merge", "--config", folder / FILE, "--out", folder / "other", "--dry-run", "--json", *given)
     made = yaml.safe_load(json.loads(done)["recipe"])
@@ -113,7 +115,7 @@ def test_options_override_the_entry_of_their_name_or_the_key(folder: Path) -> No
     assert list(made["expert"]) == ["law", "art", "code"]
     assert made["text"] == {"law": "../code.jsonl", "code": "../code.jsonl"}
     assert made["prompt"] == {"art": "Once"}
-    assert (made["lambda"], made["scored_tokens"]) == (0.5, 500)
+    assert (made["lambda"], made["context"], made["top_k"]) == (2e-3, 300, 2)
 
 
 def test_an_overridden_expert_keeps_its_slot(folder: Path) -> None:
@@ -135,34 +137,28 @@ def test_the_file_of_an_addition_repeats_it(folder: Path, tmp_path: Path) -> Non
 
 def test_every_value_that_is_written_is_read(tmp_path: Path) -> None:
     """Also texts that look like numbers, lists and several lines."""
-    values = {
-        **NOTHING,
-        "prompt": ["law=1e-3", "law=no", "law=two\nlines: [x]", "art=a=b"],
-        "weights": ["law=1e-07", "art=2"],
-        "chat": "null",
-        "before": True,
-        "ridge_lambda": 1e-12,
-    }
-    path = written(tmp_path, recipe_text(KEYS, values, tmp_path))
-    file = read_recipe(path, KEYS)
-    made = {key.parameter: file.option(key) for key in KEYS if key.name in file.values}
-    assert made == {
-        **{name: value for name, value in values.items() if value is not None},
-        "weights": ["law=1e-07", "art=2.0"],
-    }
+    recipe = Recipe(
+        prompt={"law": ["1e-3", "no", "two\nlines: [x]"], "art": ["a=b"]},
+        weights={"law": 1e-07, "art": 2.0},
+        domain_weights={"law": 2.0},
+        chat="null",
+        before=True,
+        ridge_lambda=1e-12,
+    )
+    assert read_recipe(written(tmp_path, recipe_text(recipe, tmp_path))).recipe({}) == recipe
 
 
 def test_a_file_with_chats_names_the_date_of_their_template(tmp_path: Path) -> None:
     line = "# A chat template that asks for the date gets 2024-07-26.\n"
-    assert line in recipe_text(KEYS, {**NOTHING, "chat": "messages"}, tmp_path)
-    assert line not in recipe_text(KEYS, NOTHING, tmp_path)
+    assert line in recipe_text(Recipe(chat="messages"), tmp_path)
+    assert line not in recipe_text(Recipe(), tmp_path)
 
 
 def test_a_file_may_be_of_another_editor(tmp_path: Path) -> None:
     path, text = tmp_path / FILE, "expert: {law: law}\r\nchat: 2024-13-45\r\n"
     for encoding in ("utf-8", "utf-8-sig"):
         path.write_bytes(text.encode(encoding))
-        assert read_recipe(path, KEYS).values == {"expert": {"law": "law"}, "chat": "2024-13-45"}
+        assert read_recipe(path).values == {"expert": {"law": "law"}, "chat": "2024-13-45"}
     path.write_bytes(text.encode("utf-16"))
     assert error_of("--config", path, "--out", tmp_path / "out").startswith(f"{path}: UTF-16, not UTF-8")
 
@@ -175,6 +171,9 @@ def test_a_file_may_be_of_another_editor(tmp_path: Path) -> None:
         ("expert: {law: law}\nout: merged", 2, "out is not a key", "remove it, and give it as an option"),
         ("\ntop_k: two", 2, "top_k: expected a valid integer", "correct the value"),
         ("top_k: true", 1, "top_k: expected a valid integer", "correct the value"),
+        ("lambda: 0", 1, "lambda: expected more than 0", "correct the value"),
+        ("slots: 0", 1, "slots: expected at least 1", "correct the value"),
+        ("domain_weights: {law: -1}", 1, "domain_weights.law: expected more than 0", "correct the value"),
         ("top_k: 0", 1, "top_k: expected at least 1", "correct the value"),
         ("before: 1", 1, "before: expected a valid boolean", "correct the value"),
         ("recipe: best", 1, "recipe: expected 'recommended' or 'dume'", "correct the value"),
@@ -215,6 +214,8 @@ def test_an_error_names_file_line_and_key(tmp_path: Path, text: str, line: int, 
         ("lambda: 2e-3", "lambda: -1", "line 7: lambda: expected more than 0"),
         ("  law: ./law", "  Law: ./law", "line 1: expert: 'Law' is not a valid domain name"),
         ("  law: law.jsonl\n", "", "line 4: text: no text of law"),
+        ("lambda: 2e-3", "license: {code: mit}", "line 7: license: no expert of code"),
+        ("lambda: 2e-3", "weight: {law: 2}", "line 7: weight: "),
         ("lambda: 2e-3", "host_memory: much", "line 7: host_memory: expected a size, found 'much'"),
         ("  art: art", "  art: missing/art", "line 3: expert art: missing/art: no such folder"),
         ("  art: art", "  art: ./missing", "line 3: expert art: {folder}/missing: no such folder"),
@@ -231,7 +232,7 @@ def test_an_error_about_a_value_names_its_line(folder: Path, tmp_path: Path, old
 
 def test_an_error_about_an_option_doesnt_name_the_file(folder: Path, tmp_path: Path) -> None:
     given = ["--config", folder / FILE, "--out", tmp_path / "out"]
-    assert error_of(*given, "--lambda=-1").startswith("--lambda: expected more than 0")
+    assert error_of(*given, "--top-k=3").startswith("--top-k: 3 experts per token, of 2")
     assert error_of(*given, "--text=law=lax.jsonl").startswith("--text law lax.jsonl: no file matches")
     assert error_of(*given, f"--text=code={folder / 'code.jsonl'}").startswith("--text: no expert of code")
 
@@ -263,7 +264,8 @@ def test_a_folder_of_the_working_directory_is_no_folder_of_the_file(
 
 
 def shown(out: Path, **values: object) -> dict[str, object]:
-    return dict(yaml.safe_load(recipe_text(KEYS, {**NOTHING, **values}, out)))
+    """The values in a file of options' values."""
+    return dict(yaml.safe_load(recipe_text(Recipe.model_validate(values), out)))
 
 
 def test_a_file_names_no_folder_that_the_output_does_not_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,15 +274,21 @@ def test_a_file_names_no_folder_that_the_output_does_not_share(tmp_path: Path, m
     monkeypatch.setenv("HOME", str(home))
     for path in (home / "law", home / "base", tmp_path / "srv" / "law"):
         path.mkdir(parents=True)
-    text = [f"law={home}/law/*.jsonl", "art=/elsewhere/art.txt", "code=s3://bucket/code", "tax=s3://me:key@bucket/tax"]
-    text += [f"zip=file://{home}/zip.txt", "web=https://example.org/web.jsonl?token=a/secret"]
-    text += ["key=s3://me:secret@bucket"]
+    text = {
+        "law": f"{home}/law/*.jsonl",
+        "art": "/elsewhere/art.txt",
+        "code": "s3://bucket/code",
+        "tax": "s3://me:key@bucket/tax",
+        "zip": f"file://{home}/zip.txt",
+        "web": "https://example.org/web.jsonl?token=a/secret",
+        "key": "s3://me:secret@bucket",
+    }
     made = shown(
         out,
-        expert=[f"law={home / 'law'}", f"art={tmp_path / 'srv' / 'law'}", f"code={home / 'base'}+{home / 'law'}"],
+        expert={"law": f"{home}/law", "art": f"{tmp_path}/srv/law", "code": f"{home}/base+{home}/law"},
         text=text,
-        prompt=[f"law=@{home}/secret/law.txt"],
-        from_=home / "merged",
+        prompt={"law": f"@{home}/secret/law.txt"},
+        from_=f"{home}/merged",
     )
     assert made["expert"] == {"law": ".../law", "art": "../law", "code": ".../base+.../law"}
     assert made["text"] == {
@@ -295,7 +303,7 @@ def test_a_file_names_no_folder_that_the_output_does_not_share(tmp_path: Path, m
     assert (made["prompt"], made["from"]) == ({"law": "@.../law.txt"}, ".../merged")
     assert "alice" not in str(made)
     assert "secret" not in str(made)
-    at_home = shown(home / "models" / "out", text=[f"law={home}/law/*.jsonl"])
+    at_home = shown(home / "models" / "out", text={"law": f"{home}/law/*.jsonl"})
     assert at_home["text"] == {"law": "../../law/*.jsonl"}
 
 
@@ -305,5 +313,5 @@ def test_a_hub_id_is_written_with_its_commit(tmp_path: Path, monkeypatch: pytest
     (cached / "snapshots" / commit).mkdir(parents=True)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
-    named = shown(tmp_path, expert=["law=lab/law", f"art=lab/law@{commit}", "tax=lab/unknown"])
+    named = shown(tmp_path, expert={"law": "lab/law", "art": f"lab/law@{commit}", "tax": "lab/unknown"})
     assert named["expert"] == {"law": f"lab/law@{commit}", "art": f"lab/law@{commit}", "tax": "lab/unknown"}

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.merging.arguments import Texts, sources
+from moerge.merging.arguments import sources
 from moerge.merging.merge import MergeSettings, Source, merge
+from moerge.merging.recipe import Recipe
 from moerge.models.config import read_config
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, expert_files, remove_dense
@@ -269,10 +270,10 @@ def test_an_adapter_on_a_quantised_base_is_merged_with_the_given_one(
     folder, said = shutil.copytree(plain, tmp_path / "adapter"), list[str]()
     changed(folder, CONFIG, base_model_name_or_path="unsloth/base-bnb-4bit")
     texts(tmp_path / "law.jsonl", 1, 3)
-    given = Texts([f"law={tmp_path / 'law.jsonl'}"], [], 1, "text", None, said.append)
     expected = DenseFiles(plain).checkpoint
     for place, whole in ((f"{base}+{folder}", None), (str(folder), DenseExpert("base", base))):
-        [source] = sources("expert", [f"law={place}"], given, {}, whole)
+        recipe = Recipe(expert={"law": place}, text={"law": [str(tmp_path / "law.jsonl")]})
+        [source] = sources(recipe, said.append, whole)
         found = source.expert.checkpoint
         assert all(found.tensor(name).equal(expected.tensor(name)) for name in expected.specs)
     problem = "law: the adapter's base unsloth/base-bnb-4bit is quantised by bitsandbytes"
