@@ -14,7 +14,7 @@ demo: $(VENV)/.demo
 
 # The papers' table on four small experts. Another preset: make table PRESET=standard
 PRESET ?= small
-table: $(VENV)/.demo
+table: $(VENV)/.lab
 	$(BIN)/moerge table --preset $(PRESET) --json-file build/table.json --svg build/table.svg
 
 # Types the commands of examples/*/README.md, and compares what they print. One: make examples ONLY=two-experts
@@ -153,6 +153,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing torch and moerge (a minute)"
 	$(PIP) torch==2.13.0 --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.lab: $(VENV)/.demo
+	$(PIP) --editable '.[lab]'
 	@touch $@
 
 # Tests import all of them, from many processes, and take warnings of the compiler for errors.

@@ -18,8 +18,8 @@ from moerge.models.tokens import all_counted
 from moerge.progress import progress
 from moerge.scoring.perplexity import score, windows
 from moerge.scoring.routers import routers
-from moerge_lab.demo import corpora
-from moerge_lab.demo.train import train
+from moerge_lab.experts import corpora
+from moerge_lab.experts.train import train
 from support.documents import texts_of
 from support.models import on_body
 from support.passes import visit_features

@@ -17,9 +17,9 @@ from moerge_proto.version_files import GENERATION, SPECIAL_TOKENS, TEMPLATE, TOK
 _CODE = {"auto_map", "code_revision", "custom_generate", "custom_pipeline", "custom_pipelines", "trust_remote_code"}
 """Keys that make libraries load foreign code."""
 _OF_USE = {
-    *("backend", "chat_template", "clean_up_tokenization_spaces", "max_length", "model_max_length", "name_or_path"),
-    *("pad_to_multiple_of", "pad_token_type_id", "padding_side", "processor_class", "stride", "truncation_side"),
-    "truncation_strategy",
+    *("backend", "chat_template", "clean_up_tokenization_spaces", "is_local", "local_files_only", "max_length"),
+    *("model_max_length", "name_or_path", "pad_to_multiple_of", "pad_token_type_id", "padding_side"),
+    *("processor_class", "stride", "truncation_side", "truncation_strategy"),
 }
 """Keys of tokenizer_config.json on which no id depends."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")

@@ -19,8 +19,8 @@ def demo(
     serve: Annotated[bool, typer.Option("--serve", help="Keep coordinator and dashboard open at the end.")] = False,
 ) -> None:
     """Run the main job on real text: train four small experts (once), start a coordinator and four workers, publish
-    a version of three experts and then one of four. Print the owners' evaluations of both, and the paper's
-    table of the second.
+    a version of three experts and then one of four. Print the owners' evaluations of both, a table of the second
+    beside other ways to merge, and a text in the colours of its experts.
 
     After an interruption, run the same command to continue; training repeats at most a minute.
 
@@ -30,9 +30,9 @@ def demo(
     console.print(INTRODUCTION)
     from transformers.utils import logging  # takes seconds
 
-    from moerge_lab.demo import corpora
     from moerge_lab.demo.main_job import Demo, Domain
-    from moerge_lab.demo.train import train
+    from moerge_lab.experts import corpora
+    from moerge_lab.experts.train import train
 
     logging.disable_progress_bar()
     home = home.resolve()

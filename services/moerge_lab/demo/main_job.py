@@ -12,16 +12,17 @@ from pathlib import Path
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
+from moerge.progress import progress
+from moerge_lab.demo import result
 from moerge_lab.demo.processes import Processes, address_in, output_of
 from moerge_lab.demo.stages import Stages
+from moerge_lab.experts.train import DEMO
+from moerge_lab.table.texts import Sources
 from moerge_proto.experts import ExpertState
 from moerge_proto.signatures import JoinRequest
 from moerge_proto.versions import CHAMPION, NewVersion
 
-TABLE_TOKENS, STATISTICS_TOKENS = 5_000, 10_000
-"""Tokens per domain in the demo's table: for scores, and for the recipes' statistics."""
-_BESIDE = ("averaging", "dume")
-"""The recipes in the table, beside the version's."""
+CONTEXT = DEMO.context
 _SMALL_POLICY = "Their policies allow contributions of 2 documents, as some domains have few; the default is 1,000."
 _POLICY = """\
 held_out_share = 0.1
@@ -69,10 +70,12 @@ class Demo:
             experts = self._ready_experts(client, workers)
             stages.begin(3)
             body = client.body("current").digest
+            stages.tell(f"Meanwhile {late.name} joins, under the same body.")
+            newcomer = self._start_worker(processes, client, late)
             first = self._publish(processes, client, body, experts, workers)
             stages.begin(4)
-            stages.tell(f"Each owner evaluates version {first}, and {late.name} joins under the same body.")
-            workers[late.name] = self._start_worker(processes, client, late)
+            stages.tell(f"Each owner evaluates version {first}.")
+            workers[late.name] = newcomer
             self._promote_evaluated(processes, client, first, workers)
             experts = self._ready_experts(client, workers)
             last = self._publish(processes, client, body, experts, workers)
@@ -82,10 +85,7 @@ class Demo:
             self._promote_evaluated(processes, client, last, workers)
             processes.stop(*workers.values())
             stages.begin(5)
-            stages.tell(f"Stock transformers loads version {last} in a separate process.")
-            command = self._table_command(last)
-            stages.command(*command)
-            processes.finish("table", processes.start(command, {"OMP_NUM_THREADS": "2"}))
+            self._result(client, first, last)
             stages.finish()
             self._say_what_next(first, last, serve=serve)
             if serve:
@@ -114,9 +114,9 @@ class Demo:
         self._stages.command("coordinator", "serve", self._coordinator, "--port", 0)
         process = processes.start(["coordinator", "serve", self._coordinator, "--port", 0], {}, log=log)
         while process.poll() is None:
-            if result := address_in(log, start):
-                self._url = result
-                self._stages.tell(f"The coordinator and its dashboard are at {result}; messages are in {log}")
+            if url := address_in(log, start):
+                self._url = url
+                self._stages.tell(f"The coordinator and its dashboard are at {url}; messages are in {log}")
                 return process
             time.sleep(0.1)
         raise MoergeError("the coordinator did not start", where=str(log), todo="see the log's last lines")
@@ -127,8 +127,8 @@ class Demo:
         with atomic_file(home / "worker.toml") as out:
             out.write(_POLICY.encode())
         arguments: list[object] = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
-        arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home]
-        arguments += ["--license", "Apache-2.0", "--context", 256, "--seed", self._seed]
+        arguments += ["--data", domain.texts["statistics"], "--home", home]
+        arguments += ["--license", "Apache-2.0", "--context", CONTEXT, "--seed", self._seed]
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
         self._stages.command(*arguments)
         return processes.start(arguments, environment, label=domain.name)
@@ -187,16 +187,22 @@ class Demo:
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": self._token}
         processes.finish(f"version {what}", processes.start(command, environment))
 
-    def _table_command(self, number: int) -> list[object]:
-        command: list[object] = ["table", "version", self._versions / str(number), "--tokens", TABLE_TOKENS]
-        command += ["--statistics-tokens", STATISTICS_TOKENS, "--json-file", self._home / f"table-{number}.json"]
-        for recipe in _BESIDE:
-            command += ["--recipe", recipe]
-        for domain in self._domains:
-            command += ["--expert", f"{domain.name}={domain.expert}"]
-            command += ["--text", f"{domain.name}={domain.texts['statistics']}"]
-            command += ["--held-out", f"{domain.name}={domain.texts['heldout']}"]
-        return command
+    def _result(self, client: Client, first: int, last: int) -> None:
+        tell, show, folder = self._stages.tell, self._stages.show, self._versions / str(last)
+        sources = {
+            domain.name: Sources(domain.expert, [str(domain.texts["statistics"])], [str(domain.texts["heldout"])])
+            for domain in self._domains
+        }
+        tell(f"Stock transformers loads version {last}: {folder}")
+        table = result.measured(folder, sources, CONTEXT, self._home / f"table-{last}.json", progress())
+        held = {row.domain: row.owner for row in client.experts()}
+        tell("")
+        show(result.owners(held, [client.version_table(number) for number in (first, last)]))
+        show(result.five_rows(table))
+        tell(result.meaning(table))
+        newcomer = self._domains[-1]
+        tell(f"\nVersion {last} continues held-out text of {newcomer.name}; each token has the colour of its expert:\n")
+        result.continue_text(folder, newcomer.texts["heldout"])
 
     def _say_what_next(self, first: int, last: int, *, serve: bool) -> None:
         home, prompt, python = self._coordinator, "The capital of", Path(sys.executable)

@@ -2,20 +2,21 @@
 
 import os
 import shlex
+import time
 from pathlib import Path
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from moerge.terminal import Screen
 
 STAGES = (
-    ("Train a small seed model, and four experts from it", "1 minute"),
-    ("Start a coordinator; three owners join", "1 minute"),
-    ("Publish a version of three experts", "1 minute"),
-    ("The fourth owner joins; publish a version of four", "1 minute"),
-    ("Score that version beside other ways to merge", "1 minute"),
+    "Train a small seed model, and four experts from it",
+    "Start a coordinator; three owners join",
+    "Publish a version of three experts",
+    "Evaluate it; publish a version of four experts",
+    "Score that version beside other ways to merge",
 )
-"""Title, and estimated time on two cores."""
 INTRODUCTION = (
     "Four owners each have a language model for one domain. moerge makes them one Mixture-of-Experts model;"
     " every owner's text stays with its worker."
@@ -25,18 +26,28 @@ INTRODUCTION = (
 class Stages:
     def __init__(self, console: Screen) -> None:
         self._console, self._done = console, False
+        self._begun: dict[int, float] = {}
 
     def introduce(self) -> None:
-        self._console.print("\nStages, with estimated times on two cores (less where an earlier run was stopped):\n")
-        for number, (title, time) in enumerate(STAGES, 1):
-            self._console.print(f"  {number}. {title:<52}{time}", highlight=False)
+        self._console.print("\nStages, about three minutes on two cores (less where an earlier run was stopped):\n")
+        for number, title in enumerate(STAGES, 1):
+            self._console.print(f"  {number}. {title}", highlight=False)
         self._console.print()
 
     def begin(self, number: int) -> None:
-        self._console.rule(f"[bold]Stage {number} of {len(STAGES)}: {STAGES[number - 1][0]}", align="left")
+        self._begun[number] = time.monotonic()
+        self._console.rule(f"[bold]Stage {number} of {len(STAGES)}: {STAGES[number - 1]}", align="left")
 
     def finish(self) -> None:
+        """Prints the seconds of each stage."""
         self._done = True
+        ends = [*list(self._begun.values())[1:], time.monotonic()]
+        self._console.print()
+        for (number, begun), end in zip(self._begun.items(), ends, strict=True):
+            self._console.print(f"  {number}. {STAGES[number - 1]:<52}{end - begun:5.0f} s", highlight=False)
+
+    def show(self, content: RenderableType) -> None:
+        self._console.print(content, highlight=False)
 
     def tell(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)

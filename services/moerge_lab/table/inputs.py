@@ -12,7 +12,7 @@ from moerge.progress import progress
 from moerge.scoring.draw import Cut
 from moerge.scoring.perplexity import Window
 from moerge.settings import named_values, single_values
-from moerge_lab.demo import corpora
+from moerge_lab.experts import corpora
 from moerge_lab.table.measure import Settings, Texts, measure
 from moerge_lab.table.options import Given
 from moerge_lab.table.presets import PRESETS, Preset

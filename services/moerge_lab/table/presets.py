@@ -8,9 +8,9 @@ import torch
 from moerge.errors import MoergeError
 from moerge.progress import Progress
 from moerge.scoring.draw import Cut
-from moerge_lab.demo import corpora
-from moerge_lab.demo.smollm import END
-from moerge_lab.demo.train import Phase, Scratch, Training, train
+from moerge_lab.experts import corpora
+from moerge_lab.experts.smollm import END
+from moerge_lab.experts.train import Phase, Scratch, Training, train
 from moerge_lab.table.texts import Sources
 
 

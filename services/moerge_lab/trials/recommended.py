@@ -12,7 +12,7 @@ from moerge.files import cache_folder
 from moerge.merging import prompts as writing
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import progress
-from moerge_lab.demo import corpora
+from moerge_lab.experts import corpora
 from moerge_lab.recipes.base import Domain, Fleet, Model, Options, Shared
 from moerge_lab.recipes.registry import parse
 from moerge_lab.table.measure import measure

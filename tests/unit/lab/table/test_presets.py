@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from moerge.errors import MoergeError
 from moerge.progress import LogProgress, NoProgress
 from moerge.scoring.draw import Cut
-from moerge_lab.demo import corpora
-from moerge_lab.demo.train import Phase, Scratch, Training, _config, _digest, train
+from moerge_lab.experts import corpora
+from moerge_lab.experts.train import Phase, Scratch, Training, _config, _digest, train
 from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.training import checkpoint
 from support.models import tokenizer

@@ -15,8 +15,8 @@ from moerge.noise import whitening
 from moerge.noise.finisher import NoiseFinisher
 from moerge.scoring.draw import Cut
 from moerge.statistics.contribution import Computing, router_contribution
-from moerge_lab.demo import corpora
-from moerge_lab.demo.train import Phase, Scratch, Training
+from moerge_lab.experts import corpora
+from moerge_lab.experts.train import Phase, Scratch, Training
 from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.trials import membership, noise
 from moerge_lab.trials.__main__ import app

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.models.dense_files import DenseFiles
@@ -180,3 +180,11 @@ def test_settings_of_many_unused_tokens_are_read(tmp_path: Path, seed: Path) -> 
     assert (own.folder / TOKENIZER).stat().st_size > 2**20
     check_expert(own, None, "expert of 'law'")
     assert tokenizer_settings(own) != tokenizer_settings(DenseFiles(seed))
+
+
+def test_a_tokenizer_that_transformers_saved_again_has_the_same_settings(tmp_path: Path, seed: Path) -> None:
+    """So that nobody waits for a comparison of texts."""
+    folder = shutil.copytree(seed, tmp_path / "saved")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    assert (folder / TOKENIZER).read_bytes() != (seed / TOKENIZER).read_bytes()
+    assert tokenizer_settings(DenseFiles(folder)) == tokenizer_settings(DenseFiles(seed))

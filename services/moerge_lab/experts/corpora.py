@@ -152,7 +152,7 @@ def _package(name: str, pattern: str) -> list[Path]:
     folders = spec.submodule_search_locations if spec else None
     files = sorted(file for folder in folders or () for file in Path(folder).glob(pattern))
     if not files:
-        raise MoergeError(f"{pattern} isn't installed", where=name, todo="pip install 'moerge[demo]'")
+        raise MoergeError(f"{pattern} isn't installed", where=name, todo="pip install 'moerge[lab]'")
     return files
 
 

@@ -32,7 +32,7 @@ from moerge.models.dense import place
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import family_of
 from moerge.progress import Progress, Tracker
-from moerge_lab.demo.smollm import make_seed
+from moerge_lab.experts.smollm import make_seed
 from moerge_lab.training.batches import joined
 from moerge_lab.training.job import Job
 from moerge_lab.training.job import train as run_job
@@ -86,8 +86,10 @@ class Training:
 
 
 DEMO = Training(
-    Scratch(1024, 96, 384, layers=3, heads=3, phase=Phase(tokens=250_000, learning_rate=5e-3)),
-    for_expert=Phase(tokens=60_000, learning_rate=2e-3),
+    Scratch(1024, 96, 256, layers=2, heads=3, phase=Phase(tokens=250_000, learning_rate=6e-3)),
+    for_expert=Phase(tokens=60_000, learning_rate=3e-3),
+    context=128,
+    batch_rows=16,
 )
 
 
