@@ -1,4 +1,4 @@
-"""Cuts the demo's texts into passages, one document each, in `out/texts`: noise asks for thousands of documents."""
+"""Cuts the experts' texts into passages, one document each, in `out/texts`: noise asks for thousands of documents."""
 
 import json
 from pathlib import Path

@@ -29,7 +29,7 @@ class Stages:
         self._begun: dict[int, float] = {}
 
     def introduce(self) -> None:
-        self._console.print("\nStages, about three minutes on two cores (less where an earlier run was stopped):\n")
+        self._console.print("\nStages, about two minutes on two cores (less where an earlier run was stopped):\n")
         for number, title in enumerate(STAGES, 1):
             self._console.print(f"  {number}. {title}", highlight=False)
         self._console.print()
