@@ -110,7 +110,7 @@ def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
 
 
 def test_a_noun_s_verbs_are_listed_in_the_order_of_use() -> None:
-    for noun, verbs in (("body", ["list", "show"]), ("version", ["solve", "list", "show", "promote"])):
+    for noun, verbs in (("contribution", ["list", "withdraw"]), ("version", ["solve", "list", "show", "promote"])):
         assert list(command([noun]).commands)[: len(verbs)] == verbs  # type: ignore[attr-defined]  # it is a group
 
 
