@@ -91,7 +91,7 @@ def test_expert_joining_a_kept_body_is_solved_like_all_others(tmp_path: Path) ->
         ("dume:k=4", "(?s)k is 4.*between 1 and 3"),
         ("dume:k=1.5", "k is 1.5"),
         ("dume:tokens=-1", "tokens is -1"),
-        ("dume:lambda=0", "ridge_lambda is 0.0: .*greater than 0"),
+        ("dume:lambda=0", "lambda is 0.0: .*greater than 0"),
         ("dume-ties:retain=2", "retain.*less than or equal to 1"),
         ("ties:retain=0", "retain.*greater than 0"),
     ],
