@@ -23,6 +23,8 @@ from support.models import expert
 from support.peaks import peaks_of, require_growth
 from support.versions import body_file, published
 
+pytestmark = pytest.mark.slow
+
 SUMMED = """
 from moerge.documents.shards import Shard
 from moerge.models.dense_files import DenseFiles

@@ -65,7 +65,8 @@ def test_without_enough_gpus_torch_s_count_is_told(tmp_path: Path) -> None:
     require_gpus(settings_of(work, slots=10**6))
 
 
-@pytest.mark.parametrize("end", ["refused", pytest.param("killed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["refused", "killed"])
 def test_probe_detects_insufficient_memory_before_any_window(tmp_path: Path, end: str) -> None:
     """A real actor that may have 64 MB more than it has at its start, or that the system kills when it takes more."""
     own, said = DenseFiles(expert(tmp_path / "expert", 1, intermediate_size=8192)), list[str]()

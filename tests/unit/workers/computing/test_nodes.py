@@ -94,12 +94,14 @@ class Devices(ActorEvents):
         self.seen[slot] = device
 
 
+@pytest.mark.slow
 def test_two_nodes_compute_with_files_that_both_see(first: Path, cluster: Cluster) -> None:
     devices = Devices()
     assert Slots(cluster.address, 2, SETTINGS, print, devices).probe(work_in(first)) > 0
     assert devices.seen == dict.fromkeys(range(2), f"cpu of {socket.gethostname()}")
 
 
+@pytest.mark.slow
 def test_a_node_without_the_files_is_named(first: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative to a process's folder, only the first node sees them."""
     monkeypatch.chdir(first)
@@ -108,6 +110,7 @@ def test_a_node_without_the_files_is_named(first: Path, cluster: Cluster, monkey
     assert caught.value.where.startswith(f"node {socket.gethostname()}: /proc/self/cwd/")
 
 
+@pytest.mark.slow
 def test_a_node_without_a_package_is_named(
     first: Path, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
