@@ -25,7 +25,6 @@ from moerge.versions.plan import (
 from moerge_coordinator.domain import version_keys, versions
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.provenance import provenance_of
-from moerge_coordinator.domain.public_loss import measured
 from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.log import progress
@@ -120,6 +119,8 @@ class PublishVersion(Work):
             if math.isinf(self.ports.settings.publication_max_rise) or versions.number_of(session, made)[1]:
                 return None
             require_inputs(session, made)
+        from moerge_coordinator.domain.public_loss import measured  # its imports of models take seconds
+
         files = [self._artifact(file, made) for file in self._publication(lineage).plan.files]
         loss = measured(self.ports, made, files, accept_loss=accept_loss)
         return None if loss is None else loss.model_dump(mode="json")

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from moerge.errors import CheckpointError
 from moerge.models.bounds import feature_gains
@@ -17,6 +18,9 @@ from moerge.models.families.family import EMBEDDING, HEAD
 from moerge.models.families.registry import family_of
 from moerge.models.reader import Checkpoint, Tensors, require_tensors
 from moerge.models.stored import TensorSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # it takes 1.5 s, and a process without a model never needs it
 
 
 def mlp_names(expert: Dense) -> list[str]:
@@ -82,7 +86,7 @@ class DenseWeights:
         starts = layer_starts(self.config, number)
         return [name for name in self.places if name.startswith(starts)]
 
-    def model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    def model(self, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
         """The whole model in memory, in evaluation mode."""
         return _filled(self.config, self.places, self.tensor, dtype)
 
@@ -110,23 +114,23 @@ def _weights(config: PretrainedConfig, places: Mapping[str, tuple[Checkpoint, st
     return DenseWeights(dense_config(config, shapes), places)
 
 
-def domain_model(expert: Dense, body: Dense, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
+def domain_model(expert: Dense, body: Dense, dtype: torch.dtype = torch.float32) -> "tuple[PreTrainedModel, Tensor]":
     """The body with the expert's MLPs and head, in evaluation mode, and the gains [L, H] float32 before the MLPs."""
     return domain_weights(expert, body).model(dtype), feature_gains(body)
 
 
-def expert_model(expert: Dense, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def expert_model(expert: Dense, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
     """The dense expert, in evaluation mode."""
     return expert_weights(expert).model(dtype)
 
 
-def dense_model(config: PretrainedConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -> PreTrainedModel:
+def dense_model(config: PretrainedConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -> "PreTrainedModel":
     """The dense model with copies of these tensors, in evaluation mode; without a head tensor, its head is tied."""
     shapes = {name: tensor.shape for name, tensor in state.items()}
     return _filled(dense_config(config, shapes), state, state.__getitem__, dtype)
 
 
-def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> "PreTrainedModel":
     """The dense model in evaluation mode, with buffers, but without memory for its parameters."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(copy(config), dtype=dtype)
@@ -139,7 +143,7 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     return model
 
 
-def rope_of(model: PreTrainedModel) -> str | None:
+def rope_of(model: "PreTrainedModel") -> str | None:
     """The name of the decoder's rotary embedding, or None without one."""
     modules = model.model.named_children()
     return next((name for name, module in modules if type(module).__name__.endswith("RotaryEmbedding")), None)
@@ -147,6 +151,8 @@ def rope_of(model: PreTrainedModel) -> str | None:
 
 def assign(model: nn.Module, name: str, tensor: Tensor) -> None:
     """Makes a tensor the parameter of that name."""
+    from transformers import PreTrainedModel
+
     module, _, last = name.rpartition(".")
     is_embedding = isinstance(model, PreTrainedModel) and name == EMBEDDING
     owner = model.get_input_embeddings() if is_embedding else model.get_submodule(module)  # type: ignore[operator]
@@ -155,7 +161,7 @@ def assign(model: nn.Module, name: str, tensor: Tensor) -> None:
 
 def _filled(
     config: PretrainedConfig, names: Iterable[str], tensor: Callable[[str], Tensor], dtype: torch.dtype
-) -> PreTrainedModel:
+) -> "PreTrainedModel":
     model = empty_model(config, dtype)
     for name in names:
         assign(model, name, tensor(name).to(dtype, copy=True))  # products of unaligned, mapped memory may differ
@@ -173,5 +179,5 @@ def require_all(module: nn.Module, prefix: str = "") -> None:
         raise CheckpointError("tensor not found", where=where, todo="save the model again with save_pretrained")
 
 
-def place(model: PreTrainedModel, device: str) -> None:
+def place(model: "PreTrainedModel", device: str) -> None:
     model.to(torch.device(device))  # type: ignore[arg-type]  # its stub expects another self

@@ -4,11 +4,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from moerge.models.batches import bucket, pad
 from moerge.models.dense import expert_model, place
@@ -17,6 +18,9 @@ from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
 from moerge_proto import normalised as formulas
 from moerge_proto.version_files import GENERATION
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # it takes 1.5 s, and a process without a model never needs it
 
 BATCH_TOKENS = 4096
 Losses = Callable[["Rows"], Tensor]
@@ -69,7 +73,7 @@ class Window:
         return [*scored[1:], False]
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> "PreTrainedModel":
     """A dense expert or a published version, in evaluation mode."""
     model: PreTrainedModel
     files = DenseFiles(folder)
@@ -113,7 +117,7 @@ def each_window(documents: Iterable[Tokens], context: int, stride: int) -> Itera
                 break
 
 
-def logits(model: PreTrainedModel, rows: Rows) -> Tensor:
+def logits(model: "PreTrainedModel", rows: Rows) -> Tensor:
     """[B, T, V] float32 of the model."""
     result: Tensor = model(input_ids=rows.ids.to(model.device), use_cache=False).logits
     return result.float()
@@ -132,7 +136,7 @@ def losses_of(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def score(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     cut: Sequence[Window],
     tracker: Tracker,
     after_batch: Sequence[AfterBatch] = (),

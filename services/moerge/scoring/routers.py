@@ -2,23 +2,26 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from moerge.models.batches import pad
 from moerge.models.families.family import mlp_layers
 from moerge.models.families.registry import host_of
 from moerge.scoring.perplexity import Window
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # it takes 1.5 s, and a process without a model never needs it
 
-def routers(model: PreTrainedModel) -> list[nn.Module]:
+
+def routers(model: "PreTrainedModel") -> list[nn.Module]:
     pattern = host_of(model.config).router_module
     return [model.get_submodule(pattern.format(layer=layer)) for layer in mlp_layers(model.config)]
 
 
-def _experts(model: PreTrainedModel) -> int:
+def _experts(model: "PreTrainedModel") -> int:
     return host_of(model.config).slots(model.config)
 
 
@@ -60,7 +63,7 @@ def first_choices(chosen: Tensor, predicts: Tensor, experts: int) -> Tensor:
 
 
 @contextmanager
-def forced(model: PreTrainedModel, expert: int) -> Iterator[None]:
+def forced(model: "PreTrainedModel", expert: int) -> Iterator[None]:
     """While open, every token goes to `expert` only: the oracle of DUME section 3.2."""
 
     handles = [router.register_forward_hook(forcing(expert, _experts(model))) for router in routers(model)]
@@ -72,7 +75,7 @@ def forced(model: PreTrainedModel, expert: int) -> Iterator[None]:
 
 
 @contextmanager
-def randomised(model: PreTrainedModel, seed: int) -> Iterator[None]:
+def randomised(model: "PreTrainedModel", seed: int) -> Iterator[None]:
     """While open, the routers' weights are standard normal: the lower bound of DUME section 3.2."""
     generator = torch.Generator().manual_seed(seed)
     weights = [router.get_parameter(host_of(model.config).router_weight) for router in routers(model)]
@@ -92,7 +95,7 @@ class RoutingCounter:
     `counts` is [L, D] int64. Open it around scoring and pass `count` to `after_batch`.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         self._routers = routers(model)
         self._seen: list[Tensor] = []
         self.counts = torch.zeros(len(self._routers), _experts(model), dtype=torch.int64)

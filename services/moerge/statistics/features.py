@@ -1,15 +1,17 @@
 """Inputs of a decoder's modules, for tokens that count."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from moerge.models.batches import Batch
 from moerge.models.dense import rope_of
 from moerge.statistics.packed_attention import PACKED, packed_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # it takes 1.5 s, and a process without a model never needs it
 
 Visit = Callable[[int, Tensor], None]
 
@@ -21,24 +23,24 @@ class _CompleteError(Exception):
         self.states = states
 
 
-def ids(model: PreTrainedModel, batch: Batch) -> Tensor:
+def ids(model: "PreTrainedModel", batch: Batch) -> Tensor:
     """[B, T] int64, or [1, real tokens] if they are packed."""
     return batch.input_ids[batch.real][None] if is_packed(model) else batch.input_ids
 
 
-def positions(model: PreTrainedModel, batch: Batch, device: torch.device) -> dict[str, Any]:
+def positions(model: "PreTrainedModel", batch: Batch, device: torch.device) -> dict[str, Any]:
     if not is_packed(model):
         return {}
     return {name: placed(value, device) for name, value in packed_positions(batch).items()}
 
 
-def is_packed(model: PreTrainedModel) -> bool:
+def is_packed(model: "PreTrainedModel") -> bool:
     return bool(model.config._attn_implementation == PACKED)
 
 
 @torch.inference_mode()
 def run(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     batch: Batch,
     inputs: Mapping[str, Any],
     modules: Mapping[int, nn.Module],
@@ -79,7 +81,7 @@ def _begin_anew(rotary: Any) -> None:
         rotary.max_seq_len_cached, rotary.inv_freq = rotary.original_max_seq_len, rotary.original_inv_freq
 
 
-def counted_rows(model: PreTrainedModel, states: Tensor, batch: Batch) -> Tensor:
+def counted_rows(model: "PreTrainedModel", states: Tensor, batch: Batch) -> Tensor:
     """[B, T, H], or packed [1, real tokens, H], -> [n, H] of the tokens that count."""
     counted = batch.counted
     if is_packed(model):

@@ -1,16 +1,18 @@
 """The inputs of layers beside the residual, which follow from a token: an embedding of each layer, and of the first."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-from transformers import PreTrainedModel
 
 from moerge.models.dense import assign
 from moerge.models.families.family import EMBEDDING
 from moerge.models.weights import Weights, own_copy
 from moerge.statistics.features import placed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # it takes 1.5 s, and a process without a model never needs it
 
 _EMBEDDING = "model.embed_tokens_per_layer.weight"
 _PROJECTION = "model.per_layer_model_projection.weight"
@@ -21,7 +23,7 @@ class LayerInputs:
     """Gemma 4's inputs of the held layer. Both embeddings stay in their files; `width` is of an input."""
 
     def __init__(
-        self, weights: Weights, model: PreTrainedModel, width: int, factor: float, device: torch.device
+        self, weights: Weights, model: "PreTrainedModel", width: int, factor: float, device: torch.device
     ) -> None:
         self._decoder: Any = model.model
         self._weights, self._width, self._factor, self._device = weights, width, factor, device
