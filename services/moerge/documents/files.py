@@ -165,17 +165,7 @@ def _matches(place: LocalFileSystem, path: str) -> dict[str, Any]:
 
 
 def _of_folder(place: Any, path: str, named: Any, where: str, say: Callable[[str], None]) -> list[DataFile]:
-    result = place.find(path, detail=True)
-    states = {name.rpartition("/")[0]: name for name in result if name.rpartition("/")[2] == _DATASET}
-    datasets = {folder: _dataset(place, name) for folder, name in states.items()}
-    kept, hidden = dict[str, Any](), list[str]()
-    for path_of_file, entry in result.items():
-        folder, _, name = path_of_file.rpartition("/")
-        below = path_of_file[len(path.rstrip("/")) + 1 :].split("/")
-        if any(part.startswith((".", "_")) for part in below):
-            hidden += [path_of_file] if DataFile(name, 0).form else []
-        elif name != _DATASETS and name in datasets.get(folder, [name]):
-            kept[path_of_file] = entry
+    kept, hidden = _visible(place, path)
     files = named(kept)
     read = [file for file in files if file.form is not None]
     unknown = [file.url for file in files if file.form is None]
@@ -188,6 +178,22 @@ def _of_folder(place: Any, path: str, named: Any, where: str, say: Callable[[str
     if left:
         say(f"left out of {path}: {left}")
     return read
+
+
+def _visible(place: Any, path: str) -> tuple[dict[str, Any], list[str]]:
+    """A folder's files but those of saved datasets that hold no data, and the hidden ones that could be read."""
+    result = place.find(path, detail=True)
+    states = {name.rpartition("/")[0]: name for name in result if name.rpartition("/")[2] == _DATASET}
+    datasets = {folder: _dataset(place, name) for folder, name in states.items()}
+    kept, hidden = dict[str, Any](), list[str]()
+    for path_of_file, entry in result.items():
+        folder, _, name = path_of_file.rpartition("/")
+        below = path_of_file[len(path.rstrip("/")) + 1 :].split("/")
+        if any(part.startswith((".", "_")) for part in below):
+            hidden += [path_of_file] if DataFile(name, 0).form else []
+        elif name != _DATASETS and name in datasets.get(folder, [name]):
+            kept[path_of_file] = entry
+    return kept, hidden
 
 
 def _dataset(place: Any, name: str) -> list[str]:

@@ -22,6 +22,7 @@ from moerge.models.distance import UNRELATED, typical_distance
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite, require_of_seed
 from moerge.models.families.family import mlp_layers
 from moerge.models.side_files import chat_model
+from moerge.progress import Progress
 from moerge.versions.plan import BASE
 from moerge_proto.records import RECORD_FILE
 
@@ -122,14 +123,21 @@ def _check_experts(
     if settings.base is not None:
         check_expert(settings.base, None if seed is not None else every[0], "the base", say=say)
         every.append(settings.base)
+    _require_finite(every, settings.computing.progress)
+    _warn_of_unrelated(settings.base or (every[0] if version is None else version.body), every, say)
+
+
+def _require_finite(every: Sequence[DenseExpert], progress: Progress) -> None:
     total = sum(spec.bytes for expert in every for spec in expert.checkpoint.specs.values())
-    with settings.computing.progress.track("checking the experts", total, "B") as tracker:
+    with progress.track("checking the experts", total, "B") as tracker:
         for expert in every:
             try:
                 require_finite(expert.checkpoint, tracker)
             except MoergeError as error:
                 raise MoergeError(error.what, where=f"{expert.folder}: {error.where}", todo=error.todo) from error
-    origin: Dense = settings.base or (every[0] if version is None else version.body)
+
+
+def _warn_of_unrelated(origin: Dense, every: Sequence[DenseExpert], say: Callable[[str], None]) -> None:
     for expert in every:
         if expert is not origin and typical_distance(origin.checkpoint, expert.checkpoint) > UNRELATED:
             say(

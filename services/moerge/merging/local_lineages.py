@@ -112,16 +112,10 @@ def local_body(
         SolveError: the body contributions have too little text.
     """
     require_base(method, options or BodyOptions(), base)
-    progress, record = progress or NoProgress(), folder / BODY_RECORD
-    merged = MergedBody.model_validate_json(record.read_bytes()) if record.is_file() else None
+    progress = progress or NoProgress()
     if METHODS[method].is_seed and base is not None:
-        if merged is None or (merged.license, merged.model) != (base.license, base.digest):
-            shutil.rmtree(folder, ignore_errors=True)  # it may have another seed's tokenizer
-            made = seed_body(base, FolderFiles(folder, {SEED_PARTS_FILE}), progress, base.hub_id, base.license)
-            merged = made.model_copy(update={"model": base.digest})
-            _write(record, merged)
-        return kept_body(merged, folder, [])
-    statistics = {file_sha256(path): path for path in contributions}
+        return _copied(base, folder, progress)
+    merged, statistics = _recorded(folder), {file_sha256(path): path for path in contributions}
     inputs = [*([base] if base is not None else []), *experts]
     lineage = BodyLineage(
         method=method,
@@ -138,13 +132,29 @@ def local_body(
             if name != CONFIG_FILE:
                 with atomic_file(folder / name) as out:
                     out.write(data)
-        _write(record, merged)
+        _write(folder, merged)
     contains = experts if base is None or base.digest in lineage.experts else inputs
     return kept_body(merged, folder, [record_of(item) for item in contains])
 
 
-def _write(record: Path, merged: MergedBody) -> None:
-    with atomic_file(record) as out:
+def _copied(seed: DenseExpert, folder: Path, progress: Progress) -> LocalBody:
+    """The seed's body in `folder`."""
+    merged = _recorded(folder)
+    if merged is None or (merged.license, merged.model) != (seed.license, seed.digest):
+        shutil.rmtree(folder, ignore_errors=True)  # it may have another seed's tokenizer
+        made = seed_body(seed, FolderFiles(folder, {SEED_PARTS_FILE}), progress, seed.hub_id, seed.license)
+        merged = made.model_copy(update={"model": seed.digest})
+        _write(folder, merged)
+    return kept_body(merged, folder, [])
+
+
+def _recorded(folder: Path) -> MergedBody | None:
+    record = folder / BODY_RECORD
+    return MergedBody.model_validate_json(record.read_bytes()) if record.is_file() else None
+
+
+def _write(folder: Path, merged: MergedBody) -> None:
+    with atomic_file(folder / BODY_RECORD) as out:
         out.write(merged.model_dump_json().encode())
 
 
