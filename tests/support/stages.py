@@ -197,7 +197,9 @@ class MemoryClient(Client):
 
 def contribute(context: Context, body: Body) -> list[Contribution]:
     """The router contributions of a run under a body, after its comparison; as if the whole expert were its parts."""
-    return router.run(context, body, checked_body(context, body), context.expert)
+    return router.run(
+        context, body, checked_body(context.settings, context.expert, context.events, body), context.expert
+    )
 
 
 def seeded(folder: Path) -> Body:

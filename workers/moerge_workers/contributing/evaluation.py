@@ -96,7 +96,7 @@ def _evaluate(context: Context, version: Version, dense: dict[str, Scored]) -> b
     with closing(Ledger(folder / f"{name}.sqlite")) as ledger:
         documents = HeldOut(context.settings, context.data, context.events, ledger)
         counted = documents.counted()
-        key = _key(context, version, counted)
+        key = _key(context.settings, context.expert.digest, version, counted)
         path = folder / f"version-{version.number}-{key[:12]}.json"
         if not path.is_file():
             use = context.outbox.version_use(version.number, key, version.lineage.body, path)
@@ -113,7 +113,7 @@ def _checked_body(context: Context, version: Version) -> DenseBody:
     with _refusals_delayed():
         body = logged_body(context, version.lineage.body)
         try:
-            return checked_body(context, body)
+            return checked_body(context.settings, context.expert, context.events, body)
         except CoordinatorError:
             raise
         except MoergeError as error:
@@ -135,14 +135,14 @@ def _files(settings: Settings, version: Version) -> Path:
     return _folder(settings) / f"files-{version.number}"
 
 
-def _key(context: Context, version: Version, counted: Counted) -> str:
+def _key(settings: Settings, expert: str, version: Version, counted: Counted) -> str:
     return digest_of(
         {
-            "coordinator": context.settings.coordinator,
+            "coordinator": settings.coordinator,
             "lineage": version.lineage.model_dump(mode="json"),
-            "expert": context.expert.digest,
+            "expert": expert,
             "documents": counted.digest,
-            "settings": context.settings.statistics.model_dump(mode="json"),
+            "settings": settings.statistics.model_dump(mode="json"),
         }
     )
 
@@ -174,18 +174,20 @@ def _scored(
 ) -> Perplexity:
     """The sums of the version, of the version with all tokens at the owner's expert, and of the expert itself."""
     settings, events, folder = context.settings, context.events, _files(context.settings, version)
-    _require_room(context, version)
+    _require_room(settings, context.expert, version)
     try:
         with _refusals_delayed():
             place, title = f"/v1/versions/{version.number}/files", f"downloading version {version.number}"
             context.client.download(place, list(version.files), folder, events, title=title)
-        require_own(context, version, weights, folder)
+        require_own(settings.home, context.expert, version, weights, folder)
         events.enter(Stage.EVALUATING)
         title = f"scoring version {version.number}"
         model = _model(published_weights(folder), settings)
         result = documents.score(model, title, counted)
         forced = _model(
-            published_weights(folder), settings, forcing(slot_of(context, version), len(version.lineage.experts))
+            published_weights(folder),
+            settings,
+            forcing(slot_of(settings.domain, version), len(version.lineage.experts)),
         )
         oracle = documents.score(forced, f"{title}, all by your expert", counted)
         routed = model.routed.tolist()
@@ -213,15 +215,15 @@ def _scored(
     )
 
 
-def _require_room(context: Context, version: Version) -> None:
+def _require_room(settings: Settings, expert: DenseExpert, version: Version) -> None:
     """Require disk and memory for a version; NotNowError: too little."""
-    settings, folder = context.settings, _folder(context.settings)
+    folder = _folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     size, free = version.bytes_total, shutil.disk_usage(folder).free
     if size > free:
         raise NotNowError(f"it needs {decimal(size)}; {decimal(free)} are free at {folder}")
     try:
-        require_memory(context.expert, settings, version)
+        require_memory(expert, settings, version)
     except MoergeError as error:
         raise NotNowError(f"{error.what}; {error.todo}") from error
 

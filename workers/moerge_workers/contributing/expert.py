@@ -41,7 +41,7 @@ def register_expert(context: Context, expert: DenseExpert, parts: Parts) -> None
         redistribute=context.settings.policy.redistribute,
         parts=parts,
     )
-    signed = signature(context.settings.home, new.signed_by(context.expert.owner, expert.digest))
+    signed = signature(context.settings.home, new.signed_by(expert.owner, expert.digest))
     registered = register(
         context.client,
         expert,

@@ -26,6 +26,8 @@ from moerge_proto.progress import Stage
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError, register_expert
 from moerge_workers.contributing.seed import OwnBody
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
 
 Kind = Literal["fitted", "own", "mlps"]
 """Parts with fitted MLPs and the own head; with the own MLPs and head; with the own MLPs and the seed's head."""
@@ -43,14 +45,14 @@ def run(context: Context, body: Body, weights: OwnBody, found: Keeping | None = 
         KeptError: the parts may not leave now.
         WithdrawnError: the parts were withdrawn.
     """
-    own = context.expert
-    if folders(context, body.digest):
+    own, settings, events = context.expert, context.settings, context.events
+    if folders(settings.home, own, body.digest):
         found = None
     elif found is None:
-        found = compared(context, body, weights)
-    folder = _fitted(context, body, weights) if _fits(context, body, found) else None
+        found = compared(settings.home, own, body, weights)
+    folder = _fitted(context, body, weights) if _fits(settings, own, events, body, found) else None
     fitted = folder is not None
-    folder = folder or _own_parts(context, body, found)
+    folder = folder or _own_parts(settings.home, own, events, body, found)
     parts = DenseExpert(own.domain, folder, own.owner, own.license)
     new = Parts(expert=own.digest, body=body.digest, fitted=fitted, own_head=has_head(parts))
     is_plain = not new.fitted and not new.own_head
@@ -59,49 +61,44 @@ def run(context: Context, body: Body, weights: OwnBody, found: Keeping | None = 
     try:
         register_expert(context, parts, new)
     except KeptError:
-        if not context.settings.dry_run:
+        if not settings.dry_run:
             raise
     return parts
 
 
-def compared(context: Context, body: Body, weights: OwnBody) -> Keeping:
+def compared(home: Path, expert: DenseExpert, body: Body, weights: OwnBody) -> Keeping:
     """The comparison of the expert with its seed. Parts with MLPs alone, made before, say that it keeps all else."""
-    if (_place(context, body.digest) / _name(context, "mlps")).is_dir():
+    if _place(home, expert, body.digest, "mlps").is_dir():
         return Keeping()
-    return keeping(context.expert, weights.seed, adapter=context.expert.adapter)
+    return keeping(expert, weights.seed, adapter=expert.adapter)
 
 
-def folders(context: Context, body: str) -> list[Path]:
+def folders(home: Path, expert: DenseExpert, body: str) -> list[Path]:
     """The folders of the expert's parts for a body, by digest; those with fitted MLPs first."""
-    return [path for kind in _KINDS if (path := _place(context, body) / _name(context, kind)).is_dir()]
+    return [path for kind in _KINDS if (path := _place(home, expert, body, kind)).is_dir()]
 
 
-def is_fitted(context: Context, body: str, digest: str) -> bool:
+def is_fitted(home: Path, expert: DenseExpert, body: str, digest: str) -> bool:
     """Tell whether the expert with that digest is the expert's parts with MLPs fitted to a body."""
-    folder = _place(context, body) / _name(context, "fitted")
-    return folder.is_dir() and DenseExpert(context.settings.domain, folder).digest == digest
+    folder = _place(home, expert, body, "fitted")
+    return folder.is_dir() and DenseExpert(expert.domain, folder).digest == digest
 
 
-def _place(context: Context, body: str) -> Path:
-    return context.settings.home / "parts" / body
+def _place(home: Path, expert: DenseExpert, body: str, kind: Kind) -> Path:
+    return home / "parts" / body / f"{kind}-{expert.digest[:12]}"
 
 
-def _name(context: Context, kind: Kind) -> str:
-    return f"{kind}-{context.expert.digest[:12]}"
-
-
-def _fits(context: Context, body: Body, found: Keeping | None = None) -> bool:
+def _fits(settings: Settings, expert: DenseExpert, events: Events, body: Body, found: Keeping | None = None) -> bool:
     """Tell whether to fit the MLPs: as set, by default unless the expert keeps the seed's body.
 
     Parts that were made before stay, because a domain has one expert per body.
     """
-    settings, expert = context.settings, context.expert
     if settings.fit is not None:
         return settings.fit
-    if made := folders(context, body.digest):
-        return made[0].name == _name(context, "fitted")
+    if made := folders(settings.home, expert, body.digest):
+        return made[0] == _place(settings.home, expert, body.digest, "fitted")
     if found is not None:
-        context.events.say(f"the expert {found}" + ("" if found.keeps_body else f"; {FITTED}"))
+        events.say(f"the expert {found}" + ("" if found.keeps_body else f"; {FITTED}"))
         if found.keeps_body:
             return False
     if not FEDERATED.fit:
@@ -109,28 +106,28 @@ def _fits(context: Context, body: Body, found: Keeping | None = None) -> bool:
     try:
         require_fittable(expert)
     except IncompatibleExpertError as error:
-        context.events.say(f"the MLPs are not fitted: {error.what}")
+        events.say(f"the MLPs are not fitted: {error.what}")
         return False
     return True
 
 
-def _own_parts(context: Context, body: Body, found: Keeping | None) -> Path:
+def _own_parts(home: Path, expert: DenseExpert, events: Events, body: Body, found: Keeping | None) -> Path:
     """The folder of the expert's parts with its own MLPs; made if missing."""
     kinds: tuple[Kind, ...] = ("own", "mlps")
-    places = {kind: _place(context, body.digest) / _name(context, kind) for kind in kinds}
+    places = {kind: _place(home, expert, body.digest, kind) for kind in kinds}
     if (made := next((path for path in places.values() if path.is_dir()), None)) is not None:
         return made
     has_own_head = found is None or not found.keeps_all
     if has_own_head:
-        _tell_tied(context)
+        _tell_tied(expert, events)
     folder = places["own" if has_own_head else "mlps"]
-    _complete(folder, lambda part: write_parts(context.expert, part, own_head=has_own_head))
+    _complete(folder, lambda part: write_parts(expert, part, own_head=has_own_head))
     return folder
 
 
-def _tell_tied(context: Context) -> None:
-    if HEAD not in context.expert.checkpoint.specs:
-        context.events.say("the expert's head is its embedding (tied), so its parts have the embedding's rows as head")
+def _tell_tied(expert: DenseExpert, events: Events) -> None:
+    if HEAD not in expert.checkpoint.specs:
+        events.say("the expert's head is its embedding (tied), so its parts have the embedding's rows as head")
 
 
 def _complete(folder: Path, write: Callable[[Path], object]) -> None:
@@ -150,16 +147,16 @@ def _fitted(context: Context, body: Body, weights: OwnBody) -> Path | None:
     Raises:
         MoergeError: not enough memory.
     """
-    folder = _place(context, body.digest) / _name(context, "fitted")
+    settings, expert, events = context.settings, context.expert, context.events
+    folder = _place(settings.home, expert, body.digest, "fitted")
     if folder.is_dir():
         return folder
     if (sample := _sample(context)) is None:
         return None
     tokens, rows = sample
-    settings, expert, events = context.settings, context.expert, context.events
     total = tokens * len(mlp_layers(expert.config))
     public = PublicText.of(weights.seed, settings.statistics)
-    _tell_tied(context)
+    _tell_tied(expert, events)
     events.enter(Stage.COMPUTING)
     with events.track(f"fitting {settings.domain}'s MLPs to the body", total, "tokens") as tracker:
         try:

@@ -89,8 +89,12 @@ class Versions:
         context = self.context
         body = logged_body(context, version.lineage.body)
         try:
-            own = None if context.settings.seed is None else checked_body(context, body)
-            return require_listed(context, version, own, self._digests)
+            own = (
+                None
+                if context.settings.seed is None
+                else checked_body(context.settings, context.expert, context.events, body)
+            )
+            return require_listed(context.settings, context.outbox.history, context.expert, version, own, self._digests)
         except AlteredVersionError as error:
             return f"{REFUSED}: {error}"
         except IncompatibleExpertError as error:

@@ -127,9 +127,9 @@ def contribute_under(context: Context, body: Body) -> list[Contribution]:
         MoergeError: there is too little to send; or with a privacy budget, more would leave than it covers.
     """
     context.outbox.outdate(lambda item: item.body not in ("", body.digest))
-    weights, found = checked_body(context, body), None
+    weights, found = checked_body(context.settings, context.expert, context.events, body), None
     if context.finishing.alone:
-        found = parts.compared(context, body, weights)
+        found = parts.compared(context.settings.home, context.expert, body, weights)
         _require_alone(context, body, found)
     context.look_at_data()
     expert = parts.run(context, body, weights, found)
@@ -139,12 +139,12 @@ def contribute_under(context: Context, body: Body) -> list[Contribution]:
 
 
 def _require_alone(context: Context, body: Body, found: Keeping) -> None:
-    own = context.expert
-    made = [DenseExpert(own.domain, path) for path in parts.folders(context, body.digest)]
+    own, home = context.expert, context.settings.home
+    made = [DenseExpert(own.domain, path) for path in parts.folders(home, own, body.digest)]
     context.finishing.require_alone(
         context.settings,
         own.family,
         found,
-        was_fitted=any(parts.is_fitted(context, body.digest, item.digest) for item in made),
+        was_fitted=any(parts.is_fitted(home, own, body.digest, item.digest) for item in made),
         had_head=any(map(has_head, made)),
     )

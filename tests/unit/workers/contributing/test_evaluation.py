@@ -67,7 +67,8 @@ def test_version_requires_disk_space_and_memory_for_two_layers(
     with context_of(folder, home, _Versions()) as context:
 
         def require_room(size: int) -> None:
-            evaluation._require_room(context, Version.model_construct(lineage=lineage, bytes_total=size))
+            version = Version.model_construct(lineage=lineage, bytes_total=size)
+            evaluation._require_room(context.settings, context.expert, version)
 
         require_room(1)
         with pytest.raises(NotNowError, match="are free at"):

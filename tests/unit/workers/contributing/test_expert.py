@@ -25,7 +25,7 @@ from support.stages import NOW, MemoryClient, context_of
 
 
 def registered(context: Context, body: Body) -> DenseExpert:
-    return parts.run(context, body, checked_body(context, body))
+    return parts.run(context, body, checked_body(context.settings, context.expert, context.events, body))
 
 
 def test_they_are_sent_once_and_redistribution_follows_the_policy(

@@ -60,7 +60,7 @@ def test_little_memory_reduces_fitted_tokens_or_is_refused(
     texts(home / "texts.jsonl", 1, 600)
     with context_of(folder, home, client) as context:
         need = need_of(context.expert, context.settings.statistics, "cpu")
-        weights = checked_body(context, body)
+        weights = checked_body(context.settings, context.expert, context.events, body)
 
         def fitted_with(tokens: int) -> Path | None:
             monkeypatch.setattr(parts, "free_for", lambda device: Free(need.total(tokens), None))
@@ -82,9 +82,9 @@ def test_an_expert_that_keeps_the_seed_s_body_is_not_fitted_by_default(
     folder: Path, home: Path, client: MemoryClient, body: Body, fit: bool | None, keeps: bool, fits: bool
 ) -> None:
     with context_of(folder, home, client, fit=fit) as context:
-        weights = checked_body(context, body)
-        found = Keeping() if keeps else parts.compared(context, body, weights)
-        assert parts._fits(context, body, found) is fits
+        weights = checked_body(context.settings, context.expert, context.events, body)
+        found = Keeping() if keeps else parts.compared(home, context.expert, body, weights)
+        assert parts._fits(context.settings, context.expert, context.events, body, found) is fits
 
 
 def test_family_whose_mlps_cannot_be_fitted_keeps_its_own(
@@ -92,5 +92,5 @@ def test_family_whose_mlps_cannot_be_fitted_keeps_its_own(
 ) -> None:
     own = expert(tmp_path / "expert", 1, "olmo2")
     with context_of(tmp_path, home, MemoryClient(body), expert=own, fit=None) as context:
-        assert not parts._fits(context, body)
+        assert not parts._fits(context.settings, context.expert, context.events, body)
     assert "the MLPs are not fitted: olmo2 normalises" in capsys.readouterr().err

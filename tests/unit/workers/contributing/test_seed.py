@@ -327,7 +327,7 @@ def test_question_about_a_parts_head_ends_with_the_body(owner: tuple[Path, Body]
 
     client = Replaced(owner[1])
     with context_of(owner[0], home, client) as context:
-        parts.run(context, owner[1], checked_body(context, owner[1]))
+        parts.run(context, owner[1], checked_body(context.settings, context.expert, context.events, owner[1]))
     asking = {**POLICY, "mode": "ask"}
     with (
         context_of(owner[0], home, client, once=False, policy=asking) as context,

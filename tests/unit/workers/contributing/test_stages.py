@@ -170,7 +170,7 @@ def test_question_outdated_for_a_moment_is_asked_again(folder: Path, home: Path,
     client = _Blinking(body)
     client.home, client.other = home, another(home)
     with context_of(folder, home, client) as context:
-        parts.run(context, body, checked_body(context, body))
+        parts.run(context, body, checked_body(context.settings, context.expert, context.events, body))
     asking = {**POLICY, "mode": "ask", "head_contributions": False}
     with context_of(folder, home, client, once=False, policy=asking) as context:
         with pytest.raises(_EndedError):
