@@ -18,12 +18,12 @@ from moerge.models.dense import has_head
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import HEAD, mlp_layers
 from moerge.models.keeping import Keeping, is_on, keeping
-from moerge.models.tokens import Tokens
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Parts
 from moerge_proto.options import FEDERATED
 from moerge_proto.progress import Stage
-from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.documents import Documents
+from moerge_workers.contributing.exchange import Exchange
 from moerge_workers.contributing.expert import KeptError, register_expert
 from moerge_workers.contributing.seed import OwnBody
 from moerge_workers.settings import Settings
@@ -35,7 +35,9 @@ _KINDS: tuple[Kind, ...] = ("fitted", "own", "mlps")
 FITTED = "its MLPs are fitted to that body. An expert whose training changes MLPs alone needs no fit"
 
 
-def run(context: Context, body: Body, weights: OwnBody, found: Keeping | None = None) -> DenseExpert:
+def run(
+    exchange: Exchange, documents: Documents, expert: DenseExpert, body: Body, weights: OwnBody, found: Keeping | None
+) -> DenseExpert:
     """The expert's parts for a body, once the coordinator has them, or in a dry run would; `weights` are the body's.
 
     By default, an expert that keeps the seed's body isn't fitted. `found`: what the expert keeps of its seed, if it is
@@ -45,21 +47,21 @@ def run(context: Context, body: Body, weights: OwnBody, found: Keeping | None = 
         KeptError: the parts may not leave now.
         WithdrawnError: the parts were withdrawn.
     """
-    own, settings, events = context.expert, context.settings, context.events
-    if folders(settings.home, own, body.digest):
+    settings, events = documents.settings, documents.events
+    if folders(settings.home, expert, body.digest):
         found = None
     elif found is None:
-        found = compared(settings.home, own, body, weights)
-    folder = _fitted(context, body, weights) if _fits(settings, own, events, body, found) else None
+        found = compared(settings.home, expert, body, weights)
+    folder = _fitted(documents, expert, body, weights) if _fits(settings, expert, events, body, found) else None
     fitted = folder is not None
-    folder = folder or _own_parts(settings.home, own, events, body, found)
-    parts = DenseExpert(own.domain, folder, own.owner, own.license)
-    new = Parts(expert=own.digest, body=body.digest, fitted=fitted, own_head=has_head(parts))
+    folder = folder or _own_parts(settings.home, expert, events, body, found)
+    parts = DenseExpert(expert.domain, folder, expert.owner, expert.license)
+    new = Parts(expert=expert.digest, body=body.digest, fitted=fitted, own_head=has_head(parts))
     is_plain = not new.fitted and not new.own_head
-    if own.adapter is not None and is_plain and is_on(own.adapter, weights.seed):
-        parts = replace(parts, adapter=own.adapter)
+    if expert.adapter is not None and is_plain and is_on(expert.adapter, weights.seed):
+        parts = replace(parts, adapter=expert.adapter)
     try:
-        register_expert(context, parts, new)
+        register_expert(exchange, parts, new)
     except KeptError:
         if not settings.dry_run:
             raise
@@ -78,10 +80,9 @@ def folders(home: Path, expert: DenseExpert, body: str) -> list[Path]:
     return [path for kind in _KINDS if (path := _place(home, expert, body, kind)).is_dir()]
 
 
-def is_fitted(home: Path, expert: DenseExpert, body: str, digest: str) -> bool:
-    """Tell whether the expert with that digest is the expert's parts with MLPs fitted to a body."""
-    folder = _place(home, expert, body, "fitted")
-    return folder.is_dir() and DenseExpert(expert.domain, folder).digest == digest
+def is_fitted(home: Path, expert: DenseExpert, body: str) -> bool:
+    """Tell whether the expert has parts with MLPs fitted to a body."""
+    return _place(home, expert, body, "fitted").is_dir()
 
 
 def _place(home: Path, expert: DenseExpert, body: str, kind: Kind) -> Path:
@@ -95,8 +96,8 @@ def _fits(settings: Settings, expert: DenseExpert, events: Events, body: Body, f
     """
     if settings.fit is not None:
         return settings.fit
-    if made := folders(settings.home, expert, body.digest):
-        return made[0] == _place(settings.home, expert, body.digest, "fitted")
+    if folders(settings.home, expert, body.digest):
+        return is_fitted(settings.home, expert, body.digest)
     if found is not None:
         events.say(f"the expert {found}" + ("" if found.keeps_body else f"; {FITTED}"))
         if found.keeps_body:
@@ -139,7 +140,7 @@ def _complete(folder: Path, write: Callable[[Path], object]) -> None:
     sync_folder(folder.parent)
 
 
-def _fitted(context: Context, body: Body, weights: OwnBody) -> Path | None:
+def _fitted(documents: Documents, expert: DenseExpert, body: Body, weights: OwnBody) -> Path | None:
     """The folder of the expert's parts with MLPs fitted to the body; made if missing.
 
     None, with a message: too little text for the policy.
@@ -147,11 +148,11 @@ def _fitted(context: Context, body: Body, weights: OwnBody) -> Path | None:
     Raises:
         MoergeError: not enough memory.
     """
-    settings, expert, events = context.settings, context.expert, context.events
+    settings, events = documents.settings, documents.events
     folder = _place(settings.home, expert, body.digest, "fitted")
     if folder.is_dir():
         return folder
-    if (sample := _sample(context)) is None:
+    if (sample := _sample(documents, expert)) is None:
         return None
     tokens, rows = sample
     total = tokens * len(mlp_layers(expert.config))
@@ -169,20 +170,16 @@ def _fitted(context: Context, body: Body, weights: OwnBody) -> Path | None:
     return folder
 
 
-def _sample(context: Context) -> tuple[int, list[Batch]] | None:
+def _sample(documents: Documents, expert: DenseExpert) -> tuple[int, list[Batch]] | None:
     """The number of tokens to fit to, and their micro-batches; None, with a message: too few for the policy."""
-    settings, expert, events = context.settings, context.expert, context.events
+    settings, events = documents.settings, documents.events
     shard, policy = enough(expert.config.hidden_size), settings.policy
-
-    def sample(most: int) -> list[list[Tokens]]:
-        return context.sample(settings.statistics, most, policy.min_documents, "choosing documents to fit to")
-
     least, free = policy.least_tokens(shard), free_for(settings.device)
-    documents, rows = fitting_sample_that_fits(
-        expert, settings.statistics, sample, settings.device, free, events.say, least
+    chosen, rows = fitting_sample_that_fits(
+        expert, settings.statistics, documents.sample, settings.device, free, events.say, least
     )
-    tokens = sum(row.count for document in documents for row in document)
-    if (why := policy.too_small(len(documents), tokens, shard)) is not None:
+    tokens = sum(row.count for document in chosen for row in document)
+    if (why := policy.too_small(len(chosen), tokens, shard)) is not None:
         events.say(f"the MLPs are not fitted, because the text is too little: {why}")
         return None
     return tokens, rows

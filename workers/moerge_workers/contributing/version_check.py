@@ -28,8 +28,7 @@ from moerge_proto.version_files import FUSED_FILE, HEAD_FILE, ROUTER_FILE
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing.parts import folders
-from moerge_workers.outgoing.history import History
-from moerge_workers.settings import Settings
+from moerge_workers.outgoing.outbox import Outbox
 
 _FUSED = f"{FUSED_FILE} has all experts' MLPs, so yours are compared only before an evaluation"
 
@@ -47,12 +46,7 @@ def slot_of(domain: str, version: Version) -> int:
 
 
 def require_listed(
-    settings: Settings,
-    history: History,
-    expert: DenseExpert,
-    version: Version,
-    body: DenseBody | None,
-    known: dict[str, str],
+    outbox: Outbox, expert: DenseExpert, version: Version, body: DenseBody | None, known: dict[str, str]
 ) -> str:
     """Require that a version's listed digests are those of the body and of the owner's MLPs. Downloads nothing.
 
@@ -66,7 +60,7 @@ def require_listed(
     Raises:
         AlteredVersionError: names the file that differs.
     """
-    lineage, domain = version.lineage, settings.domain
+    lineage, domain = version.lineage, expert.domain
     listed = {file.name: file.sha256 for file in version.files}
     if listed.get(RECORD_FILE) != sha256_hex(canonical_json(lineage.model_dump(mode="json")) + b"\n"):
         raise AlteredVersionError(f"its lineage isn't the one of {RECORD_FILE}, or a newer release wrote it")
@@ -75,10 +69,10 @@ def require_listed(
     slot = slot_of(domain, version)
     digest = lineage.experts[slot]
     try:
-        own = _own_expert(settings.home, expert, digest, lineage.body)
+        own = _own_expert(outbox.settings.home, expert, digest, lineage.body)
     except AlteredVersionError:
-        sent = history.item(digest, settings.coordinator)
-        if sent is None or history.movement(sent) is None:
+        sent = outbox.history.item(digest, outbox.settings.coordinator)
+        if sent is None or outbox.history.movement(sent) is None:
             raise
         return f"it has your earlier expert {digest[:12]}, which isn't on this machine"
     plans, fused = [], own.family.host.fused
