@@ -32,7 +32,7 @@ from moerge_workers.computing.finishing import Finishing
 from moerge_workers.contributing import parts, router
 from moerge_workers.contributing.documents import Documents
 from moerge_workers.contributing.exchange import Beside, Exchange
-from moerge_workers.contributing.seed import OwnBody, checked_body
+from moerge_workers.contributing.seed import CheckedBody, checked_body
 from moerge_workers.contributing.stages import run_stages
 from moerge_workers.contributing.statistics import Statistics
 from moerge_workers.data.documents import Data
@@ -222,17 +222,16 @@ class Run:
     def stages(self) -> None:
         run_stages(self.exchange, self.statistics, self.expert)
 
-    def checked_body(self, body: Body) -> OwnBody:
+    def checked_body(self, body: Body) -> CheckedBody:
         return checked_body(self.documents.settings, self.expert, self.documents.events, body)
 
     def register(self, body: Body) -> DenseExpert:
         """The stage of the parts under a body, after its comparison."""
-        return parts.run(self.exchange, self.documents, self.expert, body, self.checked_body(body), None)
+        return parts.run(self.exchange, self.documents, self.expert, self.checked_body(body))
 
     def contribute(self, body: Body) -> list[Contribution]:
         """The router contributions under a body, after its comparison; as if the whole expert were its parts."""
-        weights = self.checked_body(body)
-        return router.run(self.exchange, self.statistics, self.expert, self.expert, body, weights)
+        return router.run(self.exchange, self.statistics, self.expert, self.expert, self.checked_body(body))
 
 
 def seeded(folder: Path) -> Body:

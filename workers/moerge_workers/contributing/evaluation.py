@@ -114,7 +114,7 @@ class Evaluations:
         with _refusals_delayed():
             body = logged_body(self.exchange, version.lineage.body)
             try:
-                return checked_body(self.documents.settings, self.expert, self.documents.events, body)
+                return checked_body(self.documents.settings, self.expert, self.documents.events, body).weights
             except CoordinatorError:
                 raise
             except MoergeError as error:

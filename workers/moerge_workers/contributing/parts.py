@@ -18,14 +18,13 @@ from moerge.models.dense import has_head
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import HEAD, mlp_layers
 from moerge.models.keeping import Keeping, is_on, keeping
-from moerge_proto.bodies import Body
 from moerge_proto.experts import Parts
 from moerge_proto.options import FEDERATED
 from moerge_proto.progress import Stage
 from moerge_workers.contributing.documents import Documents
 from moerge_workers.contributing.exchange import Exchange
 from moerge_workers.contributing.expert import KeptError, register_expert
-from moerge_workers.contributing.seed import OwnBody
+from moerge_workers.contributing.seed import CheckedBody
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
@@ -36,9 +35,9 @@ FITTED = "its MLPs are fitted to that body. An expert whose training changes MLP
 
 
 def run(
-    exchange: Exchange, documents: Documents, expert: DenseExpert, body: Body, weights: OwnBody, found: Keeping | None
+    exchange: Exchange, documents: Documents, expert: DenseExpert, checked: CheckedBody, found: Keeping | None = None
 ) -> DenseExpert:
-    """The expert's parts for a body, once the coordinator has them, or in a dry run would; `weights` are the body's.
+    """The expert's parts for a body, once the coordinator has them, or in a dry run would.
 
     By default, an expert that keeps the seed's body isn't fitted. `found`: what the expert keeps of its seed, if it is
     known; parts that were made before count without it.
@@ -47,18 +46,18 @@ def run(
         KeptError: the parts may not leave now.
         WithdrawnError: the parts were withdrawn.
     """
-    settings, events = documents.settings, documents.events
-    if folders(settings.home, expert, body.digest):
+    settings, events, body = documents.settings, documents.events, checked.body.digest
+    if folders(settings.home, expert, body):
         found = None
     elif found is None:
-        found = compared(settings.home, expert, body, weights)
-    folder = _fitted(documents, expert, body, weights) if _fits(settings, expert, events, body, found) else None
+        found = compared(settings.home, expert, checked)
+    folder = _fitted(documents, expert, checked) if _fits(settings, expert, events, body, found) else None
     fitted = folder is not None
     folder = folder or _own_parts(settings.home, expert, events, body, found)
     parts = DenseExpert(expert.domain, folder, expert.owner, expert.license)
-    new = Parts(expert=expert.digest, body=body.digest, fitted=fitted, own_head=has_head(parts))
+    new = Parts(expert=expert.digest, body=body, fitted=fitted, own_head=has_head(parts))
     is_plain = not new.fitted and not new.own_head
-    if expert.adapter is not None and is_plain and is_on(expert.adapter, weights.seed):
+    if expert.adapter is not None and is_plain and is_on(expert.adapter, checked.weights.seed):
         parts = replace(parts, adapter=expert.adapter)
     try:
         register_expert(exchange, parts, new)
@@ -68,11 +67,11 @@ def run(
     return parts
 
 
-def compared(home: Path, expert: DenseExpert, body: Body, weights: OwnBody) -> Keeping:
+def compared(home: Path, expert: DenseExpert, checked: CheckedBody) -> Keeping:
     """The comparison of the expert with its seed. Parts with MLPs alone, made before, say that it keeps all else."""
-    if _place(home, expert, body.digest, "mlps").is_dir():
+    if _place(home, expert, checked.body.digest, "mlps").is_dir():
         return Keeping()
-    return keeping(expert, weights.seed, adapter=expert.adapter)
+    return keeping(expert, checked.weights.seed, adapter=expert.adapter)
 
 
 def folders(home: Path, expert: DenseExpert, body: str) -> list[Path]:
@@ -89,15 +88,15 @@ def _place(home: Path, expert: DenseExpert, body: str, kind: Kind) -> Path:
     return home / "parts" / body / f"{kind}-{expert.digest[:12]}"
 
 
-def _fits(settings: Settings, expert: DenseExpert, events: Events, body: Body, found: Keeping | None = None) -> bool:
+def _fits(settings: Settings, expert: DenseExpert, events: Events, body: str, found: Keeping | None = None) -> bool:
     """Tell whether to fit the MLPs: as set, by default unless the expert keeps the seed's body.
 
     Parts that were made before stay, because a domain has one expert per body.
     """
     if settings.fit is not None:
         return settings.fit
-    if folders(settings.home, expert, body.digest):
-        return is_fitted(settings.home, expert, body.digest)
+    if folders(settings.home, expert, body):
+        return is_fitted(settings.home, expert, body)
     if found is not None:
         events.say(f"the expert {found}" + ("" if found.keeps_body else f"; {FITTED}"))
         if found.keeps_body:
@@ -112,10 +111,10 @@ def _fits(settings: Settings, expert: DenseExpert, events: Events, body: Body, f
     return True
 
 
-def _own_parts(home: Path, expert: DenseExpert, events: Events, body: Body, found: Keeping | None) -> Path:
+def _own_parts(home: Path, expert: DenseExpert, events: Events, body: str, found: Keeping | None) -> Path:
     """The folder of the expert's parts with its own MLPs; made if missing."""
     kinds: tuple[Kind, ...] = ("own", "mlps")
-    places = {kind: _place(home, expert, body.digest, kind) for kind in kinds}
+    places = {kind: _place(home, expert, body, kind) for kind in kinds}
     if (made := next((path for path in places.values() if path.is_dir()), None)) is not None:
         return made
     has_own_head = found is None or not found.keeps_all
@@ -140,7 +139,7 @@ def _complete(folder: Path, write: Callable[[Path], object]) -> None:
     sync_folder(folder.parent)
 
 
-def _fitted(documents: Documents, expert: DenseExpert, body: Body, weights: OwnBody) -> Path | None:
+def _fitted(documents: Documents, expert: DenseExpert, checked: CheckedBody) -> Path | None:
     """The folder of the expert's parts with MLPs fitted to the body; made if missing.
 
     None, with a message: too little text for the policy.
@@ -148,8 +147,8 @@ def _fitted(documents: Documents, expert: DenseExpert, body: Body, weights: OwnB
     Raises:
         MoergeError: not enough memory.
     """
-    settings, events = documents.settings, documents.events
-    folder = _place(settings.home, expert, body.digest, "fitted")
+    settings, events, weights = documents.settings, documents.events, checked.weights
+    folder = _place(settings.home, expert, checked.body.digest, "fitted")
     if folder.is_dir():
         return folder
     if (sample := _sample(documents, expert)) is None:

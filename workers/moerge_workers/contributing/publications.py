@@ -87,7 +87,7 @@ class Versions:
         outbox, expert = self.exchange.outbox, self.expert
         settings, body = outbox.settings, logged_body(self.exchange, version.lineage.body)
         try:
-            own = None if settings.seed is None else checked_body(settings, expert, outbox.events, body)
+            own = None if settings.seed is None else checked_body(settings, expert, outbox.events, body).weights
             return require_listed(outbox, expert, version, own, self._digests)
         except AlteredVersionError as error:
             return f"{REFUSED}: {error}"

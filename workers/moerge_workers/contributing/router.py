@@ -4,15 +4,14 @@ from contextlib import closing
 
 from moerge.errors import MoergeError
 from moerge.models.dense import has_head
-from moerge.models.dense_files import DenseBody
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
-from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest, Split
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.contributing.exchange import Exchange
+from moerge_workers.contributing.seed import CheckedBody
 from moerge_workers.contributing.statistics import Statistics
 from moerge_workers.outgoing.ledger import Ledger, Sent
 
@@ -20,27 +19,23 @@ SPLITS: tuple[Split, ...] = "statistics", "tuning"
 
 
 def run(
-    exchange: Exchange, statistics: Statistics, expert: DenseExpert, parts: DenseExpert, body: Body, weights: DenseBody
+    exchange: Exchange, statistics: Statistics, expert: DenseExpert, registered: DenseExpert, checked: CheckedBody
 ) -> list[Contribution]:
-    """Send new statistics under a body, and return the active contributions.
-
-    Args:
-        parts: the expert's registered ones for this body.
-        weights: the checked body's.
+    """Send new statistics under a body, and return the active contributions; `registered`: the expert's parts for it.
 
     Raises:
         MoergeError: there is too little to send.
     """
-    settings, sent = statistics.documents.settings, list[Contribution]()
+    settings, exponents, sent = statistics.documents.settings, checked.body.exponents, list[Contribution]()
     spent = statistics.finishing.spent(settings.home)
-    mlps = parts if has_head(parts) else expert  # the same MLPs
+    mlps = registered if has_head(registered) else expert  # the same MLPs
     for split in SPLITS:
         finishing = statistics.finishing.of(split)
         limits = finishing.settings(settings.statistics)
-        facts = parts.owner, parts.digest, parts.domain, body, limits, split
+        facts = registered.owner, registered.digest, registered.domain, checked.body, limits, split
         blank = router_manifest(*facts, finishing.keepers)
         path = statistics.ledger(blank)
-        work = RouterPass(mlps, weights, body.exponents, limits.precision, settings.device, limits.before)
+        work = RouterPass(mlps, checked.weights, exponents, limits.precision, settings.device, limits.before)
         work = finishing.passing(work, path, blank)
         if split == "statistics" or settings.tuning_share or path.exists():
             with closing(Ledger(path, statistics.last_documents(blank), spent)) as ledger:

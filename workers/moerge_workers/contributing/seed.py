@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -29,6 +30,14 @@ class OwnBody(DenseBody):
     def __init__(self, path: Path, seed: DenseFiles) -> None:
         super().__init__(path, seed.config)
         self.seed = seed
+
+
+@dataclass(frozen=True)
+class CheckedBody:
+    """The coordinator's body, and the `weights` of the own copy, which are the same."""
+
+    body: Body
+    weights: OwnBody
 
 
 class OtherBodyError(IncompatibleExpertError):
@@ -99,8 +108,8 @@ def require_same_body(own: DenseBody, body: Body) -> None:
         raise OtherBodyError(problem, where="digest", todo=_todo(body))
 
 
-def checked_body(settings: Settings, expert: DenseExpert, events: Events, body: Body) -> OwnBody:
-    """The body of the own copy of the seed, after the comparison with the coordinator's, before any text is read.
+def checked_body(settings: Settings, expert: DenseExpert, events: Events, body: Body) -> CheckedBody:
+    """The coordinator's body, after the comparison with the own copy of the seed, before any text is read.
 
     Raises:
         IncompatibleExpertError: the coordinator's body isn't the own seed's.
@@ -117,7 +126,7 @@ def checked_body(settings: Settings, expert: DenseExpert, events: Events, body: 
         raise
     remove_others(weights)
     events.say(f"body {body.digest[:12]} is your seed's, byte for byte; nothing is downloaded")
-    return weights
+    return CheckedBody(body, weights)
 
 
 def _require_same_settings(own: DenseBody, body: Body) -> None:

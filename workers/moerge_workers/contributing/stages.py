@@ -126,17 +126,17 @@ def contribute_under(exchange: Exchange, statistics: Statistics, expert: DenseEx
     documents, finishing = statistics.documents, statistics.finishing
     settings, events = documents.settings, documents.events
     exchange.outbox.outdate(lambda item: item.body not in ("", body.digest))
-    weights, found = checked_body(settings, expert, events, body), None
+    checked, found = checked_body(settings, expert, events, body), None
     if finishing.alone:
-        found = parts.compared(settings.home, expert, body, weights)
+        found = parts.compared(settings.home, expert, checked)
         made = [DenseExpert(expert.domain, path) for path in parts.folders(settings.home, expert, body.digest)]
         was_fitted = parts.is_fitted(settings.home, expert, body.digest)
         had_head = any(map(has_head, made))
         finishing.require_alone(settings, expert.family, found, was_fitted=was_fitted, had_head=had_head)
     documents.look(expert, finishing)
-    registered = parts.run(exchange, documents, expert, body, weights, found)
+    registered = parts.run(exchange, documents, expert, checked, found)
     if has_head(registered):
         sent = head.run(exchange, statistics, expert, registered, body.digest)
         if sent is None and exchange.demands().body != body.digest:
             return []
-    return router.run(exchange, statistics, expert, registered, body, weights)
+    return router.run(exchange, statistics, expert, registered, checked)

@@ -59,11 +59,11 @@ def test_little_memory_reduces_fitted_tokens_or_is_refused(
     texts(home / "texts.jsonl", 1, 600)
     with run_of(folder, home, client) as run:
         need = need_of(run.expert, run.documents.settings.statistics, "cpu")
-        weights = run.checked_body(body)
+        checked = run.checked_body(body)
 
         def fitted_with(tokens: int) -> Path | None:
             monkeypatch.setattr(parts, "free_for", lambda device: Free(need.total(tokens), None))
-            return parts._fitted(run.documents, run.expert, body, weights)
+            return parts._fitted(run.documents, run.expert, checked)
 
         with pytest.raises(MoergeError, match="hidden states of 16,384 tokens"):
             fitted_with(16_000)
@@ -81,9 +81,9 @@ def test_an_expert_that_keeps_the_seed_s_body_is_not_fitted_by_default(
     folder: Path, home: Path, client: MemoryClient, body: Body, fit: bool | None, keeps: bool, fits: bool
 ) -> None:
     with run_of(folder, home, client, fit=fit) as run:
-        weights = run.checked_body(body)
-        found = Keeping() if keeps else parts.compared(home, run.expert, body, weights)
-        assert parts._fits(run.documents.settings, run.expert, run.documents.events, body, found) is fits
+        checked = run.checked_body(body)
+        found = Keeping() if keeps else parts.compared(home, run.expert, checked)
+        assert parts._fits(run.documents.settings, run.expert, run.documents.events, body.digest, found) is fits
 
 
 def test_family_whose_mlps_cannot_be_fitted_keeps_its_own(
@@ -91,5 +91,5 @@ def test_family_whose_mlps_cannot_be_fitted_keeps_its_own(
 ) -> None:
     own = expert(tmp_path / "expert", 1, "olmo2")
     with run_of(tmp_path, home, MemoryClient(body), expert=own, fit=None) as run:
-        assert not parts._fits(run.documents.settings, run.expert, run.documents.events, body)
+        assert not parts._fits(run.documents.settings, run.expert, run.documents.events, body.digest)
     assert "the MLPs are not fitted: olmo2 normalises" in capsys.readouterr().err
