@@ -113,14 +113,13 @@ def _fits(settings: Settings, expert: DenseExpert, events: Events, body: str, fo
 
 def _own_parts(home: Path, expert: DenseExpert, events: Events, body: str, found: Keeping | None) -> Path:
     """The folder of the expert's parts with its own MLPs; made if missing."""
-    kinds: tuple[Kind, ...] = ("own", "mlps")
-    places = {kind: _place(home, expert, body, kind) for kind in kinds}
-    if (made := next((path for path in places.values() if path.is_dir()), None)) is not None:
-        return made
+    own, mlps = _place(home, expert, body, "own"), _place(home, expert, body, "mlps")
+    if own.is_dir() or mlps.is_dir():
+        return own if own.is_dir() else mlps
     has_own_head = found is None or not found.keeps_all
     if has_own_head:
         _tell_tied(expert, events)
-    folder = places["own" if has_own_head else "mlps"]
+    folder = own if has_own_head else mlps
     _complete(folder, lambda part: write_parts(expert, part, own_head=has_own_head))
     return folder
 
