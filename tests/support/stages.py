@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,9 +29,12 @@ from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
 from moerge_proto.uploads import Stored
 from moerge_proto.version_files import HEAD_FILE
 from moerge_workers.computing.finishing import Finishing
-from moerge_workers.contributing import router
-from moerge_workers.contributing.context import Beside, Context
-from moerge_workers.contributing.seed import checked_body
+from moerge_workers.contributing import parts, router
+from moerge_workers.contributing.documents import Documents
+from moerge_workers.contributing.exchange import Beside, Exchange
+from moerge_workers.contributing.seed import CheckedBody, checked_body
+from moerge_workers.contributing.stages import run_stages
+from moerge_workers.contributing.statistics import Statistics
 from moerge_workers.data.documents import Data
 from moerge_workers.outgoing.history import History
 from moerge_workers.outgoing.outbox import Outbox
@@ -195,9 +199,39 @@ class MemoryClient(Client):
         return self.rows[digest]
 
 
-def contribute(context: Context, body: Body) -> list[Contribution]:
-    """The router contributions of a run under a body, after its comparison; as if the whole expert were its parts."""
-    return router.run(context, body, checked_body(context, body), context.expert)
+@dataclass(frozen=True)
+class Run:
+    """One run of a worker, whose stages are called one by one or all."""
+
+    exchange: Exchange
+    statistics: Statistics
+    expert: DenseExpert
+
+    @property
+    def documents(self) -> Documents:
+        return self.statistics.documents
+
+    @property
+    def history(self) -> History:
+        return self.exchange.outbox.history
+
+    def of(self, expert: DenseExpert) -> "Run":
+        """The same run of another expert."""
+        return replace(self, exchange=replace(self.exchange, expert=expert.digest), expert=expert)
+
+    def stages(self) -> None:
+        run_stages(self.exchange, self.statistics, self.expert)
+
+    def checked_body(self, body: Body) -> CheckedBody:
+        return checked_body(self.documents.settings, self.expert, self.documents.events, body)
+
+    def register(self, body: Body) -> DenseExpert:
+        """The stage of the parts under a body, after its comparison."""
+        return parts.run(self.exchange, self.documents, self.expert, self.checked_body(body))
+
+    def contribute(self, body: Body) -> list[Contribution]:
+        """The router contributions under a body, after its comparison; as if the whole expert were its parts."""
+        return router.run(self.exchange, self.statistics, self.expert, self.expert, self.checked_body(body))
 
 
 def seeded(folder: Path) -> Body:
@@ -233,14 +267,14 @@ def _finishing(settings: Settings) -> tuple[Finishing, Beside]:
 
 
 @contextmanager
-def context_of(
+def run_of(
     folder: Path,
     home: Path,
     client: MemoryClient,
     clock: Callable[[], datetime] = _now,
     owner: str = "owner",
     **given: Any,
-) -> Iterator[Context]:
+) -> Iterator[Run]:
     """A run that contributes the expert of a folder, which has its seed too, and the home's `texts.jsonl`.
 
     By default without fitting.
@@ -264,16 +298,15 @@ def context_of(
     events, history = Events(Status(home, settings.domain, COORDINATOR), Lines()), History(home, clock)
     finishing, beside = _finishing(settings)
     try:
-        yield Context(
-            settings=settings,
-            client=client,
-            outbox=Outbox(settings, history, events),
-            data=Data(settings, dense, events.say),
-            events=events,
-            expert=dense,
-            compute=in_process(settings, events),
-            finishing=finishing,
-            beside=beside,
-        )
+        documents = Documents(settings, Data(settings, dense, events.say), events)
+        exchange = Exchange(client, Outbox(settings, history, events), dense.digest, beside)
+        yield Run(exchange, Statistics(documents, in_process(settings, events), finishing), dense)
     finally:
         history.close()
+
+
+def contributed(folder: Path, home: Path, client: MemoryClient, **given: Any) -> list[Contribution]:
+    """The router contributions of one run under the client's current body."""
+    assert client.current is not None
+    with run_of(folder, home, client, **given) as run:
+        return run.contribute(client.current)

@@ -4,7 +4,7 @@ from functools import partial
 
 from moerge_proto.masks import LEAST_OWNERS
 from moerge_workers.computing.finishing import Finishing
-from moerge_workers.contributing.context import Beside
+from moerge_workers.contributing.exchange import Beside
 from moerge_workers.masks.finishing import Masking
 from moerge_workers.masks.seeds import seals
 from moerge_workers.noise.finishing import Noise

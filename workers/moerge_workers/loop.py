@@ -20,8 +20,10 @@ from moerge.models.stored import SINGLE
 from moerge.statistics.windows import ComputeWindows
 from moerge_workers.computing.actors import on_ray
 from moerge_workers.computing.memory import require_gpus
-from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.documents import Documents
+from moerge_workers.contributing.exchange import Exchange
 from moerge_workers.contributing.stages import run_stages
+from moerge_workers.contributing.statistics import Statistics
 from moerge_workers.data.documents import Data
 from moerge_workers.finishing import beside_of, finishing_of
 from moerge_workers.outgoing.history import History
@@ -79,15 +81,18 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeWindo
                 reporting(settings, status),
             ):
                 events.sent(history.sent())
-                run_stages(_context(settings, client, history, events, computing(settings, events)))
+                compute, expert = computing(settings, events), _expert(settings, client, events)
+                exchange = Exchange(client, Outbox(settings, history, events), expert.digest, beside_of(settings))
+                documents = Documents(settings, Data(settings, expert, events.say), events)
+                run_stages(exchange, Statistics(documents, compute, finishing_of(settings)), expert)
         except MoergeError as error:
             with suppress(OSError):  # of a disk that is full
                 status.update(error=str(error))
             raise
 
 
-def _context(settings: Settings, client: Client, history: History, events: Events, compute: ComputeWindows) -> Context:
-    """The context of all stages, after checks of owner, key and expert."""
+def _expert(settings: Settings, client: Client, events: Events) -> DenseExpert:
+    """The owner's dense expert, after checks of owner, key and expert."""
     identity = own_identity(client, settings.domain)
     if not settings.dry_run and not require_approved(client, settings.home):
         events.say("contributions are unsigned, because you have no key; to make one: moerge worker init")
@@ -97,9 +102,7 @@ def _context(settings: Settings, client: Client, history: History, events: Event
     expert = _dense(given, settings, events)
     if settings.fit:
         require_fittable(expert)
-    outbox, data = Outbox(settings, history, events), Data(settings, expert, events.say)
-    finishing, beside = finishing_of(settings), beside_of(settings)
-    return Context(settings, client, outbox, data, events, expert, compute, finishing, beside)
+    return expert
 
 
 def _dense(given: DenseExpert, settings: Settings, events: Events) -> DenseExpert:

@@ -6,7 +6,7 @@ import pytest
 
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import texts
-from support.stages import MemoryClient, another, context_of, contribute, seeded
+from support.stages import MemoryClient, another, run_of, seeded
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ class Owner:
         """The number of documents of each contribution under the body of a seed; None: there is none."""
         (self.home / "texts.jsonl").write_text("".join(self.lines[place] for place in documents))
         self.client.current = body = another(self.home, number)
-        with context_of(self.folder, self.home, self.client, seed=self.home / f"seed-{number}") as context:
-            rows = contribute(context, body)
+        with run_of(self.folder, self.home, self.client, seed=self.home / f"seed-{number}") as run:
+            rows = run.contribute(body)
         return [row.documents for row in rows] if rows else None
 
     def shards(self) -> list[str]:

@@ -22,12 +22,11 @@ from moerge_proto.demands import Demands
 from moerge_proto.experts import ExpertState
 from moerge_proto.progress import Obstacle
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_workers.contributing.stages import run_stages
 from moerge_workers.outgoing.history import History
 from moerge_workers.outgoing.public_log import LogError, PublicLog
 from support.models import expert, texts
 from support.outbox import COORDINATOR
-from support.stages import NOW, MemoryClient, another, context_of, registered, seeded
+from support.stages import NOW, MemoryClient, another, registered, run_of, seeded
 
 TOKEN = 97
 
@@ -63,17 +62,19 @@ def never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
 
 def ran(folder: Path, home: Path, client: MemoryClient) -> None:
     """One run of the owner's worker, over 40 documents."""
-    with context_of(folder, home, client, fit=None) as context:
-        run_stages(context)
+    with run_of(folder, home, client, fit=None) as run:
+        run.stages()
 
 
 def refusal(folder: Path, home: Path, client: MemoryClient) -> tuple[str, Obstacle | None]:
     """The error and the obstacle of a run that may neither read text nor compute; nothing leaves, and nothing came."""
-    with context_of(folder, home, client, fit=None) as context:
+    with run_of(folder, home, client, fit=None) as run:
+        documents = replace(run.documents, data=Unread())  # type: ignore[arg-type]
+        idle = replace(run, statistics=replace(run.statistics, documents=documents, compute=never))
         with pytest.raises(MoergeError) as caught:
-            run_stages(replace(context, data=Unread(), compute=never))  # type: ignore[arg-type]
-        assert context.outbox.history.sendings() == []
-        obstacle = context.events.status.state.obstacle
+            idle.stages()
+        assert run.history.sendings() == []
+        obstacle = run.documents.events.status.state.obstacle
     assert (client.uploaded, client.rows, client.known) == ([], {}, {})
     return str(caught.value), obstacle
 
@@ -241,8 +242,8 @@ def test_other_mlps_show_no_single_document(
 
     def run(more: int, **given: Any) -> dict[int, list[int]]:
         (tmp_path / "texts.jsonl").write_text(lines + texts(tmp_path / "more.jsonl", 2, more).read_text())
-        with context_of(folder, tmp_path, client, **given) as context:
-            run_stages(context)
+        with run_of(folder, tmp_path, client, **given) as run:
+            run.stages()
         return first_layers(client)
 
     sums = run(0, **given)

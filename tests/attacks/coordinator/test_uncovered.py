@@ -9,11 +9,10 @@ from pydantic import ValidationError
 
 from moerge.errors import MoergeError
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_workers.contributing.stages import run_stages
 from moerge_workers.outgoing.history import History
 from moerge_workers.settings import Settings
 from support.models import expert, keeping_expert, seed_model, texts
-from support.stages import POLICY, MemoryClient, context_of, registered
+from support.stages import POLICY, MemoryClient, registered, run_of
 
 BUDGET: dict[str, Any] = {"privacy": {"epsilon": 2.0}, "fit": None}
 
@@ -29,8 +28,8 @@ def client(tmp_path: Path) -> MemoryClient:
 def ran(folder: Path, client: MemoryClient, policy: dict[str, Any] | None = None, **given: Any) -> list[str]:
     """The kinds of what has left after one run."""
     settings = {**BUDGET, "policy": {**POLICY, **(policy or {})}, **given}
-    with context_of(folder, folder / "home", client, **settings) as context:
-        run_stages(context)
+    with run_of(folder, folder / "home", client, **settings) as run:
+        run.stages()
     return sent(folder)
 
 

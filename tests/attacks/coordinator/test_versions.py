@@ -32,7 +32,7 @@ from moerge_workers.contributing.publications import Versions, logged_body, logg
 from moerge_workers.outgoing.history import FILE, Sending
 from moerge_workers.outgoing.public_log import LogError, PublicLog
 from support.models import expert, seed_model, texts
-from support.stages import NOW, POLICY, Listed, MemoryClient, another, context_of, registered
+from support.stages import NOW, POLICY, Listed, MemoryClient, another, registered, run_of
 from support.versions import ROWS
 
 OWN, OTHER = "model-expert-00000.safetensors", "model-expert-00001.safetensors"
@@ -126,9 +126,9 @@ def serving(folder: Path, tmp_path: Path) -> Hostile:
 def evaluated(folder: Path, home: Path, client: Hostile, **policy: object) -> tuple[list[Sending], Obstacle | None]:
     """Everything that left in one look for versions, and what hinders."""
     policy = {"evaluation_sums": True, **POLICY, **policy}
-    with context_of(folder, home, client, policy=policy, held_out_share=0.5) as context:
-        Evaluations(context).look(1)
-        return context.outbox.history.sendings(), context.events.status.state.obstacle
+    with run_of(folder, home, client, policy=policy, held_out_share=0.5) as run:
+        Evaluations(run.exchange, run.documents, run.expert).look(1)
+        return run.history.sendings(), run.documents.events.status.state.obstacle
 
 
 def log_another(home: Path, client: Hostile) -> None:
@@ -228,12 +228,12 @@ def test_version_of_a_refused_body_is_not_evaluated(folder: Path, tmp_path: Path
 
 
 def test_another_version_or_body_than_asked_for_is_refused(folder: Path, tmp_path: Path, client: Hostile) -> None:
-    with context_of(folder, tmp_path, client) as context:
+    with run_of(folder, tmp_path, client) as run:
         with pytest.raises(LogError, match="expected version 2; the coordinator served version 1"):
-            logged_version(context, 2)
+            logged_version(run.exchange, 2)
         with pytest.raises(LogError, match="expected body 000000000000; the coordinator served body "):
-            logged_body(context, "0" * 64)
-        assert context.events.status.state.obstacle is Obstacle.LOG_DIFFERS
+            logged_body(run.exchange, "0" * 64)
+        assert run.documents.events.status.state.obstacle is Obstacle.LOG_DIFFERS
     client.lineage = client.lineage.model_copy(update={"body": "0" * 64})
     assert looked(folder, tmp_path, client)[0] is None
     with pytest.raises(LogError):
@@ -243,22 +243,22 @@ def test_another_version_or_body_than_asked_for_is_refused(folder: Path, tmp_pat
 
 def test_a_version_beyond_the_budget_waits_for_the_owner(folder: Path, tmp_path: Path, client: Hostile) -> None:
     assert evaluated(folder, tmp_path, client, versions_per_month=0) == ([], Obstacle.ASKS_OWNER)
-    with context_of(folder, tmp_path, client) as context:
-        [asked] = context.outbox.history.asked()
-        context.outbox.history.note(asked, "approved")
+    with run_of(folder, tmp_path, client) as run:
+        [asked] = run.history.asked()
+        run.history.note(asked, "approved")
     [sent], _ = evaluated(folder, tmp_path, client, versions_per_month=0)
     assert sent.item.kind == "evaluation"
 
 
 def looked(folder: Path, home: Path, client: Hostile, **how: Any) -> tuple[str | None, str]:
     """The finding about version 1 by a worker that doesn't evaluate, and its error, if any."""
-    with context_of(folder, home, client, **how) as context:
+    with run_of(folder, home, client, **how) as run:
         try:
-            Versions(context).look(client.demands(context.expert.digest))
+            Versions(run.exchange, run.expert).look(client.demands(run.expert.digest))
             error = ""
         except MoergeError as raised:
             error = str(raised)
-        return PublicLog(context.outbox.history, context.settings.coordinator).finding(1), error
+        return PublicLog(run.history, run.documents.settings.coordinator).finding(1), error
 
 
 def test_new_versions_are_compared_without_evaluation_or_download(

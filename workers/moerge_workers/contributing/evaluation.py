@@ -29,7 +29,8 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import Counted, HeldOut, NotNowError
-from moerge_workers.contributing.context import SOFTWARE, Context
+from moerge_workers.contributing.documents import Documents
+from moerge_workers.contributing.exchange import SOFTWARE, Exchange
 from moerge_workers.contributing.publications import logged_body, logged_version
 from moerge_workers.contributing.seed import checked_body
 from moerge_workers.contributing.version_check import AlteredVersionError, require_own, slot_of
@@ -44,7 +45,9 @@ _REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
 class Evaluations:
     """The evaluations of one run: finished versions, times of the next attempts."""
 
-    context: Context
+    exchange: Exchange
+    documents: Documents
+    expert: DenseExpert
     clock: Callable[[], float] = time.monotonic
     _done: set[int] = field(default_factory=set)
     _again: dict[int, float] = field(default_factory=dict)
@@ -52,78 +55,117 @@ class Evaluations:
 
     def look(self, number: int | None) -> None:
         """Evaluate the demanded version, unless done; print a failure's reason once. None: no version is demanded."""
-        settings = self.context.settings
+        settings, say = self.documents.settings, self.documents.events.say
         if number is None:
             if settings.once or settings.dry_run:
-                self.context.events.say("no served version has this expert, so there is nothing to evaluate")
+                say("no served version has this expert, so there is nothing to evaluate")
         elif number not in self._done and self.clock() >= self._again.get(number, -math.inf):
-            self._try(logged_version(self.context, number))
+            self._try(logged_version(self.exchange, number))
 
     def _try(self, version: Version) -> None:
-        number, files = version.number, _files(self.context.settings, version)
+        number, files = version.number, _files(self.documents.settings, version)
         for old in set(files.parent.glob("files-*")) - {files}:  # left by a killed worker
             shutil.rmtree(old)
         try:
-            if _evaluate(self.context, version, self._dense):
+            if self._evaluate(version):
                 self._done.add(number)
         except NotNowError as reason:
             if number not in self._again:
-                self.context.events.say(f"version {number} is not evaluated: {reason}")
+                self.documents.events.say(f"version {number} is not evaluated: {reason}")
             self._again[number] = self.clock() + _AGAIN_SECONDS
             if isinstance(reason, AlteredVersionError):
-                self.context.events.hindered(Obstacle.VERSION_ALTERED)
+                self.documents.events.hindered(Obstacle.VERSION_ALTERED)
         finally:
             shutil.rmtree(files, ignore_errors=True)
 
+    def _evaluate(self, version: Version) -> bool:
+        """Evaluate a version and send the sums; returns whether the version is done.
 
-def _evaluate(context: Context, version: Version, dense: dict[str, Scored]) -> bool:
-    """Evaluate a version and send the sums; returns whether the version is done.
+        Raises:
+            NotNowError: it can't be evaluated now.
+        """
+        outbox, settings = self.exchange.outbox, self.documents.settings
+        rows = list(self.exchange.client.evaluations(version.number, replaced=True))
+        sums = [(row, row.score) for row in rows if isinstance(row.score, Perplexity)]
+        outbox.settle(row for row, _ in sums)
+        if any(row.active and score.expert == self.expert.digest for row, score in sums):
+            return True
+        outdated = _outdated(self.exchange, version)
+        weights = self._checked_body(version)  # before text is read
+        folder = _folder(settings)
+        name = digest_of({"expert": self.expert.digest, "domain": settings.domain})
+        with closing(Ledger(folder / f"{name}.sqlite")) as ledger:
+            held_out = HeldOut(settings, self.documents.data, self.documents.events, ledger)
+            counted = held_out.counted()
+            key = _key(settings, self.expert.digest, version, counted)
+            path = folder / f"version-{version.number}-{key[:12]}.json"
+            if not path.is_file():
+                use = outbox.version_use(version.number, key, version.lineage.body, path)
+                if not outbox.may_use(use, outdated):
+                    raise NotNowError("you haven't approved it")
+                score = self._scored(version, weights, held_out, counted)
+                new = NewEvaluation(number=version.number, scores=[score])
+                with atomic_file(path) as out:
+                    out.write(canonical_json(new.model_dump(mode="json")))
+            return _send(self.exchange, version, path, counted, ledger)
 
-    `dense` keeps the expert's score, by the digest of the documents.
+    def _checked_body(self, version: Version) -> DenseBody:
+        """As `checked_body`, for a version's body; NotNowError: it is refused."""
+        with _refusals_delayed():
+            body = logged_body(self.exchange, version.lineage.body)
+            try:
+                return checked_body(self.documents.settings, self.expert, self.documents.events, body).weights
+            except CoordinatorError:
+                raise
+            except MoergeError as error:
+                raise NotNowError(f"its body can't be used: {error}") from error
 
-    Raises:
-        NotNowError: it can't be evaluated now.
-    """
-    rows = list(context.client.evaluations(version.number, replaced=True))
-    sums = [(row, row.score) for row in rows if isinstance(row.score, Perplexity)]
-    context.outbox.settle(row for row, _ in sums)
-    if any(row.active and score.expert == context.expert.digest for row, score in sums):
-        return True
-    outdated = _outdated(context, version)
-    weights = _checked_body(context, version)  # before text is read
-    folder = _folder(context.settings)
-    name = digest_of({"expert": context.expert.digest, "domain": context.settings.domain})
-    with closing(Ledger(folder / f"{name}.sqlite")) as ledger:
-        documents = HeldOut(context.settings, context.data, context.events, ledger)
-        counted = documents.counted()
-        key = _key(context, version, counted)
-        path = folder / f"version-{version.number}-{key[:12]}.json"
-        if not path.is_file():
-            use = context.outbox.version_use(version.number, key, version.lineage.body, path)
-            if not context.outbox.may_use(use, outdated):
-                raise NotNowError("you haven't approved it")
-            score = _scored(context, version, weights, documents, counted, dense)
-            with atomic_file(path) as out:
-                out.write(canonical_json(NewEvaluation(number=version.number, scores=[score]).model_dump(mode="json")))
-        return _send(context, version, path, counted, ledger)
-
-
-def _checked_body(context: Context, version: Version) -> DenseBody:
-    """As `checked_body`, for a version's body; NotNowError: it is refused."""
-    with _refusals_delayed():
-        body = logged_body(context, version.lineage.body)
+    def _scored(self, version: Version, weights: DenseBody, held_out: HeldOut, counted: Counted) -> Perplexity:
+        """The sums of the version, of the version with all tokens at the owner's expert, and of the expert itself."""
+        settings, events, expert = self.documents.settings, self.documents.events, self.expert
+        folder = _files(settings, version)
+        _require_room(settings, expert, version)
         try:
-            return checked_body(context, body)
-        except CoordinatorError:
-            raise
-        except MoergeError as error:
-            raise NotNowError(f"its body can't be used: {error}") from error
+            with _refusals_delayed():
+                place, title = f"/v1/versions/{version.number}/files", f"downloading version {version.number}"
+                self.exchange.client.download(place, list(version.files), folder, events, title=title)
+            require_own(settings.home, expert, version, weights, folder)
+            events.enter(Stage.EVALUATING)
+            title = f"scoring version {version.number}"
+            model = _model(published_weights(folder), settings)
+            result = held_out.score(model, title, counted)
+            hook = forcing(slot_of(settings.domain, version), len(version.lineage.experts))
+            forced = _model(published_weights(folder), settings, hook)
+            oracle = held_out.score(forced, f"{title}, all by your expert", counted)
+            routed = model.routed.tolist()
+            del model, forced
+            shutil.rmtree(folder)
+            if counted.digest not in self._dense:
+                own = held_out.score(_model(expert_weights(expert), settings), "scoring your expert", counted)
+                self._dense.clear()
+                self._dense[counted.digest] = own
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise NotNowError("not enough memory; use `precision` bfloat16 or a smaller `context`") from error
+        return Perplexity(
+            domain=settings.domain,
+            expert=expert.digest,
+            documents=counted.documents,
+            context=settings.statistics.context,
+            stride=settings.statistics.context // 2,
+            dense=self._dense[counted.digest],
+            version=result,
+            oracle=oracle,
+            routed=routed,
+            software=SOFTWARE,
+        )
 
 
-def _outdated(context: Context, version: Version) -> Callable[[], bool]:
+def _outdated(exchange: Exchange, version: Version) -> Callable[[], bool]:
     """A function: whether another version is demanded, or the body has changed since this call."""
-    body = context.demands().body
-    return context.outdated(lambda demands: (demands.version, demands.body) != (version.number, body))
+    body = exchange.demands().body
+    return exchange.outdated(lambda demands: (demands.version, demands.body) != (version.number, body))
 
 
 def _folder(settings: Settings) -> Path:
@@ -135,93 +177,38 @@ def _files(settings: Settings, version: Version) -> Path:
     return _folder(settings) / f"files-{version.number}"
 
 
-def _key(context: Context, version: Version, counted: Counted) -> str:
-    return digest_of(
-        {
-            "coordinator": context.settings.coordinator,
-            "lineage": version.lineage.model_dump(mode="json"),
-            "expert": context.expert.digest,
-            "documents": counted.digest,
-            "settings": context.settings.statistics.model_dump(mode="json"),
-        }
-    )
+def _key(settings: Settings, expert: str, version: Version, counted: Counted) -> str:
+    facts = {"coordinator": settings.coordinator, "expert": expert, "documents": counted.digest}
+    models = {"lineage": version.lineage, "settings": settings.statistics}
+    return digest_of(facts | {name: model.model_dump(mode="json") for name, model in models.items()})
 
 
-def _send(context: Context, version: Version, path: Path, counted: Counted, ledger: Ledger) -> bool:
-    client, outbox = context.client, context.outbox
+def _send(exchange: Exchange, version: Version, path: Path, counted: Counted, ledger: Ledger) -> bool:
+    outbox = exchange.outbox
     item = outbox.evaluation(path, version.lineage.body)
     outbox.outdate(lambda other: other.kind == "evaluation" and other.digest != item.digest)
-    if not outbox.may_leave(item, _outdated(context, version)):
+    if not outbox.may_leave(item, _outdated(exchange, version)):
         return outbox.history.decision(item) != "outdated"
     if not counted.earlier:
-        sent = Sent(path.name, item.digest, counted.documents, counted.tokens, context.expert.digest)
+        sent = Sent(path.name, item.digest, counted.documents, counted.tokens, exchange.expert)
         ledger.send(sent, "", replace=True)
     new = NewEvaluation.model_validate_json(path.read_bytes())
     with _refusals_delayed(), outbox.sending(item):
-        client.evaluate(new)
+        exchange.client.evaluate(new)
     figures = ", ".join(f"{score.value:.1f} on {score.name}" for score in new.scores)
-    context.events.say(f"evaluated version {version.number}: {figures}; your expert has 100")
+    outbox.say(f"evaluated version {version.number}: {figures}; your expert has 100")
     return True
 
 
-def _scored(
-    context: Context,
-    version: Version,
-    weights: DenseBody,
-    documents: HeldOut,
-    counted: Counted,
-    dense: dict[str, Scored],
-) -> Perplexity:
-    """The sums of the version, of the version with all tokens at the owner's expert, and of the expert itself."""
-    settings, events, folder = context.settings, context.events, _files(context.settings, version)
-    _require_room(context, version)
-    try:
-        with _refusals_delayed():
-            place, title = f"/v1/versions/{version.number}/files", f"downloading version {version.number}"
-            context.client.download(place, list(version.files), folder, events, title=title)
-        require_own(context, version, weights, folder)
-        events.enter(Stage.EVALUATING)
-        title = f"scoring version {version.number}"
-        model = _model(published_weights(folder), settings)
-        result = documents.score(model, title, counted)
-        forced = _model(
-            published_weights(folder), settings, forcing(slot_of(context, version), len(version.lineage.experts))
-        )
-        oracle = documents.score(forced, f"{title}, all by your expert", counted)
-        routed = model.routed.tolist()
-        del model, forced
-        shutil.rmtree(folder)
-        if counted.digest not in dense:
-            own = documents.score(_model(expert_weights(context.expert), settings), "scoring your expert", counted)
-            dense.clear()
-            dense[counted.digest] = own
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise NotNowError("not enough memory; use `precision` bfloat16 or a smaller `context`") from error
-    return Perplexity(
-        domain=settings.domain,
-        expert=context.expert.digest,
-        documents=counted.documents,
-        context=settings.statistics.context,
-        stride=settings.statistics.context // 2,
-        dense=dense[counted.digest],
-        version=result,
-        oracle=oracle,
-        routed=routed,
-        software=SOFTWARE,
-    )
-
-
-def _require_room(context: Context, version: Version) -> None:
+def _require_room(settings: Settings, expert: DenseExpert, version: Version) -> None:
     """Require disk and memory for a version; NotNowError: too little."""
-    settings, folder = context.settings, _folder(context.settings)
+    folder = _folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     size, free = version.bytes_total, shutil.disk_usage(folder).free
     if size > free:
         raise NotNowError(f"it needs {decimal(size)}; {decimal(free)} are free at {folder}")
     try:
-        require_memory(context.expert, settings, version)
+        require_memory(expert, settings, version)
     except MoergeError as error:
         raise NotNowError(f"{error.what}; {error.todo}") from error
 

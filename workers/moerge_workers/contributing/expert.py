@@ -12,7 +12,7 @@ from moerge.errors import MoergeError
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge_proto.experts import NewExpert, Parts
-from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.exchange import Exchange
 from moerge_workers.outgoing.history import Item
 from moerge_workers.outgoing.owner_key import signature
 from moerge_workers.settings import Settings
@@ -26,7 +26,7 @@ class KeptError(Exception):
         self.item = item
 
 
-def register_expert(context: Context, expert: DenseExpert, parts: Parts) -> None:
+def register_expert(exchange: Exchange, expert: DenseExpert, parts: Parts) -> None:
     """Register the folder of the expert's `parts` at the coordinator.
 
     Raises:
@@ -34,52 +34,53 @@ def register_expert(context: Context, expert: DenseExpert, parts: Parts) -> None
         WithdrawnError: it was withdrawn.
         MoergeError: the policy forbids it, or the coordinator refuses it.
     """
+    outbox, settings = exchange.outbox, exchange.outbox.settings
     new = NewExpert(
         domain=expert.domain,
         files=expert.files,
         license=expert.license,
-        redistribute=context.settings.policy.redistribute,
+        redistribute=settings.policy.redistribute,
         parts=parts,
     )
-    signed = signature(context.settings.home, new.signed_by(context.expert.owner, expert.digest))
+    signed = signature(settings.home, new.signed_by(expert.owner, expert.digest))
     registered = register(
-        context.client,
+        exchange.client,
         expert,
         new.model_copy(update={"signature": signed}),
-        context.events,
+        outbox.events,
         adapter=expert.adapter,
-        again=context.settings.rejoin,
-        change=not context.settings.dry_run,
-        leaving=partial(_leaving, context, expert, parts),
+        again=settings.rejoin,
+        change=not settings.dry_run,
+        leaving=partial(_leaving, exchange, expert, parts),
     )
-    context.outbox.settle([registered])
+    outbox.settle([registered])
 
 
 @contextmanager
 def _leaving(
-    context: Context, expert: DenseExpert, parts: Parts, digest: str, paths: Mapping[str, Path]
+    exchange: Exchange, expert: DenseExpert, parts: Parts, digest: str, paths: Mapping[str, Path]
 ) -> Iterator[None]:
     """Context for sending the files of an allowed expert's parts.
 
     Asks the owner about all files at once, and records each sending separately: config and tokenizer, and then the
     weights, or those of the expert's adapter alone.
     """
-    body, adapter = parts.body, expert.adapter
-    whole = context.outbox.expert(expert.digest, expert_files(expert), _named(parts), body)
-    require_allowed(context.settings)
-    if not context.outbox.may_leave(whole, context.replaced(body)):
+    body, adapter, outbox = parts.body, expert.adapter, exchange.outbox
+    whole = outbox.expert(expert.digest, expert_files(expert), _named(parts), body)
+    require_allowed(outbox.settings)
+    if not outbox.may_leave(whole, exchange.replaced(body)):
         raise KeptError(whole)
     item = whole
     if digest != whole.digest:
         part = "adapter" if WEIGHTS in paths else "config and tokenizer"
-        item = context.outbox.expert(digest, paths, part, body)
+        item = outbox.expert(digest, paths, part, body)
     elif adapter is not None:
         size = decimal((adapter / WEIGHTS).stat().st_size)
-        context.events.say(
+        outbox.say(
             f"the coordinator's processor rounds otherwise, so the merged MLPs leave, {decimal(whole.bytes)}, and not "
             f"the adapter, {size}"
         )
-    with context.outbox.sending(item):
+    with outbox.sending(item):
         yield
 
 

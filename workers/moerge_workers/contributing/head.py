@@ -9,11 +9,15 @@ from moerge.statistics.contribution import head_manifest
 from moerge.statistics.passes import HeadPass
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import StatisticsFile, write
-from moerge_workers.contributing.context import Context
+from moerge_workers.computing.finishing import Finishing
+from moerge_workers.contributing.exchange import Exchange
+from moerge_workers.contributing.statistics import Statistics
 from moerge_workers.outgoing.ledger import Ledger
 
 
-def run(context: Context, registered: DenseExpert, body: str) -> Contribution | None:
+def run(
+    exchange: Exchange, statistics: Statistics, expert: DenseExpert, registered: DenseExpert, body: str
+) -> Contribution | None:
     """Send the expert's head contribution, over all documents, under the digest of its `registered` parts for a body.
 
     The sums are the expert's own, whatever parts of it are registered. So one ledger has the documents of all, and the
@@ -21,22 +25,23 @@ def run(context: Context, registered: DenseExpert, body: str) -> Contribution | 
 
     None: the owner hasn't approved it, the body was replaced, its file is lost, or the policy forbids it.
     """
-    settings, expert = context.settings, context.expert
+    settings, outbox = statistics.documents.settings, exchange.outbox
     if not settings.policy.head_contributions:
-        context.events.say("the policy forbids head contributions; heads of versions can't be solved with this expert")
+        outbox.say("the policy forbids head contributions; heads of versions can't be solved with this expert")
         return None
     blank = head_manifest(expert.owner, expert, expert.digest, settings.statistics, expert.domain)
     work = HeadPass(expert, blank.exponents, settings.statistics.precision, settings.device)
-    digests, active = context.digests(), context.active("head")
+    digests = {row.digest for row in exchange.client.experts() if row.parts.expert == expert.digest}
+    active = exchange.active("head")
     named = [row.expert for row in active.values() if row.expert in digests]
-    with closing(Ledger(context.ledger(blank))) as ledger:
-        whole = context.pending(blank, work, ledger).complete()
+    with closing(Ledger(statistics.ledger(blank))) as ledger:
+        whole = statistics.pending(blank, work, ledger, Finishing()).complete()
         path = ledger.path((ledger.files()[-1] if whole is None else whole.file).name)
         if not path.is_file():
             return None
         file = _as_of([*named, registered.digest][0], path)
-        item = context.outbox.contribution(file, file_sha256(file))
-        if item.digest not in active and not context.outbox.may_leave(item, context.replaced(body)):
+        item = outbox.contribution(file, file_sha256(file))
+        if item.digest not in active and not outbox.may_leave(item, exchange.replaced(body)):
             return None
         if whole is not None:
             whole.note()
@@ -44,8 +49,8 @@ def run(context: Context, registered: DenseExpert, body: str) -> Contribution | 
     if sent is None:
         with StatisticsFile(file) as opened:
             of = opened.manifest.expert
-        sent = context.send(item, [row.digest for row in active.values() if row.expert == of])
-    context.events.say(f"contributed {sent.digest[:12]} for heads")
+        sent = exchange.send(item, [row.digest for row in active.values() if row.expert == of])
+    outbox.say(f"contributed {sent.digest[:12]} for heads")
     return sent
 
 

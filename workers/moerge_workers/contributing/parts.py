@@ -18,14 +18,15 @@ from moerge.models.dense import has_head
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import HEAD, mlp_layers
 from moerge.models.keeping import Keeping, is_on, keeping
-from moerge.models.tokens import Tokens
-from moerge_proto.bodies import Body
 from moerge_proto.experts import Parts
 from moerge_proto.options import FEDERATED
 from moerge_proto.progress import Stage
-from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.documents import Documents
+from moerge_workers.contributing.exchange import Exchange
 from moerge_workers.contributing.expert import KeptError, register_expert
-from moerge_workers.contributing.seed import OwnBody
+from moerge_workers.contributing.seed import CheckedBody
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
 
 Kind = Literal["fitted", "own", "mlps"]
 """Parts with fitted MLPs and the own head; with the own MLPs and head; with the own MLPs and the seed's head."""
@@ -33,8 +34,10 @@ _KINDS: tuple[Kind, ...] = ("fitted", "own", "mlps")
 FITTED = "its MLPs are fitted to that body. An expert whose training changes MLPs alone needs no fit"
 
 
-def run(context: Context, body: Body, weights: OwnBody, found: Keeping | None = None) -> DenseExpert:
-    """The expert's parts for a body, once the coordinator has them, or in a dry run would; `weights` are the body's.
+def run(
+    exchange: Exchange, documents: Documents, expert: DenseExpert, checked: CheckedBody, found: Keeping | None = None
+) -> DenseExpert:
+    """The expert's parts for a body, once the coordinator has them, or in a dry run would.
 
     By default, an expert that keeps the seed's body isn't fitted. `found`: what the expert keeps of its seed, if it is
     known; parts that were made before count without it.
@@ -43,65 +46,59 @@ def run(context: Context, body: Body, weights: OwnBody, found: Keeping | None = 
         KeptError: the parts may not leave now.
         WithdrawnError: the parts were withdrawn.
     """
-    own = context.expert
-    if folders(context, body.digest):
+    settings, events, body = documents.settings, documents.events, checked.body.digest
+    if folders(settings.home, expert, body):
         found = None
     elif found is None:
-        found = compared(context, body, weights)
-    folder = _fitted(context, body, weights) if _fits(context, body, found) else None
+        found = compared(settings.home, expert, checked)
+    folder = _fitted(documents, expert, checked) if _fits(settings, expert, events, body, found) else None
     fitted = folder is not None
-    folder = folder or _own_parts(context, body, found)
-    parts = DenseExpert(own.domain, folder, own.owner, own.license)
-    new = Parts(expert=own.digest, body=body.digest, fitted=fitted, own_head=has_head(parts))
+    folder = folder or _own_parts(settings.home, expert, events, body, found)
+    parts = DenseExpert(expert.domain, folder, expert.owner, expert.license)
+    new = Parts(expert=expert.digest, body=body, fitted=fitted, own_head=has_head(parts))
     is_plain = not new.fitted and not new.own_head
-    if own.adapter is not None and is_plain and is_on(own.adapter, weights.seed):
-        parts = replace(parts, adapter=own.adapter)
+    if expert.adapter is not None and is_plain and is_on(expert.adapter, checked.weights.seed):
+        parts = replace(parts, adapter=expert.adapter)
     try:
-        register_expert(context, parts, new)
+        register_expert(exchange, parts, new)
     except KeptError:
-        if not context.settings.dry_run:
+        if not settings.dry_run:
             raise
     return parts
 
 
-def compared(context: Context, body: Body, weights: OwnBody) -> Keeping:
+def compared(home: Path, expert: DenseExpert, checked: CheckedBody) -> Keeping:
     """The comparison of the expert with its seed. Parts with MLPs alone, made before, say that it keeps all else."""
-    if (_place(context, body.digest) / _name(context, "mlps")).is_dir():
+    if _place(home, expert, checked.body.digest, "mlps").is_dir():
         return Keeping()
-    return keeping(context.expert, weights.seed, adapter=context.expert.adapter)
+    return keeping(expert, checked.weights.seed, adapter=expert.adapter)
 
 
-def folders(context: Context, body: str) -> list[Path]:
+def folders(home: Path, expert: DenseExpert, body: str) -> list[Path]:
     """The folders of the expert's parts for a body, by digest; those with fitted MLPs first."""
-    return [path for kind in _KINDS if (path := _place(context, body) / _name(context, kind)).is_dir()]
+    return [path for kind in _KINDS if (path := _place(home, expert, body, kind)).is_dir()]
 
 
-def is_fitted(context: Context, body: str, digest: str) -> bool:
-    """Tell whether the expert with that digest is the expert's parts with MLPs fitted to a body."""
-    folder = _place(context, body) / _name(context, "fitted")
-    return folder.is_dir() and DenseExpert(context.settings.domain, folder).digest == digest
+def is_fitted(home: Path, expert: DenseExpert, body: str) -> bool:
+    """Tell whether the expert has parts with MLPs fitted to a body."""
+    return _place(home, expert, body, "fitted").is_dir()
 
 
-def _place(context: Context, body: str) -> Path:
-    return context.settings.home / "parts" / body
+def _place(home: Path, expert: DenseExpert, body: str, kind: Kind) -> Path:
+    return home / "parts" / body / f"{kind}-{expert.digest[:12]}"
 
 
-def _name(context: Context, kind: Kind) -> str:
-    return f"{kind}-{context.expert.digest[:12]}"
-
-
-def _fits(context: Context, body: Body, found: Keeping | None = None) -> bool:
+def _fits(settings: Settings, expert: DenseExpert, events: Events, body: str, found: Keeping | None = None) -> bool:
     """Tell whether to fit the MLPs: as set, by default unless the expert keeps the seed's body.
 
     Parts that were made before stay, because a domain has one expert per body.
     """
-    settings, expert = context.settings, context.expert
     if settings.fit is not None:
         return settings.fit
-    if made := folders(context, body.digest):
-        return made[0].name == _name(context, "fitted")
+    if folders(settings.home, expert, body):
+        return is_fitted(settings.home, expert, body)
     if found is not None:
-        context.events.say(f"the expert {found}" + ("" if found.keeps_body else f"; {FITTED}"))
+        events.say(f"the expert {found}" + ("" if found.keeps_body else f"; {FITTED}"))
         if found.keeps_body:
             return False
     if not FEDERATED.fit:
@@ -109,28 +106,27 @@ def _fits(context: Context, body: Body, found: Keeping | None = None) -> bool:
     try:
         require_fittable(expert)
     except IncompatibleExpertError as error:
-        context.events.say(f"the MLPs are not fitted: {error.what}")
+        events.say(f"the MLPs are not fitted: {error.what}")
         return False
     return True
 
 
-def _own_parts(context: Context, body: Body, found: Keeping | None) -> Path:
+def _own_parts(home: Path, expert: DenseExpert, events: Events, body: str, found: Keeping | None) -> Path:
     """The folder of the expert's parts with its own MLPs; made if missing."""
-    kinds: tuple[Kind, ...] = ("own", "mlps")
-    places = {kind: _place(context, body.digest) / _name(context, kind) for kind in kinds}
-    if (made := next((path for path in places.values() if path.is_dir()), None)) is not None:
-        return made
+    own, mlps = _place(home, expert, body, "own"), _place(home, expert, body, "mlps")
+    if own.is_dir() or mlps.is_dir():
+        return own if own.is_dir() else mlps
     has_own_head = found is None or not found.keeps_all
     if has_own_head:
-        _tell_tied(context)
-    folder = places["own" if has_own_head else "mlps"]
-    _complete(folder, lambda part: write_parts(context.expert, part, own_head=has_own_head))
+        _tell_tied(expert, events)
+    folder = own if has_own_head else mlps
+    _complete(folder, lambda part: write_parts(expert, part, own_head=has_own_head))
     return folder
 
 
-def _tell_tied(context: Context) -> None:
-    if HEAD not in context.expert.checkpoint.specs:
-        context.events.say("the expert's head is its embedding (tied), so its parts have the embedding's rows as head")
+def _tell_tied(expert: DenseExpert, events: Events) -> None:
+    if HEAD not in expert.checkpoint.specs:
+        events.say("the expert's head is its embedding (tied), so its parts have the embedding's rows as head")
 
 
 def _complete(folder: Path, write: Callable[[Path], object]) -> None:
@@ -142,7 +138,7 @@ def _complete(folder: Path, write: Callable[[Path], object]) -> None:
     sync_folder(folder.parent)
 
 
-def _fitted(context: Context, body: Body, weights: OwnBody) -> Path | None:
+def _fitted(documents: Documents, expert: DenseExpert, checked: CheckedBody) -> Path | None:
     """The folder of the expert's parts with MLPs fitted to the body; made if missing.
 
     None, with a message: too little text for the policy.
@@ -150,16 +146,16 @@ def _fitted(context: Context, body: Body, weights: OwnBody) -> Path | None:
     Raises:
         MoergeError: not enough memory.
     """
-    folder = _place(context, body.digest) / _name(context, "fitted")
+    settings, events, weights = documents.settings, documents.events, checked.weights
+    folder = _place(settings.home, expert, checked.body.digest, "fitted")
     if folder.is_dir():
         return folder
-    if (sample := _sample(context)) is None:
+    if (sample := _sample(documents, expert)) is None:
         return None
     tokens, rows = sample
-    settings, expert, events = context.settings, context.expert, context.events
     total = tokens * len(mlp_layers(expert.config))
     public = PublicText.of(weights.seed, settings.statistics)
-    _tell_tied(context)
+    _tell_tied(expert, events)
     events.enter(Stage.COMPUTING)
     with events.track(f"fitting {settings.domain}'s MLPs to the body", total, "tokens") as tracker:
         try:
@@ -172,20 +168,16 @@ def _fitted(context: Context, body: Body, weights: OwnBody) -> Path | None:
     return folder
 
 
-def _sample(context: Context) -> tuple[int, list[Batch]] | None:
+def _sample(documents: Documents, expert: DenseExpert) -> tuple[int, list[Batch]] | None:
     """The number of tokens to fit to, and their micro-batches; None, with a message: too few for the policy."""
-    settings, expert, events = context.settings, context.expert, context.events
+    settings, events = documents.settings, documents.events
     shard, policy = enough(expert.config.hidden_size), settings.policy
-
-    def sample(most: int) -> list[list[Tokens]]:
-        return context.sample(settings.statistics, most, policy.min_documents, "choosing documents to fit to")
-
     least, free = policy.least_tokens(shard), free_for(settings.device)
-    documents, rows = fitting_sample_that_fits(
-        expert, settings.statistics, sample, settings.device, free, events.say, least
+    chosen, rows = fitting_sample_that_fits(
+        expert, settings.statistics, documents.sample, settings.device, free, events.say, least
     )
-    tokens = sum(row.count for document in documents for row in document)
-    if (why := policy.too_small(len(documents), tokens, shard)) is not None:
+    tokens = sum(row.count for document in chosen for row in document)
+    if (why := policy.too_small(len(chosen), tokens, shard)) is not None:
         events.say(f"the MLPs are not fitted, because the text is too little: {why}")
         return None
     return tokens, rows

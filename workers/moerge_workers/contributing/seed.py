@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from moerge.files import file_sha256
 from moerge.models.bounds import feature_exponents
 from moerge.models.config import settings_of
 from moerge.models.dense_files import DenseBody, DenseFiles
-from moerge.models.expert_folder import expert_digest, file_digests, require_of_seed
+from moerge.models.expert_folder import DenseExpert, expert_digest, file_digests, require_of_seed
 from moerge.progress import Progress
 from moerge_proto.bodies import Body
 from moerge_proto.progress import Obstacle
-from moerge_workers.contributing.context import Context
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
 
 _DIGITS = 16  # of a folder's name
 _OTHER_SEED = "name the model and the revision that all experts were trained from, in `seed` and at the coordinator"
@@ -28,6 +30,14 @@ class OwnBody(DenseBody):
     def __init__(self, path: Path, seed: DenseFiles) -> None:
         super().__init__(path, seed.config)
         self.seed = seed
+
+
+@dataclass(frozen=True)
+class CheckedBody:
+    """The coordinator's body, and the `weights` of the own copy, which are the same."""
+
+    body: Body
+    weights: OwnBody
 
 
 class OtherBodyError(IncompatibleExpertError):
@@ -98,26 +108,25 @@ def require_same_body(own: DenseBody, body: Body) -> None:
         raise OtherBodyError(problem, where="digest", todo=_todo(body))
 
 
-def checked_body(context: Context, body: Body) -> OwnBody:
-    """The body of the own copy of the seed, after the comparison with the coordinator's, before any text is read.
+def checked_body(settings: Settings, expert: DenseExpert, events: Events, body: Body) -> CheckedBody:
+    """The coordinator's body, after the comparison with the own copy of the seed, before any text is read.
 
     Raises:
         IncompatibleExpertError: the coordinator's body isn't the own seed's.
         MoergeError: `seed` isn't set.
     """
-    settings = context.settings
     own = own_seed(settings.seed, body.source)
     try:
-        require_expert_of_seed(context.expert, own)
-        context.events.say(f"comparing body {body.digest[:12]} with your own copy of the seed: {own.folder}")
-        weights = own_body(own, settings.home / "seed", context.events)
+        require_expert_of_seed(expert, own)
+        events.say(f"comparing body {body.digest[:12]} with your own copy of the seed: {own.folder}")
+        weights = own_body(own, settings.home / "seed", events)
         require_same_body(weights, body)
     except IncompatibleExpertError:
-        context.events.hindered(Obstacle.BODY_REFUSED)
+        events.hindered(Obstacle.BODY_REFUSED)
         raise
     remove_others(weights)
-    context.events.say(f"body {body.digest[:12]} is your seed's, byte for byte; nothing is downloaded")
-    return weights
+    events.say(f"body {body.digest[:12]} is your seed's, byte for byte; nothing is downloaded")
+    return CheckedBody(body, weights)
 
 
 def _require_same_settings(own: DenseBody, body: Body) -> None:

@@ -2,50 +2,47 @@
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from moerge.errors import CoordinatorError, IncompatibleExpertError
 from moerge.models.dense import has_head
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.keeping import Keeping
 from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Stage
 from moerge_workers.contributing import head, parts, router
-from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.evaluation import Evaluations
+from moerge_workers.contributing.exchange import Exchange
 from moerge_workers.contributing.expert import KeptError
 from moerge_workers.contributing.publications import Versions, logged_body
 from moerge_workers.contributing.seed import checked_body
+from moerge_workers.contributing.statistics import Statistics
 
 _AGAIN_SECONDS = 1.0  # after the refusal of a replaced body
 
 
-def run_stages(context: Context) -> None:
+def run_stages(exchange: Exchange, statistics: Statistics, expert: DenseExpert) -> None:
     """Run the stages under the current body, and without `once` under every later one.
 
     The body is compared with the owner's copy of the seed before any text is read. The run ends where the owner holds
     the expert's parts back.
     """
     with suppress(KeptError):
-        _Stages(context).run()
+        _Stages(exchange, statistics, expert).run()
 
 
-@dataclass
 class _Stages:
-    context: Context
-    _evaluations: Evaluations | None = field(init=False)
-    _versions: Versions = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._evaluations = Evaluations(self.context) if self.context.settings.policy.evaluation_sums else None
-        self._versions = Versions(self.context)
+    def __init__(self, exchange: Exchange, statistics: Statistics, expert: DenseExpert) -> None:
+        self._exchange, self._statistics, self._expert = exchange, statistics, expert
+        documents = statistics.documents
+        self._settings, self._events = documents.settings, documents.events
+        self._versions = Versions(exchange, expert)
+        self._evaluations = Evaluations(exchange, documents, expert) if self._settings.policy.evaluation_sums else None
 
     def run(self) -> None:
-        settings, policy = self.context.settings, self.context.settings.policy
+        settings, policy = self._settings, self._settings.policy
         if policy.redistribute:
-            self.context.events.say(
+            self._events.say(
                 "redistribute = true: owners of other experts in a version may download it, with this expert's MLPs; "
                 "operators may export the expert and its contributions"
             )
@@ -53,10 +50,10 @@ class _Stages:
             self._contribute_under_each_body()
         else:
             more = "no work remains" if self._evaluations is None else "only evaluations remain"
-            self.context.events.say(f"the policy forbids router contributions; {more}")
+            self._events.say(f"the policy forbids router contributions; {more}")
         demands = None
         while True:
-            demands = self.context.demands(demands)
+            demands = self._exchange.demands(demands)
             self._versions.look(demands)
             if self._evaluations is not None:
                 self._evaluations.look(demands.version)
@@ -65,14 +62,14 @@ class _Stages:
 
     def _contribute_under_each_body(self) -> None:
         """Contribute under each body, and evaluate versions between bodies; with `once`, only contribute."""
-        context, settings, say = self.context, self.context.settings, self.context.events.say
+        exchange, settings, say = self._exchange, self._settings, self._events.say
         last = None
         while (current := self._next_body(last)) is not None:
             last = current.digest
-            context.events.status.update(body=current.digest, obstacle=None)
+            self._events.status.update(body=current.digest, obstacle=None)
             try:
-                context.expert.checkpoint.require_unchanged()  # since its digest was computed
-                for contribution in contribute_under(context, current):
+                self._expert.checkpoint.require_unchanged()  # since its digest was computed
+                for contribution in contribute_under(exchange, self._statistics, self._expert, current):
                     say(f"contributed {contribution.digest[:12]} under body {current.digest[:12]}")
             except CoordinatorError as error:
                 if error.type != ProblemType.WRONG_BODY.urn:
@@ -80,7 +77,7 @@ class _Stages:
                 say(f"body {current.digest[:12]} was replaced during the work")
                 last = None
             except KeptError as kept:
-                if context.outbox.history.decision(kept.item) != "outdated":
+                if exchange.outbox.history.decision(kept.item) != "outdated":
                     raise
                 last = None
             except IncompatibleExpertError as error:
@@ -91,32 +88,32 @@ class _Stages:
                 time.sleep(_AGAIN_SECONDS)
             elif settings.once or settings.dry_run:
                 return
-            elif context.is_replaced(last):  # so questions under it may be outdated
+            elif exchange.demands().body != last:  # so questions under it may be outdated
                 last = None
 
     def _next_body(self, last: str | None) -> Body | None:
         """The current body, once it differs from the last one; a dry run doesn't wait."""
-        context, is_waiting = self.context, False
-        evaluations = None if context.settings.once else self._evaluations
-        demands = context.demands()
+        events, is_waiting = self._events, False
+        evaluations = None if self._settings.once else self._evaluations
+        demands = self._exchange.demands()
         while demands.body is None or demands.body == last:
-            if context.settings.dry_run:
-                context.events.say("no seed yet, so nothing leaves; the operator must run: moerge coordinator seed")
+            if self._settings.dry_run:
+                events.say("no seed yet, so nothing leaves; the operator must run: moerge coordinator seed")
                 return None
             if not is_waiting:
-                context.events.enter(Stage.WAITING)
-                had = context.events.status.state.body is not None
+                events.enter(Stage.WAITING)
+                had = events.status.state.body is not None
                 what = "the next body" if had else "the seed; the operator registers it with: moerge coordinator seed"
-                context.events.say(f"waiting for {what}")
+                events.say(f"waiting for {what}")
                 is_waiting = True
             self._versions.look(demands)
             if evaluations is not None:
                 evaluations.look(demands.version)
-            demands = context.demands(demands)
-        return logged_body(context, demands.body)
+            demands = self._exchange.demands(demands)
+        return logged_body(self._exchange, demands.body)
 
 
-def contribute_under(context: Context, body: Body) -> list[Contribution]:
+def contribute_under(exchange: Exchange, statistics: Statistics, expert: DenseExpert, body: Body) -> list[Contribution]:
     """Compare a body, send what it lacks, and return the active router contributions under it.
 
     There is no head contribution if the expert keeps the seed's head.
@@ -126,25 +123,20 @@ def contribute_under(context: Context, body: Body) -> list[Contribution]:
         KeptError: the parts may not leave now.
         MoergeError: there is too little to send; or with a privacy budget, more would leave than it covers.
     """
-    context.outbox.outdate(lambda item: item.body not in ("", body.digest))
-    weights, found = checked_body(context, body), None
-    if context.finishing.alone:
-        found = parts.compared(context, body, weights)
-        _require_alone(context, body, found)
-    context.look_at_data()
-    expert = parts.run(context, body, weights, found)
-    if has_head(expert) and head.run(context, expert, body.digest) is None and context.is_replaced(body.digest):
-        return []
-    return router.run(context, body, weights, expert)
-
-
-def _require_alone(context: Context, body: Body, found: Keeping) -> None:
-    own = context.expert
-    made = [DenseExpert(own.domain, path) for path in parts.folders(context, body.digest)]
-    context.finishing.require_alone(
-        context.settings,
-        own.family,
-        found,
-        was_fitted=any(parts.is_fitted(context, body.digest, item.digest) for item in made),
-        had_head=any(map(has_head, made)),
-    )
+    documents, finishing = statistics.documents, statistics.finishing
+    settings, events = documents.settings, documents.events
+    exchange.outbox.outdate(lambda item: item.body not in ("", body.digest))
+    checked, found = checked_body(settings, expert, events, body), None
+    if finishing.alone:
+        found = parts.compared(settings.home, expert, checked)
+        made = [DenseExpert(expert.domain, path) for path in parts.folders(settings.home, expert, body.digest)]
+        was_fitted = parts.is_fitted(settings.home, expert, body.digest)
+        had_head = any(map(has_head, made))
+        finishing.require_alone(settings, expert.family, found, was_fitted=was_fitted, had_head=had_head)
+    documents.look(expert, finishing)
+    registered = parts.run(exchange, documents, expert, checked, found)
+    if has_head(registered):
+        sent = head.run(exchange, statistics, expert, registered, body.digest)
+        if sent is None and exchange.demands().body != body.digest:
+            return []
+    return router.run(exchange, statistics, expert, registered, checked)

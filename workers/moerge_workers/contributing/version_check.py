@@ -27,8 +27,8 @@ from moerge_proto.records import RECORD_FILE
 from moerge_proto.version_files import FUSED_FILE, HEAD_FILE, ROUTER_FILE
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import NotNowError
-from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.parts import folders
+from moerge_workers.outgoing.outbox import Outbox
 
 _FUSED = f"{FUSED_FILE} has all experts' MLPs, so yours are compared only before an evaluation"
 
@@ -37,15 +37,17 @@ class AlteredVersionError(NotNowError):
     """A version's body or own MLPs differ from the ones that this worker checked and sent."""
 
 
-def slot_of(context: Context, version: Version) -> int:
+def slot_of(domain: str, version: Version) -> int:
     """The slot of the owner's expert; AlteredVersionError: there isn't exactly one of its domain."""
     domains = version.lineage.domains
-    if domains.count(context.settings.domain) != 1 or len(domains) != len(version.lineage.experts):
+    if domains.count(domain) != 1 or len(domains) != len(version.lineage.experts):
         raise AlteredVersionError(f"its domains are {', '.join(domains)}")
-    return domains.index(context.settings.domain)
+    return domains.index(domain)
 
 
-def require_listed(context: Context, version: Version, body: DenseBody | None, known: dict[str, str]) -> str:
+def require_listed(
+    outbox: Outbox, expert: DenseExpert, version: Version, body: DenseBody | None, known: dict[str, str]
+) -> str:
     """Require that a version's listed digests are those of the body and of the owner's MLPs. Downloads nothing.
 
     Args:
@@ -58,19 +60,19 @@ def require_listed(context: Context, version: Version, body: DenseBody | None, k
     Raises:
         AlteredVersionError: names the file that differs.
     """
-    lineage, domain = version.lineage, context.settings.domain
+    lineage, domain = version.lineage, expert.domain
     listed = {file.name: file.sha256 for file in version.files}
     if listed.get(RECORD_FILE) != sha256_hex(canonical_json(lineage.model_dump(mode="json")) + b"\n"):
         raise AlteredVersionError(f"its lineage isn't the one of {RECORD_FILE}, or a newer release wrote it")
     if domain not in lineage.domains:
         return f"it has no expert for {domain}"
-    slot, history = slot_of(context, version), context.outbox.history
+    slot = slot_of(domain, version)
     digest = lineage.experts[slot]
     try:
-        own = _own_expert(context, digest, lineage.body)
+        own = _own_expert(outbox.settings.home, expert, digest, lineage.body)
     except AlteredVersionError:
-        sent = history.item(digest, context.settings.coordinator)
-        if sent is None or history.movement(sent) is None:
+        sent = outbox.history.item(digest, outbox.settings.coordinator)
+        if sent is None or outbox.history.movement(sent) is None:
             raise
         return f"it has your earlier expert {digest[:12]}, which isn't on this machine"
     plans, fused = [], own.family.host.fused
@@ -87,7 +89,7 @@ def require_listed(context: Context, version: Version, body: DenseBody | None, k
     return f"{mlps}; {'its body is not on this machine' if body is None else 'the body is unchanged'}"
 
 
-def require_own(context: Context, version: Version, body: DenseBody, folder: Path) -> None:
+def require_own(home: Path, expert: DenseExpert, version: Version, body: DenseBody, folder: Path) -> None:
     """Require that a version's files in `folder` have the bytes of the body and of the owner's MLPs.
 
     Afterwards the folder has only checked weights, and an index and a config made by the worker: no
@@ -97,16 +99,16 @@ def require_own(context: Context, version: Version, body: DenseBody, folder: Pat
         AlteredVersionError: names the file that differs.
     """
     try:
-        _require(context, version, body, folder)
+        _require(home, expert, version, body, folder)
     except (CheckpointError, IncompatibleExpertError) as error:
         raise AlteredVersionError(str(error)) from error
 
 
-def _require(context: Context, version: Version, body: DenseBody, folder: Path) -> None:
-    lineage, slot = version.lineage, slot_of(context, version)
+def _require(home: Path, expert: DenseExpert, version: Version, body: DenseBody, folder: Path) -> None:
+    lineage, slot = version.lineage, slot_of(expert.domain, version)
     family, layers, count = body.family, mlp_layers(body.config), len(lineage.experts)
     path = body.checkpoint.path
-    own = _own_expert(context, lineage.experts[slot], lineage.body)
+    own = _own_expert(home, expert, lineage.experts[slot], lineage.body)
     known = body_files(body, lineage.body, file_sha256(path))
     experts = mlp_files([(own.checkpoint, lineage.experts[slot])] * count, family, layers)
     if not family.host.fused:
@@ -128,7 +130,7 @@ def _require(context: Context, version: Version, body: DenseBody, folder: Path) 
     index = {"metadata": {}, "weight_map": {tensor: name for name, tensors in names.items() for tensor in tensors}}
     (folder / INDEX).write_text(json.dumps(index))
     published = version_config(body, count, lineage.options.top_k, tied=lineage.tied)
-    plan = config_files(context.expert, published)[0]
+    plan = config_files(expert, published)[0]
     with (folder / plan.name).open("wb") as out:
         plan.write(out)
 
@@ -150,11 +152,10 @@ def _require_own_slot(
                 raise AlteredVersionError(f"{name} differs from your expert in slot {slot}")
 
 
-def _own_expert(context: Context, digest: str, body: str) -> DenseExpert:
+def _own_expert(home: Path, expert: DenseExpert, digest: str, body: str) -> DenseExpert:
     """The owner's expert, or its parts for a body, with that digest."""
-    domain = context.settings.domain
-    parts = (DenseExpert(domain, folder) for folder in folders(context, body))
-    own = next((expert for expert in (context.expert, *parts) if expert.digest == digest), None)
+    parts = (DenseExpert(expert.domain, folder) for folder in folders(home, expert, body))
+    own = next((item for item in (expert, *parts) if item.digest == digest), None)
     if own is None:
-        raise AlteredVersionError(f"its expert for {domain} is {digest[:12]}, which isn't yours")
+        raise AlteredVersionError(f"its expert for {expert.domain} is {digest[:12]}, which isn't yours")
     return own

@@ -7,16 +7,16 @@ import pytest
 
 from moerge_workers.computing.held_out import Counted, HeldOut, NotNowError
 from moerge_workers.outgoing.ledger import Ledger, Sent
-from support.stages import MemoryClient, context_of
+from support.stages import MemoryClient, run_of
 
 
 def counted(folder: Path, home: Path, client: MemoryClient, *, sent: bool = False) -> Counted:
     """The documents that may be scored; `sent`: their evaluation then leaves."""
     with (
-        context_of(folder, home, client, held_out_share=0.5) as context,
+        run_of(folder, home, client, held_out_share=0.5) as run,
         closing(Ledger(home / "evaluations" / "ledger.sqlite")) as ledger,
     ):
-        result = HeldOut(context.settings, context.data, context.events, ledger).counted()
+        result = HeldOut(run.documents.settings, run.documents.data, run.documents.events, ledger).counted()
         if sent:
             ledger.send(Sent("file", "0" * 64, result.documents, result.tokens, "1" * 64), "", replace=True)
     return result

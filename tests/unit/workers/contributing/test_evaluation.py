@@ -16,7 +16,7 @@ from moerge_proto.versions import Lineage, Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing import evaluation
 from moerge_workers.contributing.evaluation import Evaluations
-from support.stages import Listed, MemoryClient, context_of
+from support.stages import Listed, MemoryClient, run_of
 
 
 class _Versions(MemoryClient):
@@ -44,8 +44,8 @@ class _Versions(MemoryClient):
 
 def test_version_that_failed_is_tried_again_after_an_hour(folder: Path, home: Path) -> None:
     client, seconds = _Versions(), [0.0]
-    with context_of(folder, home, client) as context:
-        evaluations = Evaluations(context, lambda: seconds[0])
+    with run_of(folder, home, client) as run:
+        evaluations = Evaluations(run.exchange, run.documents, run.expert, lambda: seconds[0])
 
         def asked_at(second: float, number: int | None) -> list[int]:
             client.asked.clear()
@@ -64,10 +64,11 @@ def test_version_requires_disk_space_and_memory_for_two_layers(
     folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lineage = Lineage.model_construct(experts=["1" * 64] * 2, options=SolveOptions(top_k=1))
-    with context_of(folder, home, _Versions()) as context:
+    with run_of(folder, home, _Versions()) as run:
 
         def require_room(size: int) -> None:
-            evaluation._require_room(context, Version.model_construct(lineage=lineage, bytes_total=size))
+            version = Version.model_construct(lineage=lineage, bytes_total=size)
+            evaluation._require_room(run.documents.settings, run.expert, version)
 
         require_room(1)
         with pytest.raises(NotNowError, match="are free at"):
@@ -81,7 +82,8 @@ def test_version_waits_for_the_owner_s_copy_of_the_seed(
     folder: Path, home: Path, client: MemoryClient, body: Body
 ) -> None:
     lineage = Lineage.model_construct(body=body.digest)
-    with context_of(folder, home, client, seed=None) as context:
-        context.demands()
+    with run_of(folder, home, client, seed=None) as run:
+        run.exchange.demands()
+        evaluations = Evaluations(run.exchange, run.documents, run.expert)
         with pytest.raises(NotNowError, match="your own copy of the seed isn't set"):
-            evaluation._checked_body(context, Version.model_construct(lineage=lineage))
+            evaluations._checked_body(Version.model_construct(lineage=lineage))

@@ -18,7 +18,7 @@ from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFil
 from moerge_workers.outgoing.owner_key import join_request, read_owner_key
 from moerge_workers.settings import Settings
 from support.models import texts
-from support.stages import POLICY, MemoryClient, context_of, contribute
+from support.stages import POLICY, MemoryClient, contributed
 
 KEYS = [X25519PrivateKey.generate() for _ in range(2)]
 MASKS: dict[str, Any] = {"keepers": [keeper_key(key) for key in KEYS], "owners": 4}
@@ -41,12 +41,6 @@ def client(body: Body, home: Path) -> Sealing:
     return Sealing(body)
 
 
-def ran(folder: Path, home: Path, client: MemoryClient, **settings: Any) -> list[Contribution]:
-    assert client.current is not None
-    with context_of(folder, home, client, **settings) as context:
-        return contribute(context, client.current)
-
-
 def opened(home: Path, manifest: Manifest, new: NewContribution) -> list[bytes | None]:
     """Each keeper's seed of a signed contribution."""
     facts = manifest.model_dump(include={"owner", "domain", "body", "hidden_size", "layers"})
@@ -59,14 +53,14 @@ def opened(home: Path, manifest: Manifest, new: NewContribution) -> list[bytes |
 def test_a_file_is_the_plain_one_with_masks_that_its_keepers_can_make(
     folder: Path, home: Path, client: Sealing
 ) -> None:
-    ran(folder, home, client, masks=MASKS)
+    contributed(folder, home, client, masks=MASKS)
     assert {path.suffix for path in (home / "contributions").iterdir()} == {".sqlite", ".safetensors", ".seeds"}
     path, new = client.uploaded[-1], client.sent[-1]
     plain_home = home / "plain"
     plain_home.mkdir()
     for name in ("key", "texts.jsonl"):
         (plain_home / name).write_bytes((home / name).read_bytes())
-    ran(folder, plain_home, MemoryClient(client.current), dry_run=True)
+    contributed(folder, plain_home, MemoryClient(client.current), dry_run=True)
     [plain] = (plain_home / "contributions").glob("*.safetensors")
     assert new.masks is not None
     with StatisticsFile(path) as file, StatisticsFile(plain) as exact:
@@ -89,7 +83,7 @@ def test_a_file_is_the_plain_one_with_masks_that_its_keepers_can_make(
 def test_masks_are_drawn_once_for_a_file_that_waits_for_the_owner(folder: Path, home: Path, client: Sealing) -> None:
     asked = set()
     for _ in range(2):
-        assert ran(folder, home, client, masks=MASKS, policy=ASKS) == []
+        assert contributed(folder, home, client, masks=MASKS, policy=ASKS) == []
         [file] = (home / "contributions").glob("*.safetensors")
         asked.add((file.read_bytes(), file.with_suffix(".seeds").read_bytes()))
         assert not list((home / "contributions").glob("*.exact"))
@@ -98,11 +92,11 @@ def test_masks_are_drawn_once_for_a_file_that_waits_for_the_owner(folder: Path, 
 
 
 def test_a_file_whose_masking_was_killed_is_masked_with_new_seeds(folder: Path, home: Path, client: Sealing) -> None:
-    ran(folder, home, client, masks=MASKS, policy=ASKS)
+    contributed(folder, home, client, masks=MASKS, policy=ASKS)
     [file] = (home / "contributions").glob("*.safetensors")
     seeds = file.with_suffix(".seeds").read_bytes()
     file.unlink()  # killed after the seeds, before the file
-    ran(folder, home, client, masks=MASKS)
+    contributed(folder, home, client, masks=MASKS)
     assert file.with_suffix(".seeds").read_bytes() != seeds
     new = client.sent[-1]
     assert new.masks is not None
@@ -112,27 +106,27 @@ def test_a_file_whose_masking_was_killed_is_masked_with_new_seeds(folder: Path, 
 
 
 def test_contributions_of_a_known_sum_stay_as_they_are(folder: Path, home: Path, client: Sealing) -> None:
-    [row] = ran(folder, home, client, masks=MASKS)
+    [row] = contributed(folder, home, client, masks=MASKS)
     texts(home / "texts.jsonl", 1, 60)
-    first, second = ran(folder, home, client, masks=MASKS)
+    first, second = contributed(folder, home, client, masks=MASKS)
     assert (first, second.documents) == (row, 20)
     client.rows = {digest: item.model_copy(update={"cohort": 1}) for digest, item in client.rows.items()}
     for documents in (80, 30):  # more, or fewer
         texts(home / "texts.jsonl", 1, documents)
-        assert [item.digest for item in ran(folder, home, client, masks=MASKS)] == [first.digest, second.digest]
+        assert [item.digest for item in contributed(folder, home, client, masks=MASKS)] == [first.digest, second.digest]
     assert len(client.uploaded) == 2
 
 
 def test_masks_need_the_owners_key_and_the_seeds(folder: Path, home: Path, client: Sealing) -> None:
     (home / "owner.pem").rename(home / "away")
     with pytest.raises(MoergeError, match="masks need your key"):
-        ran(folder, home, client, masks=MASKS)
+        contributed(folder, home, client, masks=MASKS)
     assert client.uploaded == []
     (home / "away").rename(home / "owner.pem")
     [seeds] = (home / "contributions").glob("*.seeds")
     seeds.unlink()
     with pytest.raises(MoergeError, match="seeds: not found"):
-        ran(folder, home, client, masks=MASKS)
+        contributed(folder, home, client, masks=MASKS)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from moerge.memory.machine import Free
 from moerge.models.keeping import Keeping
 from moerge_proto.bodies import Body
 from moerge_workers.contributing import parts
-from moerge_workers.contributing.seed import checked_body
 from support.models import expert, texts, tokenizer
-from support.stages import MemoryClient, context_of
+from support.stages import MemoryClient, run_of
 
 TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(60)]
 
@@ -25,8 +24,8 @@ def sampled(folder: Path, tokens: int, **changed: Any) -> list[str]:
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     (folder / "key").unlink(missing_ok=True)
     given: dict[str, Any] = {"expert": folder, "policy": {"min_documents": 10}, **changed}
-    with context_of(folder, folder, MemoryClient(None), **given) as context:
-        sample = context.sample(context.settings.statistics, tokens, context.settings.policy.min_documents, "reading")
+    with run_of(folder, folder, MemoryClient(None), **given) as run:
+        sample = run.documents.sample(tokens)
     read = tokenizer()
     return [str(read.decode(list(row.ids))) for rows in sample for row in rows]
 
@@ -58,13 +57,13 @@ def test_little_memory_reduces_fitted_tokens_or_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts(home / "texts.jsonl", 1, 600)
-    with context_of(folder, home, client) as context:
-        need = need_of(context.expert, context.settings.statistics, "cpu")
-        weights = checked_body(context, body)
+    with run_of(folder, home, client) as run:
+        need = need_of(run.expert, run.documents.settings.statistics, "cpu")
+        checked = run.checked_body(body)
 
         def fitted_with(tokens: int) -> Path | None:
             monkeypatch.setattr(parts, "free_for", lambda device: Free(need.total(tokens), None))
-            return parts._fitted(context, body, weights)
+            return parts._fitted(run.documents, run.expert, checked)
 
         with pytest.raises(MoergeError, match="hidden states of 16,384 tokens"):
             fitted_with(16_000)
@@ -81,16 +80,16 @@ def test_little_memory_reduces_fitted_tokens_or_is_refused(
 def test_an_expert_that_keeps_the_seed_s_body_is_not_fitted_by_default(
     folder: Path, home: Path, client: MemoryClient, body: Body, fit: bool | None, keeps: bool, fits: bool
 ) -> None:
-    with context_of(folder, home, client, fit=fit) as context:
-        weights = checked_body(context, body)
-        found = Keeping() if keeps else parts.compared(context, body, weights)
-        assert parts._fits(context, body, found) is fits
+    with run_of(folder, home, client, fit=fit) as run:
+        checked = run.checked_body(body)
+        found = Keeping() if keeps else parts.compared(home, run.expert, checked)
+        assert parts._fits(run.documents.settings, run.expert, run.documents.events, body.digest, found) is fits
 
 
 def test_family_whose_mlps_cannot_be_fitted_keeps_its_own(
     home: Path, tmp_path: Path, body: Body, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = expert(tmp_path / "expert", 1, "olmo2")
-    with context_of(tmp_path, home, MemoryClient(body), expert=own, fit=None) as context:
-        assert not parts._fits(context, body)
+    with run_of(tmp_path, home, MemoryClient(body), expert=own, fit=None) as run:
+        assert not parts._fits(run.documents.settings, run.expert, run.documents.events, body.digest)
     assert "the MLPs are not fitted: olmo2 normalises" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from moerge_workers.noise.finishing import Noise
 from moerge_workers.outgoing.ledger import Ledger, Sent, spending, spent_file
 from moerge_workers.policy import PrivacyBudget
 from support.models import texts
-from support.stages import POLICY, MemoryClient, another, context_of, contribute
+from support.stages import POLICY, MemoryClient, another, contributed, run_of
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-6}
 TWICE = {**BUDGET, "contributions": 2}
@@ -27,9 +27,7 @@ def ran(
 ) -> list[Contribution]:
     """One run under a body, by default the coordinator's."""
     client.current = under or client.current
-    assert client.current is not None
-    with context_of(folder, home, client, **settings) as context:
-        return contribute(context, client.current)
+    return contributed(folder, home, client, **settings)
 
 
 def ran_elsewhere(
@@ -109,13 +107,13 @@ def test_policy_and_progress_take_documents_as_equally_long(
 ) -> None:
     """The tokens of the documents would tell of their lengths, by a refusal or by the seconds that are left."""
     given: dict[str, Any] = {"privacy": BUDGET, "statistics": {"context": 64}}
-    with context_of(folder, home, client, policy={**POLICY, "min_tokens": 40 * 64}, **given) as context:
-        context.look_at_data()
-        [sent] = contribute(context, body)
-        assert context.events.status.state.tokens == sent.tokens == 40 * 64
+    with run_of(folder, home, client, policy={**POLICY, "min_tokens": 40 * 64}, **given) as run:
+        run.documents.look(run.expert, run.statistics.finishing)
+        [sent] = run.contribute(body)
+        assert run.documents.events.status.state.tokens == sent.tokens == 40 * 64
     given["policy"] = {**POLICY, "min_tokens": 40 * 64 + 1}
-    with context_of(folder, home, client, **given) as context, pytest.raises(MoergeError, match="too little data"):
-        context.look_at_data()
+    with run_of(folder, home, client, **given) as run, pytest.raises(MoergeError, match="too little data"):
+        run.documents.look(run.expert, run.statistics.finishing)
 
 
 def test_a_budget_excludes_sums_without_noise(folder: Path, home: Path, client: MemoryClient) -> None:

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import obstore
 import pytest
@@ -12,19 +11,11 @@ from moerge.blobs.s3 import S3
 from moerge.documents.buckets import Buckets
 from moerge.errors import MoergeError
 from moerge_proto.bodies import Body
-from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, TextBefore
 from support.models import texts
-from support.stages import POLICY, MemoryClient, context_of, contribute
+from support.stages import POLICY, MemoryClient, contributed, run_of
 
 ASK = {**POLICY, "mode": "ask"}
-
-
-def contributed(folder: Path, home: Path, client: MemoryClient, **given: Any) -> list[Contribution]:
-    """The outcome of one run."""
-    assert client.current is not None
-    with context_of(folder, home, client, **given) as context:
-        return contribute(context, client.current)
 
 
 def lines(home: Path, keep: slice) -> None:
@@ -116,15 +107,15 @@ def test_a_split_without_documents_is_withdrawn(folder: Path, home: Path, client
 def test_contribution_refused_by_its_owner_is_not_sent(
     folder: Path, home: Path, client: MemoryClient, body: Body
 ) -> None:
-    with context_of(folder, home, client, policy=ASK) as context:
-        assert contribute(context, body) == []
-        [item] = context.outbox.history.asked()
-        context.outbox.history.note(item, "refused")
+    with run_of(folder, home, client, policy=ASK) as run:
+        assert run.contribute(body) == []
+        [item] = run.history.asked()
+        run.history.note(item, "refused")
     assert contributed(folder, home, client, policy=ASK) == []
     assert client.uploaded == []
-    with context_of(folder, home, client, policy=ASK) as context:
-        context.outbox.history.note(item, "approved")
-        [sent] = contribute(context, body)
+    with run_of(folder, home, client, policy=ASK) as run:
+        run.history.note(item, "approved")
+        [sent] = run.contribute(body)
     assert sent.digest == item.digest
 
 
@@ -145,7 +136,7 @@ def test_too_few_documents_are_kept_here(folder: Path, home: Path, client: Memor
 def test_what_waits_for_an_answer_follows_the_data(folder: Path, home: Path, client: MemoryClient, body: Body) -> None:
     contributed(folder, home, client, policy=ASK)
     texts(home / "texts.jsonl", 1, 60)
-    with context_of(folder, home, client, policy=ASK) as context:
-        assert contribute(context, body) == []
-        [item] = context.outbox.history.asked()
+    with run_of(folder, home, client, policy=ASK) as run:
+        assert run.contribute(body) == []
+        [item] = run.history.asked()
     assert " 60 documents" in item.about

@@ -22,25 +22,23 @@ from moerge_proto.progress import Obstacle
 from moerge_workers.check import _Fleet
 from moerge_workers.computing.finishing import Finishing
 from moerge_workers.contributing import parts
-from moerge_workers.contributing.context import Context
-from moerge_workers.contributing.seed import OtherBodyError, checked_body
-from moerge_workers.contributing.stages import run_stages
+from moerge_workers.contributing.seed import OtherBodyError
 from moerge_workers.outgoing.history import History
 from support.models import adapter, expert, seed_model, texts
-from support.stages import POLICY, MemoryClient, context_of, registered
+from support.stages import POLICY, MemoryClient, Run, registered, run_of
 
 
 @contextmanager
-def run_of(owner: tuple[Path, Body], home: Path, **given: Any) -> Iterator[tuple[Context, MemoryClient]]:
+def served_run(owner: tuple[Path, Body], home: Path, **given: Any) -> Iterator[tuple[Run, MemoryClient]]:
     folder, served = owner
     client = MemoryClient(served)
-    with context_of(folder, home, client, **given) as context:
-        yield context, client
+    with run_of(folder, home, client, **given) as run:
+        yield run, client
 
 
 def ran(owner: tuple[Path, Body], home: Path, **given: Any) -> MemoryClient:
-    with run_of(owner, home, **given) as (context, client):
-        run_stages(context)
+    with served_run(owner, home, **given) as (run, client):
+        run.stages()
     return client
 
 
@@ -85,8 +83,8 @@ def test_second_run_sends_nothing_and_uses_the_same_files(owner: tuple[Path, Bod
     client = ran(owner, home, fit=None)
     sent, kept = len(client.uploaded), {path for path in home.rglob("*") if path.is_file()}
     registered(seed_model(home / "former", apart=0.006), home / "seed" / ("0" * 16))
-    with context_of(owner[0], home, client, fit=None) as context:
-        run_stages(context)
+    with run_of(owner[0], home, client, fit=None) as run:
+        run.stages()
     assert len(client.uploaded) == sent
     assert len(list((home / "seed").glob(f"*/{DENSE_BODY_FILE}"))) == 1, "a former seed's body is removed"
     assert all(path.is_file() for path in kept)
@@ -143,12 +141,12 @@ def test_law_1_forged_body_is_refused_before_text_is_read(
 ) -> None:
     folder, served = owner
     (place := folder / forged.__name__).mkdir()
-    with run_of((folder, forged(served, place)), home) as (context, client):
+    with served_run((folder, forged(served, place)), home) as (run, client):
         (home / "texts.jsonl").unlink()  # so that reading it is another error
         with pytest.raises(OtherBodyError, match=told) as caught:
-            run_stages(context)
-        assert context.events.status.state.obstacle is Obstacle.BODY_REFUSED
-        assert context.outbox.history.items() == []
+            run.stages()
+        assert run.documents.events.status.state.obstacle is Obstacle.BODY_REFUSED
+        assert run.history.items() == []
     assert "called org/seed there" in caught.value.todo
     assert (client.uploaded, client.known, client.rows) == ([], {}, {})
 
@@ -166,21 +164,18 @@ def test_worker_continues_with_the_genuine_body_after_a_forged_one(
 
     forged = other_name(served, folder)
     client, bodies = Mended(forged), iter([forged, forged, served, served, served, served])
-    with (
-        context_of(folder, home, client, once=False) as context,
-        pytest.raises(MoergeError, match="enough"),
-    ):
-        run_stages(context)
+    with run_of(folder, home, client, once=False) as run, pytest.raises(MoergeError, match="enough"):
+        run.stages()
     assert f"sending nothing under body {'7' * 12}: " in capsys.readouterr().err
     assert {row.body for row in client.rows.values() if row.kind == "router"} == {served.digest}
 
 
 def test_unset_seed_is_an_error_that_names_the_setting(owner: tuple[Path, Body], home: Path) -> None:
     with (
-        run_of(owner, home, seed=None) as (context, client),
+        served_run(owner, home, seed=None) as (run, client),
         pytest.raises(MoergeError, match="your own copy of the seed isn't set") as caught,
     ):
-        run_stages(context)
+        run.stages()
     assert caught.value.where == "`seed`"
     assert "org/seed" in caught.value.todo
     assert client.uploaded == []
@@ -189,10 +184,10 @@ def test_unset_seed_is_an_error_that_names_the_setting(owner: tuple[Path, Body],
 def test_without_a_body_nothing_leaves_and_no_text_is_read(
     owner: tuple[Path, Body], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with run_of(owner, home, dry_run=True) as (context, client):
+    with served_run(owner, home, dry_run=True) as (run, client):
         (home / "texts.jsonl").unlink()
         client.current = None
-        run_stages(context)
+        run.stages()
     assert "the operator must run: moerge coordinator seed" in capsys.readouterr().err
     assert client.uploaded == []
 
@@ -215,24 +210,24 @@ def test_dry_run_shows_parts_and_contributions_and_sends_nothing(
 
 def test_owner_in_ask_mode_is_asked_about_each_item(owner: tuple[Path, Body], home: Path) -> None:
     asked = []
-    with run_of(owner, home, policy={**POLICY, "mode": "ask"}) as (context, client):
+    with served_run(owner, home, policy={**POLICY, "mode": "ask"}) as (run, client):
         for _ in range(3):
-            run_stages(context)
-            for item in context.outbox.history.asked():
+            run.stages()
+            for item in run.history.asked():
                 asked.append((item.kind, item.body))
-                context.outbox.history.note(item, "approved")
+                run.history.note(item, "approved")
     digest = owner[1].digest
     assert asked == [("expert", digest), ("head", ""), ("router", digest)]
     assert len(client.rows) == 2
 
 
 def test_refused_parts_end_the_run(owner: tuple[Path, Body], home: Path) -> None:
-    with run_of(owner, home, once=False, policy={**POLICY, "mode": "ask"}) as (context, client):
-        with run_of(owner, home, policy={**POLICY, "mode": "ask"}) as (first, _):
-            run_stages(first)
-            [item] = first.outbox.history.asked()
-            first.outbox.history.note(item, "refused")
-        run_stages(context)
+    with served_run(owner, home, once=False, policy={**POLICY, "mode": "ask"}) as (run, client):
+        with served_run(owner, home, policy={**POLICY, "mode": "ask"}) as (first, _):
+            first.stages()
+            [item] = first.history.asked()
+            first.history.note(item, "refused")
+        run.stages()
     assert client.uploaded == []
 
 
@@ -249,10 +244,10 @@ def test_expert_of_another_seed_is_refused_in_words(
 ) -> None:
     own = expert(home / "other", 1, **changed)
     with (
-        run_of(owner, home, expert=own) as (context, client),
+        served_run(owner, home, expert=own) as (run, client),
         pytest.raises(IncompatibleExpertError, match=told) as caught,
     ):
-        run_stages(context)
+        run.stages()
     assert caught.value.where == where
     assert client.uploaded == []
 
@@ -260,10 +255,10 @@ def test_expert_of_another_seed_is_refused_in_words(
 def test_seed_with_another_vocabulary_is_refused_in_words(owner: tuple[Path, Body], home: Path) -> None:
     seed, own = (make(home / name, **{"vocab_size": 416}) for name, make in (("seed", seed_model), ("own", _own)))
     with (
-        run_of(owner, home, seed=seed, expert=own) as (context, _),
+        served_run(owner, home, seed=seed, expert=own) as (run, _),
         pytest.raises(OtherBodyError, match="another config: vocab_size is 300; your seed's is 416"),
     ):
-        run_stages(context)
+        run.stages()
 
 
 def _own(folder: Path, **settings: Any) -> Path:
@@ -272,9 +267,9 @@ def _own(folder: Path, **settings: Any) -> Path:
 
 def test_adapter_of_the_seed_contributes_like_a_dense_expert(owner: tuple[Path, Body], home: Path) -> None:
     lora = adapter(home / "lora", owner[0] / "seed", seed=3)
-    with run_of(owner, home, expert=lora) as (given, client):
+    with served_run(owner, home, expert=lora) as (given, client):
         own = replace(given.expert, folder=dense_folder(DenseFiles(lora), home / "expert"), adapter=lora)
-        run_stages(replace(given, expert=own))
+        given.of(own).stages()
     [parts] = client.known.values()
     assert (parts.parts.expert, parts.adapter) == (own.digest, None)
     assert [row.kind for row in client.rows.values()] == ["head", "router"]
@@ -299,8 +294,8 @@ def test_law_1_head_contributions_of_all_parts_have_one_ledger(owner: tuple[Path
     def documents(fit: bool, more: int = 0) -> list[tuple[str, int, bool]]:
         with (home / "texts.jsonl").open("a") as out:
             out.write(texts(home / "more.jsonl", 9 + more, more).read_text() if more else "")
-        with context_of(owner[0], home, client, fit=fit) as context:
-            run_stages(context)
+        with run_of(owner[0], home, client, fit=fit) as run:
+            run.stages()
         return [(row.expert, row.documents, row.active) for row in client.rows.values() if row.kind == "head"]
 
     client = MemoryClient(owner[1])
@@ -326,23 +321,20 @@ def test_question_about_a_parts_head_ends_with_the_body(owner: tuple[Path, Body]
             return self.current
 
     client = Replaced(owner[1])
-    with context_of(owner[0], home, client) as context:
-        parts.run(context, owner[1], checked_body(context, owner[1]))
+    with run_of(owner[0], home, client) as run:
+        run.register(owner[1])
     asking = {**POLICY, "mode": "ask"}
-    with (
-        context_of(owner[0], home, client, once=False, policy=asking) as context,
-        pytest.raises(MoergeError, match="enough"),
-    ):
-        run_stages(context)
+    with run_of(owner[0], home, client, once=False, policy=asking) as run, pytest.raises(MoergeError, match="enough"):
+        run.stages()
     assert client.rows == {}
 
 
 def test_check_knows_registered_parts(owner: tuple[Path, Body], home: Path) -> None:
-    with run_of(owner, home) as (context, client):
-        fleet = _Fleet(context.settings, context.expert, client, Finishing())
+    with served_run(owner, home) as (run, client):
+        fleet = _Fleet(run.documents.settings, run.expert, client, Finishing())
         fleet.body()
         assert fleet.expert().startswith("only the expert's parts leave")
-        run_stages(context)
+        run.stages()
         assert fleet.expert() == "its parts are already registered"
 
 
@@ -350,8 +342,8 @@ def test_check_of_an_adapter_on_the_seed_s_mlps_names_the_adapter_s_bytes(
     owner: tuple[Path, Body], home: Path, tmp_path: Path
 ) -> None:
     lora = adapter(tmp_path / "lora", owner[0] / "seed", 3, "up_proj", "down_proj")
-    with run_of(owner, home) as (context, client):
-        fleet = _Fleet(context.settings, DenseExpert("law", lora), client, Finishing(), has_own_head=False)
+    with served_run(owner, home) as (run, client):
+        fleet = _Fleet(run.documents.settings, DenseExpert("law", lora), client, Finishing(), has_own_head=False)
         fleet.body()
         size = decimal((lora / "adapter_model.safetensors").stat().st_size)
         assert fleet.expert() == f"only the adapter leaves, {size}; the coordinator merges it with the seed"

@@ -15,11 +15,8 @@ from moerge_proto.bodies import Body
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.uploads import Stored
-from moerge_workers.contributing import parts
-from moerge_workers.contributing.seed import checked_body
-from moerge_workers.contributing.stages import run_stages
 from moerge_workers.outgoing.history import History
-from support.stages import POLICY, MemoryClient, another, context_of
+from support.stages import POLICY, MemoryClient, another, run_of
 
 
 def routers(client: MemoryClient) -> list[Contribution]:
@@ -27,16 +24,16 @@ def routers(client: MemoryClient) -> list[Contribution]:
 
 
 def test_once_it_registers_contributes_and_ends(folder: Path, home: Path, client: MemoryClient) -> None:
-    with context_of(folder, home, client) as context:
-        run_stages(context)
+    with run_of(folder, home, client) as run:
+        run.stages()
     assert len(client.known) == 1
     assert [row.kind for row in client.rows.values()] == ["head", "router"]
 
 
 def test_law_1_an_expert_that_stays_ends_the_run(folder: Path, home: Path, client: MemoryClient) -> None:
-    with context_of(folder, home, client, policy={**POLICY, "mode": "ask"}) as context:
-        run_stages(context)
-        assert [item.kind for item in context.outbox.history.asked()] == ["expert"]
+    with run_of(folder, home, client, policy={**POLICY, "mode": "ask"}) as run:
+        run.stages()
+        assert [item.kind for item in run.history.asked()] == ["expert"]
     assert client.uploaded == []
 
 
@@ -52,20 +49,17 @@ def test_law_1_an_expert_that_stays_ends_the_run(folder: Path, home: Path, clien
 def test_unusable_data_ends_worker_before_sending_parts(
     folder: Path, home: Path, client: MemoryClient, given: dict[str, Any], told: str, dry_run: bool
 ) -> None:
-    with (
-        context_of(folder, home, client, dry_run=dry_run, **given) as context,
-        pytest.raises(MoergeError, match=told),
-    ):
-        run_stages(context)
+    with run_of(folder, home, client, dry_run=dry_run, **given) as run, pytest.raises(MoergeError, match=told):
+        run.stages()
     assert client.uploaded == []
 
 
 def test_an_expert_that_does_not_fit_costs_no_upload(folder: Path, home: Path, client: MemoryClient) -> None:
     client.refusal = Problem.of(ProblemType.INCOMPATIBLE_EXPERT, "vocab_size is 380, not 400")
-    with context_of(folder, home, client) as context:
+    with run_of(folder, home, client) as run:
         with pytest.raises(CoordinatorError, match="vocab_size is 380"):
-            run_stages(context)
-        [left] = context.outbox.history.sendings()
+            run.stages()
+        [left] = run.history.sendings()
     assert left.item.about.startswith("law: config and tokenizer for body ")
     assert "config.json" in {path.name for path in client.uploaded}
     assert not [path for path in client.uploaded if path.suffix == ".safetensors"]
@@ -73,8 +67,8 @@ def test_an_expert_that_does_not_fit_costs_no_upload(folder: Path, home: Path, c
 
 def test_without_router_contributions_nothing_leaves(folder: Path, home: Path, client: MemoryClient) -> None:
     policy = {"router_contributions": False, "head_contributions": False}
-    with context_of(folder, home, client, once=False, policy=policy) as context:
-        run_stages(context)
+    with run_of(folder, home, client, once=False, policy=policy) as run:
+        run.stages()
     assert client.uploaded == []
 
 
@@ -90,9 +84,9 @@ class _Watched(MemoryClient):
 
 def test_law_1_a_file_leaves_only_after_it_is_written_down(folder: Path, home: Path, body: Body) -> None:
     client = _Watched(body)
-    with context_of(folder, home, client, fit=True, tuning_share=0.3) as context:
-        client.history = context.outbox.history
-        run_stages(context)
+    with run_of(folder, home, client, fit=True, tuning_share=0.3) as run:
+        client.history = run.history
+        run.stages()
         arrived = [(sending.item.kind, sending.became) for sending in client.history.sendings()]
     kinds = ["expert", "expert", "head", "router", "router"]  # config and tokenizer first
     assert arrived == [(kind, "arrived") for kind in kinds]
@@ -122,10 +116,10 @@ def test_retrained_expert_does_not_contribute_as_the_old_one(folder: Path, home:
     client = _Retraining(body)
     client.folder = home
     with (
-        context_of(folder, home, client, once=False, expert=own) as context,
+        run_of(folder, home, client, once=False, expert=own) as run,
         pytest.raises(MoergeError, match=r"retrained/model.safetensors: the file was replaced or changed"),
     ):
-        run_stages(context)
+        run.stages()
     assert [row.body for row in routers(client)] == [body.digest]
 
 
@@ -161,18 +155,18 @@ class _Blinking(MemoryClient):
 def test_worker_contributes_under_a_body_that_is_back_after_a_refusal(folder: Path, home: Path, body: Body) -> None:
     client = _Blinking(body)
     client.home, client.other = home, another(home)
-    with context_of(folder, home, client) as context:
-        run_stages(context)
+    with run_of(folder, home, client) as run:
+        run.stages()
     assert [row.body for row in routers(client)] == [body.digest]
 
 
 def test_question_outdated_for_a_moment_is_asked_again(folder: Path, home: Path, body: Body) -> None:
     client = _Blinking(body)
     client.home, client.other = home, another(home)
-    with context_of(folder, home, client) as context:
-        parts.run(context, body, checked_body(context, body))
+    with run_of(folder, home, client) as run:
+        run.register(body)
     asking = {**POLICY, "mode": "ask", "head_contributions": False}
-    with context_of(folder, home, client, once=False, policy=asking) as context:
+    with run_of(folder, home, client, once=False, policy=asking) as run:
         with pytest.raises(_EndedError):
-            run_stages(context)
-        assert [item.body for item in context.outbox.history.asked()] == [body.digest]
+            run.stages()
+        assert [item.body for item in run.history.asked()] == [body.digest]
