@@ -24,7 +24,6 @@ from moerge_coordinator.domain.demands import demands as all_demands
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.tokens import LastUses
 from moerge_coordinator.domain.uploads import Uploads
-from moerge_coordinator.masks import seals
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.operation.preflight import LOCK
 from moerge_coordinator.rest import errors, openapi
@@ -33,26 +32,10 @@ from moerge_coordinator.rest.demands import Waits
 from moerge_coordinator.rest.gauges import add_gauges
 from moerge_coordinator.rest.limits import Bodies
 from moerge_coordinator.rest.request_log import Calls
-from moerge_coordinator.rest.routes import (
-    aliases,
-    audit,
-    bodies,
-    contributions,
-    demands,
-    evaluations,
-    experts,
-    operation,
-    owners,
-    progress,
-    public_log,
-    tokens,
-    uploads,
-    version_keys,
-    versions,
-    workflows,
-)
+from moerge_coordinator.rest.routes import ROUTERS, operation
 from moerge_coordinator.rest.state import State, Traffic
 from moerge_coordinator.settings import Settings
+from moerge_coordinator.sides import sides
 from moerge_coordinator.storage.database import open_database, utc_now
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.references import collect
@@ -187,11 +170,8 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     errors.install(app)
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
-    for module in (
-        owners, tokens, uploads, experts, bodies, contributions, versions, evaluations, aliases,
-        workflows, progress, demands, audit, public_log, version_keys,
-    ):  # fmt: skip
-        api.include_router(module.router)
+    for router in ROUTERS:
+        api.include_router(router)
     app.include_router(api)
     app.include_router(operation.router)
     app.mount(HOME, make_dashboard(app))
@@ -206,13 +186,16 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
     notices = frozenset(() if settings.webhook is None else settings.webhook.events)
     database = open_database(settings.database, clock, metrics.count_transaction, notices)
     blobs, chunks = stores(settings)
+    rules = dict(contribution_rules.RULES)
+    for side in sides():
+        rules |= side.rules
     ports = Ports(
         settings=settings,
         database=database,
         blobs=blobs,
         folders=Folders(database, blobs, settings.home),
         uploads=Uploads(database, blobs, chunks, settings),
-        rules={**contribution_rules.RULES, **seals.RULES},
+        rules=rules,
     )
     experts: dict[int, list[str]] = {}
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from moerge.progress import progress
 from moerge.terminal import AsJson, echo, output, show_json
-from moerge_coordinator.masks.commands import cohort, unmask
+from moerge_coordinator.sides import COMMANDS
 from moerge_proto.messages import UNKNOWN
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_signatures import fingerprint
@@ -244,7 +244,7 @@ def inputs(
         raise typer.Exit(1)
 
 
-for _command in (cohort, unmask):
+for _command in COMMANDS:
     app.command()(_command)
 
 
