@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 
@@ -40,7 +40,6 @@ from moerge_coordinator.storage.database import open_database, utc_now
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.references import collect
 from moerge_coordinator.storage.stores import stores
-from moerge_coordinator.webhooks import sending
 from moerge_coordinator.workflows.leader import Leader, beside_others
 from moerge_coordinator.workflows.runner import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_coordinator.workflows.serialization import refuse_pickle
@@ -124,6 +123,7 @@ async def _every(seconds: float, work: Callable[[], None]) -> None:
 
 def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable[[], datetime] = utc_now) -> FastAPI:
     """The coordinator as an ASGI app. Its lifespan runs the durable workflows; hold `only_one` around it."""
+    rooms = sides()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -145,7 +145,9 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
             asyncio.create_task(state.waits.follow(lambda: state.traffic.stopping)),
         ]
         try:
-            with workflows_run(state), sending(settings.webhook, state.database, lambda: state.traffic.leading):
+            with workflows_run(state), ExitStack() as stack:
+                for side in rooms:
+                    stack.enter_context(side.running(state))
                 if not isinstance(settings.database, str):
                     await asyncio.to_thread(state.workflows.resume)
                 tasks.append(asyncio.create_task(_every(_SWEEP_SECONDS, forget)))
@@ -182,12 +184,12 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
 
 def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callable[[], datetime] = utc_now) -> State:
     """The state, with the database and stores of the settings opened."""
-    metrics = Metrics()
-    notices = frozenset(() if settings.webhook is None else settings.webhook.events)
+    metrics, rooms = Metrics(), sides()
+    notices = frozenset(event for side in rooms for event in side.events(settings))
     database = open_database(settings.database, clock, metrics.count_transaction, notices)
     blobs, chunks = stores(settings)
     rules = dict(contribution_rules.RULES)
-    for side in sides():
+    for side in rooms:
         rules |= side.rules
     ports = Ports(
         settings=settings,

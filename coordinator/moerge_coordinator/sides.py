@@ -1,13 +1,21 @@
 """The side rooms: what a federation can do without. The main road takes their parts from here, and imports none."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moerge_coordinator.masks.commands import cohort, unmask
 
 if TYPE_CHECKING:
+    from moerge.errors import MoergeError
     from moerge_coordinator.domain.contribution_rules import Rule
+    from moerge_coordinator.rest.state import State
+    from moerge_coordinator.settings import Event, Settings
+
+
+def _none(given: object) -> tuple[()]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -15,10 +23,16 @@ class Side:
     """A side room's parts, each for one place of the main road.
 
     Attributes:
+        problems: problems of the settings, before a start.
         rules: rules of further kinds of contributions.
+        events: events that `notify` keeps for it.
+        running: its own context, within that of the workflows.
     """
 
+    problems: "Callable[[Settings], Iterable[MoergeError]]" = _none
     rules: "Mapping[str, Rule[Any]]" = field(default_factory=dict)
+    events: "Callable[[Settings], Iterable[Event]]" = _none
+    running: "Callable[[State], AbstractContextManager[object]]" = nullcontext
 
 
 def _masks() -> Side:
@@ -27,7 +41,13 @@ def _masks() -> Side:
     return Side(rules=RULES)
 
 
-SIDES: tuple[Callable[[], Side], ...] = (_masks,)
+def _notices() -> Side:
+    from moerge_coordinator import webhooks
+
+    return Side(problems=webhooks.problems, events=webhooks.events, running=webhooks.sending)
+
+
+SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices)
 """Each imports its room, which can be slow."""
 COMMANDS: tuple[Callable[..., None], ...] = (cohort, unmask)
 """The rooms' commands, which help texts list without the rest."""

@@ -4,7 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOMS = "moerge.noise", "moerge.masks", "moerge_workers.noise", "moerge_workers.masks", "moerge_coordinator.masks"
+ROOMS = (
+    "moerge.noise",
+    "moerge.masks",
+    "moerge_workers.noise",
+    "moerge_workers.masks",
+    "moerge_coordinator.masks",
+    "moerge_coordinator.webhooks",
+)
 MAIN_ROAD = (
     "services/statistics/test_contribution.py",
     "services/routers/test_solve.py",
