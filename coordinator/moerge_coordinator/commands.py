@@ -117,7 +117,7 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
         require_json(settings.workflow_database)
         with closing(open_database(settings.database)) as database, database.transaction("agree on key") as session:
             version_keys.agree(session, home)
-        server.serve(make_app(settings, traffic), traffic, settings, read)
+        server.serve(make_app(settings, traffic), traffic, settings, read, [side.layer for side in rooms])
 
 
 @app.command()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from moerge_coordinator.masks.commands import cohort, unmask
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from moerge.errors import MoergeError
     from moerge_coordinator.domain.contribution_rules import Rule
     from moerge_coordinator.rest.state import State
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 
 def _none(given: object) -> tuple[()]:
     return ()
+
+
+def _unchanged(app: "ASGIApp", settings: "Settings") -> "ASGIApp":
+    return app
 
 
 @dataclass(frozen=True)
@@ -27,12 +33,14 @@ class Side:
         rules: rules of further kinds of contributions.
         events: events that `notify` keeps for it.
         running: its own context, within that of the workflows.
+        layer: wraps the served app, where calls have their peers' own addresses.
     """
 
     problems: "Callable[[Settings], Iterable[MoergeError]]" = _none
     rules: "Mapping[str, Rule[Any]]" = field(default_factory=dict)
     events: "Callable[[Settings], Iterable[Event]]" = _none
     running: "Callable[[State], AbstractContextManager[object]]" = nullcontext
+    layer: "Callable[[ASGIApp, Settings], ASGIApp]" = _unchanged
 
 
 def _masks() -> Side:
@@ -47,7 +55,13 @@ def _notices() -> Side:
     return Side(problems=webhooks.problems, events=webhooks.events, running=webhooks.sending)
 
 
-SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices)
+def _people() -> Side:
+    from moerge_coordinator.people import signed_in
+
+    return Side(layer=signed_in)
+
+
+SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people)
 """Each imports its room, which can be slow."""
 COMMANDS: tuple[Callable[..., None], ...] = (cohort, unmask)
 """The rooms' commands, which help texts list without the rest."""

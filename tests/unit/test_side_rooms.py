@@ -11,12 +11,15 @@ ROOMS = (
     "moerge_workers.masks",
     "moerge_coordinator.masks",
     "moerge_coordinator.webhooks",
+    "moerge_coordinator.people",
 )
 MAIN_ROAD = (
     "services/statistics/test_contribution.py",
     "services/routers/test_solve.py",
     "services/routers/test_influence.py",
     "workers/contributing/test_stages.py",
+    "coordinator/dashboard/test_session.py",
+    "coordinator/dashboard/test_site.py",
     "coordinator/domain/test_contributions.py",
     "coordinator/domain/test_versions.py",
     "coordinator/domain/test_withdrawal.py",

@@ -22,7 +22,7 @@ from moerge_coordinator.dashboard import formatting
 from moerge_coordinator.dashboard.attention import is_refusal
 from moerge_coordinator.dashboard.rest import client_of
 from moerge_coordinator.dashboard.session import ForeignFormError, read_form, sign_out, token_of
-from moerge_coordinator.people import person_of
+from moerge_coordinator.person import person_of
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import Problem, ProblemType
