@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
+from itertools import chain
 
 from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
@@ -172,7 +173,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     errors.install(app)
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
-    for router in ROUTERS:
+    for router in (*ROUTERS, *chain.from_iterable(side.routers for side in rooms)):
         api.include_router(router)
     app.include_router(api)
     app.include_router(operation.router)
@@ -185,7 +186,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
 def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callable[[], datetime] = utc_now) -> State:
     """The state, with the database and stores of the settings opened."""
     metrics, rooms = Metrics(), sides()
-    notices = frozenset(event for side in rooms for event in side.events(settings))
+    notices = frozenset(chain.from_iterable(side.events(settings) for side in rooms))
     database = open_database(settings.database, clock, metrics.count_transaction, notices)
     blobs, chunks = stores(settings)
     rules = dict(contribution_rules.RULES)
@@ -198,6 +199,8 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
         folders=Folders(database, blobs, settings.home),
         uploads=Uploads(database, blobs, chunks, settings),
         rules=rules,
+        comparisons=list(chain.from_iterable(side.comparisons for side in rooms)),
+        card_scores=list(chain.from_iterable(side.card_scores for side in rooms)),
     )
     experts: dict[int, list[str]] = {}
 

@@ -1,6 +1,6 @@
 """The side rooms: what a federation can do without. The main road takes their parts from here, and imports none."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from moerge_coordinator.masks.commands import cohort, unmask
 
 if TYPE_CHECKING:
+    from fastapi import APIRouter
     from starlette.types import ASGIApp
 
     from moerge.errors import MoergeError
     from moerge_coordinator.domain.contribution_rules import Rule
+    from moerge_coordinator.domain.ports import CardScores, Comparisons
     from moerge_coordinator.rest.state import State
     from moerge_coordinator.settings import Event, Settings
 
@@ -30,14 +32,20 @@ class Side:
 
     Attributes:
         problems: problems of the settings, before a start.
+        routers: further routes of /v1.
         rules: rules of further kinds of contributions.
+        comparisons: further comparisons of a version with the champion, before its promotion.
+        card_scores: scores in model cards.
         events: events that `notify` keeps for it.
         running: its own context, within that of the workflows.
         layer: wraps the served app, where calls have their peers' own addresses.
     """
 
     problems: "Callable[[Settings], Iterable[MoergeError]]" = _none
+    routers: "Sequence[APIRouter]" = ()
     rules: "Mapping[str, Rule[Any]]" = field(default_factory=dict)
+    comparisons: "Comparisons" = ()
+    card_scores: "CardScores" = ()
     events: "Callable[[Settings], Iterable[Event]]" = _none
     running: "Callable[[State], AbstractContextManager[object]]" = nullcontext
     layer: "Callable[[ASGIApp, Settings], ASGIApp]" = _unchanged
@@ -61,7 +69,15 @@ def _people() -> Side:
     return Side(layer=signed_in)
 
 
-SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people)
+def _evaluations() -> Side:
+    from moerge_coordinator.evaluations.promotion import compared
+    from moerge_coordinator.evaluations.routes import router
+    from moerge_coordinator.evaluations.scores import card_scores
+
+    return Side(routers=[router], comparisons=[compared], card_scores=[card_scores])
+
+
+SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people, _evaluations)
 """Each imports its room, which can be slow."""
 COMMANDS: tuple[Callable[..., None], ...] = (cohort, unmask)
 """The rooms' commands, which help texts list without the rest."""

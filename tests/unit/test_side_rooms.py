@@ -10,6 +10,7 @@ ROOMS = (
     "moerge_workers.noise",
     "moerge_workers.masks",
     "moerge_coordinator.masks",
+    "moerge_coordinator.evaluations",
     "moerge_coordinator.webhooks",
     "moerge_coordinator.people",
 )
@@ -20,6 +21,7 @@ MAIN_ROAD = (
     "workers/contributing/test_stages.py",
     "coordinator/dashboard/test_session.py",
     "coordinator/dashboard/test_site.py",
+    "coordinator/domain/test_aliases.py",
     "coordinator/domain/test_contributions.py",
     "coordinator/domain/test_versions.py",
     "coordinator/domain/test_withdrawal.py",

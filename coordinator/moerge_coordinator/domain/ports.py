@@ -1,8 +1,10 @@
 """Ports of the rules: their access beyond one transaction's rows."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
 from moerge_coordinator.domain.contribution_rules import Rule
@@ -10,11 +12,20 @@ from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
+from moerge_coordinator.storage.tables import VersionRow
+
+Comparisons = Sequence[Callable[[Session, VersionRow, VersionRow | None, Settings], tuple[list[str], list[str]]]]
+"""Of a version and the champion -> losses of more than the settings allow, which need an override, and warnings."""
+CardScores = Sequence[Callable[[Session, VersionRow, str | None], str]]
+"""Of a version -> Markdown of its card's scores that an owner may see; for None all."""
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Settings, rows, files and uploads; the rules of contributions by kind, `masked` router contributions apart."""
+    """Settings, rows, files and uploads; the rules of contributions by kind, `masked` router contributions apart.
+
+    The rest is of side rooms.
+    """
 
     settings: Settings
     database: Database
@@ -22,3 +33,5 @@ class Ports:
     folders: Folders
     uploads: Uploads
     rules: Mapping[str, Rule[Any]]
+    comparisons: Comparisons = ()
+    card_scores: CardScores = ()

@@ -6,7 +6,6 @@ from moerge_coordinator.rest.routes import (
     bodies,
     contributions,
     demands,
-    evaluations,
     experts,
     owners,
     progress,
@@ -19,7 +18,7 @@ from moerge_coordinator.rest.routes import (
 )
 
 _MODULES = (
-    owners, tokens, uploads, experts, bodies, contributions, versions, evaluations, aliases,
+    owners, tokens, uploads, experts, bodies, contributions, versions, aliases,
     workflows, progress, demands, audit, public_log, version_keys,
 )  # fmt: skip
 ROUTERS = tuple(module.router for module in _MODULES)
