@@ -22,7 +22,7 @@ from moerge_coordinator.dashboard.site import HOME
 from moerge_coordinator.domain import contribution_rules
 from moerge_coordinator.domain.demands import AllDemands
 from moerge_coordinator.domain.demands import demands as all_demands
-from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.ports import Ports, unmeasured
 from moerge_coordinator.domain.tokens import LastUses
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.metrics import Metrics
@@ -177,7 +177,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
         api.include_router(router)
     app.include_router(api)
     app.include_router(operation.router)
-    app.mount(HOME, make_dashboard(app))
+    app.mount(HOME, make_dashboard(app, [side.needs for side in rooms if side.needs is not None]))
     for path in ("/", HOME):
         app.add_route(path, lambda request: RedirectResponse(f"{HOME}/"), include_in_schema=False)
     return app
@@ -200,6 +200,7 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
         uploads=Uploads(database, blobs, chunks, settings),
         rules=rules,
         comparisons=list(chain.from_iterable(side.comparisons for side in rooms)),
+        influence=next((side.influence for side in rooms if side.influence is not None), unmeasured),
         card_scores=list(chain.from_iterable(side.card_scores for side in rooms)),
     )
     experts: dict[int, list[str]] = {}

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from moerge.errors import MoergeError
+    from moerge_coordinator.dashboard.site import FindNeeds
     from moerge_coordinator.domain.contribution_rules import Rule
-    from moerge_coordinator.domain.ports import CardScores, Comparisons
+    from moerge_coordinator.domain.ports import CardScores, Comparisons, Influence
     from moerge_coordinator.rest.state import State
     from moerge_coordinator.settings import Event, Settings
 
@@ -36,8 +37,10 @@ class Side:
         rules: rules of further kinds of contributions.
         comparisons: further comparisons of a version with the champion, before its promotion.
         card_scores: scores in model cards.
+        influence: the measurement of owners' influence before a publication.
         events: events that `notify` keeps for it.
         running: its own context, within that of the workflows.
+        needs: what the newest version needs of an operator before it is promoted.
         layer: wraps the served app, where calls have their peers' own addresses.
     """
 
@@ -46,8 +49,10 @@ class Side:
     rules: "Mapping[str, Rule[Any]]" = field(default_factory=dict)
     comparisons: "Comparisons" = ()
     card_scores: "CardScores" = ()
+    influence: "Influence | None" = None
     events: "Callable[[Settings], Iterable[Event]]" = _none
     running: "Callable[[State], AbstractContextManager[object]]" = nullcontext
+    needs: "FindNeeds | None" = None
     layer: "Callable[[ASGIApp, Settings], ASGIApp]" = _unchanged
 
 
@@ -77,7 +82,13 @@ def _evaluations() -> Side:
     return Side(routers=[router], comparisons=[compared], card_scores=[card_scores])
 
 
-SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people, _evaluations)
+def _influence() -> Side:
+    from moerge_coordinator.influence import measured, needs, router
+
+    return Side(routers=[router], influence=measured, needs=needs)
+
+
+SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people, _evaluations, _influence)
 """Each imports its room, which can be slow."""
 COMMANDS: tuple[Callable[..., None], ...] = (cohort, unmask)
 """The rooms' commands, which help texts list without the rest."""

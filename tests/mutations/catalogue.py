@@ -582,7 +582,7 @@ MUTATIONS = (
         LIBRARY,
         "            rest -= one\n",
         "",
-        ("tests/unit/services/routers/test_influence.py",),
+        ("tests/unit/services/test_influence.py",),
     ),
     Mutation(
         "seed-tokenizer",

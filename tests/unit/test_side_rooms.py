@@ -7,18 +7,20 @@ from pathlib import Path
 ROOMS = (
     "moerge.noise",
     "moerge.masks",
+    "moerge.influence",
     "moerge_workers.noise",
     "moerge_workers.masks",
     "moerge_coordinator.masks",
     "moerge_coordinator.evaluations",
+    "moerge_coordinator.influence",
     "moerge_coordinator.webhooks",
     "moerge_coordinator.people",
 )
 MAIN_ROAD = (
     "services/statistics/test_contribution.py",
     "services/routers/test_solve.py",
-    "services/routers/test_influence.py",
     "workers/contributing/test_stages.py",
+    "coordinator/dashboard/test_attention.py",
     "coordinator/dashboard/test_session.py",
     "coordinator/dashboard/test_site.py",
     "coordinator/domain/test_aliases.py",

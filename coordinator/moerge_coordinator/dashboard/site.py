@@ -19,7 +19,7 @@ from moerge.client.client import Client
 from moerge.errors import CoordinatorError
 from moerge.versions.evaluations import figure
 from moerge_coordinator.dashboard import formatting
-from moerge_coordinator.dashboard.attention import is_refusal
+from moerge_coordinator.dashboard.attention import Need, is_refusal
 from moerge_coordinator.dashboard.rest import client_of
 from moerge_coordinator.dashboard.session import ForeignFormError, read_form, sign_out, token_of
 from moerge_coordinator.person import person_of
@@ -111,6 +111,7 @@ class Visit:
 
 
 Handler = Callable[[Visit], Response]
+FindNeeds = Callable[[Client, Version], list[Need]]
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,13 @@ class Page:
 
 
 class Site:
-    """Pages by their paths, as routes for signed-in users. `app` answers their REST calls."""
+    """Pages by their paths, as routes for signed-in users. `app` answers their REST calls.
 
-    def __init__(self, app: FastAPI, pages: Mapping[str, Page]) -> None:
-        self._app, self._pages = app, pages
+    `needs` find what a newest version needs of an operator before it is promoted.
+    """
+
+    def __init__(self, app: FastAPI, pages: Mapping[str, Page], needs: Sequence[FindNeeds] = ()) -> None:
+        self._app, self._pages, self.needs = app, pages, needs
         self._templates = _templates()
         self._threads = CapacityLimiter(_THREADS)
 

@@ -36,7 +36,7 @@ def _version(visit: Visit) -> Response:
         "table": table,
         "card": rest.version_card(number) if served else None,
         "report": report,
-        "influence": rest.version_influence(number) if visit.operates else None,
+        "influence": optional(rest.version_influence, number) if visit.operates else None,
         "withdrawn": [domains.get(digest, digest[:10]) for digest in version.contains_withdrawn],
         "routing": _routing(table),
         "oracle": _oracle(table),

@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 from moerge.client.http import optional
 from moerge.versions.compare import average_name, averages, common_change, domain_changes
 from moerge_coordinator.dashboard import charts
-from moerge_coordinator.dashboard.attention import needs
+from moerge_coordinator.dashboard.attention import Need, needs
 from moerge_coordinator.dashboard.first_steps import Step, first_steps
 from moerge_coordinator.dashboard.site import HOME, Page, Visit
 from moerge_proto.evaluations import VersionTable
@@ -63,14 +63,14 @@ def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[V
     versions = newest or rest.versions(newest=True).page().items
     body, experts, workers = rest.current_body(), list(rest.experts()), list(rest.progress())
     workflows = [item for kind in get_args(WorkflowKind) for item in rest.workflows(kind).page().items]
-    influence, steps = None, list[Step]()
+    steps, of_sides = list[Step](), list[Need]()
     if versions and versions[0] != champion and versions[0].retired is None:
-        influence = rest.version_influence(versions[0].number)
+        of_sides = [need for find in visit.site.needs for need in find(rest, versions[0])]
     if champion is None:
         contributed = rest.contributors().contributed if body else []
         steps = first_steps(list(rest.owners()), experts, body, contributed, versions)
     return {
-        "needs": needs(champion, versions, body, experts, workflows, workers, influence),
+        "needs": needs(champion, versions, body, experts, workflows, workers, of_sides),
         "steps": steps,
         "can_solve": body is not None,
         "running": [workflow for workflow in workflows if workflow.state is WorkflowState.RUNNING],

@@ -18,7 +18,6 @@ from moerge_coordinator.storage import messages
 from moerge_coordinator.storage.references import collect
 from moerge_coordinator.storage.tables import VersionRow
 from moerge_proto.contributions import ContributionSignature
-from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 from moerge_proto.version_files import CARD_FILE, CONFIG_FILE, REPORT_FILE
@@ -99,13 +98,6 @@ def show_report(state: Coordinator, caller: OperatorOrReader, number: Number) ->
     with state.database.reading() as session:
         sha256 = versions.file_digest(versions.find_served(session, number), REPORT_FILE)
     return SolveReport.model_validate_json(state.blobs.local(sha256).read_bytes())
-
-
-@router.get("/{number}/influence")
-def show_influence(state: Coordinator, caller: Operator, number: Number) -> VersionInfluence:
-    """The influence of each owner on the routers, measured before the publication."""
-    with state.database.reading() as session:
-        return versions.find(session, number).influence
 
 
 @router.get("/{number}/promotion")
