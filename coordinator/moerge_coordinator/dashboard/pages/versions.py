@@ -37,7 +37,7 @@ def _versions(visit: Visit) -> Response:
     listed = rest.versions(newest=True).page(after)
     shown, before = list(listed.items[:_PER_PAGE]), listed.items[_PER_PAGE : _PER_PAGE + 1]
     further = shown[-1].number if before or listed.next else None
-    tables = visit.tables([*shown, *before])
+    tables = {version.number: visit.table(version) for version in [*shown, *before]}
     earlier = [*shown[1:], *before]
     changes = {new.number: _changes(new, old) for new, old in zip(shown, [*earlier, None], strict=False)}
     pairs = [(tables[old.number], tables[new.number]) for new, old in zip(shown, earlier, strict=False)]
@@ -48,7 +48,7 @@ def _versions(visit: Visit) -> Response:
     champion = optional(rest.alias, CHAMPION)
     if champion is not None:
         content["champion"] = serving = rest.version(champion.version)
-        table = rest.version_table(serving.number)
+        table = visit.table(serving)
         content |= {"score": table.average, "score_name": average_name(table)}
     if visit.operates:
         content |= _state_of_affairs(visit, content["champion"], [] if after else listed.items)
