@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import httpx
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -80,8 +80,10 @@ def problems(settings: Settings) -> Iterator[MoergeError]:
 
 @contextmanager
 def sending(state: State) -> Iterator[None]:
-    """A context in which a thread sends notices while this process leads."""
+    """A context in which a thread sends notices while this process leads, and a gauge counts them."""
     webhook, database = state.settings.webhook, state.database
+    what = "Events that the webhook's receiver has not confirmed."
+    state.metrics.add("moerge_waiting_notices", what, (), lambda: {(): _waiting(database)})
     if webhook is None:
         yield
         return
@@ -104,6 +106,11 @@ def sending(state: State) -> Iterator[None]:
         yield
     finally:
         stopped.set()
+
+
+def _waiting(database: Database) -> int:
+    with database.reading() as session:
+        return session.scalar(select(func.count()).select_from(NoticeRow)) or 0
 
 
 def send_due(webhook: Webhook, database: Database, http: httpx.Client) -> None:

@@ -21,7 +21,6 @@ Comparisons = Sequence[Callable[[Session, VersionRow, VersionRow | None, Setting
 """Of a version and the champion -> losses of more than the settings allow, which need an override, and warnings."""
 CardScores = Sequence[Callable[[Session, VersionRow, str | None], str]]
 """Of a version -> Markdown of its card's scores that an owner may see; for None all."""
-
 Influence = Callable[[Lineage, VersionInputs], VersionInfluence]
 """Of a lineage and its inputs -> the influence of each owner."""
 
