@@ -3,9 +3,10 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
+from itertools import chain
 
 from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
@@ -21,10 +22,9 @@ from moerge_coordinator.dashboard.site import HOME
 from moerge_coordinator.domain import contribution_rules
 from moerge_coordinator.domain.demands import AllDemands
 from moerge_coordinator.domain.demands import demands as all_demands
-from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.ports import Ports, unmeasured
 from moerge_coordinator.domain.tokens import LastUses
 from moerge_coordinator.domain.uploads import Uploads
-from moerge_coordinator.masks import seals
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.operation.preflight import LOCK
 from moerge_coordinator.rest import errors, openapi
@@ -33,31 +33,14 @@ from moerge_coordinator.rest.demands import Waits
 from moerge_coordinator.rest.gauges import add_gauges
 from moerge_coordinator.rest.limits import Bodies
 from moerge_coordinator.rest.request_log import Calls
-from moerge_coordinator.rest.routes import (
-    aliases,
-    audit,
-    bodies,
-    contributions,
-    demands,
-    evaluations,
-    experts,
-    operation,
-    owners,
-    progress,
-    public_log,
-    tokens,
-    uploads,
-    version_keys,
-    versions,
-    workflows,
-)
+from moerge_coordinator.rest.routes import ROUTERS, operation
 from moerge_coordinator.rest.state import State, Traffic
 from moerge_coordinator.settings import Settings
+from moerge_coordinator.sides import sides
 from moerge_coordinator.storage.database import open_database, utc_now
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.references import collect
 from moerge_coordinator.storage.stores import stores
-from moerge_coordinator.webhooks import sending
 from moerge_coordinator.workflows.leader import Leader, beside_others
 from moerge_coordinator.workflows.runner import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_coordinator.workflows.serialization import refuse_pickle
@@ -141,6 +124,7 @@ async def _every(seconds: float, work: Callable[[], None]) -> None:
 
 def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable[[], datetime] = utc_now) -> FastAPI:
     """The coordinator as an ASGI app. Its lifespan runs the durable workflows; hold `only_one` around it."""
+    rooms = sides()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -162,7 +146,9 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
             asyncio.create_task(state.waits.follow(lambda: state.traffic.stopping)),
         ]
         try:
-            with workflows_run(state), sending(settings.webhook, state.database, lambda: state.traffic.leading):
+            with workflows_run(state), ExitStack() as stack:
+                for side in rooms:
+                    stack.enter_context(side.running(state))
                 if not isinstance(settings.database, str):
                     await asyncio.to_thread(state.workflows.resume)
                 tasks.append(asyncio.create_task(_every(_SWEEP_SECONDS, forget)))
@@ -187,14 +173,11 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     errors.install(app)
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
-    for module in (
-        owners, tokens, uploads, experts, bodies, contributions, versions, evaluations, aliases,
-        workflows, progress, demands, audit, public_log, version_keys,
-    ):  # fmt: skip
-        api.include_router(module.router)
+    for router in (*ROUTERS, *chain.from_iterable(side.routers for side in rooms)):
+        api.include_router(router)
     app.include_router(api)
     app.include_router(operation.router)
-    app.mount(HOME, make_dashboard(app))
+    app.mount(HOME, make_dashboard(app, [side.needs for side in rooms if side.needs is not None]))
     for path in ("/", HOME):
         app.add_route(path, lambda request: RedirectResponse(f"{HOME}/"), include_in_schema=False)
     return app
@@ -202,17 +185,23 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
 
 def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callable[[], datetime] = utc_now) -> State:
     """The state, with the database and stores of the settings opened."""
-    metrics = Metrics()
-    notices = frozenset(() if settings.webhook is None else settings.webhook.events)
+    metrics, rooms = Metrics(), sides()
+    notices = frozenset(chain.from_iterable(side.events(settings) for side in rooms))
     database = open_database(settings.database, clock, metrics.count_transaction, notices)
     blobs, chunks = stores(settings)
+    rules = dict(contribution_rules.RULES)
+    for side in rooms:
+        rules |= side.rules
     ports = Ports(
         settings=settings,
         database=database,
         blobs=blobs,
         folders=Folders(database, blobs, settings.home),
         uploads=Uploads(database, blobs, chunks, settings),
-        rules={**contribution_rules.RULES, **seals.RULES},
+        rules=rules,
+        comparisons=list(chain.from_iterable(side.comparisons for side in rooms)),
+        influence=next((side.influence for side in rooms if side.influence is not None), unmeasured),
+        card_scores=list(chain.from_iterable(side.card_scores for side in rooms)),
     )
     experts: dict[int, list[str]] = {}
 

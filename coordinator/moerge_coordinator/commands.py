@@ -1,6 +1,7 @@
 """`moerge coordinator …`; commands import their slow modules themselves."""
 
 import os
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from moerge.progress import progress
 from moerge.terminal import AsJson, echo, output, show_json
-from moerge_coordinator.masks.commands import cohort, unmask
+from moerge_coordinator.sides import COMMANDS, sides
 from moerge_proto.messages import UNKNOWN
 from moerge_proto.signatures import in_groups
 from moerge_proto.version_signatures import fingerprint
@@ -93,7 +94,7 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
     from moerge_coordinator import log, server
     from moerge_coordinator.bootstrap import make_app, only_one
     from moerge_coordinator.domain import version_keys
-    from moerge_coordinator.operation.preflight import transport, webhook
+    from moerge_coordinator.operation.preflight import transport
     from moerge_coordinator.rest.state import Traffic
     from moerge_coordinator.settings import read_settings
     from moerge_coordinator.storage.database import open_database
@@ -101,10 +102,11 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
 
     def read() -> "Settings":
         result = _overridden(read_settings(home), host, port)
-        for problem in (*transport(result), *webhook(result)):
+        for problem in chain(transport(result), *(side.problems(result) for side in rooms)):
             raise problem
         return result
 
+    rooms = sides()
     settings = read()
     log.configure(settings.log_level)
     traffic = Traffic()
@@ -115,7 +117,7 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
         require_json(settings.workflow_database)
         with closing(open_database(settings.database)) as database, database.transaction("agree on key") as session:
             version_keys.agree(session, home)
-        server.serve(make_app(settings, traffic), traffic, settings, read)
+        server.serve(make_app(settings, traffic), traffic, settings, read, [side.layer for side in rooms])
 
 
 @app.command()
@@ -126,7 +128,8 @@ def check(home: Home, host: Host = None, port: Port = None) -> None:
     """
     from moerge_coordinator.operation.preflight import problems
 
-    result = list(problems(home, os.environ, lambda settings: _overridden(settings, host, port)))
+    checks = [side.problems for side in sides()]
+    result = list(problems(home, os.environ, lambda settings: _overridden(settings, host, port), checks))
     for problem in result:
         echo(problem)
     if result:
@@ -244,7 +247,7 @@ def inputs(
         raise typer.Exit(1)
 
 
-for _command in (cohort, unmask):
+for _command in COMMANDS:
     app.command()(_command)
 
 

@@ -5,14 +5,12 @@ REST needs tokens behind a proxy too: a page of another site could make its call
 
 from ipaddress import ip_address, ip_network
 
-from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from moerge_coordinator.settings import SignIn
+from moerge_coordinator.person import PERSON
+from moerge_coordinator.settings import Settings, SignIn
 from moerge_proto.owners import Identity, Role
 
-PERSON = "moerge.person"
-"""The key of the person in a call's scope; no caller can set it."""
 _DASHBOARD = "/dashboard/"
 
 
@@ -46,7 +44,6 @@ class People:
         return self._known.get(given[0].decode("latin-1").strip())
 
 
-def person_of(request: HTTPConnection) -> Identity | None:
-    """The person of a call, whom a proxy has signed in."""
-    person: Identity | None = request.scope.get(PERSON)
-    return person
+def signed_in(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """The app, inside `People` if the settings name some."""
+    return app if settings.sign_in is None else People(app, settings.sign_in, settings.trusted_proxies)

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -19,7 +19,6 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from moerge.errors import MoergeError
 from moerge_coordinator import log
-from moerge_coordinator.people import People
 from moerge_coordinator.rest.state import Traffic
 from moerge_coordinator.settings import Settings
 
@@ -61,14 +60,21 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(app: FastAPI, traffic: Traffic, settings: Settings, read: Callable[[], Settings]) -> NoReturn:
+def serve(
+    app: FastAPI,
+    traffic: Traffic,
+    settings: Settings,
+    read: Callable[[], Settings],
+    layers: Iterable[Callable[[ASGIApp, Settings], ASGIApp]] = (),
+) -> NoReturn:
     """Serves until SIGTERM or SIGINT, then ends the process, with status 1 after a failed start.
 
     A running workflow step is interrupted; the next start resumes there. SIGHUP calls `read`, which checks settings.
+    `layers` are put around the app, where calls have their peers' own addresses.
     """
     proxied: ASGIApp = ProxyHeadersMiddleware(app, settings.trusted_proxies)  # type: ignore[arg-type,assignment]  # ASGI
-    if settings.sign_in is not None:
-        proxied = People(proxied, settings.sign_in, settings.trusted_proxies)
+    for layer in layers:
+        proxied = layer(proxied, settings)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each waiting worker has a connection
     config = uvicorn.Config(

@@ -11,19 +11,20 @@ import hmac
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import httpx
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from moerge import network
 from moerge.errors import MoergeError
-from moerge_coordinator.settings import Webhook
+from moerge_coordinator.rest.state import State
+from moerge_coordinator.settings import Event, Settings, Webhook
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import NoticeRow, now
 
@@ -59,18 +60,34 @@ def signatures(secrets: Sequence[bytes], name: str, seconds: int, body: bytes) -
     return " ".join(f"v1,{base64.b64encode(item).decode()}" for item in made)
 
 
-def client(webhook: Webhook) -> httpx.Client:
-    """The client of a webhook; MoergeError: the environment's proxy or certificates can't be used."""
+def _client(webhook: Webhook) -> httpx.Client:
     return network.client(httpx.URL(webhook.url), timeout=_TIMEOUT)
 
 
+def events(settings: Settings) -> Sequence[Event]:
+    return () if settings.webhook is None else settings.webhook.events
+
+
+def problems(settings: Settings) -> Iterator[MoergeError]:
+    """Problems of the webhook's secrets, and of the environment's proxy and certificates for it."""
+    if settings.webhook is not None:
+        try:
+            secrets_in(settings.webhook.secret_file)
+            _client(settings.webhook).close()
+        except MoergeError as error:
+            yield error
+
+
 @contextmanager
-def sending(webhook: Webhook | None, database: Database, leads: Callable[[], bool]) -> Iterator[None]:
-    """A context in which a thread sends notices while this process `leads`."""
+def sending(state: State) -> Iterator[None]:
+    """A context in which a thread sends notices while this process leads, and a gauge counts them."""
+    webhook, database = state.settings.webhook, state.database
+    what = "Events that the webhook's receiver has not confirmed."
+    state.metrics.add("moerge_waiting_notices", what, (), lambda: {(): _waiting(database)})
     if webhook is None:
         yield
         return
-    stopped, http = threading.Event(), client(webhook)
+    stopped, http = threading.Event(), _client(webhook)
 
     def run() -> None:
         pause = _SECONDS
@@ -78,7 +95,7 @@ def sending(webhook: Webhook | None, database: Database, leads: Callable[[], boo
             while not stopped.wait(pause):
                 pause = _SECONDS
                 try:
-                    if leads():
+                    if state.traffic.leading:
                         send_due(webhook, database, http)
                 except (MoergeError, SQLAlchemyError) as error:
                     pause = _AFTER_ERROR
@@ -89,6 +106,11 @@ def sending(webhook: Webhook | None, database: Database, leads: Callable[[], boo
         yield
     finally:
         stopped.set()
+
+
+def _waiting(database: Database) -> int:
+    with database.reading() as session:
+        return session.scalar(select(func.count()).select_from(NoticeRow)) or 0
 
 
 def send_due(webhook: Webhook, database: Database, http: httpx.Client) -> None:

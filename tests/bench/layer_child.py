@@ -9,6 +9,7 @@ from moerge.blobs.local import LocalBlobs
 from moerge.bodies.lineage import BodyLineage, BodyOptions
 from moerge.bodies.merge import BodyInputs, MergedBody, merge_body
 from moerge.bodies.methods.registry import METHODS
+from moerge.influence import measure_lineage
 from moerge.merging.local_lineages import given
 from moerge.models.bounds import feature_bounds, feature_exponents
 from moerge.models.dense_files import DenseBody, DenseFiles
@@ -19,7 +20,7 @@ from moerge.routers.ridge import SOLVER
 from moerge.statistics.describe import median_rank
 from moerge.statistics.validate import validate
 from moerge.versions.card import Contributed, ExpertRecord
-from moerge.versions.plan import Slot, VersionInputs, measure_influence, plan_version, solve_lineage
+from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
 from moerge_proto.bodies import BodyMethod
 from moerge_proto.digests import digest_of
 from moerge_proto.options import RECOMMENDED
@@ -119,7 +120,7 @@ WORK: dict[str, Callable[[Coordinator], object]] = {
     "merge-average": lambda made: made.merge("average"),
     "merge-regmean": lambda made: made.merge("regmean"),
     "solve": lambda made: solve_lineage(*made.version()),
-    "influence": lambda made: measure_influence(*made.version()),
+    "influence": lambda made: measure_lineage(*made.version()),
     "publish": publish,
     "nothing": lambda made: None,
 }

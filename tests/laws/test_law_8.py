@@ -29,13 +29,13 @@ from moerge.bodies import heads
 from moerge.bodies.heads import HeadInputs, head_plan
 from moerge.bodies.merge import FolderFiles, seed_body
 from moerge.bodies.methods import regmean
+from moerge.influence import layer_influence
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.models.writer import StackedPlan, TensorPlan, write_safetensors
 from moerge.progress import NoProgress
-from moerge.routers.influence import layer_influence
 from moerge.routers.system import ridge_system
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import head_contribution

@@ -542,7 +542,7 @@ MUTATIONS = (
         COORDINATOR,
         "change.gain < -allowed",
         "False",
-        ("tests/unit/coordinator/domain/test_aliases.py",),
+        ("tests/unit/coordinator/evaluations/test_promotion.py",),
     ),
     Mutation(
         "scores-of-others",
@@ -550,7 +550,7 @@ MUTATIONS = (
         COORDINATOR,
         "or_(EvaluationRow.owner.is_(None), EvaluationRow.owner == owner)",
         "EvaluationRow.active",
-        ("tests/unit/coordinator/domain/test_evaluations.py",),
+        ("tests/unit/coordinator/evaluations/test_scores.py",),
     ),
     Mutation(
         "sums-for-readers",
@@ -566,7 +566,7 @@ MUTATIONS = (
         COORDINATOR,
         "            require_own_domain(caller, score.domain)\n",
         "",
-        ("tests/unit/coordinator/domain/test_evaluations.py",),
+        ("tests/unit/coordinator/evaluations/test_scores.py",),
     ),
     Mutation(
         "score-rows",
@@ -574,7 +574,7 @@ MUTATIONS = (
         COORDINATOR,
         "there + len(new.scores) > MOST_ROWS",
         "False",
-        ("tests/unit/coordinator/domain/test_evaluations.py",),
+        ("tests/unit/coordinator/evaluations/test_scores.py",),
     ),
     Mutation(
         "influence-of-oneself",
@@ -582,7 +582,7 @@ MUTATIONS = (
         LIBRARY,
         "            rest -= one\n",
         "",
-        ("tests/unit/services/routers/test_influence.py",),
+        ("tests/unit/services/test_influence.py",),
     ),
     Mutation(
         "seed-tokenizer",

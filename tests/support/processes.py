@@ -25,8 +25,8 @@ MOERGE = [sys.executable, "-m", "moerge"]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
-        "support.uncollected", "pytest", "support.worker", "moerge_coordinator.bootstrap", "moerge_coordinator.server",
-        "support.frozen",
+        "support.hidden", "support.uncollected", "pytest", "support.worker", "moerge_coordinator.bootstrap",
+        "moerge_coordinator.server", "support.frozen",
     ]
 )  # fmt: skip  # imports of ten seconds
 

@@ -1,5 +1,6 @@
 """The dashboard as an ASGI app, mounted below /dashboard of the coordinator."""
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
@@ -23,7 +24,7 @@ from moerge_coordinator.dashboard.session import (
     sign_out,
     token_of,
 )
-from moerge_coordinator.dashboard.site import FOREIGN, HOME, STATIC, Site
+from moerge_coordinator.dashboard.site import FOREIGN, HOME, STATIC, FindNeeds, Site
 from moerge_coordinator.problems import failure
 from moerge_proto.problems import Problem, ProblemType
 
@@ -39,10 +40,10 @@ class _Static(StaticFiles):
         return response
 
 
-def make_dashboard(app: FastAPI) -> Starlette:
-    """The dashboard of a coordinator, a client of the REST calls of `app`."""
+def make_dashboard(app: FastAPI, needs: Sequence[FindNeeds]) -> Starlette:
+    """The dashboard of a coordinator, a client of the REST calls of `app`; `needs` are those of side rooms."""
     pages = {path: action.page() for path, action in ACTIONS.items()} | PAGES
-    site = Site(app, pages)
+    site = Site(app, pages, needs)
 
     def sign_in_page(request: Request, problem: Problem | None) -> Response:
         query = request.query_params

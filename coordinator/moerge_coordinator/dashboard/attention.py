@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert, ExpertState
-from moerge_proto.influence import VersionInfluence
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import DomainProgress
 from moerge_proto.versions import Version
 from moerge_proto.workflows import WorkflowEntry, WorkflowState
 
 _OURS = [kind.urn for kind in (ProblemType.INTERNAL, ProblemType.UNAVAILABLE, ProblemType.STORAGE_FULL)]
-_MOST_WARNINGS = 5
 _WORK = {
     "expert": "Taking in an expert",
     "contribution": "Taking in a contribution",
@@ -36,23 +34,18 @@ def needs(
     experts: Sequence[Expert],
     workflows: Sequence[WorkflowEntry],
     workers: Sequence[DomainProgress] = (),
-    influence: VersionInfluence | None = None,
+    of_sides: Sequence[Need] = (),
 ) -> list[Need]:
     """The needs, most urgent first, without those resolved by a later workflow or version.
 
-    `versions` and `workflows` are the newest ones, newest first; `workers` have reported progress; `influence` is of
-    the newest version, unless it is the champion.
+    `versions` and `workflows` are the newest ones, newest first; `workers` have reported progress; `of_sides` are the
+    needs that side rooms add.
     """
     result: list[Need] = []
     newest = next(iter(versions), None)
     if champion is not None and champion.contains_withdrawn:
         result.append(_withdrawn(champion, versions, {expert.digest: expert.domain for expert in experts}))
-    if newest is not None and influence is not None:
-        place = f"/versions/{newest.number}#influence"
-        result += [
-            Need(f"Version {newest.number}: {warning}", "check it before you promote it", place)
-            for warning in influence.warnings[:_MOST_WARNINGS]
-        ]
+    result += of_sides
     for workflow in _failed(workflows):
         why = workflow.problem.detail if workflow.problem else "it was interrupted"
         result.append(Need(f"{_WORK[workflow.kind]} failed: {why}", "see the workflow", "/workflows"))

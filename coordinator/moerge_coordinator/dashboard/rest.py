@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from moerge.client.client import Client
-from moerge_coordinator.people import PERSON
+from moerge_coordinator.person import PERSON
 from moerge_proto.owners import Identity
 
 

@@ -16,14 +16,15 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from moerge.client.client import Client
+from moerge.client.http import optional
 from moerge.errors import CoordinatorError
 from moerge.versions.evaluations import figure
 from moerge_coordinator.dashboard import formatting
-from moerge_coordinator.dashboard.attention import is_refusal
+from moerge_coordinator.dashboard.attention import Need, is_refusal
 from moerge_coordinator.dashboard.rest import client_of
 from moerge_coordinator.dashboard.session import ForeignFormError, read_form, sign_out, token_of
-from moerge_coordinator.people import person_of
-from moerge_proto.evaluations import VersionTable
+from moerge_coordinator.person import person_of
+from moerge_proto.evaluations import Evaluation, VersionTable
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.versions import Version
@@ -105,12 +106,18 @@ class Visit:
             domains |= zip(version.lineage.experts, version.lineage.domains, strict=True)
         return domains
 
-    def tables(self, versions: Sequence[Version]) -> dict[int, VersionTable]:
-        """The tables of these versions, by number."""
-        return {version.number: self.rest.version_table(version.number) for version in versions}
+    def table(self, version: Version) -> VersionTable:
+        """A version's table; an empty one if the coordinator has no scores."""
+        table = optional(self.rest.version_table, version.number)
+        return table or VersionTable.of(version.number, version.lineage.domains, ())
+
+    def scores(self, number: int) -> list[Evaluation]:
+        """All reported scores of a version."""
+        return optional(list[Evaluation], self.rest.evaluations(number)) or []
 
 
 Handler = Callable[[Visit], Response]
+FindNeeds = Callable[[Client, Version], list[Need]]
 
 
 @dataclass(frozen=True)
@@ -124,10 +131,13 @@ class Page:
 
 
 class Site:
-    """Pages by their paths, as routes for signed-in users. `app` answers their REST calls."""
+    """Pages by their paths, as routes for signed-in users. `app` answers their REST calls.
 
-    def __init__(self, app: FastAPI, pages: Mapping[str, Page]) -> None:
-        self._app, self._pages = app, pages
+    `needs` find what a newest version needs of an operator before it is promoted.
+    """
+
+    def __init__(self, app: FastAPI, pages: Mapping[str, Page], needs: Sequence[FindNeeds] = ()) -> None:
+        self._app, self._pages, self.needs = app, pages, needs
         self._templates = _templates()
         self._threads = CapacityLimiter(_THREADS)
 

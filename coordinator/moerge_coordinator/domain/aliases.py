@@ -4,8 +4,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.versions.compare import lost_domains
-from moerge.versions.evaluations import changes_between
-from moerge_coordinator.domain import evaluations, versions
+from moerge_coordinator.domain import versions
+from moerge_coordinator.domain.ports import Comparisons
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.messages import message
@@ -14,9 +14,6 @@ from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow
 from moerge_proto.digests import Name
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import CHAMPION, Alias, Move, PromotionCheck, Rollback
-
-_NAMED = 5
-"""Domains and tasks named in a warning."""
 
 
 def find(session: Session, name: str) -> AliasRow:
@@ -27,7 +24,7 @@ def _named(session: Session, name: str) -> AliasRow | None:
     return session.scalar(select(AliasRow).where(AliasRow.name == name))
 
 
-def promote(session: Session, name: Name, move: Move, who: str, settings: Settings) -> Alias:
+def promote(session: Session, name: Name, move: Move, who: str, settings: Settings, comparisons: Comparisons) -> Alias:
     """Points an alias to a served version. Idempotent.
 
     `champion` needs an override if a score is worse by more than the settings allow, and may have to be signed.
@@ -39,7 +36,7 @@ def promote(session: Session, name: Name, move: Move, who: str, settings: Settin
     if name == CHAMPION and (refusal := _refusal(session, version, settings)) is not None:
         todo = f"run: moerge version sign {version.number}"
         raise RefusedError(ProblemType.NOT_PROMOTABLE, refusal, where="version", todo=todo)
-    falls, warnings = _compared(session, version, before, settings) if name == CHAMPION else ([], [])
+    falls, warnings = _compared(session, version, before, settings, comparisons if name == CHAMPION else ())
     view = version_view(session)
     if before is not None and (lost := lost_domains(view(before), view(version))):
         warnings.append(f"version {version.number} lacks domains of version {before.number}: {', '.join(lost)}")
@@ -53,13 +50,13 @@ def promote(session: Session, name: Name, move: Move, who: str, settings: Settin
     return alias.model_copy(update={"warnings": warnings})
 
 
-def check(session: Session, number: int, settings: Settings) -> PromotionCheck:
+def check(session: Session, number: int, settings: Settings, comparisons: Comparisons) -> PromotionCheck:
     """The comparison that `promote` would make to point `champion` to a served version; empty if it does already."""
     version, row = versions.find_served(session, number), _named(session, CHAMPION)
     if row is not None and row.version == version.number:
         return PromotionCheck(refusal=None, falls=[], warnings=[])
     before = None if row is None else versions.find(session, row.version)
-    falls, warnings = _compared(session, version, before, settings)
+    falls, warnings = _compared(session, version, before, settings, comparisons)
     return PromotionCheck(refusal=_refusal(session, version, settings), falls=falls, warnings=warnings)
 
 
@@ -76,28 +73,15 @@ def _signed(session: Session, version: VersionRow) -> bool:
 
 
 def _compared(
-    session: Session, version: VersionRow, champion: VersionRow | None, settings: Settings
+    session: Session,
+    version: VersionRow,
+    champion: VersionRow | None,
+    settings: Settings,
+    comparisons: Comparisons,
 ) -> tuple[list[str], list[str]]:
-    """Losses of more than the settings allow against the champion, and warnings of scores that can't be compared."""
-    most = settings.promotion_max_fall, settings.promotion_max_errors
-    after = evaluations.active(session, version.number)
-    before = [] if champion is None else evaluations.active(session, champion.number)
-    changes = [(change, change.allowed(*most)) for change in changes_between(before, after)]
-    falls = [str(change) for change, allowed in changes if allowed is not None and change.gain < -allowed]
-    compared = {change.before.number for change, allowed in changes if allowed is not None}
-    missing = {
-        row.number: evaluations.table_of(session, row, scores).missing
-        for row, scores in ((champion, before), (version, after))
-        if row is not None
-    }
-    tasks = (row for row in before if row.score.kind == "task" and row.number not in compared)
-    missing[version.number] += [row.score.name for row in tasks]
-    return falls, [
-        f"version {number} has no score to compare on {', '.join(names[:_NAMED])}"
-        + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
-        for number, names in missing.items()
-        if names
-    ]
+    """The falls against the champion and the warnings of all comparisons."""
+    found = [compare(session, version, champion, settings) for compare in comparisons]
+    return [fall for falls, _ in found for fall in falls], [line for _, warnings in found for line in warnings]
 
 
 def _point(session: Session, row: AliasRow | None, name: str, version: int, **move: str | None) -> Alias:

@@ -5,8 +5,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
-from moerge.versions.card_scores import ScoreRow, published_card, scores_text, tasks_text
-from moerge_coordinator.domain.evaluations import active, visible_table
+from moerge.versions.card_scores import published_card
+from moerge_coordinator.domain.ports import CardScores
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.tables import ExpertRow, VersionRow
@@ -17,18 +17,19 @@ from moerge_proto.version_signatures import SignedVersion, public_pem, sign_vers
 from moerge_proto.versions import SignedCard
 
 
-def version_card(session: Session, row: VersionRow, card: str, owner: str | None) -> str:
+def version_card(session: Session, row: VersionRow, card: str, owner: str | None, scores: CardScores) -> str:
     """The published `card`, with number, date, later withdrawn experts, and what the owner may see of the scores."""
-    table = visible_table(session, row, owner)
-    rows = [ScoreRow(item.domain, item.tokens, item.dense, item.version, item.normalised) for item in table.scores]
-    text = "on held-out documents, which each owner measured on its own data"
-    reported = tasks_text(active(session, row.number, owner))
-    scores = "\n".join(filter(None, [scores_text(text, rows, table.average, table.missing), reported]))
-    return published_card(card, row.number, row.created, withdrawal_note(session, row), scores)
+    text = "\n".join(filter(None, (make(session, row, owner) for make in scores)))
+    return published_card(card, row.number, row.created, withdrawal_note(session, row), text)
 
 
 def signed_card(
-    session: Session, blobs: Blobs, row: VersionRow, owner: str | None, key: EllipticCurvePrivateKey | None
+    session: Session,
+    blobs: Blobs,
+    row: VersionRow,
+    owner: str | None,
+    key: EllipticCurvePrivateKey | None,
+    scores: CardScores,
 ) -> SignedCard:
     """A version's card with its signature, for an owner, or for None, who sees all.
 
@@ -40,13 +41,13 @@ def signed_card(
 
     provenance = None if row.provenance is None else text(row.provenance.sha256)
     published = text(next(file.sha256 for file in row.files if file.name == CARD_FILE))
-    card = version_card(session, row, published, owner)
+    card = version_card(session, row, published, owner, scores)
     if row.signature is None:
         return SignedCard(card=card, signature=None)
     signature = text(row.signature.sha256)
     if key is not None and (signed := signed_again(key, signature, published, card)) is not None:
         return SignedCard(card=card, signature=signed, provenance=provenance)
-    if row.card is not None and owner is not None and card != version_card(session, row, published, None):
+    if row.card is not None and owner is not None and card != version_card(session, row, published, None, scores):
         problem, todo = "the signed card has scores of other owners", "ask the operator for a reader's token"
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)
     card = published if row.card is None else text(row.card.sha256)

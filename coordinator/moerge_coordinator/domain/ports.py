@@ -1,20 +1,40 @@
 """Ports of the rules: their access beyond one transaction's rows."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from moerge.blobs.store import Blobs
+from moerge.versions.plan import VersionInputs
 from moerge_coordinator.domain.contribution_rules import Rule
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
+from moerge_coordinator.storage.tables import VersionRow
+from moerge_proto.influence import VersionInfluence
+from moerge_proto.versions import Lineage
+
+Comparisons = Sequence[Callable[[Session, VersionRow, VersionRow | None, Settings], tuple[list[str], list[str]]]]
+"""Of a version and the champion -> losses of more than the settings allow, which need an override, and warnings."""
+CardScores = Sequence[Callable[[Session, VersionRow, str | None], str]]
+"""Of a version -> Markdown of its card's scores that an owner may see; for None all."""
+Influence = Callable[[Lineage, VersionInputs], VersionInfluence]
+"""Of a lineage and its inputs -> the influence of each owner."""
+
+
+def unmeasured(lineage: Lineage, inputs: VersionInputs) -> VersionInfluence:
+    return VersionInfluence(layers=[], domains=[], warnings=[])
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Settings, rows, files and uploads; the rules of contributions by kind, `masked` router contributions apart."""
+    """Settings, rows, files and uploads; the rules of contributions by kind, `masked` router contributions apart.
+
+    The rest is of side rooms.
+    """
 
     settings: Settings
     database: Database
@@ -22,3 +42,6 @@ class Ports:
     folders: Folders
     uploads: Uploads
     rules: Mapping[str, Rule[Any]]
+    comparisons: Comparisons = ()
+    card_scores: CardScores = ()
+    influence: Influence = unmeasured

@@ -11,6 +11,7 @@ from moerge.client.signatures import differing, named
 from moerge.errors import MoergeError
 from moerge.versions.file_plans import written
 from moerge_coordinator.domain import cards
+from moerge_coordinator.domain.ports import CardScores
 from moerge_coordinator.domain.provenance import statement_of
 from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import message
@@ -137,7 +138,7 @@ def revoke(session: Session, name: Digest) -> VersionKeyRow:
     return row
 
 
-def sign(session: Session, blobs: Blobs, row: VersionRow, new: NewSignature) -> None:
+def sign(session: Session, blobs: Blobs, row: VersionRow, new: NewSignature, scores: CardScores) -> None:
     """Stores a signature of a version and its present card, and the provenance, by the active key. Idempotent.
 
     The files must be the published ones, the card the present one, and the provenance that of `statement_of`.
@@ -163,7 +164,7 @@ def sign(session: Session, blobs: Blobs, row: VersionRow, new: NewSignature) -> 
         raise refused(ProblemType.CONFLICT, problem, todo)
     published = {file.name: file.sha256 for file in row.files}
     text = blobs.local(published[CARD_FILE]).read_text(encoding="utf-8")
-    card = cards.version_card(session, row, text, None).encode()
+    card = cards.version_card(session, row, text, None, scores).encode()
     if changed := differing(signed.files, published | {CARD_FILE: sha256_hex(card)}):
         problem = f"these files of version {row.number} are others: {named(changed)}"
         raise refused(ProblemType.CONFLICT, problem, again)

@@ -4,7 +4,7 @@ import os
 import shutil
 import ssl
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 
@@ -29,16 +29,18 @@ from moerge_coordinator.storage.database import (
     unusable,
 )
 from moerge_coordinator.storage.workflow_rows import require_json
-from moerge_coordinator.webhooks import client, secrets_in
 
 _LEAST_FREE = 2 * 2**30
 LOCK = "coordinator.lock"
 
 
 def problems(
-    home: Path, environment: Mapping[str, str], override: Callable[[Settings], Settings]
+    home: Path,
+    environment: Mapping[str, str],
+    override: Callable[[Settings], Settings],
+    checks: Iterable[Callable[[Settings], Iterable[MoergeError]]] = (),
 ) -> Iterator[MoergeError]:
-    """All problems, each with a remedy. `override` applies the command line's options."""
+    """All problems, each with a remedy. `override` applies the command line's options; `checks` are side rooms'."""
     settings, result = load(home, environment)
     yield from result
     if home.is_dir():
@@ -53,7 +55,8 @@ def problems(
         except MoergeError as error:
             yield error
     yield from transport(settings)
-    yield from webhook(settings)
+    for check in checks:
+        yield from check(settings)
     try:
         require_free(settings.host, settings.port)
     except MoergeError as error:
@@ -148,13 +151,3 @@ def transport(settings: Settings) -> Iterator[MoergeError]:
     except ssl.SSLError as error:
         todo = "give PEM files; the key must match the certificate and have no passphrase"
         yield MoergeError(f"can't be used: {error.reason or error}", where="tls_certificate", todo=todo)
-
-
-def webhook(settings: Settings) -> Iterator[MoergeError]:
-    """Problems of the webhook's secrets, and of the environment's proxy and certificates for it."""
-    if settings.webhook is not None:
-        try:
-            secrets_in(settings.webhook.secret_file)
-            client(settings.webhook).close()
-        except MoergeError as error:
-            yield error

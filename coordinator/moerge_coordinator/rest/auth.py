@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from moerge_coordinator.domain import owners
 from moerge_coordinator.domain.tokens import ended
-from moerge_coordinator.people import person_of
+from moerge_coordinator.person import person_of
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.rest.limits import limited
 from moerge_coordinator.rest.state import state_of

@@ -11,7 +11,7 @@ from moerge_coordinator.domain.tokens import ended
 from moerge_coordinator.metrics import Values
 from moerge_coordinator.rest.state import State
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.tables import HoldingRow, NoticeRow, TokenRow, UploadRow, VersionRow, now
+from moerge_coordinator.storage.tables import HoldingRow, TokenRow, UploadRow, VersionRow, now
 
 
 def add_gauges(state: State) -> None:
@@ -36,7 +36,6 @@ def add_gauges(state: State) -> None:
     add("owner_seen_seconds", "Moment of an owner's last call.", of(_seen), "owner")
     add("token_expiry_seconds", "Moment at which a valid token ends.", of(_expiries), "id", "role", "owner")
     add("certificate_expiry_seconds", "Moment at which the TLS certificate ends.", lambda: _certificate(settings))
-    add("waiting_notices", "Events that the webhook's receiver has not confirmed.", of(_waiting))
     add("version_seconds", "Moment of the newest version.", of(_version))
     add("backup_seconds", "Moment of the last backup by moerge.", lambda: _backup(settings))
 
@@ -71,10 +70,6 @@ def _certificate(settings: Settings) -> Values:
     except (OSError, ValueError):  # a file that is replaced must not end all other figures
         return {}
     return {(): certificate.not_valid_after_utc.timestamp()}
-
-
-def _waiting(session: Session) -> Values:
-    return {(): session.scalar(select(func.count()).select_from(NoticeRow)) or 0}
 
 
 def _version(session: Session) -> Values:

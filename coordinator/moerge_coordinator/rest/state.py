@@ -22,7 +22,7 @@ class Traffic:
     leading: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class State(Ports):
     """A serving coordinator.
 

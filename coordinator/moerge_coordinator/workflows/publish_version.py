@@ -10,15 +10,12 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from dbos import DBOS
 
 from moerge.build import build
-from moerge.errors import ContributionError, SolveError
 from moerge.models.families.family import mlp_layers
-from moerge.routers.influence import MOST_LAYERS
 from moerge.versions.file_plans import FilePlan, written
 from moerge.versions.plan import (
     Solution,
     VersionInputs,
     VersionPlan,
-    measure_influence,
     plan_version,
     solve_lineage,
 )
@@ -128,23 +125,13 @@ class PublishVersion(Work):
     @DBOS.step()
     @telling_problems
     def _measure(self, lineage: dict[str, Any]) -> dict[str, Any] | None:
-        """The influence of each owner; None if the version is already published.
-
-        After a failed measurement, the version is published with a warning.
-        """
+        """The influence of each owner; None if the version is already published."""
         made = Lineage.model_validate(lineage)
         with self.ports.database.reading() as session:
             if versions.number_of(session, made)[1]:
                 return None
             require_inputs(session, made)
-        publication = self._publication(lineage)
-        layers = min(len(mlp_layers(publication.inputs.body.config)), MOST_LAYERS)
-        try:
-            with progress().track("measuring the owners' influence", layers, "layers") as tracker:
-                influence = measure_influence(made, publication.inputs, lambda layer: tracker.advance(1))
-        except (ContributionError, SolveError) as error:
-            influence = VersionInfluence(layers=[], domains=[], warnings=[f"Influence can't be measured: {error}"])
-        return influence.model_dump(mode="json")
+        return self.ports.influence(made, self._publication(lineage).inputs).model_dump(mode="json")
 
     @DBOS.step()
     @telling_problems

@@ -23,7 +23,6 @@ from moerge.cli import (
     contributions,
     experts,
     inspect,
-    keeper,
     owners,
     progress,
     pull,
@@ -67,7 +66,9 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
     "Set up": {
         "coordinator": Component("moerge_coordinator.commands", "Run a coordinator.", "coordinator"),
         "worker": Component("moerge_workers.commands", "Run a domain owner's worker.", "worker"),
-        "keeper": keeper.app,
+        "keeper": Component(
+            "moerge.cli.keeper", "Keep owners' masks, so that a coordinator sees only sums of many owners.", "merge"
+        ),
         "owner": owners.app,
         "token": tokens.app,
     },

@@ -14,7 +14,6 @@ from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.families.family import EMBEDDING, HEAD, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_model, chat_template
-from moerge.routers import influence
 from moerge.routers.solve import solve_layers
 from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, Origin, SeedRecord, card_file
 from moerge.versions.engines import engine_limits
@@ -31,7 +30,6 @@ from moerge.versions.file_plans import (
     version_config,
 )
 from moerge_proto.digests import digest_of
-from moerge_proto.influence import VersionInfluence
 from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import Sums
 from moerge_proto.versions import Lineage, SolveReport
@@ -150,30 +148,16 @@ def solve_lineage(
         ContributionError, SolveError: a layer can't be solved.
     """
     with ExitStack() as stack:
-        files = _opened(stack, inputs)
+        files = opened(stack, inputs)
         return solve_layers(files, lineage.domains, feature_gains(inputs.body), lineage.options, solved)
 
 
-def _opened(stack: ExitStack, inputs: VersionInputs) -> list[Sums]:
+def opened(stack: ExitStack, inputs: VersionInputs) -> list[Sums]:
     """The opened router contributions of a version, and sums of such."""
     files = [stack.enter_context(Sums(source)) for source in inputs.statistics()]
     if masked := [file.name for file in files if file.manifest.is_masked]:
         raise ContributionError(f"{masked[0]} is masked", todo="solve from the sum: moerge coordinator unmask")
     return files
-
-
-def measure_influence(
-    lineage: Lineage, inputs: VersionInputs, measured: Callable[[int], None] = lambda layer: None
-) -> VersionInfluence:
-    """The influence of each owner on a lineage's routers; its digest chooses the layers.
-
-    Raises:
-        ContributionError, SolveError: a layer can't be solved, with all owners or without one.
-    """
-    gains = feature_gains(inputs.body)
-    start = int(digest_of(lineage.model_dump(mode="json"))[:8], 16)
-    with ExitStack() as stack:
-        return influence.measure(_opened(stack, inputs), lineage.domains, gains, lineage.options, start, measured)
 
 
 def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_lineage) -> VersionPlan:

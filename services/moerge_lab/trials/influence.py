@@ -13,11 +13,11 @@ import typer
 from numpy.typing import NDArray
 
 from moerge.files import atomic_file
+from moerge.influence import measure
 from moerge.merging.local_lineages import given, local_body, local_version
 from moerge.models.bounds import feature_gains
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress
-from moerge.routers.influence import measure
 from moerge.scoring.perplexity import document_scores, normalised, total
 from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution

@@ -13,7 +13,7 @@ from moerge.errors import MoergeError
 from moerge_coordinator.settings import Settings, Webhook
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import NoticeRow, notify
-from moerge_coordinator.webhooks import PAUSES, secrets_in, send_due, signatures
+from moerge_coordinator.webhooks import PAUSES, problems, secrets_in, send_due, signatures
 from support.receiver import SECRET, Receiver, receiving
 from support.rows import START, Clock, rows_in_memory
 
@@ -170,3 +170,18 @@ def test_the_path_of_a_webhook_is_a_secret() -> None:
     webhook = Webhook(url="https://hooks.example.org:8443/T0/secret?key=1", secret_file=Path("x"))
     assert webhook.place == "https://hooks.example.org:8443"
     assert "T0" not in repr(webhook)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("HTTPS_PROXY", "ftp://proxy.example.org"), ("SSL_CERT_FILE", "/no/such/file")]
+)
+def test_an_environment_that_it_cannot_use_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    webhook = Webhook(url="https://example.org/hook", secret_file=tmp_path / "secret")
+    settings = Settings(home=tmp_path, webhook=webhook)
+    assert list(problems(settings)) == []
+    monkeypatch.setenv(variable, value)
+    [problem] = problems(settings)
+    assert (problem.where, bool(problem.todo)) == (variable, True)

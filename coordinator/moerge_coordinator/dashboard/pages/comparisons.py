@@ -19,11 +19,11 @@ def _compare(visit: Visit) -> Response:
     content: dict[str, Any] = {"numbers": numbers, "before": before, "version": after, "comparison": None}
     if all(text.isdecimal() and len(text) <= _DIGITS for text in (before, after)):
         old, new = rest.version(int(before)), rest.version(int(after))
-        one, other = rest.version_table(old.number), rest.version_table(new.number)
+        one, other = visit.table(old), visit.table(new)
         changes = score_changes(one, other)
         content |= {"comparison": compare(old, new), "old": old, "new": new}
         content |= {"names": visit.domains(old, new), "rows": changes if one.scores or other.scores else []}
-        content["tasks"] = on_tasks(rest.evaluations(old.number), rest.evaluations(new.number))
+        content["tasks"] = on_tasks(visit.scores(old.number), visit.scores(new.number))
         content["own"] = {change.name: (_own(one, change.name), _own(other, change.name)) for change in changes}
     return visit.show("compare.html", **content)
 

@@ -23,26 +23,27 @@ _MOST_ROWS = 100
 
 def _version(visit: Visit) -> Response:
     number, rest = visit.path["number"], visit.rest
-    version, table, domains = rest.version(number), rest.version_table(number), visit.domains()
+    version, domains = rest.version(number), visit.domains()
+    table = visit.table(version)
     served = not (version.retired or version.withheld)
     contributions = [("router", digest) for digest in version.lineage.contributions]
     contributions += [("head", digest) for digest in version.lineage.head.contributions]
     report = optional(rest.version_report, number) if served and visit.who.role is not Role.OWNER else None
     before = optional(rest.version, number - 1) if number > 1 else None
-    reported, alias = rest.evaluations(number).page(), optional(rest.alias, CHAMPION)
+    reported, alias = optional(rest.evaluations(number).page), optional(rest.alias, CHAMPION)
     champion = None if alias is None or alias.version == number else alias.version
     content: dict[str, Any] = {
         "version": version,
         "table": table,
         "card": rest.version_card(number) if served else None,
         "report": report,
-        "influence": rest.version_influence(number) if visit.operates else None,
+        "influence": optional(rest.version_influence, number) if visit.operates else None,
         "withdrawn": [domains.get(digest, digest[:10]) for digest in version.contains_withdrawn],
         "routing": _routing(table),
         "oracle": _oracle(table),
         "average_name": average_name(table),
-        "tasks": on_tasks(rest.evaluations(champion) if champion else [], reported.items),
-        "more_tasks": reported.next is not None,
+        "tasks": on_tasks(visit.scores(champion) if champion else [], reported.items if reported else []),
+        "more_tasks": reported is not None and reported.next is not None,
         "champion": champion,
         "before": before,
         "common": None,
@@ -51,7 +52,7 @@ def _version(visit: Visit) -> Response:
         "more_contributions": len(contributions[_MOST_ROWS:]),
     }
     if before is not None and set(before.lineage.domains) != set(table.domains):
-        content["common"] = common_change(rest.version_table(before.number), table)
+        content["common"] = common_change(visit.table(before), table)
     if report is not None:
         content |= {"conditioning": _conditioning(report), "norms": _norms(report)}
         content |= {"cosines": _cosines(report), "pairs": _pairs(report)}

@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 from moerge.client.http import optional
 from moerge.versions.compare import average_name, averages, common_change, domain_changes
 from moerge_coordinator.dashboard import charts
-from moerge_coordinator.dashboard.attention import needs
+from moerge_coordinator.dashboard.attention import Need, needs
 from moerge_coordinator.dashboard.first_steps import Step, first_steps
 from moerge_coordinator.dashboard.site import HOME, Page, Visit
 from moerge_proto.evaluations import VersionTable
@@ -37,7 +37,7 @@ def _versions(visit: Visit) -> Response:
     listed = rest.versions(newest=True).page(after)
     shown, before = list(listed.items[:_PER_PAGE]), listed.items[_PER_PAGE : _PER_PAGE + 1]
     further = shown[-1].number if before or listed.next else None
-    tables = visit.tables([*shown, *before])
+    tables = {version.number: visit.table(version) for version in [*shown, *before]}
     earlier = [*shown[1:], *before]
     changes = {new.number: _changes(new, old) for new, old in zip(shown, [*earlier, None], strict=False)}
     pairs = [(tables[old.number], tables[new.number]) for new, old in zip(shown, earlier, strict=False)]
@@ -48,7 +48,7 @@ def _versions(visit: Visit) -> Response:
     champion = optional(rest.alias, CHAMPION)
     if champion is not None:
         content["champion"] = serving = rest.version(champion.version)
-        table = rest.version_table(serving.number)
+        table = visit.table(serving)
         content |= {"score": table.average, "score_name": average_name(table)}
     if visit.operates:
         content |= _state_of_affairs(visit, content["champion"], [] if after else listed.items)
@@ -63,14 +63,14 @@ def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[V
     versions = newest or rest.versions(newest=True).page().items
     body, experts, workers = rest.current_body(), list(rest.experts()), list(rest.progress())
     workflows = [item for kind in get_args(WorkflowKind) for item in rest.workflows(kind).page().items]
-    influence, steps = None, list[Step]()
+    steps, of_sides = list[Step](), list[Need]()
     if versions and versions[0] != champion and versions[0].retired is None:
-        influence = rest.version_influence(versions[0].number)
+        of_sides = [need for find in visit.site.needs for need in find(rest, versions[0])]
     if champion is None:
         contributed = rest.contributors().contributed if body else []
         steps = first_steps(list(rest.owners()), experts, body, contributed, versions)
     return {
-        "needs": needs(champion, versions, body, experts, workflows, workers, influence),
+        "needs": needs(champion, versions, body, experts, workflows, workers, of_sides),
         "steps": steps,
         "can_solve": body is not None,
         "running": [workflow for workflow in workflows if workflow.state is WorkflowState.RUNNING],

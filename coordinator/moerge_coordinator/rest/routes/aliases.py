@@ -29,7 +29,7 @@ def promote(request: Request, state: Coordinator, caller: Operator, name: AliasN
     `promotion_signed`, refused unless the version is signed by a key that isn't revoked.
     """
     with state.database.transaction("promote version") as session:
-        return aliases.promote(session, name, move, who(request, caller), state.settings)
+        return aliases.promote(session, name, move, who(request, caller), state.settings, state.comparisons)
 
 
 @router.post("/{name}/rollback")

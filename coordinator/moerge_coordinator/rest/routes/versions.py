@@ -18,7 +18,6 @@ from moerge_coordinator.storage import messages
 from moerge_coordinator.storage.references import collect
 from moerge_coordinator.storage.tables import VersionRow
 from moerge_proto.contributions import ContributionSignature
-from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 from moerge_proto.version_files import CARD_FILE, CONFIG_FILE, REPORT_FILE
@@ -101,18 +100,11 @@ def show_report(state: Coordinator, caller: OperatorOrReader, number: Number) ->
     return SolveReport.model_validate_json(state.blobs.local(sha256).read_bytes())
 
 
-@router.get("/{number}/influence")
-def show_influence(state: Coordinator, caller: Operator, number: Number) -> VersionInfluence:
-    """The influence of each owner on the routers, measured before the publication."""
-    with state.database.reading() as session:
-        return versions.find(session, number).influence
-
-
 @router.get("/{number}/promotion")
 def check_promotion(state: Coordinator, caller: Operator, number: Number) -> PromotionCheck:
     """The verdict of the promotion rules on `champion` pointing to the version: see `PUT /v1/aliases/{name}`."""
     with state.database.reading() as session:
-        return aliases.check(session, number, state.settings)
+        return aliases.check(session, number, state.settings, state.comparisons)
 
 
 @router.get("/{number}/card", response_class=Markdown)
@@ -121,7 +113,7 @@ def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
     with state.database.reading() as session:
         row = versions.find_served(session, number)
         published = state.blobs.local(versions.file_digest(row, CARD_FILE)).read_text(encoding="utf-8")
-        return Markdown(cards.version_card(session, row, published, caller.owner))
+        return Markdown(cards.version_card(session, row, published, caller.owner, state.card_scores))
 
 
 @router.get("/{number}/signed-card")
@@ -133,9 +125,8 @@ def show_signed_card(state: Coordinator, caller: Anyone, number: Number) -> Sign
     """
     with state.database.reading() as session:
         row = versions.find_served(session, number)
-        return cards.signed_card(
-            session, state.blobs, row, caller.owner, version_keys.signing_key(session, state.settings.home)
-        )
+        key = version_keys.signing_key(session, state.settings.home)
+        return cards.signed_card(session, state.blobs, row, caller.owner, key, state.card_scores)
 
 
 @router.get("/{number}/provenance")
@@ -154,7 +145,7 @@ def sign_version(state: Coordinator, caller: Operator, number: Number, new: NewS
     """
     with state.database.transaction("sign version") as session:
         row = versions.find_served(session, number)
-        version_keys.sign(session, state.blobs, row, new)
+        version_keys.sign(session, state.blobs, row, new, state.card_scores)
         session.flush()
         files, view = row.attestations, messages.versions(session)(row)
     state.folders.replace_in_version(number, files)

@@ -12,8 +12,9 @@ from moerge.blobs.local import LocalBlobs
 from moerge.client.version_key import read_version_key, write_public_key
 from moerge.errors import MoergeError
 from moerge.versions.file_plans import written
-from moerge_coordinator.domain import cards, evaluations, version_keys
+from moerge_coordinator.domain import cards, version_keys
 from moerge_coordinator.domain.provenance import provenance_of
+from moerge_coordinator.evaluations.scores import card_scores, evaluate
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import VersionRow
 from moerge_coordinator.storage.version_key import KEY_FILE, PUBLIC_FILE
@@ -34,6 +35,7 @@ from moerge_proto.versions import VersionFile
 from support.evaluations import evaluation
 from support.rows import add_body, add_contribution, add_expert, add_version
 
+SCORES = [card_scores]
 CARD = b"---\nlicense: mit\n---\n\n# Model\n\nText.\n\n## Scores\n\nNone.\n\n## Use\n"
 
 
@@ -174,7 +176,7 @@ def version(session: Session, blobs: LocalBlobs) -> VersionRow:
 
 def files_of(session: Session, row: VersionRow) -> dict[str, str]:
     """Its files with the present card."""
-    card = cards.version_card(session, row, CARD.decode(), None)
+    card = cards.version_card(session, row, CARD.decode(), None, SCORES)
     return {file.name: file.sha256 for file in row.files} | {"README.md": sha256_hex(card.encode())}
 
 
@@ -187,11 +189,11 @@ def signature_of(session: Session, row: VersionRow, key: EllipticCurvePrivateKey
 def test_a_signature_made_elsewhere_is_stored_with_its_card(
     session: Session, home: Path, key: EllipticCurvePrivateKey, version: VersionRow, blobs: LocalBlobs
 ) -> None:
-    assert cards.signed_card(session, blobs, version, None, None).signature is None
-    version_keys.sign(session, blobs, version, signature_of(session, version, key))
+    assert cards.signed_card(session, blobs, version, None, None, SCORES).signature is None
+    version_keys.sign(session, blobs, version, signature_of(session, version, key), SCORES)
     assert version.key == name(key)
     for signer in (None, key):  # which covers another card than the published one, so it isn't signed anew
-        served = cards.signed_card(session, blobs, version, None, signer)
+        served = cards.signed_card(session, blobs, version, None, signer, SCORES)
         assert SignedVersion.of(served.signature or "").files["README.md"] == sha256_hex(served.card.encode())
         assert "Version 1, published on" in served.card
 
@@ -200,12 +202,12 @@ def test_an_owner_gets_no_signed_card_with_results_of_another(
     session: Session, home: Path, key: EllipticCurvePrivateKey, version: VersionRow, blobs: LocalBlobs
 ) -> None:
     law = Identity(role=Role.OWNER, owner="law-owner", domains=["law"])
-    evaluations.evaluate(session, law, 1, evaluation(1))
-    version_keys.sign(session, blobs, version, signature_of(session, version, key))
-    served = [cards.signed_card(session, blobs, version, owner, None).card for owner in (None, "law-owner")]
+    evaluate(session, law, 1, evaluation(1))
+    version_keys.sign(session, blobs, version, signature_of(session, version, key), SCORES)
+    served = [cards.signed_card(session, blobs, version, owner, None, SCORES).card for owner in (None, "law-owner")]
     assert "arc_easy" in served[0] == served[1]
     with pytest.raises(RefusedError, match="scores of other owners"):
-        cards.signed_card(session, blobs, version, "art-owner", None)
+        cards.signed_card(session, blobs, version, "art-owner", None, SCORES)
 
 
 def test_a_signature_of_anything_else_is_refused(
@@ -232,9 +234,9 @@ def test_a_signature_of_anything_else_is_refused(
         ("{}", ProblemType.INVALID_REQUEST, "not the signature of a version"),
     ):
         with pytest.raises(RefusedError, match=what) as caught:
-            version_keys.sign(session, blobs, version, new.model_copy(update={"signature": signature}))
+            version_keys.sign(session, blobs, version, new.model_copy(update={"signature": signature}), SCORES)
         assert (caught.value.kind, caught.value.where) == (kind, "signature")
     rotated(session, key)
     with pytest.raises(RefusedError, match="not by the active key"):
-        version_keys.sign(session, blobs, version, new)
+        version_keys.sign(session, blobs, version, new, SCORES)
     assert version.signature is None

@@ -163,7 +163,7 @@ def test_lineage_has_one_number_and_retired_one_is_not_reused(session: Session, 
     add_contribution(session, law, body)
     row = add_version(session)
     assert versions.number_of(session, row.lineage) == (1, True)
-    aliases.promote(session, "champion", Move(version=1), "operator", Settings(home=Path("unused")))
+    aliases.promote(session, "champion", Move(version=1), "operator", Settings(home=Path("unused")), ())
     with pytest.raises(RefusedError, match="the alias 'champion' points to version 1"):
         versions.retire(session, [row])
     aliases.remove(session, "champion", "operator")

@@ -19,7 +19,6 @@ from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import open_database
 from support.pooler import pooler, refusing
 from support.processes import run_command
-from support.receiver import SECRET
 from support.servers import CREDENTIALS, Postgres
 from support.servers import settings as toml
 
@@ -70,20 +69,6 @@ def test_a_taken_port_stops_serve_with_its_remedy(home: Path, monkeypatch: pytes
         with pytest.raises(MoergeError, match="Address already in use") as caught:
             serve(home, port=taken.getsockname()[1])
     assert "choose another" in caught.value.todo
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"), [("HTTPS_PROXY", "ftp://proxy.example.org"), ("SSL_CERT_FILE", "/no/such/file")]
-)
-def test_an_environment_that_the_webhook_cannot_use_is_a_problem(
-    home: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
-    (home / "secret").write_text(f"{SECRET}\n")
-    place = f'url = "https://example.org/hook"\nsecret_file = "{home / "secret"}"\n'
-    (home / "coordinator.toml").write_text(f"port = 0\n[webhook]\n{place}")
-    assert listed(home) == {}
-    monkeypatch.setenv(variable, value)
-    assert list(listed(home)) == [variable]
 
 
 def test_a_command_in_a_remedy_quotes_its_folder(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge_coordinator.domain import evaluations
 from moerge_coordinator.domain.withdrawal import withdraw_expert
+from moerge_coordinator.evaluations import scores
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, VersionRow, now
 from moerge_proto.evaluations import Evaluation, Perplexity, TaskResult
@@ -33,8 +33,8 @@ def version(session: Session, law: ExpertRow) -> VersionRow:
     return add_version(session)
 
 
-def send(session: Session, who: Identity, *scores: Perplexity | TaskResult) -> list[Evaluation]:
-    return evaluations.evaluate(session, who, 1, evaluation(1, *scores))
+def send(session: Session, who: Identity, *reported: Perplexity | TaskResult) -> list[Evaluation]:
+    return scores.evaluate(session, who, 1, evaluation(1, *reported))
 
 
 def test_sums_that_can_t_be_of_this_version_are_refused_by_their_field(
@@ -72,10 +72,10 @@ def test_only_owners_with_a_ready_expert_in_the_version_report_tasks(
 
 def test_scores_are_of_a_served_version_and_of_this_one(session: Session, law: ExpertRow, version: VersionRow) -> None:
     with pytest.raises(RefusedError, match="made of version 2, sent to 1") as caught:
-        evaluations.evaluate(session, LAW, 1, evaluation(2, sums(law.parts_of)))
+        scores.evaluate(session, LAW, 1, evaluation(2, sums(law.parts_of)))
     assert caught.value.where == "number"
     with pytest.raises(RefusedError, match="no version 9"):
-        evaluations.evaluate(session, OPERATOR, 9, evaluation(9))
+        scores.evaluate(session, OPERATOR, 9, evaluation(9))
     first = send(session, LAW, sums(law.parts_of))
     for field in ("withheld", "retired"):
         setattr(version, field, now(session))
@@ -85,9 +85,9 @@ def test_scores_are_of_a_served_version_and_of_this_one(session: Session, law: E
 
 
 def test_average_leaves_out_an_expert_that_is_the_body_s_seed(session: Session, version: VersionRow) -> None:
-    assert evaluations.visible_table(session, version, None).averaged == ["law", "art"]
+    assert scores.visible_table(session, version, None).averaged == ["law", "art"]
     session.scalars(select(ExpertRow).where(ExpertRow.domain == "art")).one().parts_of = add_body(session).model
-    table = evaluations.visible_table(session, version, None)
+    table = scores.visible_table(session, version, None)
     assert (table.seeds, table.averaged, table.missing) == (["art"], ["law"], ["law"])
 
 
@@ -98,26 +98,26 @@ def test_a_later_score_replaces_the_same_reporter_s_and_a_repeated_one_changes_n
     tasks = result("arc_easy"), result("gsm8k", 0.1)
     first = send(session, LAW, sums(law.parts_of))
     assert [(row.owner, row.version, row.active) for row in first] == [("law-owner", 1, True)]
-    for who, scores in ((ART, (art,)), (OPERATOR, tasks), (LAW, tasks)):
-        assert send(session, who, *scores) == send(session, who, *scores)
+    for who, given in ((ART, (art,)), (OPERATOR, tasks), (LAW, tasks)):
+        assert send(session, who, *given) == send(session, who, *given)
     send(session, LAW, sums(law.parts_of, 30.0))
     send(session, OPERATOR, result("arc_easy", 0.6))
     assert send(session, LAW, sums(law.parts_of)) == [first[0].model_copy(update={"active": False})]
     assert [row.active for row in send(session, OPERATOR, *tasks)] == [False, True], "they came before"
-    assert [(row.reporter, row.score.name) for row in evaluations.active(session, 1)] == [
+    assert [(row.reporter, row.score.name) for row in scores.active(session, 1)] == [
         ("art-owner", "art"), ("operator", "gsm8k (acc)"), ("law-owner", "arc_easy (acc)"),
         ("law-owner", "gsm8k (acc)"), ("law-owner", "law"), ("operator", "arc_easy (acc)"),
     ]  # fmt: skip
-    assert {row.reporter for row in evaluations.active(session, 1, "art-owner")} == {"art-owner", "operator"}
+    assert {row.reporter for row in scores.active(session, 1, "art-owner")} == {"art-owner", "operator"}
     withdraw_expert(session, law, serve=True)
-    table = {score.domain: score.normalised for score in evaluations.visible_table(session, version, None).scores}
+    table = {score.domain: score.normalised for score in scores.visible_table(session, version, None).scores}
     assert table == {"law": pytest.approx(36.787944), "art": 100}, "what was told stays"
 
 
 def test_a_reporter_has_a_limited_number_of_scores(
     session: Session, version: VersionRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluations, "MOST_ROWS", 3)
+    monkeypatch.setattr(scores, "MOST_ROWS", 3)
     send(session, LAW, result("a"), result("b"))
     with pytest.raises(RefusedError, match="you have reported 2 scores of version 1; at most 3") as caught:
         send(session, LAW, result("a", 0.1), result("b", 0.1))

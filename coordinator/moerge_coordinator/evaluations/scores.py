@@ -1,10 +1,11 @@
-"""Evaluations: scores of versions that owners and operators report."""
+"""Scores of versions that owners and operators report, and a version's card of them."""
 
 from collections.abc import Iterable
 
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
+from moerge.versions.card_scores import ScoreRow, scores_text, tasks_text
 from moerge_coordinator.domain import versions
 from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.problems import RefusedError
@@ -81,6 +82,15 @@ def table_of(session: Session, version: VersionRow, rows: Iterable[Evaluation]) 
     seeds = {*session.scalars(select(ExpertRow.digest).where(ExpertRow.parts_of == model.scalar_subquery()))}
     named = [domain for domain, digest in zip(lineage.domains, lineage.experts, strict=True) if digest in seeds]
     return VersionTable.of(version.number, lineage.domains, rows, named)
+
+
+def card_scores(session: Session, version: VersionRow, owner: str | None) -> str:
+    """A version's scores in its card, as far as the owner may see them; for None all."""
+    table = visible_table(session, version, owner)
+    rows = [ScoreRow(item.domain, item.tokens, item.dense, item.version, item.normalised) for item in table.scores]
+    text = "on held-out documents, which each owner measured on its own data"
+    reported = tasks_text(active(session, version.number, owner))
+    return "\n".join(filter(None, [scores_text(text, rows, table.average, table.missing), reported]))
 
 
 def _require_of(session: Session, version: VersionRow, sums: Perplexity) -> None:

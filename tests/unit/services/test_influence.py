@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moerge.routers.influence import measure, measured_layers, warnings
+from moerge.influence import measure, measured_layers, warnings
 from moerge.routers.solve import solve_layers
 from moerge_proto.influence import DomainInfluence
 from moerge_proto.options import RECOMMENDED, SolveOptions

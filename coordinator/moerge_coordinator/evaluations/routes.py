@@ -4,7 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from moerge_coordinator.domain import evaluations, versions
+from moerge_coordinator.domain import versions
+from moerge_coordinator.evaluations import scores
 from moerge_coordinator.rest.auth import Anyone, OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import After, Flag, Number, page
 from moerge_coordinator.rest.state import Coordinator
@@ -26,7 +27,7 @@ def evaluate(state: Coordinator, caller: OperatorOrOwner, number: Number, new: N
     in the version.
     """
     with state.database.transaction("evaluate version") as session:
-        return evaluations.evaluate(session, caller, number, new)
+        return scores.evaluate(session, caller, number, new)
 
 
 @router.get("/evaluations")
@@ -36,7 +37,7 @@ def list_evaluations(
     """Lists a version's reported scores; for an owner, the operators' and its own, for a reader, those on tasks."""
     with state.database.reading() as session:
         versions.find(session, number)
-        query = evaluations.visible(number, caller.owner)
+        query = scores.visible(number, caller.owner)
         if caller.role is Role.READER:
             query = query.where(EvaluationRow.kind == "task")
         if not replaced:
@@ -51,4 +52,4 @@ def show_table(state: Coordinator, caller: Anyone, number: Number) -> VersionTab
     For an owner, only its own domains' scores, and the average.
     """
     with state.database.reading() as session:
-        return evaluations.visible_table(session, versions.find(session, number), caller.owner)
+        return scores.visible_table(session, versions.find(session, number), caller.owner)

@@ -6,6 +6,7 @@ Gaussian scores, these give the share of tokens that score another expert above 
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -13,13 +14,17 @@ import torch
 from torch import Tensor
 
 from moerge.errors import ContributionError
+from moerge.models.bounds import feature_gains
 from moerge.routers.solve import by_split, of_layer, solve_layer
 from moerge.routers.system import domain_weights, of_domain, ridge_system, tokens_of
 from moerge.statistics.integers import effective_rank
 from moerge.threads import at_once, one_thread
+from moerge.versions.plan import VersionInputs, opened
+from moerge_proto.digests import digest_of
 from moerge_proto.influence import DomainInfluence, VersionInfluence
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import Sums
+from moerge_proto.versions import Lineage
 
 MOST_LAYERS, MOST_SOLVES = 8, 32
 """Bounds of a measurement, which solves each of its layers once without each owner."""
@@ -131,6 +136,20 @@ def measure(
     ]
     scores = options.temperature * torch.stack([item.scores for item in result]).amax(dim=0)
     return VersionInfluence(layers=layers, domains=rows, warnings=[*warnings(rows), *steep(domains, owners, scores)])
+
+
+def measure_lineage(
+    lineage: Lineage, inputs: VersionInputs, measured: Callable[[int], None] = lambda layer: None
+) -> VersionInfluence:
+    """The influence of each owner on a lineage's routers; its digest chooses the layers.
+
+    Raises:
+        ContributionError, SolveError: a layer can't be solved, with all owners or without one.
+    """
+    gains = feature_gains(inputs.body)
+    start = int(digest_of(lineage.model_dump(mode="json"))[:8], 16)
+    with ExitStack() as stack:
+        return measure(opened(stack, inputs), lineage.domains, gains, lineage.options, start, measured)
 
 
 def layer_influence(
