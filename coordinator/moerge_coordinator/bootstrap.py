@@ -19,7 +19,7 @@ from moerge.errors import MoergeError
 from moerge.files import locked
 from moerge_coordinator.dashboard.app import make_dashboard
 from moerge_coordinator.dashboard.site import HOME
-from moerge_coordinator.domain import contribution_rules
+from moerge_coordinator.domain import contribution_kinds
 from moerge_coordinator.domain.demands import AllDemands
 from moerge_coordinator.domain.demands import demands as all_demands
 from moerge_coordinator.domain.ports import Ports, unmeasured
@@ -189,7 +189,7 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
     notices = frozenset(chain.from_iterable(side.events(settings) for side in rooms))
     database = open_database(settings.database, clock, metrics.count_transaction, notices)
     blobs, chunks = stores(settings)
-    rules = dict(contribution_rules.RULES)
+    rules = dict(contribution_kinds.RULES)
     for side in rooms:
         rules |= side.rules
     ports = Ports(

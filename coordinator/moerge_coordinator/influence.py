@@ -6,7 +6,7 @@ from moerge.client.client import Client
 from moerge.errors import ContributionError, SolveError
 from moerge.influence import MOST_LAYERS, measure_lineage
 from moerge.models.families.family import mlp_layers
-from moerge.versions.plan import VersionInputs
+from moerge.versions.version_plan import VersionInputs
 from moerge_coordinator.dashboard.attention import Need
 from moerge_coordinator.domain import versions
 from moerge_coordinator.log import progress

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from moerge.errors import MoergeError
     from moerge_coordinator.dashboard.site import FindNeeds
-    from moerge_coordinator.domain.contribution_rules import Rule
+    from moerge_coordinator.domain.contribution_kinds import Rule
     from moerge_coordinator.domain.ports import CardScores, Comparisons, Influence
     from moerge_coordinator.rest.state import State
     from moerge_coordinator.settings import Event, Settings

@@ -9,7 +9,7 @@ from pydantic import Field, PlainSerializer, WithJsonSchema, WrapValidator
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message, Whole
-from moerge_proto.options import RECOMMENDED, RecommendedOptions, SolveOptions
+from moerge_proto.recipes import RECOMMENDED, RecommendedOptions, SolveOptions
 
 CHAMPION = "champion"
 """The alias of the version that consumers use."""

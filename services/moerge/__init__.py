@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from moerge.models.tokens import Tokens, all_counted
     from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
     from moerge.versions.folder import write_folder
-    from moerge.versions.plan import plan_version
+    from moerge.versions.version_plan import plan_version
 
 __version__ = "0.2.0.dev15"
 __all__ = [
@@ -58,7 +58,7 @@ _HOMES = {
     "local_version": "merging.local_lineages",
     "merge": "merging.merge",
     "merge_body": "bodies.merge",
-    "plan_version": "versions.plan",
+    "plan_version": "versions.version_plan",
     "router_contribution": "statistics.contribution",
     "body_contribution": "statistics.contribution",
     "head_contribution": "statistics.contribution",

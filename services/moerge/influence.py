@@ -19,10 +19,10 @@ from moerge.routers.solve import by_split, of_layer, solve_layer
 from moerge.routers.system import domain_weights, of_domain, ridge_system, tokens_of
 from moerge.statistics.integers import effective_rank
 from moerge.threads import at_once, one_thread
-from moerge.versions.plan import VersionInputs, opened
+from moerge.versions.version_plan import VersionInputs, opened
 from moerge_proto.digests import digest_of
 from moerge_proto.influence import DomainInfluence, VersionInfluence
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import Sums
 from moerge_proto.versions import Lineage
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from moerge.cli.keeper import app
 from moerge.errors import MoergeError
-from moerge.masks.answer import answer, read_request
+from moerge.masks.answer_file import answer, read_request
 from moerge.masks.keeper import Keeper, KeeperError
 from moerge_proto.masks import MAX_REQUEST_BYTES, MasksRequest
 from moerge_proto.statistics_file import MAX_SUMMED, RouterManifest
@@ -31,7 +31,7 @@ def test_a_keeper_has_no_command_that_listens() -> None:
     assert {command.name or command.callback.__name__ for command in app.registered_commands if command.callback} == {
         "init", "approve", "answer", "show",
     }  # fmt: skip
-    code = f"import sys, moerge.masks.answer, moerge.masks.keeper; print({LISTENING!r} & sys.modules.keys())"
+    code = f"import sys, moerge.masks.answer_file, moerge.masks.keeper; print({LISTENING!r} & sys.modules.keys())"
     code = code.replace(repr(LISTENING), repr(set(LISTENING)))
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     assert shown.stdout.strip() == "set()"

@@ -16,9 +16,9 @@ from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.stores import stores
 from moerge_proto.messages import FileEntry
-from moerge_proto.options import SolveOptions
 from moerge_proto.progress import Obstacle
 from moerge_proto.public_log import LogEntry, LogHead, version_content
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.version_files import BODY_FILE
 from moerge_workers import commands
 from support.federation import SILENT, Federation, Member, federation_of

@@ -25,8 +25,8 @@ from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.stores import stores
 from moerge_coordinator.storage.version_key import KEY_FILE
 from moerge_proto.digests import sha256_hex
-from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewToken, Role
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.signatures import JoinRequest, in_groups, public_key_of
 from moerge_proto.signatures import fingerprint as owner_fingerprint
 from moerge_proto.version_keys import KeyRotation, NewSignature

@@ -20,11 +20,11 @@ from moerge.routers.ridge import SOLVER
 from moerge.statistics.describe import median_rank
 from moerge.statistics.validate import validate
 from moerge.versions.card import Contributed, ExpertRecord
-from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
+from moerge.versions.version_plan import Slot, VersionInputs, plan_version, solve_lineage
 from moerge_proto.bodies import BodyMethod
 from moerge_proto.digests import digest_of
-from moerge_proto.options import RECOMMENDED
 from moerge_proto.ranges import LocalFile
+from moerge_proto.recipes import RECOMMENDED
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import HeadLineage, Lineage
 

@@ -25,7 +25,7 @@ from moerge.models.writer import write_safetensors
 from moerge.progress import NoProgress
 from moerge.routers.solve import solve_layers
 from moerge.statistics.integers import pack, to_integers
-from moerge.versions.file_plans import (
+from moerge.versions.planned_files import (
     FilePlan,
     body_files,
     config_files,
@@ -37,7 +37,7 @@ from moerge.versions.file_plans import (
 )
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, exponent, write
 from moerge_proto.version_files import HEAD_FILE
 from moerge_proto.versions import SolveReport

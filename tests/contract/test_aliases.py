@@ -12,7 +12,7 @@ from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
 from moerge.versions.compare import compare
 from moerge_proto.bodies import Body
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import Version, VersionChange
 from support.federation import Federation, eventually, federation_of
 from support.processes import ended, run_command, start_worker

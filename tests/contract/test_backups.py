@@ -21,7 +21,7 @@ from moerge_coordinator.operation.verify import verify
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.version_key import PUBLIC_FILE
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import NewVersion
 from support.federation import SILENT, Federation, federation_of
 from support.processes import Coordinator, moerge, run_command

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.actions import ACTIONS
-from moerge_proto.options import RECOMMENDED
 from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.recipes import RECOMMENDED
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
 from moerge_proto.versions import VersionChange
 from support.dashboard import act, signed_in, visitor

@@ -10,9 +10,9 @@ import pytest
 from moerge.client.pull import pull
 from moerge.errors import CoordinatorError
 from moerge_proto.evaluations import RESULTS, Evaluation, Perplexity, TaskResult
-from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewToken, Role
 from moerge_proto.problems import ProblemType
+from moerge_proto.recipes import SolveOptions
 from support.evaluations import evaluation, result, sums
 from support.federation import SILENT, Federation, federation_of
 from support.merging import SMALL

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moerge.models.dense import domain_model
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from support.dashboard import signed_in
 from support.federation import Federation, Member, body_path, federation_of, parted
 from support.merging import SMALL

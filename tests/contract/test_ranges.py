@@ -13,7 +13,7 @@ from moerge.merging.local_lineages import local_body, local_version
 from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, expert_digest, file_digests, is_weights
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version
+from moerge.versions.version_plan import plan_version
 from moerge_proto.experts import Parts
 from moerge_proto.messages import FileEntry
 from support.federation import SILENT, Federation, federation_of, honest, send

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from moerge.errors import CoordinatorError
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import WorkflowState
 from support.federation import Federation, eventually, federation_of

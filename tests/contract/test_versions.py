@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import Version
 from support.federation import Federation, federation_of
 from support.openapi import contract, written

@@ -15,7 +15,7 @@ from moerge.models.tokens import all_counted
 from moerge.scoring.perplexity import load, score, windows
 from moerge.scoring.routers import RoutingCounter, forced
 from moerge_proto.evaluations import Perplexity
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
 from moerge_workers.data.documents import read_key

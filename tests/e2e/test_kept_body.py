@@ -20,7 +20,7 @@ from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.scoring.routers import forced
 from moerge_proto.experts import ExpertState, Parts
-from moerge_proto.options import PAPER
+from moerge_proto.recipes import PAPER
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 from moerge_proto.versions import Version
 from moerge_workers.outgoing.history import History

@@ -14,7 +14,7 @@ import pytest
 
 from moerge.blobs.local import LocalBlobs
 from moerge.errors import CoordinatorError
-from moerge.versions.plan import plan_version
+from moerge.versions.version_plan import plan_version
 from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.folders import Folders

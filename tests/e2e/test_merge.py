@@ -18,9 +18,9 @@ from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version
+from moerge.versions.version_plan import plan_version
 from moerge_proto.bodies import Body
-from moerge_proto.options import RECOMMENDED
+from moerge_proto.recipes import RECOMMENDED
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 from moerge_proto.versions import Lineage

@@ -13,8 +13,8 @@ from moerge.merging.local_lineages import local_body, local_version
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version
-from moerge_proto.options import RECOMMENDED, VersionRecipe
+from moerge.versions.version_plan import plan_version
+from moerge_proto.recipes import RECOMMENDED, VersionRecipe
 from support.models import expert, texts
 from support.wrappers import wrapper
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from moerge.errors import MoergeError
 from moerge.models.families.family import HEAD
 from moerge_proto.evaluations import RESULTS
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_workers.outgoing.owner_key import read_owner_key
 from support.dashboard import signed_in
 from support.evaluations import result

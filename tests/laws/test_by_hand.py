@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from moerge.documents.splits import SplitRule
 from moerge.merging.merge import MergeSettings, merge
-from moerge_proto.options import PAPER
+from moerge_proto.recipes import PAPER
 from support.merging import SMALL, source
 from support.models import expert, texts
 

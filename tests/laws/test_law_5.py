@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moerge.errors import CoordinatorError
 from moerge_proto.experts import ExpertState
-from moerge_proto.options import PAPER
+from moerge_proto.recipes import PAPER
 from moerge_proto.versions import Version
 from support.federation import Federation, federation_of, honest, send
 from support.lineages import DOMAINS, Group, groupings, solved

@@ -8,10 +8,10 @@ import torch
 from moerge.bodies.heads import HeadInputs
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import FAMILIES
-from moerge.versions.file_plans import body_files, expert_file, head_file, router_file
-from moerge.versions.plan import VersionPlan
+from moerge.versions.planned_files import body_files, expert_file, head_file, router_file
+from moerge.versions.version_plan import VersionPlan
 from moerge_proto.bodies import HeadMethod
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.version_files import FUSED_FILE, HEAD_FILE
 from moerge_proto.versions import HeadLineage, Lineage
 from support.lineages import DOMAINS, Group, planned

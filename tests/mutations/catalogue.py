@@ -182,7 +182,7 @@ MUTATIONS = (
         LIBRARY,
         "if asked.answer_bytes > free:",
         "if False:",
-        ("tests/unit/services/masks/test_answer.py",),
+        ("tests/unit/services/masks/test_answer_file.py",),
     ),
     Mutation(
         "early-version",

@@ -17,14 +17,14 @@ from moerge.models.families.family import EMBEDDING, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.routers.solve import solve_layers
-from moerge.versions.file_plans import FilePlan, body_files, mlp_files, router_file
+from moerge.versions.planned_files import FilePlan, body_files, mlp_files, router_file
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import ShardRow, UploadRow
 from moerge_proto.contributions import Contribution
 from moerge_proto.experts import ExpertState
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.version_files import HEAD_FILE
 from simulation.model import SHARDS, Key, Sent

@@ -31,8 +31,8 @@ from moerge_proto.bodies import HeadMethod
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert, Parts
-from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import HeadManifest, RouterManifest, StatisticsSettings
 from moerge_proto.uploads import Upload
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE

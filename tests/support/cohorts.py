@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 from sqlalchemy import select
 
 from moerge.blobs.local import LocalBlobs, LocalChunks
-from moerge.masks.answer import answer
+from moerge.masks.answer_file import answer
 from moerge.masks.keeper import Keeper, make_key
-from moerge_coordinator.domain import contribution_rules, contributions, owner_keys, owners, versions, withdrawal
+from moerge_coordinator.domain import contribution_kinds, contributions, owner_keys, owners, versions, withdrawal
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.masks import cohorts, seals
@@ -21,8 +21,8 @@ from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRo
 from moerge_proto.contributions import Contribution, NewContribution, signed_contribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.masks import MasksRequest
-from moerge_proto.options import SolveOptions
 from moerge_proto.owners import Role
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import exponent
 from moerge_proto.versions import Lineage, NewVersion
 from support.masked import MaskedOwner
@@ -118,6 +118,6 @@ def rounds_in(folder: Path) -> Iterator[Rounds]:
             for owner in known.values():
                 owner_keys.add_key(session, owner.name, owner.request.public_key, "key")
                 keeper.approve(owner.request, replace=False)
-        rules = {**contribution_rules.RULES, **seals.RULES}
+        rules = {**contribution_kinds.RULES, **seals.RULES}
         ports = Ports(settings, database, blobs, Folders(database, blobs, folder), uploads, rules)
         yield Rounds(ports, keeper, body, experts, known, folder)

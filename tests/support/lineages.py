@@ -15,7 +15,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import head_contribution
-from moerge.versions.plan import VersionPlan, plan_version
+from moerge.versions.version_plan import VersionPlan, plan_version
 from moerge_proto.bodies import HeadMethod
 from support.models import expert, seed_model
 from support.statistics import LAYERS, honest_shards, manifest_of, written

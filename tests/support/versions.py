@@ -16,8 +16,8 @@ from moerge.models.families.hosts import HOSTS
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import router_contribution
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version
-from moerge_proto.options import SolveOptions
+from moerge.versions.version_plan import plan_version
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.version_files import HEAD_FILE
 

@@ -11,7 +11,7 @@ from moerge.merging.merge import MergeSettings
 from moerge.merging.recipe import Recipe
 from moerge_coordinator.dashboard.actions.versions import asked_version, solve_form
 from moerge_lab.recipes.registry import RECIPES
-from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, SolveOptions
+from moerge_proto.recipes import FEDERATED, PAPER, RECOMMENDED, VERSION_RECIPES, SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers.settings import Settings
 

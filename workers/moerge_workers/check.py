@@ -45,7 +45,7 @@ from moerge_workers.contributing.seed import own_body, own_seed, require_expert_
 from moerge_workers.data.documents import Data
 from moerge_workers.data.first_documents import read_first
 from moerge_workers.finishing import finishing_of
-from moerge_workers.outgoing import budget
+from moerge_workers.outgoing import version_limit
 from moerge_workers.outgoing.history import History
 from moerge_workers.outgoing.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
@@ -316,7 +316,7 @@ class _Fleet:
         policy, used = self.settings.policy, "none"
         if self.settings.home.is_dir():
             with closing(History(self.settings.home)) as history:
-                used = budget.summary(history)
+                used = version_limit.summary(history)
         allowed = f"{policy.versions_per_month} are allowed, further ones need your approval"
         return f"new in the last 30 days: {used}; {allowed}"
 

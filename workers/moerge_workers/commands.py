@@ -23,7 +23,7 @@ from moerge.versions.evaluations import results_in
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.version_signatures import fingerprint as version_fingerprint
-from moerge_workers.outgoing import budget, owner_key
+from moerge_workers.outgoing import owner_key, version_limit
 from moerge_workers.outgoing.history import History
 from moerge_workers.outgoing.public_log import PublicLog, all_served
 from moerge_workers.settings import Settings, home_of, read_settings
@@ -397,7 +397,7 @@ def show_history(
             echo(f"  to {item.coordinator}{under}: {became}")
         for served in all_served(history):
             echo(f"{served.at:%Y-%m-%d %H:%M} UTC  served: {served}")
-        echo(f"New in the last 30 days: {budget.summary(history)}")
+        echo(f"New in the last 30 days: {version_limit.summary(history)}")
 
 
 def _show_log(settings: Settings, head: str | None, *, accept: bool, as_json: bool) -> None:
@@ -434,7 +434,7 @@ def status(domain: Domain = None, home: Home = None, as_json: AsJson = False) ->
     folder = _home(home, domain)
     state = read_state(folder)
     with closing(History(folder)) as history:
-        waiting, sent, used = history.asked(), history.sent(), budget.summary(history)
+        waiting, sent, used = history.asked(), history.sent(), version_limit.summary(history)
     running = is_running(folder)
     if as_json:
         show_json({"running": running, "state": state, "sent": sent, "waits": waiting})

@@ -12,7 +12,7 @@ from moerge.files import user_path
 from moerge.models.sources import checkpoint_folder
 from moerge.settings import Keys, UserPath, built, put, read_toml
 from moerge_proto.digests import Name
-from moerge_proto.options import FEDERATED
+from moerge_proto.recipes import FEDERATED
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.policy import Masks, Policy, PrivacyBudget
 

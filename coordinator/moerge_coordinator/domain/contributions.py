@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from moerge.errors import ContributionError
 from moerge.statistics.describe import median_rank
-from moerge_coordinator.domain.contribution_rules import Rule
+from moerge_coordinator.domain.contribution_kinds import Rule
 from moerge_coordinator.domain.owner_keys import require_signed
 from moerge_coordinator.domain.owners import require_own_domain
 from moerge_coordinator.domain.ports import Ports

@@ -9,8 +9,8 @@ from moerge.bodies.head_kinds import HEADS
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow
 from moerge_proto.bodies import HeadMethod
-from moerge_proto.options import FEDERATED, PAPER
 from moerge_proto.problems import ProblemType
+from moerge_proto.recipes import FEDERATED, PAPER
 from moerge_proto.versions import HeadLineage
 
 

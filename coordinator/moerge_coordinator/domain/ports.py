@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
-from moerge.versions.plan import VersionInputs
-from moerge_coordinator.domain.contribution_rules import Rule
+from moerge.versions.version_plan import VersionInputs
+from moerge_coordinator.domain.contribution_kinds import Rule
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database

@@ -7,8 +7,8 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import CohortRow, ContributionRow
-from moerge_proto.options import SolveOptions
 from moerge_proto.problems import ProblemType
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import RouterManifest
 
 ANEW = "a sum can't leave out one of them: contribute under another body (moerge coordinator seed)"

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge.bodies.merge import DENSE_BODY_FILE
 from moerge.versions.card import Contributed, ExpertRecord
-from moerge.versions.plan import Slot, VersionInputs
+from moerge.versions.version_plan import Slot, VersionInputs
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders

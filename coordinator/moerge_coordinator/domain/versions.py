@@ -25,8 +25,8 @@ from moerge_coordinator.storage.tables import (
 )
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
-from moerge_proto.options import SolveOptions
 from moerge_proto.problems import ProblemType
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import Lineage, NewVersion, VersionChange
 
 

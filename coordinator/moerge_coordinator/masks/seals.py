@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from moerge.statistics.validate import require_exponents
-from moerge_coordinator.domain.contribution_rules import RouterRule, Rule
+from moerge_coordinator.domain.contribution_kinds import RouterRule, Rule
 from moerge_coordinator.domain.owner_keys import keys_of
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, SealsRow

@@ -12,8 +12,8 @@ from moerge.build import build
 from moerge.client.signatures import differing, read_provenance
 from moerge.errors import MoergeError
 from moerge.progress import Progress
-from moerge.versions.file_plans import FilePlan
-from moerge.versions.plan import VersionPlan, plan_version
+from moerge.versions.planned_files import FilePlan
+from moerge.versions.version_plan import VersionPlan, plan_version
 from moerge_coordinator.domain import version_keys
 from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.operation.findings import Finding

@@ -15,7 +15,7 @@ from moerge.models.dense_files import DenseBody, DenseFiles
 from moerge.models.expert_folder import is_weights
 from moerge.models.published import PublishedWeights, published_weights
 from moerge.models.reader import Checkpoint
-from moerge.versions.plan import Seed
+from moerge.versions.version_plan import Seed
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import BodyRow, ExpertRow, VersionRow
 from moerge_proto.messages import FileEntry

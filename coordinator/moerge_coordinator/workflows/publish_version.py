@@ -11,8 +11,8 @@ from dbos import DBOS
 
 from moerge.build import build
 from moerge.models.families.family import mlp_layers
-from moerge.versions.file_plans import FilePlan, written
-from moerge.versions.plan import (
+from moerge.versions.planned_files import FilePlan, written
+from moerge.versions.version_plan import (
     Solution,
     VersionInputs,
     VersionPlan,

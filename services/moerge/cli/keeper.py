@@ -67,7 +67,7 @@ def answer(
 
     Example: moerge keeper answer /srv/keeper request.json --out answer
     """
-    from moerge.masks.answer import answer as answered
+    from moerge.masks.answer_file import answer as answered
 
     asked = answered(Keeper(home), request, out)
     names = ", ".join(sorted(f"{part.owner}/{part.domain}" for part in asked.parts))

@@ -34,8 +34,8 @@ from moerge.versions.compare import compare as compare_versions
 from moerge.versions.evaluations import on_tasks, results_in
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.evaluations import NewEvaluation
-from moerge_proto.options import FEDERATED, PAPER, RecipeName
 from moerge_proto.owners import Role
+from moerge_proto.recipes import FEDERATED, PAPER, RecipeName
 from moerge_proto.versions import CHAMPION, AliasMove, Lineage, NewVersion, Version, VersionChange
 
 _HEADS = f"Last norm and language model head: {'; '.join(f'{kind.name}, {kind.about}' for kind in HEADS.values())}."

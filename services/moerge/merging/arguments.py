@@ -19,7 +19,7 @@ from moerge.models.expert_folder import DenseExpert, require_model
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge_proto.digests import Name
 from moerge_proto.messages import UNKNOWN
-from moerge_proto.options import VERSION_RECIPES
+from moerge_proto.recipes import VERSION_RECIPES
 
 _APART = {"ridge_lambda", "top_k"}  # options of the solve that are given apart from the recipe
 

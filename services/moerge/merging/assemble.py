@@ -27,7 +27,7 @@ from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import Slot, VersionInputs, plan_version, solve_lineage
+from moerge.versions.version_plan import Slot, VersionInputs, plan_version, solve_lineage
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.version_files import FUSED_FILE, HEAD_FILE

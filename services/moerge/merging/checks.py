@@ -23,7 +23,7 @@ from moerge.models.expert_folder import DenseExpert, check_expert, require_finit
 from moerge.models.families.family import mlp_layers
 from moerge.models.side_files import chat_model
 from moerge.progress import Progress
-from moerge.versions.plan import BASE
+from moerge.versions.version_plan import BASE
 from moerge_proto.records import RECORD_FILE
 
 

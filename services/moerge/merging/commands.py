@@ -16,7 +16,7 @@ from moerge.merging.recipe_file import FILE, recipe_of, recipe_text
 from moerge.settings import byte_count, named_values, single_values
 from moerge.terminal import AsJson, Screen, echo, output, show_json
 from moerge_proto.bodies import BodyMethod, HeadMethod
-from moerge_proto.options import RECOMMENDED, RecipeName
+from moerge_proto.recipes import RECOMMENDED, RecipeName
 from moerge_proto.statistics_file import StatisticsSettings
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from moerge.models.expert_folder import small_files
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import copies, write_safetensors
 from moerge.versions.card import ExpertRecord
-from moerge.versions.plan import Slot
+from moerge.versions.version_plan import Slot
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import Message
-from moerge_proto.options import VersionRecipe
+from moerge_proto.recipes import VersionRecipe
 from moerge_proto.records import read_record
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.version_files import FUSED_FILE, expert_name

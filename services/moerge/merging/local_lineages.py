@@ -33,9 +33,9 @@ from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
 from moerge.versions.card import Contributed, ExpertRecord
-from moerge.versions.plan import Seed, Slot, Solution, Solve, VersionInputs
+from moerge.versions.version_plan import Seed, Slot, Solution, Solve, VersionInputs
 from moerge_proto.bodies import BodyMethod, HeadMethod
-from moerge_proto.options import RECOMMENDED, SolveOptions
+from moerge_proto.recipes import RECOMMENDED, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import HeadLineage, Lineage, SolveReport
 

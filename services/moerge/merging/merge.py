@@ -18,7 +18,7 @@ from moerge.merging.settings import AUTO, MergeSettings, Source
 from moerge.merging.texts import read_text
 from moerge.models.keeping import all_keep, keeping
 from moerge.versions.card_scores import recipe_card, scored_card
-from moerge.versions.plan import BASE, small_files_of
+from moerge.versions.version_plan import BASE, small_files_of
 from moerge_proto.digests import sha256_hex
 from moerge_proto.records import RECORD_FILE, read_record
 from moerge_proto.version_files import CARD_FILE, REPORT_FILE

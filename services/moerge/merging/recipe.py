@@ -11,7 +11,7 @@ from moerge.errors import MoergeError
 from moerge.merging.report import SCORED_TOKENS
 from moerge.settings import key_of, valid
 from moerge_proto.bodies import BodyMethod, HeadMethod
-from moerge_proto.options import (
+from moerge_proto.recipes import (
     VERSION_RECIPES,
     DomainWeights,
     LambdaScale,

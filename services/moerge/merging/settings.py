@@ -12,7 +12,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.keeping import Keeping
 from moerge.statistics.contribution import Computing
 from moerge.statistics.finisher import PLAIN, Finisher
-from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
+from moerge_proto.recipes import RARE_BELOW, RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 
 AUTO = "auto"

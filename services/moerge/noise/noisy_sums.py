@@ -26,7 +26,7 @@ from moerge.models.bounds import feature_bounds
 from moerge.models.dense_files import Dense
 from moerge.models.families.family import EMBEDDING
 from moerge.models.writer import TensorPlan, write_safetensors
-from moerge.noise.gaussian import SIGMA, Generator
+from moerge.noise.gaussian import SIGMA, Generator, discrete_gaussian
 from moerge.noise.whitening import Limits, Whitening, Whitenings, counted, name_of
 from moerge.statistics.accumulate import Sum, inverse
 from moerge.statistics.decoder import Decoder, LayerFiles
@@ -121,7 +121,8 @@ def _released(
 ) -> Iterator[Int64]:
     for layer, bound in enumerate(bounds):
         gram, cross = file.gram(layer), file.cross(layer)
-        whitenings.limits.add_noise(gram, cross, generator)
+        cross += discrete_gaussian(len(cross), generator)
+        gram += discrete_gaussian(len(gram), generator)
         yield from _features(gram, cross, file.manifest, layer, bound, whitenings)
 
 

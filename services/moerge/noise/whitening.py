@@ -14,7 +14,7 @@ from torch import Tensor
 from moerge.errors import ContributionError
 from moerge.memory.needs import SUM_ROWS, WHITENED_ROWS, sum_blocks
 from moerge.noise.accountant import rho_of
-from moerge.noise.gaussian import SIGMA, Generator, discrete_gaussian
+from moerge.noise.gaussian import SIGMA
 from moerge.statistics.accumulate import Sum, inverse
 from moerge.statistics.integers import pack
 from moerge_proto.statistics_file import Int64, Manifest, Privacy
@@ -38,11 +38,6 @@ class Limits(NamedTuple):
         """All layers have equal shares of the budget, in each the gram half of it."""
         each = SIGMA * math.sqrt(2 * rho_of(privacy.epsilon, privacy.delta) / layers)
         return cls(each / math.sqrt(2), each / math.sqrt(2))
-
-    def add_noise(self, gram: Int64, cross: Int64, generator: Generator) -> None:
-        """Adds new noise to a layer's sums."""
-        cross += discrete_gaussian(len(cross), generator)
-        gram += discrete_gaussian(len(gram), generator)
 
     def require_room(self, documents: int) -> None:
         """Requires that noisy sums of so many documents stay below 2**62.

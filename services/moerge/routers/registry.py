@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moerge_proto.options import Routers
+from moerge_proto.recipes import Routers
 
 if TYPE_CHECKING:
     from torch import Tensor

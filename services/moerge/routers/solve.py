@@ -12,7 +12,7 @@ from moerge.routers.registry import ROUTERS
 from moerge.routers.ridge import NotDefiniteError, Ridge, unit_columns
 from moerge.routers.system import F, domain_weights, named, of_domain, ridge_system, tokens_of
 from moerge.threads import at_once, one_thread
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import Sums
 from moerge_proto.versions import SolvedLayer, SolveReport
 

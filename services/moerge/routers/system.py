@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moerge.errors import ContributionError, SolveError
 from moerge.statistics.integers import Float64, add, to_floats, unpack
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import MAX_TOKENS, Int64, Sums, gram_length
 
 F = TypeVar("F", bound=Sums)

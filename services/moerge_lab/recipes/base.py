@@ -17,7 +17,7 @@ from moerge.progress import NoProgress, Progress
 from moerge.scoring.perplexity import Rows, Window
 from moerge_lab.training.job import Trained
 from moerge_lab.training.parameters import Which
-from moerge_proto.options import VersionRecipe
+from moerge_proto.recipes import VersionRecipe
 
 Value = float | str
 """A number, or one of an option's words."""

@@ -49,7 +49,7 @@ from moerge_lab.recipes.dense import TASK_VECTORS, base_of, body_options, checke
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
 from moerge_lab.recipes.tuning import choose_scale
 from moerge_proto.bodies import BodyMethod, HeadMethod
-from moerge_proto.options import PAPER, RARE_BELOW, VersionRecipe
+from moerge_proto.recipes import PAPER, RARE_BELOW, VersionRecipe
 from moerge_proto.statistics_file import Privacy, StatisticsSettings
 
 RIDGE: Options = {"k": 1, "lambda": 0.01, "tokens": 0}

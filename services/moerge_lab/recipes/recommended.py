@@ -10,7 +10,7 @@ from moerge.routers.registry import ROUTERS
 from moerge_lab.recipes.base import SEED, Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
 from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
-from moerge_proto.options import RECOMMENDED, VersionRecipe
+from moerge_proto.recipes import RECOMMENDED, VersionRecipe
 
 _BODY: Options = {
     "tokens": 0,

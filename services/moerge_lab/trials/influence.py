@@ -22,10 +22,10 @@ from moerge.scoring.perplexity import document_scores, normalised, total
 from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version, solve_lineage
+from moerge.versions.version_plan import plan_version, solve_lineage
 from moerge_lab.recipes.models import Loaded, Routed
 from moerge_lab.trials.inputs import first, inputs_of, print_head
-from moerge_proto.options import RECOMMENDED
+from moerge_proto.recipes import RECOMMENDED
 from moerge_proto.statistics_file import StatisticsFile, write
 
 WARNED = {"span": "rank", "draw": "draws", "change": "moves"}

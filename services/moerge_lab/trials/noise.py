@@ -36,7 +36,7 @@ from moerge_lab.table.options import Device
 from moerge_lab.table.table import Run
 from moerge_lab.table.texts import Sources
 from moerge_lab.trials.inputs import PresetName, inputs_of, print_head
-from moerge_proto.options import RECOMMENDED, VersionRecipe
+from moerge_proto.recipes import RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import Int64, Privacy, StatisticsFile, StatisticsSettings, write
 
 PASSAGE = 48

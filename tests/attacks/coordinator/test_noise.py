@@ -138,7 +138,7 @@ def test_a_membership_test_stays_below_the_claim_and_halved_noise_does_not(
     def halved(count: int, generator: Generator) -> Int64:
         return discrete_gaussian(count, generator) // 2
 
-    monkeypatch.setattr("moerge.noise.whitening.discrete_gaussian", halved)
+    monkeypatch.setattr("moerge.noise.noisy_sums.discrete_gaussian", halved)
     broken = lower_bound(attack.score, limit)
     print(f"with half of the noise at least {broken:.2f}")
     assert broken > EPSILON

@@ -19,7 +19,7 @@ from moerge.models.tokens import all_counted
 from moerge.progress import Progress
 from moerge.statistics.contribution import router_contribution
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version
+from moerge.versions.version_plan import plan_version
 from moerge_proto.bodies import Body
 from moerge_proto.evaluations import Evaluation, NewEvaluation
 from moerge_proto.experts import Expert

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from moerge.blobs.local import LocalBlobs, LocalChunks
-from moerge_coordinator.domain.contribution_rules import RULES
+from moerge_coordinator.domain.contribution_kinds import RULES
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.settings import Settings

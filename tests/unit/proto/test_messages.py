@@ -8,8 +8,8 @@ from pydantic import TypeAdapter, ValidationError
 from moerge_proto.digests import Digest, Name, canonical_json, digest_of
 from moerge_proto.experts import NewExpert
 from moerge_proto.messages import Message
-from moerge_proto.options import SolveOptions
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import Move
 
 NAME: TypeAdapter[str] = TypeAdapter(Name)

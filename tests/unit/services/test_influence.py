@@ -13,7 +13,7 @@ from torch import Tensor
 from moerge.influence import measure, measured_layers, warnings
 from moerge.routers.solve import solve_layers
 from moerge_proto.influence import DomainInfluence
-from moerge_proto.options import RECOMMENDED, SolveOptions
+from moerge_proto.recipes import RECOMMENDED, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from support.statistics import LAYERS, manifest_of, shard_of, written
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moerge.errors import MoergeError
-from moerge_proto.options import FEDERATED
+from moerge_proto.recipes import FEDERATED
 from moerge_proto.statistics_file import TextBefore
 from moerge_workers import settings
 from moerge_workers.settings import FILE, Settings, read_settings

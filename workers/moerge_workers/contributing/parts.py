@@ -19,8 +19,8 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import HEAD, mlp_layers
 from moerge.models.keeping import Keeping, is_on, keeping
 from moerge_proto.experts import Parts
-from moerge_proto.options import FEDERATED
 from moerge_proto.progress import Stage
+from moerge_proto.recipes import FEDERATED
 from moerge_workers.contributing.documents import Documents
 from moerge_workers.contributing.exchange import Exchange
 from moerge_workers.contributing.expert import KeptError, register_expert

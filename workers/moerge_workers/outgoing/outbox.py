@@ -18,7 +18,7 @@ from moerge_proto.evaluations import Evaluation, NewEvaluation, Perplexity
 from moerge_proto.experts import Expert
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_workers.outgoing import budget
+from moerge_workers.outgoing import version_limit
 from moerge_workers.outgoing.history import History, Item
 from moerge_workers.outgoing.kinds import OUTGOING
 from moerge_workers.outgoing.question import watching
@@ -70,7 +70,7 @@ class Outbox:
             self.history.decision(item),
             item.kind == "version-use" and self.settings.policy.mode == "ask",
         )
-        if covered or budget.reveals(self.history, self.settings.policy, item) is None:
+        if covered or version_limit.reveals(self.history, self.settings.policy, item) is None:
             return True
         if decision == "refused":
             self.say(f"you refused: {item.about}; to approve it: {self._command('approve', item)}")
@@ -124,7 +124,7 @@ class Outbox:
         if not item.is_use:
             for part in OUTGOING[item.kind](Path(item.place)):
                 self.events.view.show(part)
-        if (danger := budget.reveals(self.history, self.settings.policy, item)) is not None:
+        if (danger := version_limit.reveals(self.history, self.settings.policy, item)) is not None:
             self.events.view.show(danger)
 
     @contextmanager
@@ -187,7 +187,7 @@ class Outbox:
 
     def version_use(self, number: int, digest: str, body: str, path: Path) -> Item:
         """Evaluating a version, as an item; `path` and `digest` are the evaluation's."""
-        sent = len(budget.versions(self.history))
+        sent = len(version_limit.versions(self.history))
         about = f"{self.settings.domain}: an evaluation of version {number}, after {sent} others in 30 days"
         return Item(digest, self.settings.coordinator, "version-use", about, 0, body, str(path))
 

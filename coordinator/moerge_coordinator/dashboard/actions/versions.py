@@ -10,7 +10,7 @@ from moerge.routers.registry import ROUTERS
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, choice, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.bodies import Contributors
-from moerge_proto.options import FEDERATED, PAPER, RECOMMENDED
+from moerge_proto.recipes import FEDERATED, PAPER, RECOMMENDED
 from moerge_proto.versions import NewVersion, VersionChange
 
 

@@ -9,10 +9,10 @@ from moerge_coordinator.dashboard.attention import needs
 from moerge_coordinator.dashboard.first_steps import first_steps
 from moerge_proto.bodies import Body
 from moerge_proto.experts import Expert, ExpertState, Parts
-from moerge_proto.options import SolveOptions
 from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.progress import DomainProgress
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import HeadLineage, Lineage, Version
 from moerge_proto.workflows import WorkflowEntry
 

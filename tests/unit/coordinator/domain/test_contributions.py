@@ -13,7 +13,7 @@ from moerge.fits.parts import write_parts
 from moerge.models.dense_files import DenseFiles
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.kinds import CONTRIBUTIONS
-from moerge_coordinator.domain import contribution_rules, contributions, owner_keys, owners, withdrawal
+from moerge_coordinator.domain import contribution_kinds, contributions, owner_keys, owners, withdrawal
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, ShardRow
@@ -304,5 +304,5 @@ def test_sums_of_expert_withdrawn_after_check_are_refused(law: Law) -> None:
 
 
 def test_every_kind_of_contribution_has_its_entries() -> None:
-    for registry in (contribution_rules.RULES, CONTRIBUTIONS):
+    for registry in (contribution_kinds.RULES, CONTRIBUTIONS):
         assert set(registry) == set(get_args(Kind))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moerge.blobs.local import LocalBlobs, LocalChunks
 from moerge.statistics.accumulate import ShardSums
 from moerge_coordinator.domain import contributions, experts, owners, versions, withdrawal
-from moerge_coordinator.domain.contribution_rules import RULES
+from moerge_coordinator.domain.contribution_kinds import RULES
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.settings import Settings

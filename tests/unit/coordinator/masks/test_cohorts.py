@@ -15,8 +15,8 @@ from moerge_coordinator.masks import cohorts
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import ExpertRow
-from moerge_proto.options import SolveOptions
 from moerge_proto.problems import ProblemType
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import SumManifest, Sums
 from support.cohorts import DOMAINS, HIDDEN, TOKENS, Rounds, rounds_in
 from support.masked import MaskedOwner

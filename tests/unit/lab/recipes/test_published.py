@@ -14,7 +14,7 @@ from moerge.errors import MoergeError
 from moerge.models.dense import domain_model
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
-from moerge.versions.plan import solve_lineage
+from moerge.versions.version_plan import solve_lineage
 from moerge_lab.recipes.base import Fleet, Shared
 from moerge_lab.recipes.models import Loaded
 from moerge_lab.recipes.published import assembled

@@ -19,7 +19,7 @@ from moerge_lab.table.inputs import Inputs, slots_of
 from moerge_lab.table.measure import Settings
 from moerge_lab.table.table import Run
 from moerge_lab.table.texts import Sources
-from moerge_proto.options import RECOMMENDED
+from moerge_proto.recipes import RECOMMENDED
 from moerge_proto.statistics_file import StatisticsSettings
 from support.models import expert, texts
 

@@ -30,7 +30,7 @@ from moerge_lab.table.runs import possible, with_experts
 from moerge_lab.table.switches import Bands, edges_of
 from moerge_lab.table.table import Result, Row, Run, Table
 from moerge_lab.table.texts import Sources, Split, read_elsewhere, read_texts, switched
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import HeadLineage, Lineage
 from support.documents import texts_of
 from support.models import expert, texts, tokenizer

@@ -11,7 +11,7 @@ from moerge.bodies import least_squares
 from moerge.merging.local_lineages import local_body
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
-from moerge.noise import whitening
+from moerge.noise import noisy_sums
 from moerge.noise.finisher import NoiseFinisher
 from moerge.scoring.draw import Cut
 from moerge.statistics.contribution import Computing, router_contribution
@@ -119,7 +119,7 @@ def test_the_seed_answers_itself_best(tmp_path: Path, cache: Path, monkeypatch: 
 
 def test_a_smaller_budget_needs_no_further_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rescaled sums are those of a contribution by that budget, but for rounding on the noise's grid."""
-    monkeypatch.setattr(whitening, "discrete_gaussian", lambda count, generator: np.zeros(count, dtype=np.int64))
+    monkeypatch.setattr(noisy_sums, "discrete_gaussian", lambda count, generator: np.zeros(count, dtype=np.int64))
     own = DenseExpert("code", expert(tmp_path / "expert", 1))
     body = local_body([own], tmp_path / "body", "average")
     rows = [Tokens([(7 * row + 3 * place) % 250 for place in range(noise.PASSAGE)]) for row in range(30)]

@@ -8,7 +8,7 @@ from moerge.client.client import Client
 from moerge.client.pull import pull
 from moerge.errors import MoergeError
 from moerge.progress import LogProgress
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.records import TunedModel
 from moerge_proto.versions import HeadLineage, Lineage, Version
 

@@ -17,7 +17,7 @@ from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import body_contribution, head_contribution, router_contribution
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version, solve_lineage
+from moerge.versions.version_plan import plan_version, solve_lineage
 from moerge_proto.ranges import LocalFile
 from moerge_proto.statistics_file import gram_length
 from moerge_proto.version_files import ROUTER_FILE, expert_name

@@ -25,8 +25,8 @@ from moerge.merging.report import Report
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.registry import FAMILIES
 from moerge.statistics.contribution import Computing
-from moerge.versions.plan import plan_version
-from moerge_proto.options import PAPER, RECOMMENDED
+from moerge.versions.version_plan import plan_version
+from moerge_proto.recipes import PAPER, RECOMMENDED
 from moerge_proto.statistics_file import TextBefore
 from moerge_proto.version_files import FUSED_FILE, HEAD_FILE
 from support.merging import SMALL, files, source

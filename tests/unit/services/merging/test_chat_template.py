@@ -10,7 +10,7 @@ from moerge.errors import MoergeError
 from moerge.merging.kept_statistics import kept
 from moerge.merging.merge import MergeSettings, merge
 from moerge.models.expert_folder import DenseExpert
-from moerge_proto.options import PAPER, VersionRecipe
+from moerge_proto.recipes import PAPER, VersionRecipe
 from moerge_proto.records import RECORD_FILE
 from moerge_proto.version_files import CARD_FILE, GENERATION, TEMPLATE, TOKENIZER
 from support.merging import SMALL, files, source

@@ -12,7 +12,7 @@ from moerge.errors import IncompatibleExpertError
 from moerge.merging import dry_run
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
-from moerge_proto.options import RECOMMENDED, VersionRecipe
+from moerge_proto.recipes import RECOMMENDED, VersionRecipe
 from support.merging import SMALL, source
 from support.models import VOCAB, expert, seed_model, texts
 from support.versions import loaded, logits

@@ -16,7 +16,7 @@ from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.prompts import Prompts
 from moerge.statistics.contribution import Computing
 from moerge.statistics.streamed import Streamed
-from moerge_proto.options import PAPER, RECOMMENDED
+from moerge_proto.recipes import PAPER, RECOMMENDED
 from support.merging import HIDDEN, SMALL, files, source
 from support.models import expert, texts
 from support.processes import run_command

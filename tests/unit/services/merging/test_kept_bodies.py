@@ -16,7 +16,7 @@ from moerge.merging.merge import MergeSettings, Source, merge, settings_of
 from moerge.models.dense import expert_model
 from moerge.models.expert_folder import DenseExpert
 from moerge.scoring.routers import forced
-from moerge_proto.options import RECOMMENDED
+from moerge_proto.recipes import RECOMMENDED
 from support.merging import SMALL, corpus_of
 from support.models import expert, keeping_expert, seed_model, texts
 from support.versions import loaded, logits

@@ -15,7 +15,7 @@ from moerge.models.dense import body_names
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version
+from moerge.versions.version_plan import plan_version
 from support.models import expert
 
 

@@ -42,7 +42,7 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import Computing, body_contribution, router_contribution
 from moerge.statistics.passes import BodyPass, RouterPass, need_of
 from moerge.statistics.streamed import Streamed
-from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
+from moerge_proto.recipes import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
 from moerge_proto.version_files import HEAD_FILE
 from support.merging import HIDDEN, SMALL, corpus_of, files, source

@@ -21,8 +21,8 @@ from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX, SINGLE
 from moerge.versions.folder import write_folder
-from moerge.versions.plan import plan_version
-from moerge_proto.options import SolveOptions
+from moerge.versions.version_plan import plan_version
+from moerge_proto.recipes import SolveOptions
 from support.models import expert, tokenizer
 
 Tensors = dict[str, Tensor]

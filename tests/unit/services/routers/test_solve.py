@@ -14,7 +14,7 @@ from moerge.errors import SolveError
 from moerge.routers.registry import ROUTERS
 from moerge.routers.solve import CANDIDATES, solve_layers
 from moerge.statistics.accumulate import ShardSums
-from moerge_proto.options import Routers, SolveOptions
+from moerge_proto.recipes import Routers, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from support.statistics import LAYERS, manifest_of, shard_of, written
 

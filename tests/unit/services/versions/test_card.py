@@ -21,7 +21,7 @@ from moerge.versions.card import (
     card_file,
 )
 from moerge.versions.card_scores import ScoreRow, published_card, recipe_card, scored_card, scores_text
-from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions
+from moerge_proto.recipes import PAPER, RECOMMENDED, SolveOptions
 from moerge_proto.versions import EngineLimit, HeadLineage, Lineage
 from support.models import expert
 from support.versions import published

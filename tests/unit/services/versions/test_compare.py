@@ -6,7 +6,7 @@ import pytest
 
 from moerge.versions.compare import Averages, DomainChanges, averages, domain_changes, score_changes
 from moerge_proto.evaluations import DomainScore, VersionTable
-from moerge_proto.options import SolveOptions
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import HeadLineage, Lineage
 
 

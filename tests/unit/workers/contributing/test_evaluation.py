@@ -9,9 +9,9 @@ from moerge.errors import CoordinatorError
 from moerge.memory.machine import Free
 from moerge_proto.bodies import Body
 from moerge_proto.evaluations import Evaluation
-from moerge_proto.options import SolveOptions
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.public_log import LogHead, extended, version_content
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import Lineage, Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing import evaluation

@@ -13,7 +13,7 @@ import pytest
 
 from moerge.fits.parts import write_parts
 from moerge.models.dense_files import DenseFiles
-from moerge_workers.outgoing import budget
+from moerge_workers.outgoing import version_limit
 from moerge_workers.outgoing.history import FILE, History
 from moerge_workers.outgoing.kinds import OUTGOING
 from moerge_workers.outgoing.outbox import Outbox
@@ -73,12 +73,12 @@ def test_the_budget_has_the_evaluations_of_thirty_days(tmp_path: Path) -> None:
         outbox = outbox_of(history, tmp_path, evaluation_sums=True, versions_per_month=2)
         for day, item in ((0, first), (10, second)):
             days[0] = day
-            assert budget.reveals(history, outbox.settings.policy, item) is None
+            assert version_limit.reveals(history, outbox.settings.policy, item) is None
             with outbox.sending(item):
                 pass
         for days[0], exceeds in ((29, True), (31, False)):
-            assert (budget.reveals(history, outbox.settings.policy, third) is not None) is exceeds
-            assert budget.reveals(history, outbox.settings.policy, first) is None, "it left before"
+            assert (version_limit.reveals(history, outbox.settings.policy, third) is not None) is exceeds
+            assert version_limit.reveals(history, outbox.settings.policy, first) is None, "it left before"
 
 
 def test_parts_are_described_without_attention(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
 from moerge.routers.system import ridge_system
-from moerge.versions.file_plans import FilePlan, mlp_files, router_file
-from moerge_proto.options import SolveOptions
+from moerge.versions.planned_files import FilePlan, mlp_files, router_file
+from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.version_files import FUSED_FILE
 from support.models import expert

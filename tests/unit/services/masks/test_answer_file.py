@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import MoergeError
-from moerge.masks.answer import answer, read_request
+from moerge.masks.answer_file import answer, read_request
 from moerge.masks.keeper import Keeper, KeeperError
 from moerge_proto.masks import MasksRequest, MaskSums, summed
 from support.masked import MaskedOwner, keeper_of
