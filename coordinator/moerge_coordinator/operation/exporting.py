@@ -2,7 +2,8 @@
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,14 +18,16 @@ from moerge.models.expert_folder import is_weights
 from moerge.progress import Progress
 from moerge.versions.card import SeedRecord
 from moerge.versions.inputs import ExportedVersion, InputsFolder, expert_inputs
+from moerge.versions.version_plan import Slot
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.domain.sums import contributions_in
 from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
-from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, VersionRow
+from moerge_coordinator.storage.tables import BodyRow, ContributionRow, ExpertRow, VersionRow
 from moerge_proto.version_files import CARD_FILE
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
+from moerge_proto.versions import Lineage
 
 
 def export_inputs(
@@ -39,58 +42,23 @@ def export_inputs(
         MoergeError: there is no such version, it is retired, or an expert's files were purged.
     """
     with database.reading() as session:
-        row = session.get(VersionRow, number)
-        if row is None or row.retired is not None:
-            what = "no such version" if row is None else "it is retired, so its inputs may be gone"
-            raise MoergeError(what, where=f"version {number}", todo="run: moerge version list")
-        lineage, release, signed = row.lineage, row.release, {file.name: file.sha256 for file in row.attestations}
-        body = bodies.find(session, lineage.body)
-        sums = list(dict.fromkeys([*lineage.contributions, *lineage.head.contributions]))
-        parts = {digest: _contributions(session, digest) for digest in sums}
-        of = ExpertRow.digest.in_([*lineage.experts, *(item.expert for some in parts.values() for item in some)])
-        experts = {item.digest: item for item in session.scalars(select(ExpertRow).where(of))}
-    if purged := [item for item in map(experts.__getitem__, lineage.experts) if item.purged is not None]:
-        names = ", ".join(f"{item.digest[:12]} of {item.domain}" for item in purged)
-        todo = "none: nobody can make this version again"
-        raise MoergeError(f"the files of experts were purged: {names}", where=f"version {number}", todo=todo)
-
-    folder, files, missing = InputsFolder(out), dict[str, str](), list[str]()
+        rows = _rows(session, number)
+    lineage, writing = rows.lineage, _Writing(InputsFolder(out), blobs)
     private_folder(out)
-
-    def store(path: Path, write: Callable[[BinaryIO], str]) -> None:
-        with atomic_file(path) as file:
-            files[folder.name(path)] = write(file)
-
-    def copy(path: Path, sha256: str) -> None:
-        store(path, lambda file: _written(blobs.content(sha256), file))
-
     with (
         tempfile.TemporaryDirectory(prefix=".inputs-", dir=home) as views,
-        progress.track(f"exporting version {number}", 1 + len(lineage.experts) + len(sums), "inputs") as tracker,
+        progress.track(f"exporting version {number}", 1 + len(lineage.experts) + len(rows.parts), "inputs") as tracker,
     ):
         inputs = version_inputs(database, blobs, Folders(database, blobs, Path(views)), lineage)
-        for entry in body.files:
-            if entry.name in (DENSE_BODY_FILE, SEED_HEAD_FILE) or not is_weights(entry.name):
-                copy(folder.body(body.digest) / entry.name, entry.sha256)
+        writing.body(rows.body)
         tracker.advance(1)
         for slot in inputs.slots:
-            if reason := _reason(experts[slot.record.digest]):
-                missing.append(f"expert {slot.record.digest[:12]} of {slot.record.domain}: {reason}")
-            else:
-                for plan in expert_inputs(slot.side_files):
-                    store(folder.expert(slot.record.digest) / plan.name, plan.write)
+            writing.expert(slot, rows.experts[slot.record.digest])
             tracker.advance(1)
-        for digest in sums:
-            reasons = [
-                reason for part in parts[digest] if (reason := _reason_of(part) or _reason(experts[part.expert]))
-            ]
-            if reasons:
-                domains = ", ".join(dict.fromkeys(part.domain for part in parts[digest]))
-                missing.append(f"{parts[digest][0].kind} contribution {digest[:12]} of {domains}: {reasons[0]}")
-            else:
-                copy(folder.contribution(digest), digest)
+        for digest, parts in rows.parts.items():
+            writing.contribution(digest, parts, rows.experts)
             tracker.advance(1)
-    texts = {name: blobs.local(digest).read_text(encoding="utf-8") for name, digest in signed.items()}
+    texts = {name: blobs.local(digest).read_text(encoding="utf-8") for name, digest in rows.signed.items()}
     exported = ExportedVersion(
         number=number,
         lineage=lineage,
@@ -99,16 +67,81 @@ def export_inputs(
         merged=list(inputs.merged),
         contributed=list(inputs.contributed),
         seed=None if inputs.seed is None else SeedRecord(inputs.seed.name, inputs.seed.license),
-        files=files,
-        missing=missing,
-        release=release,
+        files=writing.files,
+        missing=writing.missing,
+        release=rows.release,
         signature=texts.get(SIGNATURE_FILE),
         provenance=texts.get(PROVENANCE_FILE),
         card=texts.get(CARD_FILE),
     )
-    with atomic_file(folder.record(number)) as file:
+    with atomic_file(writing.folder.record(number)) as file:
         file.write(f"{exported.model_dump_json(indent=1)}\n".encode())
     return exported
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A version's rows. `parts`: sum -> the contributions that it counts. `signed`: name -> digest, of attestations."""
+
+    lineage: Lineage
+    release: str
+    signed: Mapping[str, str]
+    body: BodyRow
+    parts: Mapping[str, Sequence[ContributionRow]]
+    experts: Mapping[str, ExpertRow]
+
+
+def _rows(session: Session, number: int) -> _Rows:
+    row = session.get(VersionRow, number)
+    if row is None or row.retired is not None:
+        what = "no such version" if row is None else "it is retired, so its inputs may be gone"
+        raise MoergeError(what, where=f"version {number}", todo="run: moerge version list")
+    lineage, signed = row.lineage, {file.name: file.sha256 for file in row.attestations}
+    sums = dict.fromkeys([*lineage.contributions, *lineage.head.contributions])
+    parts = {digest: _contributions(session, digest) for digest in sums}
+    of = ExpertRow.digest.in_([*lineage.experts, *(item.expert for some in parts.values() for item in some)])
+    experts = {item.digest: item for item in session.scalars(select(ExpertRow).where(of))}
+    if purged := [item for item in map(experts.__getitem__, lineage.experts) if item.purged is not None]:
+        names = ", ".join(f"{item.digest[:12]} of {item.domain}" for item in purged)
+        todo = "none: nobody can make this version again"
+        raise MoergeError(f"the files of experts were purged: {names}", where=f"version {number}", todo=todo)
+    return _Rows(lineage, row.release, signed, bodies.find(session, lineage.body), parts, experts)
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """Written inputs. `files`: name -> SHA-256. `missing`: what is left out, and why."""
+
+    folder: InputsFolder
+    blobs: Blobs
+    files: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    def _store(self, path: Path, write: Callable[[BinaryIO], str]) -> None:
+        with atomic_file(path) as file:
+            self.files[self.folder.name(path)] = write(file)
+
+    def _copy(self, path: Path, sha256: str) -> None:
+        self._store(path, lambda file: _written(self.blobs.content(sha256), file))
+
+    def body(self, body: BodyRow) -> None:
+        for entry in body.files:
+            if entry.name in (DENSE_BODY_FILE, SEED_HEAD_FILE) or not is_weights(entry.name):
+                self._copy(self.folder.body(body.digest) / entry.name, entry.sha256)
+
+    def expert(self, slot: Slot, row: ExpertRow) -> None:
+        if reason := _reason(row):
+            self.missing.append(f"expert {row.digest[:12]} of {slot.record.domain}: {reason}")
+            return
+        for plan in expert_inputs(slot.side_files):
+            self._store(self.folder.expert(row.digest) / plan.name, plan.write)
+
+    def contribution(self, digest: str, parts: Sequence[ContributionRow], experts: Mapping[str, ExpertRow]) -> None:
+        if reasons := [why for part in parts if (why := _reason_of(part) or _reason(experts[part.expert]))]:
+            domains = ", ".join(dict.fromkeys(part.domain for part in parts))
+            self.missing.append(f"{parts[0].kind} contribution {digest[:12]} of {domains}: {reasons[0]}")
+        else:
+            self._copy(self.folder.contribution(digest), digest)
 
 
 def _contributions(session: Session, digest: str) -> list[ContributionRow]:

@@ -1,7 +1,8 @@
 """The comparison of published versions with their plans, which their lineages give anew."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from sqlalchemy import select
@@ -53,45 +54,64 @@ def replaced_files(
         keys = version_keys.messages(session)
     key = public_key(settings.home)
     trusted = None if key is None else fingerprint(key)
-    digests = dict[str, str]()  # key -> digest, of files that several versions have
     with (
         tempfile.TemporaryDirectory(prefix=".verify-", dir=settings.home) as home,  # existing views may be altered
         progress.track(f"recomputing {len(rows)} versions", len(rows), "versions") as tracker,
     ):
-        folders = Folders(database, blobs, Path(home))
+        made_again = _MadeAgain(database, blobs, Folders(database, blobs, Path(home)), kept, solve=solve)
         for row in rows:
             tracker.advance(1)
-            published, replaced = {file.name: file.sha256 for file in row.files}, list[str]()
-            release = row.release
+            files, replaced, release = {file.name: file.sha256 for file in row.files}, list[str](), row.release
             if row.signature is None:
                 yield _finding(row, SIGNATURE_FILE, "", "unchecked")
+            elif (signed := _signed(blobs, row.signature.sha256, row)) is None:
+                yield _finding(row, SIGNATURE_FILE, row.signature.sha256)
+                continue
             else:
-                if (signed := _signed(blobs, row.signature.sha256, row)) is None:
-                    yield _finding(row, SIGNATURE_FILE, row.signature.sha256)
-                    continue
                 if trusted is not None and trusted not in successors(keys, signed.fingerprint):
                     yield _finding(row, SIGNATURE_FILE, row.signature.sha256, "unchecked")
                 if not _is_genuine(blobs, row.provenance, signed):
                     yield _finding(row, PROVENANCE_FILE, "" if row.provenance is None else row.provenance.sha256)
                 card = {} if row.card is None else {CARD_FILE: row.card.sha256}
-                replaced = differing(signed.files, published | card)
-                release = signed.release
+                replaced, release = differing(signed.files, files | card), signed.release
                 for name in replaced:
                     yield _finding(row, name, signed.files.get(name, ""))
-            if not purged.isdisjoint(row.lineage.experts):
-                continue  # files of an input were removed, so the version can't be made again
-            plan = plan_version(row.lineage, version_inputs(database, blobs, folders, row.lineage))
-            for file in plan.files:
-                if file.name in (CARD_FILE, *replaced):
-                    continue
-                expected = kept.get(file.key) if _is_solved(file, plan, row.lineage) and not solve else None
-                if expected is None:
-                    expected = digests[file.key] = digests.get(file.key) or file.digest()
-                if published.get(file.name) != expected:
-                    other = file in plan.texts and release != build().version
-                    yield _finding(row, file.name, expected, "unchecked" if other else "replaced")
-            for name in published.keys() - {file.name for file in plan.files} - set(replaced):
-                yield _finding(row, name, "")
+            if purged.isdisjoint(row.lineage.experts):  # else files of an input were removed
+                yield from made_again.findings(row, replaced, release)
+
+
+@dataclass(frozen=True)
+class _MadeAgain:
+    """The plans of versions, by their lineages, and the digests of files that several have."""
+
+    database: Database
+    blobs: Blobs
+    folders: Folders
+    kept: Mapping[str, str]  # key -> digest, of solved files' rows
+    _digests: dict[str, str] = field(default_factory=dict)
+    _: KW_ONLY
+    solve: bool
+
+    def findings(self, row: VersionRow, replaced: Sequence[str], release: str) -> Iterator[Finding]:
+        """The files of a version, but for the card and the replaced ones, that differ from its plan's."""
+        plan = plan_version(row.lineage, version_inputs(self.database, self.blobs, self.folders, row.lineage))
+        published = {file.name: file.sha256 for file in row.files}
+        for file in plan.files:
+            if file.name in (CARD_FILE, *replaced):
+                continue
+            expected = self._expected(file, plan, row.lineage)
+            if published.get(file.name) != expected:
+                other = file in plan.texts and release != build().version
+                yield _finding(row, file.name, expected, "unchecked" if other else "replaced")
+        for name in published.keys() - {file.name for file in plan.files} - set(replaced):
+            yield _finding(row, name, "")
+
+    def _expected(self, file: FilePlan, plan: VersionPlan, lineage: Lineage) -> str:
+        if not self.solve and _is_solved(file, plan, lineage) and (digest := self.kept.get(file.key)) is not None:
+            return digest
+        if file.key not in self._digests:
+            self._digests[file.key] = file.digest()
+        return self._digests[file.key]
 
 
 def _is_solved(file: FilePlan, plan: VersionPlan, lineage: Lineage) -> bool:
