@@ -25,7 +25,7 @@ from moerge.models.writer import write_safetensors
 from moerge.progress import NoProgress
 from moerge.routers.solve import solve_layers
 from moerge.statistics.integers import pack, to_integers
-from moerge.versions.planned_files import (
+from moerge.versions.file_plan import (
     FilePlan,
     body_files,
     config_files,

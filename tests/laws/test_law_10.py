@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from moerge.blobs.local import LocalBlobs
 from moerge.files import atomic_file
 from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.versions.file_plan import FilePlan, text_file
 from moerge.versions.folder import write_folder
-from moerge.versions.planned_files import FilePlan, text_file
 from moerge_proto.digests import sha256_hex
 
 

@@ -8,7 +8,7 @@ import torch
 from moerge.bodies.heads import HeadInputs
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import FAMILIES
-from moerge.versions.planned_files import body_files, expert_file, head_file, router_file
+from moerge.versions.file_plan import body_files, expert_file, head_file, router_file
 from moerge.versions.version_plan import VersionPlan
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.recipes import SolveOptions

@@ -17,7 +17,7 @@ from moerge.models.families.family import EMBEDDING, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.routers.solve import solve_layers
-from moerge.versions.planned_files import FilePlan, body_files, mlp_files, router_file
+from moerge.versions.file_plan import FilePlan, body_files, mlp_files, router_file
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.references import needed

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge.client.signatures import differing, named
 from moerge.errors import MoergeError
-from moerge.versions.planned_files import written
+from moerge.versions.file_plan import written
 from moerge_coordinator.domain import cards
 from moerge_coordinator.domain.ports import CardScores
 from moerge_coordinator.domain.provenance import statement_of

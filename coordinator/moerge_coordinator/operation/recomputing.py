@@ -13,7 +13,7 @@ from moerge.build import build
 from moerge.client.signatures import differing, read_provenance
 from moerge.errors import MoergeError
 from moerge.progress import Progress
-from moerge.versions.planned_files import FilePlan
+from moerge.versions.file_plan import FilePlan
 from moerge.versions.version_plan import VersionPlan, plan_version
 from moerge_coordinator.domain import version_keys
 from moerge_coordinator.domain.version_inputs import version_inputs

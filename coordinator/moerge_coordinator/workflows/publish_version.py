@@ -11,7 +11,7 @@ from dbos import DBOS
 
 from moerge.build import build
 from moerge.models.families.family import mlp_layers
-from moerge.versions.planned_files import FilePlan, written
+from moerge.versions.file_plan import FilePlan, written
 from moerge.versions.version_plan import (
     Solution,
     VersionInputs,

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCardData
 from moerge.bodies.head_kinds import HEADS
 from moerge.routers.registry import ROUTERS
 from moerge.versions.card_scores import markdown_rows
-from moerge.versions.planned_files import FilePlan, text_file
+from moerge.versions.file_plan import FilePlan, text_file
 from moerge_proto.digests import sha256_hex
 from moerge_proto.recipes import SolveOptions
 from moerge_proto.version_files import CARD_FILE

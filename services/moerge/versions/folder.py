@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, linked, sync_folder
-from moerge.versions.planned_files import FilePlan
+from moerge.versions.file_plan import FilePlan
 
 
 def write_folder(

@@ -15,7 +15,7 @@ from moerge.models.stored import SINGLE
 from moerge.models.writer import copies, write_safetensors
 from moerge.progress import Progress
 from moerge.versions.card import Contributed, ExpertRecord, SeedRecord
-from moerge.versions.planned_files import FilePlan, written
+from moerge.versions.file_plan import FilePlan, written
 from moerge.versions.version_plan import Seed, Slot, VersionInputs
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Message

@@ -6,9 +6,9 @@ from pathlib import Path
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.progress import Progress
+from moerge.versions.file_plan import FilePlan, written
 from moerge.versions.folder import write_folder
 from moerge.versions.inputs import ExportedVersion, InputsFolder
-from moerge.versions.planned_files import FilePlan, written
 from moerge.versions.version_plan import plan_version
 from moerge_proto.digests import Digest
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE

@@ -17,7 +17,7 @@ from moerge.models.side_files import chat_model, chat_template
 from moerge.routers.solve import solve_layers
 from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, Origin, SeedRecord, card_file
 from moerge.versions.engines import engine_limits
-from moerge.versions.planned_files import (
+from moerge.versions.file_plan import (
     FilePlan,
     body_files,
     config_files,

@@ -14,8 +14,8 @@ from moerge.models.families.hosts import HOSTS
 from moerge.models.side_files import published_generation, published_tokenizer
 from moerge.models.sources import checkpoint_folder
 from moerge.progress import Progress
+from moerge.versions.file_plan import FilePlan, copied_file, record_file, text_file
 from moerge.versions.folder import write_folder
-from moerge.versions.planned_files import FilePlan, copied_file, record_file, text_file
 from moerge_lab.training.folder import make_once, work_of
 from moerge_lab.training.job import LOG
 from moerge_lab.training.losses import experts_per_token

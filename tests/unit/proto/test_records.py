@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moerge.versions.planned_files import record_file
+from moerge.versions.file_plan import record_file
 from moerge_proto.digests import canonical_json
 from moerge_proto.recipes import RECOMMENDED
 from moerge_proto.records import RECORD_FILE, Build, Record, TunedMixture, TunedModel, read_record

@@ -14,7 +14,7 @@ from moerge.models.families.family import Family, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
 from moerge.models.writer import StackedPlan, TensorPlan
-from moerge.versions.planned_files import (
+from moerge.versions.file_plan import (
     body_files,
     config_files,
     expert_file,

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from moerge.blobs.local import LocalBlobs
 from moerge.client.version_key import read_version_key, write_public_key
 from moerge.errors import MoergeError
-from moerge.versions.planned_files import written
+from moerge.versions.file_plan import written
 from moerge_coordinator.domain import cards, version_keys
 from moerge_coordinator.domain.provenance import provenance_of
 from moerge_coordinator.evaluations.scores import card_scores, evaluate

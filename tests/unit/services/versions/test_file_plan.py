@@ -14,7 +14,7 @@ from moerge.models.families.registry import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
 from moerge.routers.system import ridge_system
-from moerge.versions.planned_files import FilePlan, mlp_files, router_file
+from moerge.versions.file_plan import FilePlan, mlp_files, router_file
 from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.version_files import FUSED_FILE
