@@ -37,6 +37,7 @@ from moerge_proto.audit import AuditEntry
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.versions import NewVersion
+from moerge_proto.workflows import WorkflowState
 from support.federation import SILENT, Federation, eventually, federation_of, files_below, join
 from support.processes import Coordinator, coordinator, ended, moerge, start_worker
 from support.uploads import RawClient, announced
@@ -243,6 +244,7 @@ def test_alerts_and_panels_read_figures_that_exist(solved: tuple[Federation, str
 def test_ended_workflows_are_forgotten_after_a_while(tmp_path: Path) -> None:
     with federation_of(tmp_path, "law", settings="abandoned_after_hours = 0.0001\n") as federation:
         federation.contribute(federation.body())
+        eventually(lambda: {item.state for item in federation.operator.workflows()} == {WorkflowState.DONE})
         federation.server.kill()
         federation.server.start()
         eventually(lambda: not list(federation.operator.workflows()))
