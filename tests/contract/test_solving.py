@@ -4,11 +4,14 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from moerge.cli.app import app
 from moerge.errors import CoordinatorError
-from moerge_proto.recipes import SolveOptions
+from moerge_proto.recipes import PAPER, SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import WorkflowState
 from support.federation import Federation, eventually, federation_of
@@ -39,6 +42,19 @@ def test_a_version_is_tied_if_its_head_is_the_embedding(federation: Federation) 
     assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is True
     with pytest.raises(CoordinatorError, match="the head isn't the embedding"):
         federation.solve(head="average", tied=True)
+
+
+def test_the_command_takes_rare_options_from_a_file(federation: Federation, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("recipe: dume\nlambda: 0.5\ntop_k: 1\n")
+    number = federation.moerge("version", "solve", "--config", path, "--top-k", 2)
+    lineage = federation.operator.version(int(number)).lineage
+    assert lineage.options == PAPER.solve.model_copy(update={"ridge_lambda": 0.5, "top_k": 2})
+    assert lineage.head.method == PAPER.head
+    path.write_text("top_k: 1\nbase: law\n")
+    given = ["version", "solve", "--config", str(path)]
+    error = CliRunner().invoke(app, given, env=federation.server.environment()).exception
+    assert str(error).startswith(f"{path}, line 2: base: base is not a key of moerge version solve"), error
 
 
 def test_the_command_takes_options_and_shows_them(federation: Federation) -> None:
