@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy import select
@@ -88,9 +88,8 @@ class _MadeAgain:
     blobs: Blobs
     folders: Folders
     kept: Mapping[str, str]  # key -> digest, of solved files' rows
-    _digests: dict[str, str] = field(default_factory=dict)
-    _: KW_ONLY
     solve: bool
+    _digests: dict[str, str] = field(default_factory=dict)
 
     def findings(self, row: VersionRow, replaced: Sequence[str], release: str) -> Iterator[Finding]:
         """The files of a version, but for the card and the replaced ones, that differ from its plan's."""
