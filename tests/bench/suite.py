@@ -5,6 +5,7 @@ from typing import Any
 
 from bench import (
     contribution,
+    fit,
     idle,
     layer,
     load,
@@ -24,6 +25,7 @@ from bench.registry import BENCHMARKS
 MODULES = (
     statistics_pass,
     streamed,
+    fit,
     merge,
     one_machine,
     versions,

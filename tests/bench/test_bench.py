@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench import inputs, passes, sizes, statistics_pass, streamed, worker
+from bench import fit, inputs, passes, sizes, statistics_pass, streamed, worker
 from bench.inputs import Shape, llama_config
 from bench.made import made_pass, write_expert
 from bench.masks import Round
@@ -84,6 +84,10 @@ def test_a_model_that_does_not_fit_is_measured_alone(
     sizes.main(["--shape", "tiny", "--device", "cpu", "--tokens", "512"])
     assert "skipped: it needs 5" in (shown := capsys.readouterr().out)
     assert "ratio" not in shown
+
+
+def test_a_fit_is_measured_against_its_passes() -> None:
+    assert all(min(pair) > 0 for pair in fit.against_passes(TINY, 4, 2))
 
 
 def test_the_statistics_pass_and_small_shards_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

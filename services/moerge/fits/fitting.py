@@ -13,9 +13,11 @@ One layer of each model is in memory, and two residuals of each token. A fitted 
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -26,13 +28,14 @@ from moerge.documents.pool import encoded_pool
 from moerge.errors import IncompatibleExpertError
 from moerge.fits.fitted_files import FittedLayers
 from moerge.fits.parts import write_parts
-from moerge.fits.residuals import Residuals
+from moerge.fits.residuals import HeldLayer, Residuals
+from moerge.memory.needs import SUM_ROWS
 from moerge.models.batches import Batch, batches
 from moerge.models.dense import domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
 from moerge.models.families.family import mlp_layers
 from moerge.routers.ridge import SOLVER, Ridge
-from moerge.threads import one_thread
+from moerge.threads import in_order, one_thread
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import StatisticsSettings
 
@@ -57,19 +60,58 @@ class PublicText:
         return cls(seed, list(batches(rows, settings.batch_tokens, chunk=chunk)))
 
 
+@dataclass(frozen=True)
+class _Products:
+    """Products of a micro-batch's inputs [n, in] with themselves and with outputs [n, out], times a token's weight.
+
+    Attributes:
+        gram: the lower triangle in blocks of rows, each up to its last row's column; float32.
+        cross: [in, out] float32.
+        tokens: the sum of their weights.
+    """
+
+    gram: Sequence[Tensor]
+    cross: Tensor
+    tokens: float
+
+    @classmethod
+    def of(cls, inputs: Tensor, outputs: Tensor, weight: float) -> Self:
+        gram = [inputs[:, start:end].T @ inputs[:, :end] for start, end in _blocks(inputs)]
+        cross = inputs.T @ outputs
+        for product in (*gram, cross) if weight != 1 else ():
+            product *= weight
+        return cls(gram, cross, len(inputs) * weight)
+
+
+def _blocks(inputs: Tensor) -> Iterator[tuple[int, int]]:
+    """The rows of each block of a gram, which is whole on a GPU.
+
+    The last block also has the rest: those of few rows wouldn't have the bits of the whole product.
+    """
+    size = inputs.shape[1]
+    starts = range(0, max(size - SUM_ROWS + 1, 1), SUM_ROWS if inputs.device.type == "cpu" else size)
+    return pairwise([*starts, size])
+
+
 class _LeastSquares:
-    """The gram of a module's new inputs, [in, in], and their cross products with each target, [in, out]; float64."""
+    """The gram of a module's new inputs, [in, in], and their cross products with each target, [in, out]; float64.
+
+    Only the gram's lower triangle is summed, because a factorisation reads no more.
+    """
 
     def __init__(self, inputs: int, outputs: int, targets: int, device: torch.device) -> None:
         self._gram = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
         self._crosses = [torch.zeros(inputs, outputs, dtype=torch.float64, device=device) for _ in range(targets)]
         self._tokens = 0.0
 
-    def add(self, inputs: Tensor, outputs: Tensor, target: int, weight: float) -> None:
-        """Adds inputs [n, in] and a target's outputs [n, out], float32, with a weight per token."""
-        self._gram += (inputs.T @ inputs) * weight
-        self._crosses[target] += (inputs.T @ outputs) * weight
-        self._tokens += len(inputs) * weight
+    def add(self, products: _Products, target: int) -> None:
+        """Adds the products of a micro-batch of a target's text."""
+        end = 0
+        for block in products.gram:
+            start, end = end, block.shape[1]
+            self._gram[start:end, :end] += block
+        self._crosses[target] += products.cross
+        self._tokens += products.tokens
 
     @cached_property
     def _ridge(self) -> tuple[float, Tensor]:
@@ -96,10 +138,12 @@ def fit(
     device: str = "cpu",
     done: Callable[[int], None] = lambda tokens: None,
     public: PublicText | None = None,
+    threads: int = 1,
 ) -> Path:
     """Writes the expert's parts, with MLPs fitted to the body, into `folder`; returns it.
 
-    On one thread, for equal bytes. `public` is of a seed's body; under others no expert keeps the seed's answers.
+    `public` is of a seed's body; under others no expert keeps the seed's answers. `threads` are micro-batches at a
+    time, of one thread each; any number gives the same bytes.
 
     An interrupted fit into the same folder goes on. Two residuals per token, of H float32, are in host memory. `done`
     gets numbers of the owner's tokens; every one counts once per layer.
@@ -112,7 +156,7 @@ def fit(
     places = mlp_layers(expert.config)
     layers = len(places)
     if missing := [layer for layer in range(layers) if layer not in fitted]:
-        fitting = _Fitting(expert, body, batches, torch.device(device), done, public)
+        fitting = _Fitting(expert, body, batches, torch.device(device), done, public, threads)
         for layer in range(missing[-1] + 1):
             fitting.layer(layer, fitted)
     of = {pattern.format(layer=place): layer for layer, place in enumerate(places) for pattern in expert.family.mlp}
@@ -142,12 +186,19 @@ def _work(expert: DenseFiles, body: Dense, batches: Sequence[Batch], device: str
     return digest_of({"files": files, "text": text.hexdigest(), "device": device, "solver": SOLVER, "public": weight})
 
 
+_Place = tuple[int, int, Tensor]
+"""A micro-batch: its number in its text and in all texts, and the tokens that count."""
+_Held = tuple[HeldLayer, HeldLayer]
+"""A thread's held layers: of the body with the new MLPs, and of a target."""
+
+
 @dataclass(frozen=True)
 class _Target:
     """A model whose answers to a text are fitted to.
 
     Attributes:
         number: among the targets.
+        residuals: of the text in the model.
         first: the number of the text's first micro-batch among those of all texts.
         counted: of each micro-batch, the tokens that count.
         weight: of one token.
@@ -159,10 +210,30 @@ class _Target:
     counted: Sequence[Tensor]
     weight: float
 
-    def places(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Of each micro-batch its number in the text and in all texts, and its counted tokens."""
+    def places(self) -> Iterator[_Place]:
+        """Of each micro-batch."""
         for place, tokens in enumerate(self.counted):
             yield place, self.first + place, tokens
+
+    def attend(self, held: _Held, at: _Place) -> _Products:
+        """Products of the MLP's new input with that in the target.
+
+        Then the target's residual is that behind the layer, the new one that before its MLP.
+        """
+        (new, aim), (place, number, tokens) = held, at
+        before, states = aim.attended(place), new.attended(number)
+        features = aim.features(before)
+        products = _Products.of(new.features(states)[tokens], features[tokens], self.weight)
+        aim.keep(place, aim.after(before, features))
+        new.keep(number, states)
+        return products
+
+    def miss(self, held: _Held, at: _Place) -> _Products:
+        """Products of the last matrix's new input with the difference of the target's residual and the present one."""
+        (new, aim), (place, number, tokens) = held, at
+        states = new.placed(number)
+        wanted = (aim.placed(place) - states)[tokens] / self.residuals.factor
+        return _Products.of(new.before_last(new.features(states))[tokens], wanted, self.weight)
 
 
 class _Fitting:
@@ -174,77 +245,75 @@ class _Fitting:
         device: torch.device,
         done: Callable[[int], None],
         public: PublicText | None,
+        threads: int,
     ) -> None:
         texts, models, family = [batches], [expert], expert.family
         if public is not None:
             texts, models = [*texts, public.batches], [*models, public.seed]
-        self._new = Residuals(domain_weights(expert, body), family, [batch for text in texts for batch in text], device)
+        every = [batch for text in texts for batch in text]
+        self._new = Residuals(domain_weights(expert, body), family, every, device, threads)
         self._targets, first = list[_Target](), 0
         tokens = [sum(int(batch.counted.sum()) for batch in text) for text in texts]
         for number, (text, model) in enumerate(zip(texts, models, strict=True)):
             weight = PUBLIC_WEIGHT * tokens[0] / tokens[number] if number else 1.0
             counted = [batch.counted.to(device) for batch in text]
-            residuals = Residuals(expert_weights(model), family, text, device)
+            residuals = Residuals(expert_weights(model), family, text, device, threads)
             self._targets.append(_Target(number, residuals, first, counted, weight))
             first += len(text)
         self._expert, self._device, self._done, self._tokens = expert, device, done, tokens[0]
         self._places = mlp_layers(expert.config)
-        self._last = family.mlp_output.removeprefix(f"{family.mlp_module}.")
+        self._threads = ThreadPoolExecutor(threads)
 
     def layer(self, number: int, fitted: FittedLayers) -> None:
         names = [pattern.format(layer=self._places[number]) for pattern in self._expert.family.mlp]
         every = [self._new, *(target.residuals for target in self._targets)]
         with ExitStack() as stack:
             for residuals in every:
-                stack.enter_context(residuals.held(number))
-            parameters = {name: self._new.parameter(name) for name in names}
+                stack.enter_context(residuals.holding(number))
+            parameters = {name: self._new.held[0].parameter(name) for name in names}
             if number in fitted:
                 for name, parameter in parameters.items():
                     parameter.copy_(fitted.tensor(number, name))
                 for residuals in every:
-                    residuals.pass_layer()
+                    self._run(residuals, HeldLayer.pass_layer)
                 self._done(self._tokens)
                 return
             self._attend_and_fit_first()
             self._fit_last()
             fitted.write(number, parameters)
-            is_last = number == len(self._places) - 1
-            for place in range(0 if is_last else len(self._new.states)):
-                states = self._new.placed(place)
-                self._new.keep(place, self._new.after(states, self._new.features(states)))
+            if number < len(self._places) - 1:
+                self._run(self._new, HeldLayer.pass_mlp)
+
+    def _run(self, residuals: Residuals, call: Callable[[HeldLayer, int], None]) -> None:
+        """Calls a function of the held layer for every micro-batch."""
+        for _ in in_order(self._threads, residuals.held, torch.inference_mode()(call), range(len(residuals.states))):
+            pass
+
+    def _products(self, call: Callable[[_Target, _Held, _Place], _Products]) -> Iterator[tuple[_Target, _Products]]:
+        """The products of every micro-batch, in order; at most one per thread waits."""
+        for target in self._targets:
+            held = list(zip(self._new.held, target.residuals.held, strict=True))
+            summand = torch.inference_mode()(partial(call, target))
+            for products in in_order(self._threads, held, summand, target.places()):
+                yield target, products
 
     def _attend_and_fit_first(self) -> None:
-        """Fits the MLP's first matrices from the new input to their outputs in the targets.
-
-        Then the targets' residuals are those behind the layer, the new ones those before its MLP.
-        """
-        new, hidden = self._new, self._expert.config.hidden_size
+        """Fits the MLP's first matrices from the new input to their outputs in the targets."""
+        new, hidden = self._new.held[0], self._expert.config.hidden_size
         fit = _LeastSquares(hidden, hidden, len(self._targets), self._device)
-        for target in self._targets:
-            aim = target.residuals
-            for place, number, tokens in target.places():
-                before, states = aim.attended(place), new.attended(number)
-                features = aim.features(before)
-                fit.add(new.features(states)[tokens], features[tokens], target.number, target.weight)
-                aim.keep(place, aim.after(before, features))
-                new.keep(number, states)
+        for target, products in self._products(_Target.attend):
+            fit.add(products, target.number)
         for name, module in new.mlp.named_children():
-            if isinstance(module, nn.Linear) and name != self._last:
-                modules = [target.residuals.mlp.get_submodule(name) for target in self._targets]
+            if isinstance(module, nn.Linear) and name != new.last:
+                modules = [target.residuals.held[0].mlp.get_submodule(name) for target in self._targets]
                 module.weight.copy_(fit.solve(module.weight, [aim.weight.T for aim in modules]))
 
     def _fit_last(self) -> None:
         """Fits the last matrix to the difference of the targets' residuals and the present ones."""
-        new, seen = self._new, list[Tensor]()
-        module = new.mlp.get_submodule(self._last)
+        new = self._new.held[0]
+        module = new.mlp.get_submodule(new.last)
         fit = _LeastSquares(module.in_features, module.out_features, len(self._targets), self._device)
-        handle = module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-        for target in self._targets:
-            for place, number, tokens in target.places():
-                states = new.placed(number)
-                new.mlp(new.features(states))
-                wanted = (target.residuals.placed(place) - states)[tokens] / new.factor
-                fit.add(seen.pop()[tokens], wanted, target.number, target.weight)
-                self._done(0 if target.number else int(tokens.sum()))
-        handle.remove()
+        for target, products in self._products(_Target.miss):
+            fit.add(products, target.number)
+            self._done(0 if target.number else int(products.tokens))
         module.weight.copy_(fit.solve(module.weight))

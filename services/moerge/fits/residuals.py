@@ -1,11 +1,11 @@
 """Residuals of all of a text's tokens in a dense model, of which one layer at a time is in memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moerge.models.batches import Batch
 from moerge.models.families.family import EMBEDDING, Family, mlp_layers, module_of
@@ -15,63 +15,99 @@ from moerge.statistics.features import placed
 
 
 class Residuals:
-    """The residuals before the next layer, in host memory, and the MLP of the held layer.
-
-    Functions take a batch's number. The family's MLPs have a norm before them.
+    """The residuals before the next layer, in host memory, and the held layer of each thread.
 
     Attributes:
         states: [B, T, H] float32 of each batch.
+        held: by thread; their weights are shared.
         factor: of the MLPs' outputs when they are added to the residual.
+    """
+
+    def __init__(
+        self, weights: Weights, family: Family, batches: Sequence[Batch], device: torch.device, threads: int
+    ) -> None:
+        self.family, self.batches, self.device = family, batches, device
+        self.factor, self.places = family.mlp_factor(weights.config), mlp_layers(weights.config)
+        self._files = LayerFiles(weights, torch.float32, device)
+        decoders = [Decoder(weights, torch.float32, device) for _ in range(threads)]
+        self.held = [HeldLayer(self, decoder) for decoder in decoders]
+        embedding = weights.tensor(EMBEDDING)
+        self.states = [decoders[0].embedded(batch, embedding) for batch in batches]
+
+    @contextmanager
+    def holding(self, number: int) -> Iterator[None]:
+        """While open, a layer has its weights; the next one's are read meanwhile."""
+        tensors = self._files.layer(number)
+        for held in self.held:
+            held.hold(number, tensors)
+        try:
+            yield
+        finally:
+            for held in self.held:
+                held.decoder.release(number)
+
+
+class HeldLayer:
+    """The held layer of one thread, because hooks belong to a module.
+
+    Functions take a batch's number. The family's MLPs have a norm before them.
     """
 
     mlp: Any
     _norm: Any
 
-    def __init__(self, weights: Weights, family: Family, batches: Sequence[Batch], device: torch.device) -> None:
-        self._family, self._batches, self._device = family, batches, device
-        self._files = LayerFiles(weights, torch.float32, device)
-        self._decoder = Decoder(weights, torch.float32, device)
-        self.factor, self._places = family.mlp_factor(weights.config), mlp_layers(weights.config)
-        embedding = weights.tensor(EMBEDDING)
-        self.states = [self._decoder.embedded(batch, embedding) for batch in batches]
+    def __init__(self, residuals: Residuals, decoder: Decoder) -> None:
+        self._residuals, self.decoder, family = residuals, decoder, residuals.family
+        self.last = family.mlp_output.removeprefix(f"{family.mlp_module}.")
 
-    @contextmanager
-    def held(self, number: int) -> Iterator[None]:
-        """While open, a layer has its weights; the next one's are read meanwhile."""
-        self._decoder.hold(number, self._files.layer(number))
-        place = self._places[number]
-        self.mlp = self._decoder.module(self._family.mlp_module.format(layer=place))
-        self._norm = self._decoder.module(module_of(f"{self._family.gain}").format(layer=place))
-        try:
-            yield
-        finally:
-            self._decoder.release(number)
+    def hold(self, number: int, tensors: Mapping[str, Tensor]) -> None:
+        self.decoder.hold(number, tensors)
+        family, place = self._residuals.family, self._residuals.places[number]
+        self.mlp = self.decoder.module(family.mlp_module.format(layer=place))
+        self._norm = self.decoder.module(module_of(f"{family.gain}").format(layer=place))
 
     def parameter(self, name: str) -> Tensor:
         module = module_of(name)
-        parameter: Tensor = self._decoder.module(module).get_parameter(name.removeprefix(f"{module}."))
+        parameter: Tensor = self.decoder.module(module).get_parameter(name.removeprefix(f"{module}."))
         return parameter
 
     def attended(self, number: int) -> Tensor:
-        """A batch's residual behind the held layer's attention, on the device."""
-        return self._decoder.reached(self._batches[number], self.states[number], self._norm)
+        """A batch's residual behind the layer's attention, on the device."""
+        residuals = self._residuals
+        return self.decoder.reached(residuals.batches[number], residuals.states[number], self._norm)
 
     def features(self, attended: Tensor) -> Tensor:
         normed: Tensor = self._norm(attended)
         return normed
 
+    def before_last(self, features: Tensor) -> Tensor:
+        """The input of the MLP's last matrix, which isn't computed, from the MLP's."""
+        matrix = getattr(self.mlp, self.last)
+        setattr(self.mlp, self.last, nn.Identity())
+        try:
+            inputs: Tensor = self.mlp(features)
+        finally:
+            setattr(self.mlp, self.last, matrix)
+        return inputs
+
     def after(self, states: Tensor, features: Tensor) -> Tensor:
-        """The residual behind the held layer's MLP, from the one before it and the MLP's input."""
-        added: Tensor = states + self.factor * self.mlp(features)
+        """The residual behind the layer's MLP, from the one before it and the MLP's input."""
+        added: Tensor = states + self._residuals.factor * self.mlp(features)
         return added
 
-    def keep(self, number: int, states: Tensor) -> None:
-        self.states[number] = self._decoder.kept(self.states[number], states)
+    def pass_mlp(self, number: int) -> None:
+        """From the residual before the layer's MLP to the one behind it."""
+        states = self.placed(number)
+        self.keep(number, self.after(states, self.features(states)))
 
-    def pass_layer(self) -> None:
-        for number, batch in enumerate(self._batches):
-            self.states[number] = self._decoder.passed(batch, self.states[number])
+    def keep(self, number: int, states: Tensor) -> None:
+        kept = self._residuals.states
+        kept[number] = self.decoder.kept(kept[number], states)
+
+    def pass_layer(self, number: int) -> None:
+        kept, batch = self._residuals.states, self._residuals.batches[number]
+        kept[number] = self.decoder.passed(batch, kept[number])
 
     def placed(self, number: int) -> Tensor:
-        states: Tensor = placed(self.states[number], self._device)
+        states: Tensor = placed(self._residuals.states[number], self._residuals.device)
         return states

@@ -19,9 +19,9 @@ WAYS = ("a larger machine", "another device", "no fit")
 _LEAST_SHARE = 4
 
 
-def need_of(expert: DenseExpert, settings: StatisticsSettings, device: str) -> Need:
+def need_of(expert: DenseExpert, settings: StatisticsSettings, device: str, threads: int = 1) -> Need:
     tokens = max(settings.batch_tokens, settings.context)
-    return fitting(Shape.of(expert.config, torch.float32), tokens, device)
+    return fitting(Shape.of(expert.config, torch.float32), tokens, device, threads)
 
 
 def least_fitting_tokens(hidden_size: int) -> int:
@@ -70,6 +70,17 @@ def tokens_that_fit(need: Need, hidden_size: int, free: Free, least: int = 0) ->
     wanted = most if left is None else min(most, left)
     _require(need, hidden_size, wanted, free, least)
     return wanted
+
+
+def threads_that_fit(
+    expert: DenseExpert, settings: StatisticsSettings, cut: Sequence[Batch], device: str, free: Free, most: int
+) -> int:
+    """The number of threads that fit beside the residuals, at most one per micro-batch; one on a GPU."""
+    for threads in range(min(most, len(cut)) if device == "cpu" else 1, 1, -1):
+        left = tokens_for(need_of(expert, settings, device, threads), free)
+        if left is None or _positions(cut) <= left:
+            return threads
+    return 1
 
 
 def _require(need: Need, hidden_size: int, wanted: int, free: Free, least: int) -> None:

@@ -133,19 +133,22 @@ def whitening(shape: Shape, tokens: int, device: str = "cpu") -> Need:
     )
 
 
-def fitting(shape: Shape, batch_tokens: int, device: str = "cpu") -> Need:
+def fitting(shape: Shape, batch_tokens: int, device: str = "cpu", threads: int = 1) -> Need:
     """A fit of MLPs in float32: two layers of expert, seed, and body with the new MLPs; two residuals a token.
 
     The solve of the last matrix, with M inputs, has gram and factor, 16 M^2, and six times its cross product, 48 M H.
+    The sums before it have a gram and two cross products, and float32 products of each micro-batch and one more.
     """
     hidden, inner = shape.hidden, shape.intermediate
+    solve, products = 16 * inner**2 + 48 * inner * hidden, 2 * inner * (inner + SUM_ROWS) + 4 * inner * hidden
+    sums = 8 * inner**2 + 16 * inner * hidden + (threads + 1) * products
     return Need(
         work="fitting MLPs",
         device={
             "two layers of three models": 3 * 2 * 4 * shape.layer,
-            "a solve": 16 * inner**2 + 48 * inner * hidden,
+            "a solve" if solve > sums else "sums and products": max(solve, sums),
             "residuals of public text": 2 * 4 * hidden * PUBLIC_TOKENS,
-            "a micro-batch": 4 * batch_tokens * (8 * hidden + max(4 * inner, shape.mixed)),
+            "a micro-batch": threads * 4 * batch_tokens * (8 * hidden + max(4 * inner, shape.mixed)),
         },
         token=2 * 4 * hidden,
         gpu=device == "cuda",

@@ -17,7 +17,7 @@ from moerge.bodies.methods.registry import METHODS
 from moerge.documents.files import silent
 from moerge.documents.shards import shard_name
 from moerge.fits.fitting import PublicText, fit
-from moerge.fits.sample import fitting_sample_that_fits
+from moerge.fits.sample import fitting_sample_that_fits, threads_that_fit
 from moerge.memory.machine import free_for
 from moerge.merging.local_lineages import LocalBody, given, local_body, local_version
 from moerge.merging.settings import VersionSettings
@@ -206,7 +206,9 @@ def fitted(
     def sample(tokens: int) -> list[list[Tokens]]:
         return text.sample(statistics, tokens, LEAST_DOCUMENTS)
 
-    documents, batches = fitting_sample_that_fits(expert, statistics, sample, device, free_for(device), say)
+    free = free_for(device)
+    documents, batches = fitting_sample_that_fits(expert, statistics, sample, device, free, say)
+    threads = threads_that_fit(expert, statistics, batches, device, free, computing.slots)
     rows = [row for document in documents for row in document]
     name = digest_of({"expert": expert.digest, "body": body.digest, "rows": shard_name(b"", rows)})
     folder = work / f"fitted-{expert.domain}-{name[:16]}"
@@ -216,6 +218,6 @@ def fitted(
         part = work / f".{folder.name}.part"
         total = sum(row.count for row in rows) * len(mlp_layers(expert.config))
         with computing.progress.track(f"fitting MLPs of {expert.domain}", total, "tokens") as tracker:
-            fit(expert, body, batches, part, device, tracker.advance, public)
+            fit(expert, body, batches, part, device, tracker.advance, public, threads)
         os.replace(part, folder)
     return replace(expert, folder=folder, trained=expert)

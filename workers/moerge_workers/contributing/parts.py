@@ -11,7 +11,7 @@ from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import sync_folder
 from moerge.fits.fitting import PublicText, fit, require_fittable
 from moerge.fits.parts import write_parts
-from moerge.fits.sample import WAYS, fitting_sample_that_fits
+from moerge.fits.sample import WAYS, fitting_sample_that_fits, threads_that_fit
 from moerge.memory.machine import free_for, is_out_of_memory
 from moerge.models.batches import Batch
 from moerge.models.dense import has_head
@@ -153,13 +153,16 @@ def _fitted(documents: Documents, expert: DenseExpert, checked: CheckedBody) -> 
     if (sample := _sample(documents, expert)) is None:
         return None
     tokens, rows = sample
+    free, most = free_for(settings.device), min(settings.slots, os.cpu_count() or 1)
+    threads = threads_that_fit(expert, settings.statistics, rows, settings.device, free, most)
     total = tokens * len(mlp_layers(expert.config))
     public = PublicText.of(weights.seed, settings.statistics)
     _tell_tied(expert, events)
     events.enter(Stage.COMPUTING)
     with events.track(f"fitting {settings.domain}'s MLPs to the body", total, "tokens") as tracker:
         try:
-            _complete(folder, lambda part: fit(expert, weights, rows, part, settings.device, tracker.advance, public))
+            how = settings.device, tracker.advance, public, threads
+            _complete(folder, lambda part: fit(expert, weights, rows, part, *how))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

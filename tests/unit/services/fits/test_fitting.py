@@ -89,10 +89,11 @@ def test_it_is_byte_for_byte_the_fit_with_both_models_in_memory(
         assert torch.equal(result.tensor(name), tensor), name
 
 
-def public_text(folder: Path) -> PublicText:
+def public_text(folder: Path, intermediate_size: int = 48) -> PublicText:
     """Another model, in the place of the seed, and other rows."""
     rows = all_counted([[(7 * row + column * column) % 256 for column in range(15 + row)] for row in range(20)])
-    return PublicText(DenseFiles(expert(folder / "seed", seed=3, tie_word_embeddings=False)), list(batches(rows, 100)))
+    seed = expert(folder / "seed", seed=3, tie_word_embeddings=False, intermediate_size=intermediate_size)
+    return PublicText(DenseFiles(seed), list(batches(rows, 100)))
 
 
 def test_with_public_text_it_is_byte_for_byte_the_fit_with_all_models_in_memory(tmp_path: Path) -> None:
@@ -103,6 +104,19 @@ def test_with_public_text_it_is_byte_for_byte_the_fit_with_all_models_in_memory(
         assert torch.equal(result.tensor(name), tensor), name
     alone = Checkpoint(fit(*on_body(folder, body), cut, tmp_path / "alone"))
     assert not torch.equal(result.tensor(DOWN), alone.tensor(DOWN))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_any_number_of_threads_gives_the_same_bytes(tmp_path: Path, threads: int) -> None:
+    """Grams of the last matrices are summed in two blocks."""
+    folder, body = two(tmp_path, intermediate_size=300)
+    given, public = (*on_body(folder, body), list(batches(some_counted(), 200))), public_text(tmp_path, 300)
+    one, other = (
+        fit(*given, tmp_path / f"on-{number}", public=public, threads=number) / SINGLE for number in (1, threads)
+    )
+    assert other.read_bytes() == one.read_bytes()
+    for name, tensor in whole_fit(folder, body, given[-1], public).items():
+        torch.testing.assert_close(Checkpoint(one.parent).tensor(name), tensor, rtol=0, atol=1e-5)
 
 
 @torch.inference_mode()
@@ -143,7 +157,7 @@ def test_interrupted_fit_resumes_at_the_interrupted_layer(tmp_path: Path) -> Non
     first = (tmp_path / "fitted" / "fitted-1.part").stat().st_mtime_ns
     solved.clear()
     with pytest.raises(KeyboardInterrupt):
-        fit(*on_body(folder, body), cut, tmp_path / "fitted", done=until(2 * tokens))
+        fit(*on_body(folder, body), cut, tmp_path / "fitted", done=until(2 * tokens), threads=2)
     assert solved[:2] == [tokens, tokens]  # two layers are only passed
     assert (tmp_path / "fitted" / "fitted-1.part").stat().st_mtime_ns == first
     with pytest.raises(KeyboardInterrupt):  # of other text, nothing is used

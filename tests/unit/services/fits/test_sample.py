@@ -8,8 +8,9 @@ from moerge.documents.fitting_sample import fitting_tokens
 from moerge.errors import MoergeError
 from moerge.fits.fitted_files import fitted_bytes
 from moerge.fits.parts import write_parts
-from moerge.fits.sample import fitting_sample_that_fits, least_fitting_tokens, need_of
+from moerge.fits.sample import fitting_sample_that_fits, least_fitting_tokens, need_of, threads_that_fit
 from moerge.memory.machine import Free
+from moerge.models.batches import batches
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import Tokens
@@ -68,3 +69,15 @@ def test_less_than_the_least_tokens_are_refused(own: DenseExpert, least: int) ->
         with pytest.raises(MoergeError, match=rf"fitting MLPs needs .* states of {tokens:,} tokens.* has") as caught:
             chosen(own, free, least)
         assert "no fit" in caught.value.todo
+
+
+def test_as_many_threads_as_fit_beside_the_residuals(own: DenseExpert) -> None:
+    rows = [row for document in sample(1024) for row in document]
+    cut = list(batches(rows, SETTINGS.batch_tokens))
+    host = {threads: need_of(own, SETTINGS, "cpu", threads).total(2 * 1024) for threads in (1, 2)}
+
+    def threads(free: int | None, device: str = "cpu", most: int = 8) -> int:
+        return threads_that_fit(own, SETTINGS, cut, device, Free(free, None), most)
+
+    assert [threads(free) for free in (0, host[2] - 1, host[2], None)] == [1, 1, 2, len(cut)]
+    assert (threads(None, most=1), threads(None, "cuda")) == (1, 1)

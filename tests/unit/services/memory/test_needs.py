@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from transformers import LlamaConfig
 
 from moerge.bodies.methods.registry import METHODS
-from moerge.memory.needs import Need, fitting, merging, merging_head, passing, scoring, writing_texts
+from moerge.memory.needs import SUM_ROWS, Need, fitting, merging, merging_head, passing, scoring, writing_texts
 from moerge.memory.shapes import Shape
 from moerge.models.config import read_config
 from moerge.models.families.registry import FAMILIES
@@ -90,6 +90,13 @@ def test_a_fit_needs_three_models_a_solve_and_residuals() -> None:
     assert need.device["two layers of three models"] == 6 * 4 * LAYER
     assert need.device["a solve"] == 16 * INNER**2 + 48 * INNER * H
     assert need.total(1000) == need.on_device + 1000 * 2 * 4 * H
+
+
+def test_threads_of_a_fit_have_a_micro_batch_and_products_each() -> None:
+    one, eight = (fitting(small(), 1024, threads=threads) for threads in (1, 8))
+    assert eight.device["a micro-batch"] == 8 * one.device["a micro-batch"]
+    sums, products = 8 * INNER**2 + 16 * INNER * H, 2 * INNER * (INNER + SUM_ROWS) + 4 * INNER * H
+    assert eight.device["sums and products"] == sums + 9 * products
 
 
 def test_an_expert_that_writes_texts_is_whole() -> None:

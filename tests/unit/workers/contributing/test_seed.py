@@ -69,9 +69,11 @@ def test_a_fit_has_the_own_seed_s_answers_to_public_texts(
     seen = list[Path]()
 
     def watched(expert: DenseExpert, *given: Any) -> Path:
-        assert isinstance(given[-1], PublicText)
-        assert len(given[-1].batches) > 0
-        seen.append(given[-1].seed.folder)
+        *_, public, threads = given
+        assert isinstance(public, PublicText)
+        assert len(public.batches) > 0
+        assert threads == 1
+        seen.append(public.seed.folder)
         return fit(expert, *given)
 
     monkeypatch.setattr(parts, "fit", watched)
