@@ -63,7 +63,7 @@ def statistics_pass(streamed: "Streamed", shards: Sequence["Shard"]) -> None:
     """The integer sums of a window of shards, layer by layer."""
     names = {shard.name for shard in shards}
     for _ in range(streamed.begin(shards), streamed.layers):
-        streamed.sums(names)
+        streamed.sums(names, names)
 
 
 def write_statistics(path: Path, gram: Tensor, cross: Tensor, *, domain: str, tokens: int, shard: int = 0) -> None:

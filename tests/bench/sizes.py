@@ -1,7 +1,7 @@
 """A streamed pass over a model of a large shape, and a plain forward of the same tokens where the model fits.
 
 `python -m bench.sizes --shape 70b --device cuda`. Weights are made while they are read, at the speed of a copy, so the
-model needs no disk; host memory holds the window's hidden states and three layers at most.
+model needs no disk. Hidden states are on the device, or with `--states host` in host memory.
 """
 
 import argparse
@@ -98,12 +98,12 @@ def unfit(work: MadePass, free: int | None) -> str | None:
     return f"skipped: it needs {decimal(size)}, and {decimal(free)} are free"
 
 
-def compare(work: MadePass, tokens: int, runs: int) -> Comparison:
-    """Both ways in turns, each after a warm-up; the window holds all tokens."""
+def compare(work: MadePass, tokens: int, runs: int, room: int | None) -> Comparison:
+    """Both ways in turns, each after a warm-up; the window holds all tokens, `room` as in `Streamed`."""
     device, rows = work.device, random_rows(tokens)
     few, shard = Shard("few", rows[:1], 1), Shard("all", rows, len(rows))
     given = [batch.input_ids for batch in batches(rows, BATCH_TOKENS)]
-    peak, streamed = PeakMemory(device), Streamed(work, BATCH_TOKENS)
+    peak, streamed = PeakMemory(device), Streamed(work, BATCH_TOKENS, room=room)
 
     def passed() -> float:
         taken = seconds(lambda: ours.statistics_pass(streamed, [shard]))
@@ -132,7 +132,7 @@ def compare(work: MadePass, tokens: int, runs: int) -> Comparison:
 
 
 def table(found: Comparison, title: str, states: int) -> Table:
-    shown = Table(title=title, caption=f"hidden states of the window in host memory: {decimal(states)}")
+    shown = Table(title=title, caption=f"hidden states of the window: {decimal(states)}")
     for column in ("", "tokens/s", "peak device memory"):
         shown.add_column(column, justify="right" if column else "left")
     for name, side in (("streamed pass", found.streamed), ("plain forward", found.plain)):
@@ -152,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--tokens", type=int, help="of the window; default: those of the smallest shard, 64 H")
+    parser.add_argument("--states", choices=["device", "host"], default="device", help="where hidden states are")
     parser.add_argument("--runs", type=int, default=1)
     chosen = parser.parse_args(arguments)
     if chosen.device == "cuda" and not torch.cuda.is_available():
@@ -159,9 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work = made_pass(SHAPES[chosen.shape], chosen.precision, chosen.device)
     hidden = work.config.hidden_size
     tokens = chosen.tokens or enough(hidden)
-    result = compare(work, tokens, chosen.runs)
+    result = compare(work, tokens, chosen.runs, 0 if chosen.states == "host" else None)
     device = torch.cuda.get_device_name() if chosen.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    title = f"{chosen.shape}, {chosen.precision}, {tokens:,} tokens, {device}"
+    title = f"{chosen.shape}, {chosen.precision}, {tokens:,} tokens, states on the {chosen.states}, {device}"
     Console(width=120).print(table(result, title, getattr(torch, chosen.precision).itemsize * hidden * tokens))
 
 

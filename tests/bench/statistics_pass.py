@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
@@ -11,15 +12,21 @@ from bench.inputs import Shape, documents, experts, hybrid_expert, llama
 from bench.measure import in_turns, seconds
 from bench.registry import Pair, benchmark
 from moerge.documents.shards import Shard
+from moerge.memory.needs import SUM_ROWS
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.tokens import all_counted
+from moerge.statistics.accumulate import Sum, inverse
+from moerge.statistics.integers import pack, to_integers
 from moerge.statistics.streamed import Streamed
+from moerge_proto.statistics_file import Int64
 
 SHAPE, BATCH, CONTEXT = Shape(), 4, 512
 LONG, LONG_BATCH, LONG_CONTEXT = Shape(hidden=512, layers=8, intermediate=2048), 2, 1024
 HYBRID = Shape(hidden=512, layers=8, intermediate=2048, vocabulary=8000)
 DOMAINS = 4
+ROUNDED = 4096
+"""H of the rounded sums."""
 
 
 @torch.inference_mode()
@@ -105,6 +112,38 @@ def statistics_textbook() -> list[Pair]:
 )
 def statistics_textbook_long() -> list[Pair]:
     return against(textbook, "eager", LONG, LONG_BATCH, LONG_CONTEXT)
+
+
+def rounded_by_numpy(blocks: Sequence[Tensor], exponent: int, gains: Tensor) -> Int64:
+    """The triangle of a gram by numpy, step by step over each block of rows: divided, packed, scaled and rounded."""
+    factors, packed = inverse(gains).numpy(), list[Int64]()
+    for start, block in zip(range(0, len(factors), SUM_ROWS), blocks, strict=True):
+        divided = block.numpy() * factors[start : start + len(block), None] * factors[start:]
+        packed.append(to_integers(pack(divided), exponent))
+    return np.concatenate(packed)
+
+
+@benchmark(
+    "rounding",
+    "integers of a layer's sums, s",
+    "numpy, step by step",
+    "<=",
+    0.25,
+    f"H {ROUNDED}, float64, one thread",
+)
+def rounding() -> list[Pair]:
+    torch.set_num_threads(1)
+    gains, drawing = torch.rand(ROUNDED) + 0.5, torch.Generator().manual_seed(0)
+    x = torch.randn(ROUNDED, ROUNDED, generator=drawing)
+    whole = x.double().T @ x.double()
+    blocks = [whole[start : start + SUM_ROWS, start:].contiguous() for start in range(0, ROUNDED, SUM_ROWS)]
+
+    def by_us() -> float:
+        sums = Sum()
+        sums.add(x)
+        return seconds(lambda: sums.rounded(16, gains))
+
+    return in_turns(by_us, lambda: seconds(lambda: rounded_by_numpy(blocks, 16, gains)))
 
 
 @benchmark(

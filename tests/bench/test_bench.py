@@ -71,7 +71,7 @@ def test_generated_weights_give_integers_of_the_whole_model(precision: str) -> N
 
 
 def test_a_size_is_measured_against_a_plain_forward(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes.main(["--shape", "tiny", "--device", "cpu", "--tokens", "512", "--runs", "2"])
+    sizes.main(["--shape", "tiny", "--device", "cpu", "--tokens", "512", "--runs", "2", "--states", "host"])
     shown = capsys.readouterr().out
     assert "tiny, bfloat16, 512 tokens" in shown
     assert "ratio" in shown

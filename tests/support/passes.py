@@ -15,10 +15,11 @@ from moerge.models.families.family import Family, mlp_layers
 from moerge.models.families.registry import family_of
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums, Sum
-from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run
+from moerge.statistics.features import Ready, Visit, counted_rows, placed, ready, run
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass
-from moerge.statistics.streamed import Streamed, rounded
+from moerge.statistics.streamed import Leaving, Streamed
+from moerge.statistics.transfers import transfers_of
 from moerge_proto.statistics_file import Int64
 from support.models import on_body
 
@@ -46,7 +47,8 @@ def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
     """Calls visit(layer, x), x [n, H], with the features of every layer, from one call of the decoder."""
     pattern = family_of(model.config).mlp_module
     modules = {n: model.get_submodule(pattern.format(layer=at)) for n, at in enumerate(mlp_layers(model.config))}
-    run(model, batch, _arguments(model, batch), modules, visit, modules[len(modules) - 1])
+    read = ready(model, batch, model.device)
+    run(model, read, _ids(model, read), modules, visit, modules[len(modules) - 1])
 
 
 def visit_body_inputs(model: PreTrainedModel, family: Family, batch: Batch, visit: Visit) -> None:
@@ -54,16 +56,18 @@ def visit_body_inputs(model: PreTrainedModel, family: Family, batch: Batch, visi
     layers = [(item.inputs[0], item.output) for item in family.attentions(model.config)]
     names = [name for layer in layers for name in layer if name is not None]
     modules = {number: model.get_submodule(name) for number, name in enumerate(names[1:])}
-    run(model, batch, _arguments(model, batch), modules, visit, modules[len(modules) - 1])
+    read = ready(model, batch, model.device)
+    run(model, read, _ids(model, read), modules, visit, modules[len(modules) - 1])
 
 
 def visit_head_inputs(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
     """Calls visit(0, x), x [n, H], with the inputs of the head."""
-    visit(0, counted_rows(model, run(model, batch, _arguments(model, batch), {}, visit), batch))
+    read = ready(model, batch, model.device)
+    visit(0, counted_rows(run(model, read, _ids(model, read), {}, visit), read))
 
 
-def _arguments(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
-    return {"input_ids": placed(ids(model, batch), model.device), **positions(model, batch, model.device)}
+def _ids(model: PreTrainedModel, batch: Ready) -> dict[str, Any]:
+    return {"input_ids": placed(batch.ids, model.device)}
 
 
 def whole_model(work: Pass) -> PreTrainedModel:
@@ -99,7 +103,7 @@ def sums_by(model: PreTrainedModel, work: Pass, rows: Sequence[Tokens], batch_to
                 tokens = torch.cat([tokens, batch.input_ids[batch.counted]])
             case HeadPass():
                 visit_head_inputs(model, batch, visit)
-    arrays = rounded(inputs, sums)
+    arrays = Leaving(inputs, sums, transfers_of(torch.device(work.device))).arrays()
     if isinstance(work, BodyPass):
         arrays = {"token_counts": torch.bincount(tokens, minlength=model.config.vocab_size).numpy(), **arrays}
     return ShardSums(arrays, sum(row.count for row in rows), len(rows))

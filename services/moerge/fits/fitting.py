@@ -29,12 +29,15 @@ from moerge.errors import IncompatibleExpertError
 from moerge.fits.fitted_files import FittedLayers
 from moerge.fits.parts import write_parts
 from moerge.fits.residuals import HeldLayer, Residuals
-from moerge.memory.needs import SUM_ROWS
+from moerge.memory.needs import SUM_ROWS, fitting
+from moerge.memory.room import room_on_device
+from moerge.memory.shapes import Shape
 from moerge.models.batches import Batch, batches
 from moerge.models.dense import domain_weights, expert_weights
 from moerge.models.dense_files import Dense, DenseFiles
 from moerge.models.families.family import mlp_layers
 from moerge.routers.ridge import SOLVER, Ridge
+from moerge.statistics.features import counted_rows
 from moerge.threads import in_order, one_thread
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import StatisticsSettings
@@ -156,9 +159,9 @@ def fit(
     places = mlp_layers(expert.config)
     layers = len(places)
     if missing := [layer for layer in range(layers) if layer not in fitted]:
-        fitting = _Fitting(expert, body, batches, torch.device(device), done, public, threads)
+        work = _Fitting(expert, body, batches, torch.device(device), done, public, threads)
         for layer in range(missing[-1] + 1):
-            fitting.layer(layer, fitted)
+            work.layer(layer, fitted)
     of = {pattern.format(layer=place): layer for layer, place in enumerate(places) for pattern in expert.family.mlp}
     write_parts(expert, folder, lambda name: fitted.tensor(of[name], name))
     fitted.clear(layers)
@@ -186,8 +189,8 @@ def _work(expert: DenseFiles, body: Dense, batches: Sequence[Batch], device: str
     return digest_of({"files": files, "text": text.hexdigest(), "device": device, "solver": SOLVER, "public": weight})
 
 
-_Place = tuple[int, int, Tensor]
-"""A micro-batch: its number in its text and in all texts, and the tokens that count."""
+_Place = tuple[int, int]
+"""A micro-batch: its number in its text and in all texts."""
 _Held = tuple[HeldLayer, HeldLayer]
 """A thread's held layers: of the body with the new MLPs, and of a target."""
 
@@ -198,42 +201,47 @@ class _Target:
 
     Attributes:
         number: among the targets.
+        new: residuals of all texts in the body with the new MLPs.
         residuals: of the text in the model.
         first: the number of the text's first micro-batch among those of all texts.
-        counted: of each micro-batch, the tokens that count.
         weight: of one token.
     """
 
     number: int
+    new: Residuals
     residuals: Residuals
     first: int
-    counted: Sequence[Tensor]
     weight: float
 
     def places(self) -> Iterator[_Place]:
         """Of each micro-batch."""
-        for place, tokens in enumerate(self.counted):
-            yield place, self.first + place, tokens
+        for place in range(len(self.residuals.batches)):
+            yield place, self.first + place
 
     def attend(self, held: _Held, at: _Place) -> _Products:
         """Products of the MLP's new input with that in the target.
 
         Then the target's residual is that behind the layer, the new one that before its MLP.
         """
-        (new, aim), (place, number, tokens) = held, at
+        (new, aim), (place, number) = held, at
         before, states = aim.attended(place), new.attended(number)
         features = aim.features(before)
-        products = _Products.of(new.features(states)[tokens], features[tokens], self.weight)
-        aim.keep(place, aim.after(before, features))
-        new.keep(number, states)
+        products = self._products(place, new.features(states), features)
+        self.residuals.states[place] = aim.after(before, features)
+        self.new.states[number] = states
         return products
 
     def miss(self, held: _Held, at: _Place) -> _Products:
         """Products of the last matrix's new input with the difference of the target's residual and the present one."""
-        (new, aim), (place, number, tokens) = held, at
-        states = new.placed(number)
-        wanted = (aim.placed(place) - states)[tokens] / self.residuals.factor
-        return _Products.of(new.before_last(new.features(states))[tokens], wanted, self.weight)
+        (new, _), (place, number) = held, at
+        states = self.new.states[number]
+        wanted = (self.residuals.states[place] - states) / self.residuals.factor
+        return self._products(place, new.before_last(new.features(states)), wanted)
+
+    def _products(self, place: int, inputs: Tensor, outputs: Tensor) -> _Products:
+        """Those of the tokens that count."""
+        batch = self.residuals.batches[place]
+        return _Products.of(counted_rows(inputs, batch), counted_rows(outputs, batch), self.weight)
 
 
 class _Fitting:
@@ -251,14 +259,17 @@ class _Fitting:
         if public is not None:
             texts, models = [*texts, public.batches], [*models, public.seed]
         every = [batch for text in texts for batch in text]
-        self._new = Residuals(domain_weights(expert, body), family, every, device, threads)
+        largest = max(batch.input_ids.numel() for batch in every)
+        room = room_on_device(fitting(Shape.of(expert.config, torch.float32), largest, device.type, threads))
+        self._new = Residuals(domain_weights(expert, body), family, every, device, threads, room)
+        room = self._new.states.room
         self._targets, first = list[_Target](), 0
         tokens = [sum(int(batch.counted.sum()) for batch in text) for text in texts]
         for number, (text, model) in enumerate(zip(texts, models, strict=True)):
             weight = PUBLIC_WEIGHT * tokens[0] / tokens[number] if number else 1.0
-            counted = [batch.counted.to(device) for batch in text]
-            residuals = Residuals(expert_weights(model), family, text, device, threads)
-            self._targets.append(_Target(number, residuals, first, counted, weight))
+            residuals = Residuals(expert_weights(model), family, text, device, threads, room)
+            room = residuals.states.room
+            self._targets.append(_Target(number, self._new, residuals, first, weight))
             first += len(text)
         self._expert, self._device, self._done, self._tokens = expert, device, done, tokens[0]
         self._places = mlp_layers(expert.config)
@@ -286,7 +297,7 @@ class _Fitting:
 
     def _run(self, residuals: Residuals, call: Callable[[HeldLayer, int], None]) -> None:
         """Calls a function of the held layer for every micro-batch."""
-        for _ in in_order(self._threads, residuals.held, torch.inference_mode()(call), range(len(residuals.states))):
+        for _ in in_order(self._threads, residuals.held, torch.inference_mode()(call), range(len(residuals.batches))):
             pass
 
     def _products(self, call: Callable[[_Target, _Held, _Place], _Products]) -> Iterator[tuple[_Target, _Products]]:

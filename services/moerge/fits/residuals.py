@@ -11,11 +11,15 @@ from moerge.models.batches import Batch
 from moerge.models.families.family import EMBEDDING, Family, mlp_layers, module_of
 from moerge.models.weights import Weights
 from moerge.statistics.decoder import Decoder, LayerFiles
-from moerge.statistics.features import placed
+from moerge.statistics.hidden_states import HiddenStates
+from moerge.statistics.transfers import transfers_of
 
 
 class Residuals:
-    """The residuals before the next layer, in host memory, and the held layer of each thread.
+    """The residuals before the next layer, and the held layer of each thread.
+
+    Args:
+        room: bytes of residuals on the device, with one thread; None: all.
 
     Attributes:
         states: [B, T, H] float32 of each batch.
@@ -24,15 +28,23 @@ class Residuals:
     """
 
     def __init__(
-        self, weights: Weights, family: Family, batches: Sequence[Batch], device: torch.device, threads: int
+        self,
+        weights: Weights,
+        family: Family,
+        batches: Sequence[Batch],
+        device: torch.device,
+        threads: int,
+        room: int | None,
     ) -> None:
-        self.family, self.batches, self.device = family, batches, device
+        self.family = family
         self.factor, self.places = family.mlp_factor(weights.config), mlp_layers(weights.config)
         self._files = LayerFiles(weights, torch.float32, device)
         decoders = [Decoder(weights, torch.float32, device) for _ in range(threads)]
         self.held = [HeldLayer(self, decoder) for decoder in decoders]
-        embedding = weights.tensor(EMBEDDING)
-        self.states = [decoders[0].embedded(batch, embedding) for batch in batches]
+        self.batches, embedding = [decoders[0].ready(batch) for batch in batches], weights.tensor(EMBEDDING)
+        self.states = HiddenStates(device, transfers_of(device), room)
+        for batch in self.batches:
+            self.states.add(decoders[0].embedded(batch, embedding))
 
     @contextmanager
     def holding(self, number: int) -> Iterator[None]:
@@ -72,7 +84,7 @@ class HeldLayer:
         return parameter
 
     def attended(self, number: int) -> Tensor:
-        """A batch's residual behind the layer's attention, on the device."""
+        """A batch's residual behind the layer's attention."""
         residuals = self._residuals
         return self.decoder.reached(residuals.batches[number], residuals.states[number], self._norm)
 
@@ -97,17 +109,9 @@ class HeldLayer:
 
     def pass_mlp(self, number: int) -> None:
         """From the residual before the layer's MLP to the one behind it."""
-        states = self.placed(number)
-        self.keep(number, self.after(states, self.features(states)))
-
-    def keep(self, number: int, states: Tensor) -> None:
-        kept = self._residuals.states
-        kept[number] = self.decoder.kept(kept[number], states)
+        residuals = self._residuals.states
+        residuals[number] = self.after(before := residuals[number], self.features(before))
 
     def pass_layer(self, number: int) -> None:
-        kept, batch = self._residuals.states, self._residuals.batches[number]
-        kept[number] = self.decoder.passed(batch, kept[number])
-
-    def placed(self, number: int) -> Tensor:
-        states: Tensor = placed(self._residuals.states[number], self._residuals.device)
-        return states
+        residuals, batch = self._residuals.states, self._residuals.batches[number]
+        residuals[number] = self.decoder.passed(batch, residuals[number])

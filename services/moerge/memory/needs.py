@@ -11,13 +11,21 @@ import torch
 from transformers import PretrainedConfig
 
 from moerge.documents.shards import enough
-from moerge.memory.shapes import Shape, beside_numbers, layer_parameters, mixed_numbers, position_numbers
+from moerge.memory.shapes import (
+    Shape,
+    beside_numbers,
+    layer_parameters,
+    layer_tensor,
+    mixed_numbers,
+    position_numbers,
+)
 from moerge.models.families.hosts import HOSTS
 from moerge.threads import AT_ONCE
 from moerge_proto.statistics_file import gram_length
 
 SUM_ROWS = 128
 """Rows of a gram in a block of a sum; a block has only the columns from its first row on."""
+_GPU_SUM_ROWS = 1024  # smaller products leave most of a GPU idle
 EMBEDDING_ROWS, HEAD_ROWS = 2**12, 2**15
 """Rows of an embedding that are weighted at a time, and of a head that are solved."""
 WHITENED_ROWS = 2**12
@@ -60,17 +68,28 @@ class Need:
         return self.token * self.tokens
 
 
-def sum_blocks(size: int) -> list[tuple[int, int]]:
+def sum_blocks(size: int, device: str = "cpu") -> list[tuple[int, int]]:
     """The shapes of a gram's blocks, which have its upper triangle."""
-    return [(min(SUM_ROWS, size - start), size - start) for start in range(0, size, SUM_ROWS)]
+    rows = _GPU_SUM_ROWS if device == "cuda" else SUM_ROWS
+    return [(min(rows, size - start), size - start) for start in range(0, size, rows)]
 
 
-def sum_bytes(size: int) -> int:
+def sum_bytes(size: int, device: str = "cpu") -> int:
     """Bytes of a gram's float64 sum over one shard: about half of a square."""
-    return 8 * sum(rows * columns for rows, columns in sum_blocks(size))
+    return 8 * sum(rows * columns for rows, columns in sum_blocks(size, device))
 
 
 # --- on a model, layer by layer; the second of two layers is read ahead
+
+
+def _moved(states: int) -> dict[str, int]:
+    """On a GPU: micro-batches of hidden states, of these bytes, that come from host memory or leave to it."""
+    return {"hidden states on their way": 4 * states}
+
+
+def _pinned(size: int) -> int:
+    """Bytes that PyTorch takes for pinned memory."""
+    return 1 << (size - 1).bit_length()
 
 
 def passing(
@@ -78,25 +97,32 @@ def passing(
 ) -> Need:
     """A statistics pass of a process that computes `threads` shards at a time; two shards' sums are added up.
 
+    One thread begins a shard while the last one's integers, in the memory of its sums, are added.
+
     `body`: for a body contribution; sums are those of a layer. `positions`: of the model for a token that counts.
     """
     grams = [shape.hidden, shape.attention_size] if body else [shape.hidden]
     integers = sum(8 * gram_length(gram) for gram in grams)
     mixed = max(shape.number * 3 * shape.intermediate, 4 * shape.mixed)
     batch = mixed + shape.number * (4 * shape.hidden + shape.beside) + 4 * max(grams)
+    gpu, state, host = device == "cuda", shape.number * shape.position, {"integers": 2 * integers}
+    if gpu:
+        host["pinned integers"] = 2 * sum(_pinned(8 * gram_length(gram)) for gram in grams)
+        host["pinned weights"] = 2 * _pinned(shape.number * shape.tensor)
     return Need(
         work="a pass",
         device={
             "two layers": 2 * shape.number * shape.layer,
-            "sums": threads * sum(map(sum_bytes, grams)),
+            "sums": max(threads, 2) * sum(sum_bytes(gram, device) for gram in grams),
             "a micro-batch": threads * batch_tokens * batch,
+            **(_moved(batch_tokens * state) if gpu else {}),
         },
-        host={"integers": (threads + 2) * integers},
+        host=host,
         journal=3 * integers,
-        token=positions * shape.number * shape.position,
+        token=positions * state,
         positions=positions,
         tokens=enough(shape.hidden),
-        gpu=device == "cuda",
+        gpu=gpu,
     )
 
 
@@ -110,15 +136,18 @@ def scoring(config: PretrainedConfig, dtype: torch.dtype, batch_tokens: int, con
     batch = tokens * (residual + max(size * chosen * (3 * inner + 3 * hidden), 4 * mixed_numbers(config)))
     logits = tokens * vocabulary * (size + (0 if dtype is torch.float32 else 4)) + 8 * context * vocabulary
     head = size * (vocabulary + tokens) * hidden + logits
+    gpu, state = device == "cuda", size * position_numbers(config)
     return Need(
         work="scoring",
         device={
             "two layers": 2 * size * layer_parameters(config),
             "a micro-batch" if batch > head else "head and logits": max(batch, head),
+            **(_moved(tokens * state) if gpu else {}),
         },
-        token=size * position_numbers(config),
+        host={"pinned weights": 2 * _pinned(size * layer_tensor(config))} if gpu else {},
+        token=state,
         tokens=tokens,
-        gpu=device == "cuda",
+        gpu=gpu,
     )
 
 
@@ -139,7 +168,7 @@ def fitting(shape: Shape, batch_tokens: int, device: str = "cpu", threads: int =
     The solve of the last matrix, with M inputs, has gram and factor, 16 M^2, and six times its cross product, 48 M H.
     The sums before it have a gram and two cross products, and float32 products of each micro-batch and one more.
     """
-    hidden, inner = shape.hidden, shape.intermediate
+    hidden, inner, gpu = shape.hidden, shape.intermediate, device == "cuda"
     solve, products = 16 * inner**2 + 48 * inner * hidden, 2 * inner * (inner + SUM_ROWS) + 4 * inner * hidden
     sums = 8 * inner**2 + 16 * inner * hidden + (threads + 1) * products
     return Need(
@@ -149,9 +178,11 @@ def fitting(shape: Shape, batch_tokens: int, device: str = "cpu", threads: int =
             "a solve" if solve > sums else "sums and products": max(solve, sums),
             "residuals of public text": 2 * 4 * hidden * PUBLIC_TOKENS,
             "a micro-batch": threads * 4 * batch_tokens * (8 * hidden + max(4 * inner, shape.mixed)),
+            **(_moved(2 * 4 * hidden * batch_tokens) if gpu else {}),
         },
+        host={"pinned weights": 3 * 2 * _pinned(4 * shape.tensor)} if gpu else {},
         token=2 * 4 * hidden,
-        gpu=device == "cuda",
+        gpu=gpu,
     )
 
 

@@ -11,6 +11,8 @@ from moerge_proto.statistics_file import StatisticsSettings
 
 _UNKNOWN = 2**32
 """Bytes of hidden states by default if the free memory is unknown."""
+_SHARE_OF_GPU = 0.9
+"""Of the rest of its memory; some is lost between blocks."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,14 @@ def states_for(need: Need, free: Free, host_memory: int | None = None) -> int:
         raise too_large(need, free, ["a larger machine", "`precision` bfloat16"])
     total = _half(left) if host_memory is None else host_memory
     return max(need.least, total if left is None else min(total, left))
+
+
+def room_on_device(need: Need) -> int | None:
+    """The bytes of hidden states for which a GPU has room beside the work; None, all, on a CPU."""
+    if not need.gpu:
+        return None
+    free = free_for("cuda").device or 0
+    return max(0, int(_SHARE_OF_GPU * (free - need.on_device)))
 
 
 def tokens_for(need: Need, free: Free) -> int | None:

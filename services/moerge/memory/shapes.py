@@ -21,6 +21,11 @@ def layer_parameters(config: PretrainedConfig) -> int:
     return max(_layers(sizes, config))
 
 
+def layer_tensor(config: PretrainedConfig) -> int:
+    """Parameters of the largest tensor of a layer of a dense model or a published version."""
+    return max(torch.Size(shape).numel() for name, shape in model_shapes(config).items() if ".layers." in name)
+
+
 def mixed_numbers(config: PretrainedConfig) -> int:
     """The largest `numbers` of a layer of a dense model or a published version."""
     model_type = config.model_type
@@ -60,6 +65,7 @@ class Shape:
     vocabulary: int  # V
     attention_sizes: tuple[int, ...]  # per layer, width of the input of the attention's output, A; 0 without a gram
     layer: int  # parameters of the largest layer
+    tensor: int  # parameters of its largest tensor
     mlp: int  # parameters of a layer's MLP, the mean of all layers
     body: int  # parameters of a body: everything but MLPs and head
     largest: int  # elements of the body's largest tensor
@@ -91,6 +97,7 @@ class Shape:
             vocabulary=int(config.vocab_size),
             attention_sizes=tuple(attention_sizes(family, config)),
             layer=max(_layers(sizes, config)),
+            tensor=layer_tensor(config),
             mlp=mlp,
             body=sum(rest.values()),
             largest=max(rest.values()),

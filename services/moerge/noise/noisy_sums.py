@@ -30,8 +30,10 @@ from moerge.noise.gaussian import SIGMA, Generator, discrete_gaussian
 from moerge.noise.whitening import Limits, Whitening, Whitenings, counted, name_of
 from moerge.statistics.accumulate import Sum, inverse
 from moerge.statistics.decoder import Decoder, LayerFiles
+from moerge.statistics.hidden_states import HiddenStates
 from moerge.statistics.integers import pack, square_of, to_integers
 from moerge.statistics.passes import RouterPass
+from moerge.statistics.transfers import transfers_of
 from moerge.threads import one_thread
 from moerge_proto.statistics_file import Int64, Manifest, StatisticsFile, StatisticsSettings, write
 
@@ -62,10 +64,11 @@ def write_whitenings(work: RouterPass, settings: StatisticsSettings, path: Path)
     weights, dtype, device = work.weights(), getattr(torch, work.precision), torch.device(work.device)
     need = whitening_need(Shape.of(weights.config, dtype), sum(map(len, rows)), work.device)
     require_room(need, free_for(work.device), ["a machine with more memory"])
-    every = list(batches(rows, 1, chunk=work.expert.family.chunk(work.expert.config)))
     files, decoder = LayerFiles(weights, dtype, device), Decoder(weights, dtype, device)
-    embedding = weights.tensor(EMBEDDING)
-    states = [decoder.embedded(batch, embedding) for batch in every]
+    every = [decoder.ready(batch) for batch in batches(rows, 1, chunk=work.expert.family.chunk(work.expert.config))]
+    states, embedding = HiddenStates(device, transfers_of(device)), weights.tensor(EMBEDDING)
+    for batch in every:
+        states.add(decoder.embedded(batch, embedding))
     inputs, hidden = work.inputs(), int(weights.config.hidden_size)
 
     @lru_cache(maxsize=1)
@@ -74,8 +77,10 @@ def write_whitenings(work: RouterPass, settings: StatisticsSettings, path: Path)
         features = _Features(item.gains)
         with one_thread(), torch.inference_mode():
             decoder.hold(layer, files.layer(layer))
-            for place, batch in enumerate(every):
-                states[place] = decoder.through(layer, batch, states[place], inputs[layer], [features])
+            for number, batch in enumerate(every):
+                behind = decoder.through(layer, batch, states[number], inputs[layer], [features])
+                if behind is not None:
+                    states[number] = behind
             decoder.release(layer)
             return Whitening.of(features.documents)
 

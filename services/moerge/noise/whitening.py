@@ -15,9 +15,9 @@ from moerge.errors import ContributionError
 from moerge.memory.needs import SUM_ROWS, WHITENED_ROWS, sum_blocks
 from moerge.noise.accountant import rho_of
 from moerge.noise.gaussian import SIGMA
-from moerge.statistics.accumulate import Sum, inverse
+from moerge.statistics.accumulate import Rounded, Sum, inverse
 from moerge.statistics.integers import pack
-from moerge_proto.statistics_file import Int64, Manifest, Privacy
+from moerge_proto.statistics_file import Manifest, Privacy
 
 _LEAST_VARIANCE = 0.02  # in units of the mean one
 _TOKENS, _DOCUMENTS = 0.95, 0.9  # quantiles of public norms
@@ -179,13 +179,10 @@ class BoundedSum(Sum):
         for block, product in zip(self._square, products, strict=True):
             block += _truncated(product[finite].double() * scale[:, None, None])
 
-    def gram(self, exponent: int, gains: Tensor | None) -> Int64:
-        """The upper triangle, on the grid of the noise; the arguments don't matter."""
-        return np.concatenate([pack(block.cpu().numpy()) for block in self._square])
-
-    def cross(self, exponent: int, gains: Tensor | None) -> Int64:
-        result: Int64 = self._total.cpu().numpy()
-        return result
+    def rounded(self, exponent: int, gains: Tensor | None) -> Rounded:
+        """The integers, on the grid of the noise; the arguments don't matter."""
+        gram = np.concatenate([pack(block.cpu().numpy()) for block in self._square])
+        return Rounded(torch.from_numpy(gram), self._total, torch.tensor(data=True))
 
 
 def _square(rows: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Scores of text by a model of which one layer at a time is in memory, whatever its size.
 
-All micro-batches of a window of text pass each layer; their hidden states stay in host memory. Weights are read once
-per window. The sums are those of the whole model.
+All micro-batches of a window of text pass each layer; their hidden states stay on the device, or in host memory.
+Weights are read once per window. The sums are those of the whole model.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 
 from moerge.memory.machine import free_for
 from moerge.memory.needs import Need, scoring
-from moerge.memory.room import states_for
+from moerge.memory.room import room_on_device, states_for
 from moerge.memory.shapes import position_numbers
 from moerge.models.batches import Batch, pad
 from moerge.models.families.family import EMBEDDING, mlp_layers
@@ -25,9 +25,11 @@ from moerge.models.published import PublishedWeights
 from moerge.models.weights import Weights, head_name, own_copy
 from moerge.progress import Tracker
 from moerge.scoring.perplexity import BATCH_TOKENS, Score, Window, batched, by_document, losses_of, total
-from moerge.scoring.routers import RouterHook, RouterOutput, first_choices
+from moerge.scoring.routers import RouterHook, RouterOutput
 from moerge.statistics.decoder import Decoder, LayerFiles
-from moerge.statistics.features import placed
+from moerge.statistics.features import Ready, counted_rows, placed
+from moerge.statistics.hidden_states import HiddenStates
+from moerge.statistics.transfers import transfers_of
 from moerge.statistics.windows import Layered
 
 _Part = tuple[int, Sequence[Window]]
@@ -37,7 +39,8 @@ class StreamedModel:
     """A dense model or a published version.
 
     Args:
-        states: bytes of hidden states in host memory; one micro-batch is always taken.
+        states: bytes of a window's hidden states; one micro-batch is always taken.
+        room: bytes of them on the device, the others are in host memory; None: all.
         hook: of a version's routers, after which experts are counted; None: the routers choose.
 
     Attributes:
@@ -45,10 +48,17 @@ class StreamedModel:
     """
 
     def __init__(
-        self, weights: Weights, dtype: torch.dtype, device: str, states: int, hook: RouterHook | None = None
+        self,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: str,
+        states: int,
+        room: int | None = None,
+        hook: RouterHook | None = None,
     ) -> None:
         self._weights, self._dtype, self._device = weights, dtype, torch.device(device)
-        self._states, self._hook = states, hook
+        self._states, self._room, self._hook = states, room, hook
+        self._transfers = transfers_of(self._device)
         self._decoder = Decoder(weights, dtype, self._device, packs=False)
         self._places, self._router, experts = mlp_layers(weights.config), "", 0
         self._layers = len(self._places)
@@ -90,24 +100,31 @@ class StreamedModel:
         self, window: Sequence[_Part], files: LayerFiles, layered: Layered
     ) -> Iterator[tuple[int, Sequence[Window], Tensor]]:
         """The losses of each micro-batch, [B, T - 1] float32."""
-        batches, embedding = [_batch(batch) for _, batch in window], self._weights.tensor(EMBEDDING)
-        states = [self._decoder.embedded(batch, embedding) for batch in batches]
+        states, embedding = HiddenStates(self._device, self._transfers, self._room), self._weights.tensor(EMBEDDING)
+        batches = [self._decoder.ready(_batch(batch)) for _, batch in window]
+        for batch in batches:
+            states.add(self._decoder.embedded(batch, embedding))
+        scored = [sum(item.scored for item in cut) for _, cut in window]
+        routed = self.routed.new_zeros(self.routed.shape, device=self._device)
         for layer in range(self._layers):
             with self._held(files, layer) as chosen:
                 for place, batch in enumerate(batches):
                     states[place] = self._decoder.passed(batch, states[place])
                     if chosen:
-                        self.routed[layer] += first_choices(chosen.pop(), batch.counted, self.routed.shape[1])
-                    layered.advance(int(batch.counted.sum()))
+                        first = counted_rows(chosen.pop(), batch)[:, 0]
+                        routed[layer].scatter_add_(0, first, torch.ones_like(first))
+                    layered.advance(scored[place])
+        self.routed += routed.cpu()
         head = own_copy(self._weights, head_name(self._weights), self._dtype).to(self._device)
-        for (number, cut), batch, last in zip(window, batches, states, strict=True):
-            yield number, cut, self._through_head(head, last, batch)
+        losses = [self._through_head(head, states[place], batch) for place, batch in enumerate(batches)]
+        states.drop_copies()
+        for (number, cut), result in zip(window, losses, strict=True):
+            yield number, cut, result
 
-    def _through_head(self, head: Tensor, last: Tensor, batch: Batch) -> Tensor:
+    def _through_head(self, head: Tensor, last: Tensor, batch: Ready) -> Tensor:
         """The losses of a micro-batch from its last hidden states; its logits are freed on return."""
-        residual, config = self._decoder.residual(placed(last, self._device)), self._weights.config
-        outputs = linear(self._decoder.norm(residual), head)
-        return losses_of(ends_of(config).logits(outputs, config).float(), batch.input_ids)
+        outputs, config = linear(self._decoder.norm(self._decoder.residual(last)), head), self._weights.config
+        return losses_of(ends_of(config).logits(outputs, config).float(), placed(batch.ids, self._device))
 
     @contextmanager
     def _held(self, files: LayerFiles, layer: int) -> Iterator[list[Tensor]]:
@@ -152,5 +169,6 @@ def streamed_model(
     hook: RouterHook | None = None,
 ) -> StreamedModel:
     """The model, with the hidden states that this machine has room for; for other arguments see `StreamedModel`."""
-    states = states_for(need_of(weights.config, precision, context, device), free_for(device), host_memory)
-    return StreamedModel(weights, getattr(torch, precision), device, states, hook)
+    need = need_of(weights.config, precision, context, device)
+    states = states_for(need, free_for(device), host_memory)
+    return StreamedModel(weights, getattr(torch, precision), device, states, room_on_device(need), hook)

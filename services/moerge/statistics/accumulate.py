@@ -1,14 +1,19 @@
 """Sums over one shard, as integers: gram and cross of a layer's features (DUME eq. 5), and grams for a body or head."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from moerge.memory.needs import SUM_ROWS, sum_blocks
-from moerge.statistics.integers import add, pack, to_integers
-from moerge_proto.statistics_file import Int64, gram_length
+from moerge.memory.needs import sum_blocks
+from moerge.statistics.integers import LIMIT, add
+from moerge_proto.statistics_file import Int64
+
+_ROWS = {"cpu": 32, "cuda": 256}
+"""Rows of a gram that are rounded at a time: they stay in a processor's cache, and a GPU has enough to do."""
 
 
 @dataclass(frozen=True)
@@ -28,45 +33,75 @@ class ShardSums:
         )
 
 
+class Rounded(NamedTuple):
+    """A shard's integers, where its sums were: a gram's upper triangle, and the sum of the vectors.
+
+    `fits`: a boolean scalar, whether the sums were finite and below 2**62.
+    """
+
+    gram: Tensor
+    cross: Tensor
+    fits: Tensor
+
+
 class Sum:
     """The gram and the sum of one shard's vectors: products in float32, sums over micro-batches in float64."""
 
     def __init__(self) -> None:
-        self._gram: list[Tensor] = []  # blocks of rows, each from its first row's column on: the upper triangle
-        self._cross = torch.empty(0)
+        self._gram = torch.empty(0, dtype=torch.float64)  # blocks of rows, each from its first row's column on
+        self._cross = torch.empty(0, dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
         """Adds vectors x [n, size], float32 or bfloat16."""
         size = x.shape[1]
-        if not self._gram:
-            self._gram = [torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in sum_blocks(size)]
+        if not len(self._cross):
+            numbers = sum(rows * columns for rows, columns in sum_blocks(size, x.device.type))
+            self._gram = torch.zeros(numbers, dtype=torch.float64, device=x.device)
             self._cross = torch.zeros(size, dtype=torch.float64, device=x.device)
-        for block, start in zip(self._gram, range(0, size, SUM_ROWS), strict=True):
-            block += _product(x[:, start : start + SUM_ROWS].T, x[:, start:])
+        for start, block in self._blocks():
+            block += _product(x[:, start : start + len(block)].T, x[:, start:])
         self._cross += x.sum(dim=0, dtype=torch.float64)
 
     @torch.inference_mode()
-    def gram(self, exponent: int, gains: Tensor | None) -> Int64:
-        """The upper triangle of the gram of x / gains, 0 where a gain is 0, times 2**exponent, rounded once.
+    def rounded(self, exponent: int, gains: Tensor | None) -> Rounded:
+        """The sums of x / gains, 0 where a gain is 0, times 2**exponent, rounded once to nearest (ties to even).
 
-        Frees the sums.
+        The integers take the memory of the sums. The diagonal bounds all of a gram (Cauchy-Schwarz), up to its
+        rounding.
         """
-        size, done = len(self._cross), 0
-        factors = None if gains is None else inverse(gains)
-        packed = np.empty(gram_length(size), dtype=np.int64)
-        for start in range(0, size, SUM_ROWS):
-            block = self._gram.pop(0).cpu()
-            if factors is not None:
-                block.mul_(factors[start : start + len(block), None]).mul_(factors[start:])
-            rows = pack(block.numpy())
-            packed[done : done + len(rows)] = to_integers(rows, exponent)
-            done += len(rows)
-        return packed
+        size, device = len(self._cross), self._cross.device
+        factors = torch.ones(size, dtype=torch.float64) if gains is None else inverse(gains)
+        columns, scaled = factors.to(device), (factors * 2.0**exponent).to(device)  # times a power of two is exact
+        whole, rows = self._gram.view(torch.int64), _ROWS[device.type]
+        diagonal, done = torch.cat([block.diagonal() for _, block in self._blocks()]), 0
+        for start, block in self._blocks():
+            for row in range(0, len(block), rows):
+                part, at = block[row : row + rows, row:], start + row
+                values = (part * scaled[at : at + len(part), None]).mul_(columns[at:]).round_()
+                done = _pack(values, whole, done)
+        cross = self._cross * scaled
+        largest = torch.stack([(diagonal * scaled * columns).abs().max(), cross.abs().max()])
+        return Rounded(whole[:done], cross.round_().to(torch.int64), (largest < LIMIT).all())
 
-    def cross(self, exponent: int, gains: Tensor | None) -> Int64:
-        """The sum of x / gains, rounded in the same way."""
-        whole = self._cross.cpu()
-        return to_integers((whole if gains is None else whole * inverse(gains)).numpy(), exponent)
+    def _blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """The first row of each block, and the block."""
+        start = done = 0
+        for rows, columns in sum_blocks(len(self._cross), self._cross.device.type):
+            yield start, self._gram[done : done + rows * columns].view(rows, columns)
+            start, done = start + rows, done + rows * columns
+
+
+def _pack(part: Tensor, whole: Tensor, done: int) -> int:
+    """Writes the triangle of `part` into `whole` from `done` on; returns the end. Rows behind `part` stay."""
+    if part.is_cuda:
+        triangle = part[tuple(torch.triu_indices(*part.shape, device=part.device))]
+        whole[done : (done := done + len(triangle))] = triangle.to(torch.int64)
+        return done
+    target: Int64 = whole.numpy()
+    with np.errstate(invalid="ignore"):  # `fits` tells it
+        for row, values in enumerate(part.numpy()):
+            target[done : (done := done + len(values) - row)] = values[row:]
+    return done
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from moerge.documents.shards import Shard, plan
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.memory.machine import free_for
-from moerge.memory.room import Room, Slots, room_for
+from moerge.memory.room import Room, Slots, room_for, room_on_device
 from moerge.models.bounds import attention_sizes, head_exponents, input_exponents
 from moerge.models.dense_files import Dense
 from moerge.models.expert_folder import DenseExpert
@@ -288,7 +288,8 @@ def _fill(
         done = Layered(tracker, blank.layers)
         done.advance(sum(sizes[name] for names in journal.shards for name in names))
         given = windows(left(), journal, size, settings.batch_tokens, _SECONDS)
-        for layer in computed(work, given, settings.batch_tokens, threads) if missing else ():
+        device_room = room_on_device(room.need)
+        for layer in computed(work, given, settings.batch_tokens, threads, device_room) if missing else ():
             layer.keep(journal)
             done.advance(layer.tokens)
     if missing:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding as rows_of
 from torch.nn.functional import pad
 from transformers.cache_utils import KVSharingDict
 
@@ -19,10 +19,11 @@ from moerge.models.families.family import layer_ranges, module_of
 from moerge.models.families.registry import ends_of, family_of
 from moerge.models.weights import Weights, own_copy
 from moerge.statistics.accumulate import Sum
-from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run
+from moerge.statistics.features import Ready, Visit, counted_rows, ready, run
 from moerge.statistics.layer_inputs import LayerInputs
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import Input
+from moerge.statistics.transfers import Mark, Transfers, transfers_of
 
 _ALIGNED = 256  # elements
 
@@ -31,28 +32,37 @@ class LayerFiles:
     """The tensors of one layer after another, on a device; the next layer is read ahead.
 
     Two blocks, each as large as the largest layer, are used in turns: allocating again would fragment the device's
-    memory, and layers may differ.
+    memory, and layers may differ. With `transfers`, two blocks of the largest tensor's size in host memory, too.
     """
 
-    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
-        self._weights, self._dtype, self._device = weights, dtype, device
-        size = max(self._size(number) for number in range(len(layer_ranges(weights.config))))
+    def __init__(
+        self, weights: Weights, dtype: torch.dtype, device: torch.device, transfers: Transfers | None = None
+    ) -> None:
+        self._weights, self._dtype, numbers = weights, dtype, range(len(layer_ranges(weights.config)))
+        size = max(self._size(number) for number in numbers)
         with torch.inference_mode(mode=False):  # another thread fills it
             self._memory = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
         self._ahead = ThreadPoolExecutor(1)
-        self._next: tuple[int, Future[dict[str, Tensor]]] | None = None
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._next: tuple[int, Future[tuple[dict[str, Tensor], Mark]]] | None = None
+        self._last, self._stages = numbers[-1], list[Tensor]()
+        self._transfers = transfers_of(device) if transfers is None else transfers
+        self._loads: list[Mark] = []  # the last one from each stage
+        if device.type == "cuda" or transfers is not None:
+            most = max(math.prod(weights.shape(name)) for number in numbers for name in weights.layer(number))
+            self._stages = [self._transfers.host([most], dtype) for _ in range(2)]
+            self._loads = [self._transfers.mark() for _ in range(2)]
 
     def layer(self, number: int) -> dict[str, Tensor]:
-        """The tensors of a layer by name; overwrites those of the layer before."""
+        """The tensors of a layer by name; overwrites those of the layer before, whose computations have begun."""
         if self._next is None or self._next[0] != number:
-            self._next = number, self._ahead.submit(self._read, number)
-        result = self._next[1].result()
-        if self._stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        last = len(layer_ranges(self._weights.config)) - 1
-        self._next = (number + 1, self._ahead.submit(self._read, number + 1)) if number < last else None
+            self._next = number, self._read(number)
+        result, loaded = self._next[1].result()
+        self._next = (number + 1, self._read(number + 1)) if number < self._last else None
+        self._transfers.follow(loaded)
         return result
+
+    def _read(self, number: int) -> Future[tuple[dict[str, Tensor], Mark]]:
+        return self._ahead.submit(self._loaded, number, self._transfers.mark())
 
     def _size(self, number: int) -> int:
         return sum(self._aligned(self._weights.shape(name)) for name in self._weights.layer(number))
@@ -61,20 +71,21 @@ class LayerFiles:
         """The elements of a tensor and of the space behind it, because products of unaligned memory may differ."""
         return -(-math.prod(shape) // _ALIGNED) * _ALIGNED
 
-    def _read(self, number: int) -> dict[str, Tensor]:
-        free, result = self._memory[number % 2], dict[str, Tensor]()
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            for name in self._weights.layer(number):
-                shape = self._weights.shape(name)
-                result[name] = free[: math.prod(shape)].view(shape)
-                free = free[self._aligned(shape) :]
-                if self._stream is None:
-                    self._weights.copy(name, result[name])
-                else:
-                    pinned = torch.empty(shape, dtype=self._dtype, pin_memory=True)
-                    self._weights.copy(name, pinned)
-                    result[name].copy_(pinned, non_blocking=True)
-        return result
+    def _loaded(self, number: int, free: Mark) -> tuple[dict[str, Tensor], Mark]:
+        """The tensors of a layer, and the mark behind which they are there; their memory is free behind `free`."""
+        memory, result = self._memory[number % 2], dict[str, Tensor]()
+        for place, name in enumerate(self._weights.layer(number)):
+            shape = self._weights.shape(name)
+            result[name] = memory[: math.prod(shape)].view(shape)
+            memory = memory[self._aligned(shape) :]
+            if not self._stages:
+                self._weights.copy(name, result[name])
+                continue
+            stage = self._stages[place % 2][: math.prod(shape)].view(shape)
+            self._transfers.wait(self._loads[place % 2])
+            self._weights.copy(name, stage)
+            free = self._loads[place % 2] = self._transfers.load(result[name], stage, free)
+        return result, free
 
 
 class _Passed(nn.Module):
@@ -110,12 +121,15 @@ class Decoder:
         decoder.embedding_multiplier = 1.0  # Granite's applies to what every layer is given
         decoder.layers = nn.ModuleList(_Passed() for _ in self._layers)
 
-    def embedded(self, batch: Batch, embedding: Tensor) -> Tensor:
+    def ready(self, batch: Batch) -> Ready:
+        """A micro-batch for `embedded` and the functions below, of this decoder or another one of the same model."""
+        return ready(self._model, batch, self._device)
+
+    def embedded(self, batch: Ready, embedding: Tensor) -> Tensor:
         """The first hidden states of a batch, in host memory; embedding [V, H], as stored."""
-        states = embedding[ids(self._model, batch)].to(self._dtype)
+        states = rows_of(batch.ids, embedding).to(self._dtype)
         states = states if self._factor == 1 else states * self._factor
-        states = pad(states, (0, self._carried)) if self._carried else states
-        return states.pin_memory() if self._device.type == "cuda" else states
+        return pad(states, (0, self._carried)) if self._carried else states
 
     def hold(self, number: int, tensors: Mapping[str, Tensor]) -> None:
         """Gives a layer its weights; CheckpointError if one is missing."""
@@ -129,8 +143,6 @@ class Decoder:
             require_all(self._layers[layer], LAYER.format(layer=layer))
 
     def release(self, number: int) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # the memory is another stream's
         for layer in self._ranges[number]:
             self._model.model.layers[layer] = _Passed()
             for name, parameter in list(self._layers[layer].named_parameters()):
@@ -141,27 +153,26 @@ class Decoder:
 
     def reached(
         self,
-        batch: Batch,
+        batch: Ready,
         states: Tensor,
         until: nn.Module | None,
         modules: Mapping[int, nn.Module] = MappingProxyType({}),
         visit: Visit = lambda place, x: None,
     ) -> Tensor:
         """The input of the module `until` of the held layer, from the hidden states before it; see `run`."""
-        placed_states = placed(states, self._device)
-        given = {"inputs_embeds": self.residual(placed_states), **positions(self._model, batch, self._device)}
+        given: dict[str, Any] = {"inputs_embeds": self.residual(states)}
         if self._inputs is not None:
-            given["per_layer_inputs"] = self._inputs.of(ids(self._model, batch))
+            given["per_layer_inputs"] = self._inputs.of(batch.ids)
         if self._shared:
-            given["shared_kv_states"] = self._seen = self._read(placed_states)
+            given["shared_kv_states"] = self._seen = self._read(states)
         return run(self._model, batch, given, modules, visit, until)
 
-    def kept(self, states: Tensor, result: Tensor) -> Tensor:
-        """Hidden states in host memory: `result` on the device replaces `states` in place, without fragmentation."""
-        if self._shared:
-            shared = (part.transpose(1, 2).flatten(2) for kind in self._shared for part in self._seen[kind])
-            result = torch.cat([result, *shared], dim=-1)
-        return states.copy_(result, non_blocking=True)
+    def _carrying(self, result: Tensor) -> Tensor:
+        """The hidden states behind the held layer: its output, and behind it keys and values for later layers."""
+        if not self._shared:
+            return result
+        shared = (part.transpose(1, 2).flatten(2) for kind in self._shared for part in self._seen[kind])
+        return torch.cat([result, *shared], dim=-1)
 
     def residual(self, states: Tensor) -> Tensor:
         """[.., H]: the hidden states without what is behind them."""
@@ -175,14 +186,14 @@ class Decoder:
             result[kind] = tuple(part.contiguous().unflatten(-1, (heads, width)).transpose(1, 2) for part in pair)
         return result
 
-    def passed(self, batch: Batch, states: Tensor) -> Tensor:
-        """The hidden states after the held layer, in host memory, from those before it."""
-        return self.kept(states, self.reached(batch, states, self.norm))
+    def passed(self, batch: Ready, states: Tensor) -> Tensor:
+        """The hidden states behind the held layer, from those before it."""
+        return self._carrying(self.reached(batch, states, self.norm))
 
     def through(
-        self, number: int, batch: Batch, states: Tensor, inputs: Sequence[Input], sums: Sequence[Sum]
-    ) -> Tensor:
-        """As `passed`; also adds the layer's inputs to `sums`. The last layer ends at its last input; `states` stay."""
+        self, number: int, batch: Ready, states: Tensor, inputs: Sequence[Input], sums: Sequence[Sum]
+    ) -> Tensor | None:
+        """As `passed`; also adds the layer's inputs to `sums`. The last layer ends at its last input: None."""
         modules = {place: self._model.get_submodule(item.module) for place, item in enumerate(inputs) if item.module}
         is_last = number == len(self._ranges) - 1
         reads_head = len(modules) < len(inputs)
@@ -193,5 +204,5 @@ class Decoder:
 
         result = self.reached(batch, states, until, modules, visit)
         if is_last and reads_head:
-            sums[-1].add(counted_rows(self._model, result, batch))
-        return states if is_last else self.kept(states, result)
+            sums[-1].add(counted_rows(result, batch))
+        return None if is_last else self._carrying(result)

@@ -1,6 +1,7 @@
 """Inputs of a decoder's modules, for tokens that count."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,31 +24,40 @@ class _CompleteError(Exception):
         self.states = states
 
 
-def ids(model: "PreTrainedModel", batch: Batch) -> Tensor:
-    """[B, T] int64, or [1, real tokens] if they are packed."""
-    return batch.input_ids[batch.real][None] if is_packed(model) else batch.input_ids
+@dataclass(frozen=True)
+class Ready:
+    """A micro-batch as a model reads it, with padding or packed.
+
+    Attributes:
+        ids: [B, T] int64, or [1, real tokens], in host memory.
+        positions: arguments of a packed micro-batch, on the device.
+        rows: [n] int64, the numbers of the tokens that count among those of `ids`, on the device; None: all count.
+    """
+
+    ids: Tensor
+    positions: Mapping[str, Any]
+    rows: Tensor | None
 
 
-def positions(model: "PreTrainedModel", batch: Batch, device: torch.device) -> dict[str, Any]:
-    if not is_packed(model):
-        return {}
-    return {name: placed(value, device) for name, value in packed_positions(batch).items()}
-
-
-def is_packed(model: "PreTrainedModel") -> bool:
-    return bool(model.config._attn_implementation == PACKED)
+def ready(model: "PreTrainedModel", batch: Batch, device: torch.device) -> Ready:
+    ids, counted, positions = batch.input_ids, batch.counted, dict[str, Any]()
+    if model.config._attn_implementation == PACKED:
+        ids, counted, positions = ids[batch.real][None], counted[batch.real], packed_positions(batch)
+    rows = None if bool(counted.all()) else placed(counted.flatten().nonzero()[:, 0], device)
+    return Ready(ids, {name: placed(value, device) for name, value in positions.items()}, rows)
 
 
 @torch.inference_mode()
 def run(
     model: "PreTrainedModel",
-    batch: Batch,
+    batch: Ready,
     inputs: Mapping[str, Any],
     modules: Mapping[int, nn.Module],
     visit: Visit,
     until: nn.Module | None = None,
 ) -> Tensor:
-    """Runs the decoder; visit(i, x) gets the input of module i, [n, size], of tokens that count.
+    """Runs the decoder on `inputs` and the batch's positions; visit(i, x) gets the input [n, size] of module i, of
+    tokens that count.
 
     Returns:
         The input of the module `until`, which isn't computed, or the last hidden states: [B, T, H], or
@@ -55,7 +65,7 @@ def run(
     """
 
     def hook(index: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda module, given: visit(index, counted_rows(model, given[0], batch))
+        return lambda module, given: visit(index, counted_rows(given[0], batch))
 
     def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
         raise _CompleteError(given[0])
@@ -66,7 +76,7 @@ def run(
     if until is not None:
         handles.append(until.register_forward_pre_hook(stop))
     try:
-        states: Tensor = model.model(**inputs, use_cache=False).last_hidden_state
+        states: Tensor = model.model(**inputs, **batch.positions, use_cache=False).last_hidden_state
         return states
     except _CompleteError as complete:
         return complete.states
@@ -81,14 +91,10 @@ def _begin_anew(rotary: Any) -> None:
         rotary.max_seq_len_cached, rotary.inv_freq = rotary.original_max_seq_len, rotary.original_inv_freq
 
 
-def counted_rows(model: "PreTrainedModel", states: Tensor, batch: Batch) -> Tensor:
+def counted_rows(states: Tensor, batch: Ready) -> Tensor:
     """[B, T, H], or packed [1, real tokens, H], -> [n, H] of the tokens that count."""
-    counted = batch.counted
-    if is_packed(model):
-        states, counted = states[0], counted[batch.real]
-    if bool(counted.all()):
-        return states.flatten(0, -2)
-    return states[counted.to(states.device, non_blocking=True)]
+    flat = states.flatten(0, -2)
+    return flat if batch.rows is None else flat.index_select(0, batch.rows)
 
 
 def placed(value: Any, device: torch.device) -> Any:

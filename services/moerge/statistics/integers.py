@@ -24,13 +24,18 @@ def to_integers(values: Float64, exponent: int) -> Int64:
         ContributionError: a value is not finite, or reaches 2**62.
     """
     scaled = np.rint(values * 2.0**exponent)
-    if not (np.abs(scaled) < LIMIT).all():  # also false for NaN
+    require_fit((np.abs(scaled) < LIMIT).all(), exponent)  # also false for NaN
+    integers: Int64 = scaled.astype(np.int64)
+    return integers
+
+
+def require_fit(fits: object, exponent: int) -> None:
+    """Raises the ContributionError of `to_integers`, unless its values fit."""
+    if not fits:
         raise ContributionError(
             f"a sum times 2**{exponent} is not a finite number below 2**62",
             todo="check the expert: its features exceed the body's bound, or are NaN",
         )
-    integers: Int64 = scaled.astype(np.int64)
-    return integers
 
 
 def to_floats(integers: Int64, exponent: int) -> Float64:

@@ -1,18 +1,22 @@
 """A pass that reads one layer after another from files, and runs all micro-batches of a window of shards through it.
 
-Hidden states stay in host memory. The device has two layers, activations of one micro-batch and the sums of one shard
-in one layer. The integers are those of a pass with the whole model in memory.
+Hidden states stay on the device while it has room, the others in host memory. Beside them the device has two layers,
+activations of one micro-batch and the sums of one shard in one layer for each thread; a GPU has those of two shards,
+because it computes one while the integers of another one leave. The integers are those of a pass with the whole model
+in memory.
 """
 
 import glob
 import shutil
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,9 +27,12 @@ from moerge.files import atomic_file, is_of_full_disk, unfinished
 from moerge.models.batches import batches
 from moerge.models.families.family import EMBEDDING
 from moerge.models.writer import TensorPlan, write_safetensors
-from moerge.statistics.accumulate import ShardSums, Sum
+from moerge.statistics.accumulate import Rounded, ShardSums, Sum
 from moerge.statistics.decoder import Decoder, LayerFiles
+from moerge.statistics.hidden_states import HiddenStates
+from moerge.statistics.integers import require_fit
 from moerge.statistics.passes import BodyPass, Input, Pass
+from moerge.statistics.transfers import Transfers, transfers_of
 from moerge.threads import one_thread
 from moerge_proto.statistics_file import Int64
 
@@ -33,130 +40,180 @@ from moerge_proto.statistics_file import Int64
 class Streamed:
     """A pass over windows of shards, layer by layer: `begin` a window, then call `sums` once per layer.
 
-    `threads` are shards at a time, which share the layers' weights; `layer` is the next one.
+    Args:
+        threads: shards at a time, which share the layers' weights.
+        room: bytes of hidden states on the device, with one thread; None: all.
+
+    Attributes:
+        layer: the next one.
     """
 
-    def __init__(self, work: Pass, batch_tokens: int, threads: int = 1) -> None:
+    def __init__(self, work: Pass, batch_tokens: int, threads: int = 1, room: int | None = None) -> None:
         self._device, dtype = torch.device(work.device), getattr(torch, work.precision)
-        self._weights, self._inputs = work.weights(), work.inputs()
+        self._weights, self._inputs, self._room = work.weights(), work.inputs(), room
         self._batch_tokens = batch_tokens if work.sums is None else 1  # no document's features depend on others
         self._chunk = work.expert.family.chunk(work.expert.config)
         self._counts = isinstance(work, BodyPass)
-        self._files = LayerFiles(self._weights, dtype, self._device)
+        self._transfers = transfers_of(self._device)
+        self._files = LayerFiles(self._weights, dtype, self._device, None if room is None else self._transfers)
         self._decoders = [Decoder(self._weights, dtype, self._device) for _ in range(threads)]
+        self._free = SimpleQueue[Decoder]()
+        for decoder in self._decoders:
+            self._free.put(decoder)
         self._threads = ThreadPoolExecutor(threads)
+        self._one_thread = ExitStack()  # open while a shard is computed
+        self._running: deque[_Running] = deque()
         self.layers, self.layer = len(self._inputs), 0
+        self._held: int | None = None
+        self._begin([])
 
     def begin(self, shards: Sequence[Shard], states: Path | None = None) -> int:
         """Starts a window, from its saved hidden states if there are any; returns the next layer."""
-        most, chunk = self._batch_tokens, self._chunk
-        self._shards = {shard.name: shard for shard in shards}
-        self._batches = {shard.name: list(batches(shard.rows, most, chunk)) for shard in shards}
-        self._states: dict[str, list[Tensor]] = {}
+        self.close()
+        self._begin(shards)
         if states is not None:
             self._restore(states)
             return self.layer
-        self.layer, embedding, decoder = 0, self._weights.tensor(EMBEDDING), self._decoders[0]
-        for name, items in self._batches.items():
-            self._states[name] = [decoder.embedded(batch, embedding) for batch in items]
+        embedding, decoder = self._weights.tensor(EMBEDDING), self._decoders[0]
+        for items in self._batches.values():
+            for batch in items:
+                self._states.add(decoder.embedded(batch, embedding))
         return self.layer
+
+    def _begin(self, shards: Sequence[Shard]) -> None:
+        ready, most, chunk = self._decoders[0].ready, self._batch_tokens, self._chunk
+        self._shards = {shard.name: shard for shard in shards}
+        self._batches = {shard.name: [ready(item) for item in batches(shard.rows, most, chunk)] for shard in shards}
+        self._states = HiddenStates(self._device, self._transfers, self._room)
+        self._first, numbers = dict[str, int](), 0  # number of a shard's first micro-batch
+        for name, items in self._batches.items():
+            self._first[name], numbers = numbers, numbers + len(items)
+        self.layer, self._begun = 0, 0
 
     def pace(self, shard: Shard) -> float:
         """Seconds per token through all layers, measured on the first one with the shard on each thread."""
         self.begin([shard])
-        items, states = self._batches[shard.name], self._states[shard.name]
+        items, states = self._batches[shard.name], self._states
 
         @torch.inference_mode()
         def summed(decoder: Decoder) -> list[Sum]:
             sums = [item.sum() for item in self._inputs[0]]
-            for batch, before in zip(items, states, strict=True):
-                decoder.through(0, batch, before, self._inputs[0], sums)
-            self._synchronise()
+            for number, batch in enumerate(items):
+                decoder.through(0, batch, states[number], self._inputs[0], sums)
+            self._transfers.wait(self._transfers.mark())
             return sums
 
         with one_thread():
-            tensors = self._files.layer(0)
-            for decoder in self._decoders:
-                decoder.hold(0, tensors)
+            self._hold(0)
             for _ in range(2):  # the first time includes preparations
                 begun = time.perf_counter()
                 [sums, *_] = list(self._threads.map(summed, self._decoders))
                 seconds = time.perf_counter() - begun
-            rounded(self._inputs[0], sums)
-            for decoder in self._decoders:
-                decoder.release(0)
+            Leaving(self._inputs[0], sums, self._transfers).arrays()
         return seconds * self.layers / (shard.tokens * len(self._decoders))
 
-    def sums(self, wanted: Collection[str]) -> ShardSums | None:
-        """Computes the next layer; returns its sums over the wanted shards of the window, None without any."""
+    def sums(self, wanted: Collection[str], ahead: Collection[str] | None = None) -> ShardSums | None:
+        """Computes the next layer; returns its sums over the wanted shards of the window, None without any.
+
+        With one thread, and the wanted shards of the layer behind it in `ahead`, that layer's first shard is begun; it
+        is computed while the caller keeps the sums. Hidden states can't be saved then.
+        """
         number, self.layer = self.layer, self.layer + 1
-        names = [name for name in self._batches if name in wanted or self.layer < self.layers]
-        result: ShardSums | None = None
-        with one_thread():
-            tensors = self._files.layer(number)
-            for decoder in self._decoders:
-                decoder.hold(number, tensors)
-            for item in self._computed(number, names, wanted):
-                result = item if result is None else result + item
-            for decoder in self._decoders:
-                decoder.release(number)
+        names, result = self._names(number, wanted)[self._begun :], None
+        try:
+            for name in names:
+                if len(self._running) >= max(2, len(self._decoders)):
+                    result = self._added(result)
+                self._submit(number, name, is_wanted=name in wanted)
+            self._begun = 0
+            if ahead is not None and self.layer < self.layers and len(self._decoders) == 1:
+                for name in self._names(self.layer, ahead)[:1]:
+                    self._submit(self.layer, name, is_wanted=name in ahead)
+                    self._begun = 1
+            while self._running and self._running[0].layer == number:
+                result = self._added(result)
+        except BaseException:
+            self.close()
+            raise
+        if not self._running:
+            self._one_thread.close()
         if self.layer == self.layers:
-            self._states.clear()
+            self._states = HiddenStates(self._device, self._transfers, self._room)
         return result
 
-    def _computed(self, number: int, names: Sequence[str], wanted: Collection[str]) -> Iterator[ShardSums]:
-        """The sums of each wanted shard in a layer; at most one per thread is in memory."""
-        free, running = deque(self._decoders), deque[tuple[Decoder, Future[ShardSums | None]]]()
+    def close(self) -> None:
+        """Waits for what was begun, and drops it."""
+        for running in self._running:
+            running.sums.exception()
+        self._running.clear()
+        self._one_thread.close()
+        self._states.drop_copies()
 
-        def ended() -> Iterator[ShardSums]:
-            decoder, future = running.popleft()
-            if (sums := future.result()) is not None:
-                yield sums
-            free.append(decoder)
+    def _names(self, layer: int, wanted: Collection[str]) -> list[str]:
+        """The shards that pass a layer."""
+        return [name for name in self._batches if name in wanted or layer + 1 < self.layers]
 
-        for name in names:
-            if not free:
-                yield from ended()
-            decoder = free.popleft()
-            running.append((decoder, self._threads.submit(self._shard, decoder, number, name, name in wanted)))
-        while running:
-            yield from ended()
+    def _submit(self, layer: int, name: str, *, is_wanted: bool) -> None:
+        if not self._running:
+            self._one_thread.enter_context(one_thread())
+        if len(self._decoders) > 1:
+            self._hold(layer)  # no thread computes
+        self._running.append(_Running(layer, name, self._threads.submit(self._shard, layer, name, is_wanted)))
 
-    @torch.inference_mode()
-    def _shard(self, decoder: Decoder, number: int, name: str, is_wanted: bool) -> ShardSums | None:
-        states, items = self._states[name], self._batches[name]
-        inputs = self._inputs[number] if is_wanted else []
-        sums = [item.sum() for item in inputs]
-        for place, batch in enumerate(items):
-            states[place] = decoder.through(number, batch, states[place], inputs, sums)
-        self._synchronise()
-        if not is_wanted:
-            return None
-        arrays = rounded(inputs, sums)
-        if self._counts and number == 0:
-            counted = torch.cat([batch.input_ids[batch.counted] for batch in items])
+    def _added(self, result: ShardSums | None) -> ShardSums | None:
+        """The sums so far and those of the shard that was begun first, once they are there."""
+        running = self._running.popleft()
+        if (leaving := running.sums.result()) is None:
+            return result
+        shard, arrays = self._shards[running.name], leaving.arrays()
+        if self._counts and running.layer == 0:
+            counted = torch.cat([torch.tensor(row.ids)[torch.tensor(row.mask)] for row in shard.rows])
             counts = torch.bincount(counted, minlength=self._weights.config.vocab_size).numpy()
             arrays = {"token_counts": counts, **arrays}
-        shard = self._shards[name]
-        return ShardSums(arrays, shard.tokens, shard.documents)
+        one = ShardSums(arrays, shard.tokens, shard.documents)
+        return one if result is None else result + one
 
-    def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    def _hold(self, layer: int) -> None:
+        """Gives a layer's weights to the decoders, unless they have them."""
+        if self._held == layer:
+            return
+        if self._held is not None:
+            for decoder in self._decoders:
+                decoder.release(self._held)
+            self._held = None
+        tensors = self._files.layer(layer)
+        for decoder in self._decoders:
+            decoder.hold(layer, tensors)
+        self._held = layer
+
+    @torch.inference_mode()
+    def _shard(self, layer: int, name: str, is_wanted: bool) -> "Leaving | None":
+        self._hold(layer)
+        inputs, items, decoder = self._inputs[layer] if is_wanted else [], self._batches[name], self._free.get()
+        sums = [item.sum() for item in inputs]
+        try:
+            for number, batch in enumerate(items, self._first[name]):
+                states = decoder.through(layer, batch, self._states[number], inputs, sums)
+                if states is not None:
+                    self._states[number] = states
+        finally:
+            self._free.put(decoder)
+        return Leaving(inputs, sums, self._transfers) if is_wanted else None
 
     def save(self, path: Path, work: str) -> bool:
         """Writes the window's hidden states before the next layer; `work` names the pass and its settings.
 
-        Returns False if the disk is too full; earlier states stay.
+        Returns False if the disk is too full; earlier states stay. Nothing may be computed ahead.
         """
+        if self._running:
+            raise ValueError("a shard has passed the next layer already")
         for left in unfinished(path.with_name(glob.escape(path.name))):
             left.unlink()
         plans = [
-            TensorPlan(f"{name}.{place}", item.dtype, tuple(item.shape), partial(states.__getitem__, place))
-            for name, states in self._states.items()
-            for place, item in enumerate(states)
+            TensorPlan(name, item.dtype, tuple(item.shape), partial(self._states.in_host, number))
+            for number, (name, item) in enumerate(zip(self._saved_names(), self._states, strict=True))
         ]
-        if shutil.disk_usage(path.parent).free < sum(item.nbytes for state in self._states.values() for item in state):
+        if shutil.disk_usage(path.parent).free < sum(item.nbytes for item in self._states):
             return False  # the rest is for sums
         try:
             with atomic_file(path, private=True) as out:
@@ -170,19 +227,54 @@ class Streamed:
     def _restore(self, path: Path) -> None:
         with safe_open(path, framework="pt") as file:
             self.layer = int(file.metadata()["layer"])
-            for name, batch in self._batches.items():
-                states = [file.get_tensor(f"{name}.{place}").clone() for place in range(len(batch))]
-                self._states[name] = [state.pin_memory() for state in states] if self._device.type == "cuda" else states
+            for name in self._saved_names():
+                self._states.add(file.get_tensor(name).clone())
+
+    def _saved_names(self) -> list[str]:
+        """The name of each micro-batch in a file of hidden states."""
+        return [f"{name}.{place}" for name, items in self._batches.items() for place in range(len(items))]
 
 
-def rounded(inputs: Sequence[Input], sums: Sequence[Sum]) -> dict[str, Int64]:
-    """The integers of each input's sums, by the names of their tensors; frees the sums."""
-    arrays: dict[str, Int64] = {}
-    for item, one in zip(inputs, sums, strict=True):
-        arrays[item.gram] = one.gram(item.exponent, item.gains)
-        if item.cross is not None:
-            arrays[item.cross] = one.cross(item.exponent, item.gains)
-    return arrays
+class Leaving:
+    """The integers of a shard's sums in a layer, on their way to host memory."""
+
+    def __init__(self, inputs: Sequence[Input], sums: Sequence[Sum], transfers: Transfers) -> None:
+        self._inputs, self._transfers = inputs, transfers
+        self._rounded = [one.rounded(item.exponent, item.gains) for item, one in zip(inputs, sums, strict=True)]
+        self._last = transfers.mark()
+        self._there = [Rounded(*map(self._sent, one)) for one in self._rounded]
+
+    def arrays(self) -> dict[str, Int64]:
+        """The integers by the names of their tensors, once they are there.
+
+        Raises:
+            ContributionError: a sum isn't finite, or too large.
+        """
+        self._transfers.wait(self._last)
+        self._rounded.clear()
+        arrays: dict[str, Int64] = {}
+        for item, one in zip(self._inputs, self._there, strict=True):
+            require_fit(one.fits, item.exponent)
+            arrays[item.gram] = one.gram.numpy()
+            if item.cross is not None:
+                arrays[item.cross] = one.cross.numpy()
+        return arrays
+
+    def _sent(self, integers: Tensor) -> Tensor:
+        if not integers.is_cuda:
+            return integers
+        there = self._transfers.host(integers.shape, integers.dtype)
+        self._last = self._transfers.store(there, integers, self._transfers.mark())
+        return there
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A shard in a layer, which a thread computes."""
+
+    layer: int
+    name: str
+    sums: Future[Leaving | None]
 
 
 @dataclass(frozen=True)

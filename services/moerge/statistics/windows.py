@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,9 +45,10 @@ class Window:
     def begun(self) -> Path | None:
         return self.states if self.states.is_file() else None
 
-    @property
-    def should_save(self) -> bool:
-        return time.monotonic() - self._saved >= max(self.seconds, self._took / SAVING_SHARE)
+    def ahead(self, layer: int) -> frozenset[str] | None:
+        """The wanted shards of the next layer; None if there is none, or it is time to save the states before it."""
+        is_late = time.monotonic() - self._saved >= max(self.seconds, self._took / SAVING_SHARE)
+        return None if is_late or layer + 1 == self.layers else self.wanted[layer + 1]
 
     def note_saved(self, seconds: float) -> None:
         self._saved, self._took = time.monotonic(), seconds
@@ -139,14 +141,17 @@ def _positions(shard: Shard, batch_tokens: int) -> int:
     return sum(len(rows) * max(map(len, rows)) for rows in arranged(shard.rows, batch_tokens))
 
 
-def computed(work: Pass, given: Iterable[Window], batch_tokens: int, threads: int) -> Iterator[Done]:
-    """Every layer of each window, computed on this machine; each thread computes another shard of the window."""
-    streamed = Streamed(work, batch_tokens, threads)
-    for window in given:
-        for layer in range(streamed.begin(window.shards, window.begun), window.layers):
-            yield Done(window, layer, streamed.sums(window.wanted[layer]))
-            if window.should_save and layer + 1 < window.layers:
-                begun = time.monotonic()
-                streamed.save(window.states, window.work)
-                window.note_saved(time.monotonic() - begun)
-        window.states.unlink(missing_ok=True)
+def computed(
+    work: Pass, given: Iterable[Window], batch_tokens: int, threads: int, room: int | None = None
+) -> Iterator[Done]:
+    """Every layer of each window, computed on this machine; for other arguments see `Streamed`."""
+    with closing(Streamed(work, batch_tokens, threads, room)) as streamed:
+        for window in given:
+            for layer in range(streamed.begin(window.shards, window.begun), window.layers):
+                ahead = window.ahead(layer)
+                yield Done(window, layer, streamed.sums(window.wanted[layer], ahead))
+                if ahead is None and layer + 1 < window.layers:
+                    begun = time.monotonic()
+                    streamed.save(window.states, window.work)
+                    window.note_saved(time.monotonic() - begun)
+            window.states.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from moerge.models.dense import domain_model
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families.family import mlp_layers
 from moerge.models.tokens import Tokens
-from moerge.statistics.features import run
+from moerge.statistics.features import ready, run
 from moerge_lab.table.texts import Sources
 from moerge_lab.trials.inputs import inputs_of, print_head
 
@@ -67,7 +67,7 @@ def features_of(domain: str, sources: Sources, seed: Path, tokens: int, home: Pa
     for start in range(0, len(rows), _BATCH):
         [batch] = batches(some := rows[start : start + _BATCH], len(some) * tokens)
         seen.clear()
-        run(model, batch, {"input_ids": batch.input_ids}, mlps, visit, mlps[len(mlps) - 1])
+        run(model, ready(model, batch, model.device), {"input_ids": batch.input_ids}, mlps, visit, mlps[len(mlps) - 1])
         result += torch.stack(seen).half().split(batch.lengths.tolist(), dim=1)
     return result
 

@@ -61,8 +61,8 @@ def passages(domain: str, sources: Sources, most: int) -> list[Tokens]:
 class _Streamed(Streamed):
     """Passes several passages at a time: without a release, a feature may depend on another document's by rounding."""
 
-    def __init__(self, work: RouterPass, batch_tokens: int, threads: int = 1) -> None:
-        super().__init__(work, batch_tokens, threads)
+    def __init__(self, work: RouterPass, batch_tokens: int, threads: int, room: int | None) -> None:
+        super().__init__(work, batch_tokens, threads, room)
         self._batch_tokens = batch_tokens
 
 

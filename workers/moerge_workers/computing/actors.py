@@ -15,7 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
 from moerge.memory.machine import is_out_of_memory
-from moerge.memory.room import pass_too_large
+from moerge.memory.room import pass_too_large, room_on_device
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.estimate import largest
 from moerge.statistics.passes import Pass, need_of
@@ -36,14 +36,15 @@ _FULL = "the disk has no room for hidden states, so after a kill a window begins
 class Slot:
     """Computes windows, one at a time, layer by layer; runs as a Ray actor."""
 
-    def __init__(self, work: Pass | NodePass, batch_tokens: int) -> None:
-        self._work, self._batch_tokens, self._device = work, batch_tokens, work.device
+    def __init__(self, work: Pass | NodePass, statistics: StatisticsSettings) -> None:
+        self._work, self._statistics, self._device = work, statistics, work.device
 
     @cached_property
     def _streamed(self) -> Streamed:
         """Opened by the first call, because Ray turns a constructor's error into a text."""
         work = self._work.here() if isinstance(self._work, NodePass) else self._work
-        return Streamed(work, self._batch_tokens)
+        room = room_on_device(need_of(work, self._statistics))
+        return Streamed(work, self._statistics.batch_tokens, room=room)
 
     def place(self) -> tuple[str, str]:
         """(device, host) of the actor."""
@@ -59,9 +60,9 @@ class Slot:
         require_folder(states.parent)
         return self._streamed.begin(shards, states if states.is_file() else None)
 
-    def sums(self, wanted: frozenset[str]) -> ShardSums | None:
-        """Compute the next layer; returns its sums over the wanted shards."""
-        return self._streamed.sums(wanted)
+    def sums(self, wanted: frozenset[str], ahead: frozenset[str] | None) -> ShardSums | None:
+        """Compute the next layer; see `Streamed.sums`."""
+        return self._streamed.sums(wanted, ahead)
 
     def save(self, states: Path, work: str) -> float | None:
         """Save the hidden states; returns the seconds that it took, None if the disk has no room."""
@@ -143,7 +144,8 @@ class _Actor:
     """An actor in a slot; `deaths`: of its predecessors, since the slot last gave sums."""
 
     def __init__(self, handle: Any, slot: int, deaths: int) -> None:
-        self.handle, self.slot, self.deaths, self.layer = handle, slot, deaths, 0
+        self.handle, self.slot, self.deaths = handle, slot, deaths
+        self.layer, self.saves = 0, False  # saves: whether hidden states are saved behind the layer
 
     def passed(self, *, summed: bool) -> None:
         """Note a layer. One without new sums was computed by a predecessor too, which died after it."""
@@ -195,7 +197,7 @@ class _Pool:
         kind: Any = ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
         )(Slot)
-        actor = _Actor(kind.remote(self._sent, how.statistics.batch_tokens), slot, deaths)
+        actor = _Actor(kind.remote(self._sent, how.statistics), slot, deaths)
         self._living.add(actor)
         self._call(actor, "pace", None, largest(self._work, how.statistics))
 
@@ -203,7 +205,9 @@ class _Pool:
         self._calls[getattr(actor.handle, call).remote(*given)] = actor, call, window
 
     def _next_layer(self, actor: _Actor, window: Window) -> None:
-        self._call(actor, "sums", window, window.wanted[actor.layer])
+        ahead = window.ahead(actor.layer)
+        actor.saves = ahead is None
+        self._call(actor, "sums", window, window.wanted[actor.layer], ahead)
 
     def give(self, window: Window) -> None:
         self._call(self.free.popleft(), "begin", window, window.shards, window.states)
@@ -252,7 +256,7 @@ class _Pool:
         self._how.events.finished(actor.slot, share[1] - share[0])
         if actor.layer == window.layers:
             self.free.append(actor)
-        elif window.should_save:
+        elif actor.saves:
             self._saving = actor
         else:
             self._next_layer(actor, window)

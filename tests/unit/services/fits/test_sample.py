@@ -58,7 +58,7 @@ def test_as_many_tokens_as_fit_are_chosen(own: DenseExpert) -> None:
     assert messages == f"fitting to {most // 2:,} tokens instead of {most:,}, because memory is short"
     assert least == most // 4
     assert chosen(own, Free(need.total(2 * least), None))[0] == least
-    assert chosen(own, Free(2 * most * on_gpu.token, on_gpu.on_device)) == (most, [])
+    assert chosen(own, Free(on_gpu.in_host + 2 * most * on_gpu.token, on_gpu.on_device)) == (most, [])
 
 
 @pytest.mark.parametrize("least", [0, 30_000])

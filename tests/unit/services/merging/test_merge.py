@@ -104,9 +104,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """Layer and shard of all computed sums."""
     seen, sums = list[tuple[int, str]](), Streamed.sums
 
-    def counting(streamed: Streamed, wanted: Collection[str]) -> ShardSums | None:
+    def counting(streamed: Streamed, wanted: Collection[str], ahead: Collection[str] | None) -> ShardSums | None:
         seen.extend((streamed.layer, name) for name in wanted)
-        return sums(streamed, wanted)
+        return sums(streamed, wanted, ahead)
 
     monkeypatch.setattr(Streamed, "sums", counting)
     return seen
@@ -172,9 +172,9 @@ def test_a_cut_window_goes_on_with_its_saved_hidden_states(tmp_path: Path, monke
     body_contribution(own, documents, tmp_path / "whole")
     passed, sums = list[tuple[int, int]](), Streamed.sums
 
-    def counting(streamed: Streamed, wanted: Collection[str]) -> ShardSums | None:
+    def counting(streamed: Streamed, wanted: Collection[str], ahead: Collection[str] | None) -> ShardSums | None:
         passed.append((streamed.layer, len(wanted)))
-        return sums(streamed, wanted)
+        return sums(streamed, wanted, ahead)
 
     monkeypatch.setattr(Streamed, "sums", counting)
     monkeypatch.setattr(contribution, "_SECONDS", 0)

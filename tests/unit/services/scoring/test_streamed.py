@@ -32,9 +32,13 @@ KINDS: list[tuple[str, dict[str, object]]] = [
 
 
 def streamed(
-    weights: Weights, states: int = PLENTY, hook: RouterHook | None = None, dtype: torch.dtype = torch.float32
+    weights: Weights,
+    states: int = PLENTY,
+    hook: RouterHook | None = None,
+    dtype: torch.dtype = torch.float32,
+    room: int | None = None,
 ) -> StreamedModel:
-    return StreamedModel(weights, dtype, "cpu", states, hook)
+    return StreamedModel(weights, dtype, "cpu", states, room, hook)
 
 
 @pytest.mark.parametrize(("family", "settings", "top_k"), [(*kind, allowed(kind[0])[-1]) for kind in KINDS])
@@ -95,6 +99,14 @@ def test_layer_inputs_shared_keys_and_two_widths_give_the_scores_of_the_whole_mo
     expected = score(load(version), BLOCKS[0], Silent())
     assert result.tokens == expected.tokens
     assert result.nll == pytest.approx(expected.nll, rel=1e-7)  # a layer's rows of the projection are computed alone
+
+
+@pytest.mark.parametrize("room", [0, 3000])
+def test_scores_are_the_same_with_hidden_states_in_host_memory(tmp_path: Path, room: int) -> None:
+    version = published_weights(published([expert(tmp_path / str(seed), seed) for seed in (1, 2)], tmp_path))
+    own, other = streamed(version), streamed(version, room=room)
+    assert list(other.scores(BLOCKS, Silent())) == list(own.scores(BLOCKS, Silent()))
+    assert torch.equal(other.routed, own.routed)
 
 
 def test_body_and_mlps_and_adapters_are_scored_too(tmp_path: Path) -> None:

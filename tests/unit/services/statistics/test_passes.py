@@ -2,9 +2,12 @@
 
 import resource
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +16,16 @@ import torch
 from torch import Tensor
 
 from moerge.documents.shards import Shard
+from moerge.errors import ContributionError
 from moerge.models.batches import batches
 from moerge.models.bounds import feature_bounds, feature_exponents, head_exponents, input_exponents
 from moerge.models.dense import expert_model
 from moerge.models.dense_files import DenseFiles
 from moerge.models.families.registry import FAMILIES
 from moerge.models.tokens import Tokens
+from moerge.statistics import transfers
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.features import run
+from moerge.statistics.features import ready, run
 from moerge.statistics.integers import to_floats
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import BodyPass, HeadPass, Pass, RouterPass
@@ -153,15 +158,68 @@ def test_windows_threads_and_saved_states_keep_the_integers(tmp_path: Path, plac
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["router", "body", "head"])
+@pytest.mark.parametrize("room", [None, 0])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
-def test_hidden_states_stay_in_their_place_in_host_memory(tmp_path: Path, place: int, device: str) -> None:
-    streamed = Streamed(every_pass(expert(tmp_path / "expert", 1), device=device)[place], 150)
+def test_hidden_states_stay_in_their_place(tmp_path: Path, place: int, room: int | None, device: str) -> None:
+    streamed = Streamed(every_pass(expert(tmp_path / "expert", 1), device=device)[place], 150, room=room)
     layers = range(streamed.begin([Shard("one", ROWS, len(ROWS))]), streamed.layers)
-    states = streamed._states["one"]
+    states = streamed._states
     places = [item.data_ptr() for item in states]
     for _ in layers:
         streamed.sums({"one"})
     assert [item.data_ptr() for item in states] == places
+
+
+def slow(target: Tensor, source: Tensor, after: Future[None], copied: Callable[..., None]) -> None:
+    time.sleep(0.002)
+    copied(target, source, after)
+
+
+@pytest.mark.parametrize("family", DISTINCT)
+@pytest.mark.parametrize("room", [0, 5000], ids=["none", "some"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_hidden_states_in_host_memory_and_shards_ahead_keep_the_integers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, room: int, device: str
+) -> None:
+    """On a CPU copies run in threads, later than anything that doesn't wait for them."""
+    monkeypatch.setattr(transfers, "_copied", partial(slow, copied=transfers._copied))
+    precision = "bfloat16" if device == "cuda" else "float32"
+    shards = [Shard(str(number), ROWS[number::3], 2) for number in range(3)]
+    for work in every_pass(expert(tmp_path / "expert", 1, family), precision, device):
+        result, expected = (sums_of_window(work, shards, room=some) for some in (room, None))
+        require_same(result, expected)
+
+
+def sums_of_window(work: Pass, shards: Sequence[Shard], room: int | None) -> ShardSums:
+    """Without room, a shard of each next layer is computed ahead, and the second shard isn't wanted in the first."""
+    streamed, arrays, every = Streamed(work, 40, room=room), dict[str, Int64](), {shard.name for shard in shards}
+    wanted = [every - {"1"}, *[every] * streamed.layers]
+    for layer in range(streamed.begin(shards), streamed.layers):
+        result = streamed.sums(wanted[layer], None if room is None else wanted[layer + 1])
+        assert result is not None
+        arrays |= result.arrays
+    return ShardSums(arrays, 0, 0)
+
+
+def test_states_behind_a_shard_ahead_are_not_saved(tmp_path: Path) -> None:
+    streamed = Streamed(every_pass(expert(tmp_path / "expert", 1))[0], 150)
+    streamed.begin([Shard("one", ROWS, len(ROWS))])
+    streamed.sums({"one"}, {"one"})
+    with pytest.raises(ValueError, match="passed the next layer already"):
+        streamed.save(tmp_path / "window.states", "work")
+
+
+def test_an_error_ends_the_pass_and_gives_the_threads_back(tmp_path: Path) -> None:
+    folder, before = expert(tmp_path / "expert", 1), torch.get_num_threads()
+    own, many = DenseFiles(folder), 80  # fractional bits
+    streamed = Streamed(RouterPass(*on_body(folder, folder / "model.safetensors"), [16, many, 16]), 150)
+    streamed.begin(shards := [Shard("one", ROWS, len(ROWS))])
+    assert streamed.sums({"one"}, {"one"}) is not None
+    with pytest.raises(ContributionError, match="not a finite number"):
+        streamed.sums({"one"}, {"one"})
+    assert torch.get_num_threads() == before
+    assert streamed.begin(shards) == 0
+    assert own.config.num_hidden_layers == streamed.layers
 
 
 @contextmanager
@@ -234,7 +292,8 @@ def test_nothing_from_the_last_needed_module_on_is_computed(tmp_path: Path) -> N
             name = f"{layer}.{part}"
             module.get_submodule(part).register_forward_hook(lambda *_, name=name: computed.append(name))
     [batch] = batches(ROWS[:1], 150)
-    run(model, batch, {"input_ids": batch.input_ids}, {}, lambda place, x: None, model.model.layers[1].mlp)
+    read = ready(model, batch, model.device)
+    run(model, read, {"input_ids": read.ids}, {}, lambda place, x: None, model.model.layers[1].mlp)
     assert computed == ["0.self_attn.o_proj", "0.mlp", "1.self_attn.o_proj"]
 
 
