@@ -70,7 +70,7 @@ class Need:
 
 def sum_blocks(size: int, device: str = "cpu") -> list[tuple[int, int]]:
     """The shapes of a gram's blocks, which have its upper triangle."""
-    rows = _GPU_SUM_ROWS if device == "cuda" else SUM_ROWS
+    rows = SUM_ROWS if device == "cpu" else _GPU_SUM_ROWS
     return [(min(rows, size - start), size - start) for start in range(0, size, rows)]
 
 

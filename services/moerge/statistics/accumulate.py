@@ -12,7 +12,7 @@ from moerge.memory.needs import sum_blocks
 from moerge.statistics.integers import LIMIT, add
 from moerge_proto.statistics_file import Int64
 
-_ROWS = {"cpu": 32, "cuda": 256}
+_ROWS, _GPU_ROWS = 32, 256
 """Rows of a gram that are rounded at a time: they stay in a processor's cache, and a GPU has enough to do."""
 
 
@@ -58,7 +58,7 @@ class Sum:
             numbers = sum(rows * columns for rows, columns in sum_blocks(size, x.device.type))
             self._gram = torch.zeros(numbers, dtype=torch.float64, device=x.device)
             self._cross = torch.zeros(size, dtype=torch.float64, device=x.device)
-        for start, block in self._blocks():
+        for start, block in self.blocks():
             block += _product(x[:, start : start + len(block)].T, x[:, start:])
         self._cross += x.sum(dim=0, dtype=torch.float64)
 
@@ -72,9 +72,9 @@ class Sum:
         size, device = len(self._cross), self._cross.device
         factors = torch.ones(size, dtype=torch.float64) if gains is None else inverse(gains)
         columns, scaled = factors.to(device), (factors * 2.0**exponent).to(device)  # times a power of two is exact
-        whole, rows = self._gram.view(torch.int64), _ROWS[device.type]
-        diagonal, done = torch.cat([block.diagonal() for _, block in self._blocks()]), 0
-        for start, block in self._blocks():
+        whole, rows = self._gram.view(torch.int64), _ROWS if self._gram.is_cpu else _GPU_ROWS
+        diagonal, done = torch.cat([block.diagonal() for _, block in self.blocks()]), 0
+        for start, block in self.blocks():
             for row in range(0, len(block), rows):
                 part, at = block[row : row + rows, row:], start + row
                 values = (part * scaled[at : at + len(part), None]).mul_(columns[at:]).round_()
@@ -83,7 +83,7 @@ class Sum:
         largest = torch.stack([(diagonal * scaled * columns).abs().max(), cross.abs().max()])
         return Rounded(whole[:done], cross.round_().to(torch.int64), (largest < LIMIT).all())
 
-    def _blocks(self) -> Iterator[tuple[int, Tensor]]:
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """The first row of each block, and the block."""
         start = done = 0
         for rows, columns in sum_blocks(len(self._cross), self._cross.device.type):
@@ -93,7 +93,7 @@ class Sum:
 
 def _pack(part: Tensor, whole: Tensor, done: int) -> int:
     """Writes the triangle of `part` into `whole` from `done` on; returns the end. Rows behind `part` stay."""
-    if part.is_cuda:
+    if not part.is_cpu:
         triangle = part[tuple(torch.triu_indices(*part.shape, device=part.device))]
         whole[done : (done := done + len(triangle))] = triangle.to(torch.int64)
         return done
@@ -106,7 +106,7 @@ def _pack(part: Tensor, whole: Tensor, done: int) -> int:
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """left @ right in float32; on a GPU the factors may be bfloat16, which tensor cores multiply exactly."""
-    if left.is_cuda and left.dtype is torch.bfloat16:
+    if not left.is_cpu and left.dtype is torch.bfloat16:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 

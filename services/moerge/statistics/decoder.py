@@ -47,7 +47,7 @@ class LayerFiles:
         self._last, self._stages = numbers[-1], list[Tensor]()
         self._transfers = transfers_of(device) if transfers is None else transfers
         self._loads: list[Mark] = []  # the last one from each stage
-        if device.type == "cuda" or transfers is not None:
+        if device.type != "cpu" or transfers is not None:
             most = max(math.prod(weights.shape(name)) for number in numbers for name in weights.layer(number))
             self._stages = [self._transfers.host([most], dtype) for _ in range(2)]
             self._loads = [self._transfers.mark() for _ in range(2)]
@@ -104,7 +104,7 @@ class Decoder:
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device, *, packs: bool = True) -> None:
         self._model, self._device, self._dtype = empty_model(weights.config, dtype), device, dtype
-        packs = packs and device.type == "cuda" and dtype is torch.bfloat16
+        packs = packs and device.type != "cpu" and dtype is torch.bfloat16
         if packs and family_of(weights.config).packs(weights.config):
             self._model.set_attn_implementation(PACKED)
         decoder: Any = self._model.model

@@ -99,6 +99,6 @@ def counted_rows(states: Tensor, batch: Ready) -> Tensor:
 
 def placed(value: Any, device: torch.device) -> Any:
     """A tensor on the device, copied during earlier computations; other values unchanged."""
-    if not isinstance(value, Tensor) or device.type != "cuda":
+    if not isinstance(value, Tensor) or device.type == "cpu":
         return value
     return value.pin_memory().to(device, non_blocking=True)

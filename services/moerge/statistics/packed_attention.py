@@ -39,7 +39,7 @@ def _attend(
     **others: object,
 ) -> tuple[Tensor, None]:
     """Causal attention within each document. query [1, heads, n, d], key and value [1, key heads, n, d]."""
-    if query.is_cuda:
+    if not query.is_cpu:
         q, k, v = (item[0].transpose(0, 1).contiguous() for item in (query, key, value))
         starts, longest = cu_seq_lens_q, max_length_q
         window = (sliding_window - 1 if sliding_window else -1, 0)

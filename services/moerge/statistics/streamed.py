@@ -261,7 +261,7 @@ class Leaving:
         return arrays
 
     def _sent(self, integers: Tensor) -> Tensor:
-        if not integers.is_cuda:
+        if integers.is_cpu:
             return integers
         there = self._transfers.host(integers.shape, integers.dtype)
         self._last = self._transfers.store(there, integers, self._transfers.mark())
