@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from moerge.memory.needs import sum_blocks
+from moerge.statistics.features import placed
 from moerge.statistics.integers import LIMIT, add
 from moerge_proto.statistics_file import Int64
 
@@ -71,7 +72,7 @@ class Sum:
         """
         size, device = len(self._cross), self._cross.device
         factors = torch.ones(size, dtype=torch.float64) if gains is None else inverse(gains)
-        columns, scaled = factors.to(device), (factors * 2.0**exponent).to(device)  # times a power of two is exact
+        columns, scaled = (placed(item, device) for item in (factors, factors * 2.0**exponent))  # the product is exact
         whole, rows = self._gram.view(torch.int64), _ROWS if self._gram.is_cpu else _GPU_ROWS
         diagonal, done = torch.cat([block.diagonal() for _, block in self.blocks()]), 0
         for start, block in self.blocks():

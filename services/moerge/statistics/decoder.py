@@ -23,7 +23,7 @@ from moerge.statistics.features import Ready, Visit, counted_rows, ready, run
 from moerge.statistics.layer_inputs import LayerInputs
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import Input
-from moerge.statistics.transfers import Mark, Transfers, transfers_of
+from moerge.statistics.transfers import Mark, transfers_of
 
 _ALIGNED = 256  # elements
 
@@ -32,12 +32,11 @@ class LayerFiles:
     """The tensors of one layer after another, on a device; the next layer is read ahead.
 
     Two blocks, each as large as the largest layer, are used in turns: allocating again would fragment the device's
-    memory, and layers may differ. With `transfers`, two blocks of the largest tensor's size in host memory, too.
+    memory, and layers may differ. For another device than a CPU, or with `staged`, two blocks of the largest tensor's
+    size are in host memory, too.
     """
 
-    def __init__(
-        self, weights: Weights, dtype: torch.dtype, device: torch.device, transfers: Transfers | None = None
-    ) -> None:
+    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device, *, staged: bool = False) -> None:
         self._weights, self._dtype, numbers = weights, dtype, range(len(layer_ranges(weights.config)))
         size = max(self._size(number) for number in numbers)
         with torch.inference_mode(mode=False):  # another thread fills it
@@ -45,9 +44,9 @@ class LayerFiles:
         self._ahead = ThreadPoolExecutor(1)
         self._next: tuple[int, Future[tuple[dict[str, Tensor], Mark]]] | None = None
         self._last, self._stages = numbers[-1], list[Tensor]()
-        self._transfers = transfers_of(device) if transfers is None else transfers
+        self._transfers = transfers_of(device)  # of its own, so that no other copy waits for a layer's
         self._loads: list[Mark] = []  # the last one from each stage
-        if device.type != "cpu" or transfers is not None:
+        if staged or device.type != "cpu":
             most = max(math.prod(weights.shape(name)) for number in numbers for name in weights.layer(number))
             self._stages = [self._transfers.host([most], dtype) for _ in range(2)]
             self._loads = [self._transfers.mark() for _ in range(2)]

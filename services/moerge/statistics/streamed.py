@@ -55,7 +55,7 @@ class Streamed:
         self._chunk = work.expert.family.chunk(work.expert.config)
         self._counts = isinstance(work, BodyPass)
         self._transfers = transfers_of(self._device)
-        self._files = LayerFiles(self._weights, dtype, self._device, None if room is None else self._transfers)
+        self._files = LayerFiles(self._weights, dtype, self._device, staged=room is not None)
         self._decoders = [Decoder(self._weights, dtype, self._device) for _ in range(threads)]
         self._free = SimpleQueue[Decoder]()
         for decoder in self._decoders:

@@ -4,7 +4,8 @@ PyTorch's meta device stands for a GPU: its tensors have a shape and no values, 
 is an operation on tensors of two devices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,12 @@ class NoTransfers:
         return torch.ones(list(shape), dtype=dtype)
 
 
+def to(tensor: Tensor, *given: Any, moved: Callable[..., Tensor] = Tensor.to, **named: Any) -> Tensor:
+    """A copy to the device by which the host would wait for earlier steps is an error."""
+    assert not (tensor.is_cpu and META in given) or named.get("non_blocking")
+    return moved(tensor, *given, **named)
+
+
 @pytest.mark.parametrize("room", [None, 0], ids=["device", "host"])
 def test_a_pass_reads_no_value_of_the_device(monkeypatch: pytest.MonkeyPatch, room: int | None) -> None:
     copies = NoTransfers()
@@ -54,6 +61,7 @@ def test_a_pass_reads_no_value_of_the_device(monkeypatch: pytest.MonkeyPatch, ro
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)  # needs a GPU
     work = made_pass(SHAPES["tiny"], "bfloat16", "meta")
     one = Streamed(work, 64, room=room)
+    monkeypatch.setattr(Tensor, "to", to)
     one.begin([Shard(name, ROWS, len(ROWS)) for name in ("a", "b")])
     assert one._decoders[0]._model.config._attn_implementation == PACKED
     for layer in range(one.layers):
