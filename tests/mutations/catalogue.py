@@ -31,6 +31,8 @@ def law(number: int) -> tuple[str]:
     return (f"tests/laws/test_law_{number}.py",)
 
 
+_PASSES = ("tests/unit/services/statistics/test_passes.py",)
+
 MUTATIONS = (
     Mutation(
         "switch",
@@ -39,6 +41,38 @@ MUTATIONS = (
         "if not self.settings.policy.allows(item.kind):",
         "if False:",
         law(1),
+    ),
+    Mutation(
+        "load-unawaited",
+        "a layer reads hidden states when they have come from host memory",
+        LIBRARY,
+        "states, mark = self._coming.pop(number)\n        self._transfers.follow(mark)",
+        "states, mark = self._coming.pop(number)",
+        _PASSES,
+    ),
+    Mutation(
+        "weights-unawaited",
+        "a layer's weights are read when they have come from host memory",
+        LIBRARY,
+        "self._transfers.follow(loaded)",
+        "...",
+        _PASSES,
+    ),
+    Mutation(
+        "stage-unawaited",
+        "a tensor is read into host memory when the last one has left it",
+        LIBRARY,
+        "self._transfers.wait(self._loads[place % 2])",
+        "...",
+        _PASSES,
+    ),
+    Mutation(
+        "large-sums",
+        "a sum that doesn't fit into an integer is an error",
+        LIBRARY,
+        "(largest < LIMIT).all()",
+        "(largest > 0).any()",
+        _PASSES,
     ),
     Mutation(
         "few-owners",

@@ -1,9 +1,9 @@
 """A pass that reads one layer after another from files, and runs all micro-batches of a window of shards through it.
 
 Hidden states stay on the device while it has room, the others in host memory. Beside them the device has two layers,
-activations of one micro-batch and the sums of one shard in one layer for each thread; a GPU has those of two shards,
-because it computes one while the integers of another one leave. The integers are those of a pass with the whole model
-in memory.
+and for each thread activations of one micro-batch and the sums of one shard in one layer. One thread has the sums of
+two shards, because it computes one while the integers of the other leave and are added. The integers are those of a
+pass with the whole model in memory.
 """
 
 import glob
