@@ -29,7 +29,7 @@ from moerge_proto.versions import Lineage
 MOST_LAYERS, MOST_SOLVES = 8, 32
 """Bounds of a measurement, which solves each of its layers once without each owner."""
 DRAWN, DRAWN_IN_A_LAYER, MOVED, NARROW = 0.1, 0.5, 0.3, 0.25
-"""Bounds of the figures, with warnings beyond; docs/quality.md has the figures of honest owners."""
+"""Bounds of the figures, with warnings beyond; moerge_lab/figures/privacy.md has honest owners'."""
 STEEP = 100.0
 """Bound of the scores' root mean square; text gives some tens, a few tokens give thousands."""
 _TINY, _MOST = 1e-300, 1e6  # keep figures finite

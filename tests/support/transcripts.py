@@ -7,7 +7,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "SECURITY.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+FOLDERS = ("docs", "services/moerge_lab/figures")
+PAGES = (
+    "README.md",
+    "SECURITY.md",
+    *sorted(f"{at}/{path.name}" for at in FOLDERS for path in (ROOT / at).glob("*.md")),
+)
 EXAMPLES = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*/README.md")))
 NOT_TYPED = {
     "pip install *": "no index has a release yet, and torch is gigabytes",
@@ -44,7 +49,7 @@ NOT_TYPED = {
     "moerge version rebuild *": "likewise",
     "moerge version sign * --from made": "likewise; tests/attacks/test_swap.py runs it",
     "moerge demo *": "tests/e2e/test_demo.py runs it",
-    "moerge table *--preset *": "trains experts, for minutes to hours; docs/quality.md has the figures",
+    "moerge table *--preset *": "trains experts, for minutes to hours; moerge_lab/figures has them",
     "vllm serve *": "`make test-engines` runs it, where vLLM is installed",
     "lm_eval --model vllm *": "likewise",
     "moerge benchmark * --backend vllm *": "likewise",

@@ -11,7 +11,7 @@ DESIGN = ROOT / "docs" / "design.md"
 PAGES = (
     ROOT / "README.md",
     ROOT / "SECURITY.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(page for folder in ("docs", "services/moerge_lab") for page in (ROOT / folder).rglob("*.md")),
     ROOT / "examples" / "README.md",
     *sorted((ROOT / "examples").glob("*/README.md")),
 )

@@ -31,7 +31,7 @@ def given(*arguments: str) -> dict[str, Any]:
 
 
 def test_recommended_and_paper_recipes_have_documented_values() -> None:
-    """docs/quality.md has the figures of these values; others need new figures."""
+    """moerge_lab/figures has the figures of these values; others need new figures."""
     assert RECOMMENDED.model_dump() == {
         "body": "regmean",
         "head": "regmean",

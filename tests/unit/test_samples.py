@@ -21,7 +21,7 @@ from moerge_workers import settings as worker
 from moerge_workers.policy import Policy
 from support.commands import command, require_command
 from support.processes import run_command
-from support.transcripts import Header
+from support.transcripts import PAGES, Header
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -41,11 +41,9 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
 
 
 def written_commands() -> list[list[str]]:
-    """Every command in a block of README and docs/."""
-    texts = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
-    fenced = (
-        result for text in texts for result in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    )
+    """Every command in a block of README, docs/ and the laboratory's figures."""
+    text = "\n".join((ROOT / page).read_text() for page in PAGES)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     blocks = [block for language, block in fenced if language in ("", "sh")]
     lines = {line.partition(" #")[0].partition(" && ")[0].strip() for block in blocks for line in block.splitlines()}
     return [shlex.split(line)[1:] for line in sorted(lines) if line.startswith("moerge ")]

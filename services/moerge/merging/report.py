@@ -18,7 +18,7 @@ FLOAT32_LIMIT = 2.0**24
 OWN_WORDS = "give texts to measure their loss"
 """The cost of generated text."""
 UNFITTED = "that cost the demo's newcomer 7 points; fit its MLPs"
-"""The cost of MLPs as trained in a body without their expert, measured in docs/quality.md."""
+"""The cost of MLPs as trained in a body without their expert, measured in moerge_lab/figures/bodies.md."""
 
 KNOWN = "experts that were trained on these documents know them, so their versions' figures are too low"
 """The bias of scores on a part of the text that experts may have been trained on."""

@@ -29,7 +29,7 @@ STARTS = ("random", "ridge", "recommended", "fitted")
 BODIES: tuple[BodyMethod, ...] = ("average", "ties", "dare")
 TRAINING: Options = {"train": 250_000, "rate": 3e-4, "batch": 8}
 """Tokens of the training, its highest learning rate, and rows of a batch. Rates were chosen on the tuning text of
-`small` (docs/quality.md)."""
+`small` (figures/training.md)."""
 _WORDS = {"routing": ROUTINGS, "start": STARTS, "body": BODIES}
 
 
