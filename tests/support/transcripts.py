@@ -7,12 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("docs", "services/moerge_lab/figures")
-PAGES = (
-    "README.md",
-    "SECURITY.md",
-    *sorted(f"{at}/{path.name}" for at in FOLDERS for path in (ROOT / at).glob("*.md")),
-)
+_OF_FOLDERS = [path for at in ("docs", "services/moerge_lab/figures") for path in sorted((ROOT / at).glob("*.md"))]
+PAGES = ("README.md", "SECURITY.md", *(str(path.relative_to(ROOT)) for path in _OF_FOLDERS))
 EXAMPLES = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*/README.md")))
 NOT_TYPED = {
     "pip install *": "no index has a release yet, and torch is gigabytes",
