@@ -121,8 +121,8 @@ $(IMAGES)/.installed:
 bench: $(VENV)/.test
 	ONLY=$(ONLY) PYTHONPATH=tests $(BIN)/python -m bench
 
-# The pages as a site, build/site. A link that leads nowhere, or a page in no menu, is an error. REPOSITORY=https://... is where
-# links to other files of the repository lead.
+# The pages as a site, build/site. A link that leads nowhere, a page in no menu, or a file from another host is an error.
+# REPOSITORY=https://... is where links to other files of the repository lead.
 docs: $(VENV)/.test
 	MOERGE_REPOSITORY=$(REPOSITORY) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 

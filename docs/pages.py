@@ -5,6 +5,7 @@ Links to other files lead to the repository at this commit, if MOERGE_REPOSITORY
 
 import os
 import re
+from logging import getLogger
 from pathlib import Path
 from posixpath import dirname, join, normpath
 
@@ -14,10 +15,12 @@ from mkdocs.structure.pages import Page
 
 from moerge.build import build
 
+LOG = getLogger("mkdocs.hooks.pages")
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ("README.md", "SECURITY.md", "CHANGELOG.md", "examples/**/README.md", "services/moerge_lab/README.md")
 """Pages outside of docs/."""
 ASSETS = (".svg", ".png", ".css")
+_FOREIGN = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?((?:https?:)?//[^\s\">]+)")
 _FENCED = re.compile(r"^(```|~~~).*?^\1$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[([^]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -55,3 +58,9 @@ def _in_dialect(prose: str) -> str:
     indented = re.sub(r"^ {2,3}(?=\S)", "    ", prose, flags=re.MULTILINE)
     apart = re.sub(r"(\n\n(?: {4}.*\n)+)(?=- |\d+\. )", r"\1\n", indented)
     return re.sub(r"`[^`\n]*`", lambda code: code[0].replace(r"\|", "|"), apart)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:
+    """Warn of what a reader's browser would request from another host."""
+    for address in _FOREIGN.findall(output):
+        LOG.warning("%s loads %s", page.file.src_uri, address)

@@ -118,7 +118,7 @@ class StatisticsSettings(Message):
         batch_tokens: most tokens of a micro-batch; fewer need less memory.
         precision: the model's number format; products are always float32.
         before: public text before the own, for router contributions only.
-        privacy: noise of router contributions.
+        privacy: noise of router contributions, which an owner sets in the table [privacy].
     """
 
     tokens_per_document: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
