@@ -22,6 +22,7 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel, TypeAdapter
 from typer import Context, Typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from moerge.cli.app import app
@@ -108,24 +109,25 @@ def kind(schema: Mapping[str, Any], linked: Callable[[str], str]) -> str:
 
 def all_commands() -> Iterator[tuple[str, Any]]:
     """Path and command of the whole command line, from the root down."""
-    waiting = [("moerge", get_command(app))]
+    waiting: list[tuple[str, Any]] = [("moerge", get_command(app))]
     while waiting:
         path, command = waiting.pop(0)
         yield path, command
-        context, names = Context(command, info_name=path), getattr(command, "commands", ())
-        waiting[:0] = [(f"{path} {name}", command.resolve_command(context, [name])[1]) for name in names]  # type: ignore[attr-defined]  # it is a group
+        context = Context(command, info_name=path)
+        names = command.list_commands(context) if isinstance(command, TyperGroup) else []
+        waiting[:0] = [(f"{path} {name}", command.resolve_command(context, [name])[1]) for name in names]
 
 
 def commands() -> Iterator[str]:
     for path, command in all_commands():
         if path == "moerge":
             continue
-        yield f"{'#' * (1 + len(path.split()) - 1)} {path}\n"
+        yield f"{'#' * len(path.split())} {path}\n"
         pieces = [
             command.options_metavar,
             *(_usage(item) for item in command.params if item.param_type_name != "option"),
         ]
-        if not hasattr(command, "commands"):
+        if not isinstance(command, TyperGroup):
             yield f"```\n{path} {' '.join(filter(None, pieces))}\n```\n"
         if not command.help:
             LOG.warning("%s has no help", path)

@@ -87,8 +87,8 @@ class SignIn(BaseModel):
 
     Attributes:
         header: name of the proxy's header that tells the person.
-        operators: name in histories -> content of the header.
-        readers: likewise.
+        operators: their names in histories -> content of the header.
+        readers: likewise, for people who only read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

@@ -21,7 +21,7 @@ class Policy(BaseModel):
         mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
         domains: domains to contribute for; by default the worker's own.
         min_documents: fewest documents of a contribution, and of its difference from earlier ones.
-        min_tokens: likewise; by default a shard, 64 H for a hidden size H.
+        min_tokens: fewest tokens of both; by default a shard, 64 H for a hidden size H.
         tokens_per_document: most counted tokens of a document, which options can only lower; by default all.
         versions_per_month: evaluations sent in 30 days; more need the owner's approval.
         expert_weights: the expert's parts may leave: MLPs, and last norm and head unless they are the seed's.
@@ -32,7 +32,7 @@ class Policy(BaseModel):
         redistribute: owners of a version's other experts may have the expert's MLPs, to evaluate the version. Operators
             may export the expert and its contributions, to make a version again elsewhere.
         progress: reports to the coordinator, in mode `ask` too. `obstacles`: the reason for sending nothing, as one
-            word of a fixed list; True: also the progress; False: none.
+            word of a fixed list; `true`: also the progress; `false`: none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -45,10 +45,10 @@ class S3(BaseModel):
     """The location of a store of blobs, which coordinators can share.
 
     Attributes:
-        bucket: an existing one.
+        bucket: an existing bucket.
         endpoint: URL that the coordinator and clients that download must reach; by default AWS.
-        region: the bucket's.
-        prefix: of every object's name.
+        region: region of the bucket.
+        prefix: prefix of every object's name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
