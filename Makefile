@@ -1,5 +1,5 @@
 # make demo | table | examples | lint | test | test-slow | test-lowest | test-newest | test-all | test-engines | test-images
-#      bench | dist | clean
+#      docs | bench | dist | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo table examples test fast test-slow test-lowest test-newest test-all test-engines test-images bench dist lint clean
+.PHONY: demo table examples test fast test-slow test-lowest test-newest test-all test-engines test-images docs bench dist lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
@@ -54,7 +54,7 @@ build/lowest/.installed build/newest/.installed: pyproject.toml
 
 # All that CI and a release run, in their order, after a failure too. It ends with the minutes and the result of each.
 # Others: make test-all TARGETS='fast test-images'
-TARGETS ?= lint fast test-slow test-lowest test-newest examples dist
+TARGETS ?= lint fast docs test-slow test-lowest test-newest examples dist
 test-all:
 	@rc=0; summary='minutes  result'; for target in $(TARGETS); do \
 	    echo "make $$target"; begin=$$(date +%s); result=passed; \
@@ -121,6 +121,11 @@ $(IMAGES)/.installed:
 bench: $(VENV)/.test
 	ONLY=$(ONLY) PYTHONPATH=tests $(BIN)/python -m bench
 
+# The pages as a site, build/site. A link that leads nowhere, a page in no menu, or a file from another host is an error.
+# REPOSITORY=https://... is where links to other files of the repository lead.
+docs: $(VENV)/.test
+	MOERGE_REPOSITORY=$(REPOSITORY) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 # A release's source, wheel, list of components (SBOM) and hashes. REPOSITORY=https://... makes README's links absolute.
 REPOSITORY ?=
 RELEASING := build/releasing
@@ -147,6 +152,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory docs
 
 # One step, so that pip resolves once. Modules are compiled when they are first imported.
 $(VENV)/.demo: pyproject.toml constraints.txt

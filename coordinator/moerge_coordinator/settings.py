@@ -50,7 +50,13 @@ def is_loopback(host: str) -> bool:
 
 
 class Webhook(BaseModel):
-    """Where events are sent. `secret_file`: a `whsec_` secret a line, each of which signs."""
+    """Receiver of events.
+
+    Attributes:
+        url: https:// address.
+        secret_file: file with a `whsec_` secret a line; each of them signs.
+        events: kinds of events to send; all by default.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -77,7 +83,13 @@ class Webhook(BaseModel):
 
 
 class SignIn(BaseModel):
-    """People whom a trusted proxy signs in to the dashboard: name -> content of the proxy's `header`."""
+    """People whom a trusted proxy signs in to the dashboard.
+
+    Attributes:
+        header: name of the proxy's header that tells the person.
+        operators: their names in histories -> content of the header.
+        readers: likewise, for people who only read.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -94,39 +106,61 @@ class SignIn(BaseModel):
 
 
 class Settings(BaseModel):
-    """The coordinator's settings. Unknown keys are refused."""
+    """The coordinator's settings. Unknown keys are refused.
+
+    Attributes:
+        home: folder of the database, the blobs and the versions.
+        host: address to listen on.
+        port: TCP port; 0 chooses a free one.
+        tls_certificate: PEM file; with `tls_key`, enables HTTPS.
+        tls_key: PEM file of the certificate's key.
+        plain_http: allows plain HTTP on addresses of other machines, for a proxy on another machine.
+        trusted_proxies: addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed;
+            127.0.0.1 by default.
+        sign_in: the table [sign_in].
+        database: postgresql://USER:PASSWORD@HOST/NAME; by default a SQLite file in the home.
+        webhook: the table [webhook].
+        s3: the table [s3]; by default blobs are folders in the home.
+        cache_bytes: maximum size of the store's cache in the home.
+        owner_bytes: maximum size of an owner's files, each content once, and open uploads.
+        owner_uploads: maximum number of an owner's open uploads.
+        owner_bytes_per_second: maximum rate of an owner's chunks, at each process; unlimited by default.
+        abandoned_after_hours: age at which unfinished uploads, unused files and ended workflows are removed.
+        audit_days: age at which rows of the audit log, with people's names and addresses, are removed; default never.
+        publication_max_rise: nats per token by which a new version's loss on the library's public texts may be above
+            the seed's and the last version's; inf: it isn't measured.
+        promotion_max_fall: points of normalised perplexity that a domain may lose when `champion` moves.
+        promotion_max_errors: standard errors by which a result on a task may be worse when `champion` moves.
+        promotion_signed: whether `champion` must be signed, by a key that isn't revoked.
+        log_level: `debug` also logs calls that only read, such as workers' polls.
+        grace_seconds: time for calls to end after SIGTERM; workflows continue at the next start.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    home: UserPath  # folder of the database, the blobs and the versions
-    host: str = "127.0.0.1"  # address to listen on
-    port: int = Field(default=8080, ge=0, le=65535)  # 0 chooses a free one
-    tls_certificate: UserPath | None = None  # PEM file; with `tls_key`, enables HTTPS
+    home: UserPath
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    tls_certificate: UserPath | None = None
     tls_key: UserPath | None = None
-    plain_http: bool = False  # allows plain HTTP on other addresses than this machine's, for a proxy on another machine
-    # addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed
+    plain_http: bool = False
     trusted_proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default_factory=lambda: ["127.0.0.1"])
-    sign_in: SignIn | None = None  # people whom a proxy signs in to the dashboard
-    # instead of a SQLite file in `home`: postgresql://USER:PASSWORD@HOST/NAME
+    sign_in: SignIn | None = None
     database: Path | str = Field(default_factory=lambda known: known["home"] / "coordinator.sqlite", repr=False)
-    webhook: Webhook | None = None  # receiver of events
-    s3: S3 | None = None  # store of blobs and chunks, instead of folders in `home`; coordinators can share it
-    cache_bytes: int = Field(default=200 * 2**30, ge=0)  # maximum size of the store's cache in `home`
-    owner_bytes: int = Field(default=10**12, gt=0)  # of complete files, each content once, and open uploads
-    owner_uploads: int = Field(default=64, gt=0)  # maximum number of an owner's open uploads
-    owner_bytes_per_second: int | None = Field(default=None, gt=0)  # of chunks, at each process; None: unlimited
-    abandoned_after_hours: float = Field(
-        default=72, gt=0, le=10**6
-    )  # of untouched uploads, unused files, ended workflows
-    audit_days: int | None = Field(default=None, ge=30)  # age at which audit rows are removed; None: never
-    # nats per token by which a version's loss on the library's public texts may be above the seed's and the last
-    # version's; inf: it isn't measured
+    webhook: Webhook | None = None
+    s3: S3 | None = None
+    cache_bytes: int = Field(default=200 * 2**30, ge=0)
+    owner_bytes: int = Field(default=10**12, gt=0)
+    owner_uploads: int = Field(default=64, gt=0)
+    owner_bytes_per_second: int | None = Field(default=None, gt=0)
+    abandoned_after_hours: float = Field(default=72, gt=0, le=10**6)
+    audit_days: int | None = Field(default=None, ge=30)
     publication_max_rise: float = Field(default=0.3, ge=0, allow_inf_nan=True)
-    promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)  # of a domain's score, in points
-    promotion_max_errors: float = Field(default=3.0, ge=0, allow_inf_nan=False)  # on a task, in standard errors
-    promotion_signed: bool = False  # whether champion must be signed, by a key that isn't revoked
-    log_level: Literal["debug", "info"] = "info"  # `debug` also logs read calls
-    grace_seconds: int = Field(default=20, ge=0, le=3600)  # for running calls after SIGTERM
+    promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)
+    promotion_max_errors: float = Field(default=3.0, ge=0, allow_inf_nan=False)
+    promotion_signed: bool = False
+    log_level: Literal["debug", "info"] = "info"
+    grace_seconds: int = Field(default=20, ge=0, le=3600)
 
     @field_validator("database", mode="before")
     @classmethod

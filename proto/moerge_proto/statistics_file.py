@@ -80,8 +80,10 @@ class StatisticsFileError(ValueError):
 class TextBefore(Message):
     """Public text before an owner's own, so that routers hear less of what stood before a token.
 
-    Pieces of at most `piece` tokens stand behind at most `tokens` uncounted ones of a text of the `pool`, and at most
-    as many as their own.
+    Attributes:
+        pool: digest of the public texts, which come with the library.
+        tokens: most tokens of a public text before a piece, and at most as many as the piece has; they don't count.
+        piece: most tokens of a piece; both together are at most `context`.
     """
 
     pool: Digest = POOL
@@ -108,11 +110,15 @@ class Privacy(Message):
 
 
 class StatisticsSettings(Message):
-    """Settings of the features: at most `tokens_per_document` tokens of each (None: all), in windows of `context`.
+    """Settings of the features. All are part of the shard plan, because they change the integers.
 
-    `batch_tokens` bounds a micro-batch; `precision` is the model's number format (products are always float32).
-    `before`: public text before the own, for router contributions only; None: none. `privacy`: noise, likewise.
-    All are part of the shard plan, because they change the integers.
+    Attributes:
+        tokens_per_document: most counted tokens of a document; None: all.
+        context: tokens of a window.
+        batch_tokens: most tokens of a micro-batch; fewer need less memory.
+        precision: the model's number format; products are always float32.
+        before: public text before the own, for router contributions only.
+        privacy: noise of router contributions, which an owner sets in the table [privacy].
     """
 
     tokens_per_document: int | None = Field(default=None, ge=1, le=MAX_TOKENS)

@@ -57,7 +57,9 @@ def test_jobs_have_the_permissions_that_they_need(name: str) -> None:
         used = {step.get("uses", "").partition("@")[0] for step in job.get("steps", ())}
         assert ("attestations" in writes) == ("actions/attest" in used)
         assert ("packages" in writes) == ("docker/build-push-action" in used)
-        assert ("id-token" in writes) == bool(used & {"actions/attest", "pypa/gh-action-pypi-publish"})
+        assert ("pages" in writes) == ("actions/deploy-pages" in used)
+        proving = {"actions/attest", "pypa/gh-action-pypi-publish", "actions/deploy-pages"}
+        assert ("id-token" in writes) == bool(used & proving)
 
 
 def targets(name: str) -> set[str]:

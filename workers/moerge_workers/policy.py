@@ -19,18 +19,20 @@ class Policy(BaseModel):
 
     Attributes:
         mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
-        domains: domains to contribute for; None: the worker's own.
+        domains: domains to contribute for; by default the worker's own.
         min_documents: fewest documents of a contribution, and of its difference from earlier ones.
-        min_tokens: likewise; None: a shard, 64 H.
+        min_tokens: fewest tokens of both; by default a shard, 64 H for a hidden size H.
+        tokens_per_document: most counted tokens of a document, which options can only lower; by default all.
         versions_per_month: evaluations sent in 30 days; more need the owner's approval.
         expert_weights: the expert's parts may leave: MLPs, and last norm and head unless they are the seed's.
         head_contributions: the gram of the head's input is computed and may leave.
-        evaluation_sums: are computed and may leave.
-        task_results: may leave, by `moerge worker evaluate`.
+        router_contributions: router sums are computed and may leave. Without them only evaluations leave.
+        evaluation_sums: sums of scores on held-out documents are computed and may leave.
+        task_results: results on tasks may leave, by `moerge worker evaluate`.
         redistribute: owners of a version's other experts may have the expert's MLPs, to evaluate the version. Operators
             may export the expert and its contributions, to make a version again elsewhere.
         progress: reports to the coordinator, in mode `ask` too. `obstacles`: the reason for sending nothing, as one
-            word of a fixed list; True: also the progress; False: none.
+            word of a fixed list; `true`: also the progress; `false`: none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,7 +78,8 @@ class PrivacyBudget(BaseModel):
     """The table [privacy] of worker.toml. With it router contributions have noise.
 
     Attributes:
-        epsilon, delta: the bound of all contributions together, for each document, for ever.
+        epsilon: the bound of all contributions together, for each document, for ever.
+        delta: the probability that goes with it.
         contributions: most contributions that a document may be in, as under several bodies; they share the budget.
     """
 

@@ -23,14 +23,15 @@ class Settings(BaseModel):
     """All settings of a worker. Unknown keys are errors.
 
     Attributes:
+        policy: the table [policy].
         token: the owner's bearer token; never printed, and not read from worker.toml.
-        token_file: a file with the token.
-        privacy: the budget of router contributions with noise; None: they have none.
-        masks: the keepers of router contributions' masks; None: they have no masks.
+        token_file: a file with the token; by default `token` in the home.
+        privacy: the table [privacy]; by default router contributions have no noise.
+        masks: the table [masks]; by default router contributions have no masks.
         home: folder of the worker's key, journals, history and downloads.
-        host_memory: bytes of hidden states in all slots, such as "16GB"; None: half of the free memory.
+        host_memory: bytes of hidden states in all slots, such as "16GB"; by default half of the free memory.
         journal_seconds: shortest time between two savings of a window's hidden states.
-        statistics: `before = false` in worker.toml means no text before; without `before` it is the service's default.
+        statistics: the table [statistics]; `before = false` means no text before, no `before` the service's default.
 
     The help of `moerge worker run` describes the others.
     """

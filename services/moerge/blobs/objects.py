@@ -42,9 +42,13 @@ def part_bytes(size: int) -> int:
 
 
 class S3(BaseModel):
-    """The location of a store. The bucket exists.
+    """The location of a store of blobs, which coordinators can share.
 
-    `endpoint`: its URL, which clients that download must reach too; None means AWS. `prefix`: of every key.
+    Attributes:
+        bucket: an existing bucket.
+        endpoint: URL that the coordinator and clients that download must reach; by default AWS.
+        region: region of the bucket.
+        prefix: prefix of every object's name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

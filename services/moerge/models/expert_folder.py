@@ -134,7 +134,9 @@ class DenseExpert(DenseFiles):
     """An expert on this machine.
 
     Attributes:
+        domain: the name of its domain.
         folder: dense checkpoint, or an adapter whose base is available.
+        owner: the name of its owner.
         license: SPDX identifier.
         trained: the original expert, if its MLPs are fitted.
         adapter: the adapter that `folder` was merged from.
@@ -151,6 +153,7 @@ class DenseExpert(DenseFiles):
 
     @cached_property
     def files(self) -> dict[str, str]:
+        """SHA-256 by name of file."""
         checkpoint = self.checkpoint
         result = file_digests(self)
         checkpoint.require_unchanged()
@@ -158,6 +161,7 @@ class DenseExpert(DenseFiles):
 
     @cached_property
     def digest(self) -> str:
+        """The digest of all files."""
         return expert_digest(self.files)
 
 

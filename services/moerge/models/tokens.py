@@ -19,10 +19,12 @@ class Tokens:
 
     @property
     def mask(self) -> Sequence[bool]:
+        """Per token whether it counts."""
         return [True] * len(self.ids) if self.counted is None else self.counted
 
     @property
     def count(self) -> int:
+        """The number of tokens that count."""
         return len(self.ids) if self.counted is None else sum(self.counted)
 
     @property
@@ -52,4 +54,5 @@ class Tokens:
 
 
 def all_counted(rows: Iterable[Sequence[int]]) -> list[Tokens]:
+    """Documents of these token ids, each of which counts."""
     return [Tokens(ids) for ids in rows]
