@@ -177,7 +177,9 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
         api.include_router(router)
     app.include_router(api)
     app.include_router(operation.router)
-    app.mount(HOME, make_dashboard(app, [side.needs for side in rooms if side.needs is not None]))
+    app.mount(
+        HOME, make_dashboard(app, [side.needs for side in rooms if side.needs is not None], settings.documentation)
+    )
     for path in ("/", HOME):
         app.add_route(path, lambda request: RedirectResponse(f"{HOME}/"), include_in_schema=False)
     return app

@@ -6,6 +6,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Literal, get_args
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -26,6 +27,14 @@ Event = Literal[
 def _network(value: str) -> str:
     ip_network(value)
     return value
+
+
+def _site(value: str) -> str:
+    """The address with one / at its end."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("expected an https:// address without query and fragment")
+    return f"{value.rstrip('/')}/"
 
 
 def _is_database(url: str) -> bool:
@@ -132,6 +141,7 @@ class Settings(BaseModel):
         promotion_max_fall: points of normalised perplexity that a domain may lose when `champion` moves.
         promotion_max_errors: standard errors by which a result on a task may be worse when `champion` moves.
         promotion_signed: whether `champion` must be signed, by a key that isn't revoked.
+        documentation: address of a site of moerge's pages (`make docs`), to which the dashboard links; none by default.
         log_level: `debug` also logs calls that only read, such as workers' polls.
         grace_seconds: time for calls to end after SIGTERM; workflows continue at the next start.
     """
@@ -159,6 +169,7 @@ class Settings(BaseModel):
     promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     promotion_max_errors: float = Field(default=3.0, ge=0, allow_inf_nan=False)
     promotion_signed: bool = False
+    documentation: Annotated[str, AfterValidator(_site)] | None = None
     log_level: Literal["debug", "info"] = "info"
     grace_seconds: int = Field(default=20, ge=0, le=3600)
 

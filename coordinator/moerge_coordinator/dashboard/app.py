@@ -40,10 +40,13 @@ class _Static(StaticFiles):
         return response
 
 
-def make_dashboard(app: FastAPI, needs: Sequence[FindNeeds]) -> Starlette:
-    """The dashboard of a coordinator, a client of the REST calls of `app`; `needs` are those of side rooms."""
+def make_dashboard(app: FastAPI, needs: Sequence[FindNeeds], documentation: str | None) -> Starlette:
+    """The dashboard of a coordinator, a client of the REST calls of `app`.
+
+    `needs` are those of side rooms, `documentation` is the address of a site of moerge's pages.
+    """
     pages = {path: action.page() for path, action in ACTIONS.items()} | PAGES
-    site = Site(app, pages, needs)
+    site = Site(app, pages, needs, documentation)
 
     def sign_in_page(request: Request, problem: Problem | None) -> Response:
         query = request.query_params

@@ -39,6 +39,20 @@ FOREIGN = Problem.of(
     "this form is not from a page of this coordinator",
     todo="open the page here, and try again; a proxy must pass on the header Host",
 )
+TOPICS = {
+    "": "docs/dashboard.html",
+    "versions": "docs/operating.html",
+    "compare": "docs/operating.html",
+    "aliases": "docs/operating.html",
+    "experts": "docs/operating.html",
+    "owners": "docs/operating.html",
+    "contributions": "docs/outgoing.html",
+    "bodies": "docs/operating.html",
+    "workflows": "docs/operating.html",
+    "audit": "docs/operating.html",
+    "settings": "docs/reference/settings.html",
+}
+"""The page of the documentation for each kind of page, by the first part of its path."""
 _NOTICES = {
     "promoted": "Alias moved.",
     "rolled-back": "Alias rolled back.",
@@ -93,6 +107,7 @@ class Visit:
             "signs_out": self.token is not None,
             "menu": self.site.menu(self.who.role),
             "here": self.request.url.path,
+            "help": self.site.help(self.request.url.path),
             "said": _NOTICES.get(self.query.get("said", "")),
             **content,
         }
@@ -133,11 +148,18 @@ class Page:
 class Site:
     """Pages by their paths, as routes for signed-in users. `app` answers their REST calls.
 
-    `needs` find what a newest version needs of an operator before it is promoted.
+    `needs` find what a newest version needs of an operator before it is promoted. `documentation` is the address of a
+    site of moerge's pages, with / at its end.
     """
 
-    def __init__(self, app: FastAPI, pages: Mapping[str, Page], needs: Sequence[FindNeeds] = ()) -> None:
-        self._app, self._pages, self.needs = app, pages, needs
+    def __init__(
+        self,
+        app: FastAPI,
+        pages: Mapping[str, Page],
+        needs: Sequence[FindNeeds] = (),
+        documentation: str | None = None,
+    ) -> None:
+        self._app, self._pages, self.needs, self._documentation = app, pages, needs, documentation
         self._templates = _templates()
         self._threads = CapacityLimiter(_THREADS)
 
@@ -150,8 +172,14 @@ class Site:
         """Title and address of each page in the menu of a role."""
         return [(page.title, HOME + path) for path, page in self._pages.items() if page.title and role in page.roles]
 
+    def help(self, path: str = HOME) -> str | None:
+        """The address of the documentation's page for a path; None without a site."""
+        topic = TOPICS.get(path.removeprefix(HOME).strip("/").partition("/")[0], TOPICS[""])
+        return None if self._documentation is None else self._documentation + topic
+
     def render(self, template: str, status: int, content: Mapping[str, Any]) -> HTMLResponse:
-        return HTMLResponse(self._templates.get_template(template).render(content), status)
+        given = {"help": self.help(), **content}
+        return HTMLResponse(self._templates.get_template(template).render(given), status)
 
     def problem(self, problem: Problem) -> Response:
         """A problem's page for visitors who are not signed in."""

@@ -86,6 +86,8 @@ def test_an_invalid_variable_is_not_printed(home: Path) -> None:
         ('[s3]\nbuket = "bucket"', "s3.buket"),
         ('[s3]\nbucket = "bucket"\nprefix = "/a/"', "s3.prefix"),
         ("trusted_proxies = ['10.0.0.1/8']", "trusted_proxies"),
+        ("documentation = 'javascript:alert(1)'", "documentation"),
+        ("documentation = 'https://docs.example.org/?page'", "documentation"),
     ],
 )
 def test_invalid_settings_are_named(home: Path, text: str, named: str) -> None:
@@ -94,6 +96,11 @@ def test_invalid_settings_are_named(home: Path, text: str, named: str) -> None:
         read_settings(home, {})
     assert "secret" not in str(caught.value)
     assert caught.value.where == str(home / "coordinator.toml")
+
+
+def test_the_documentation_s_address_ends_with_a_slash(home: Path) -> None:
+    (home / "coordinator.toml").write_text("documentation = 'https://docs.example.org/moerge'")
+    assert read_settings(home, {}).documentation == "https://docs.example.org/moerge/"
 
 
 def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
