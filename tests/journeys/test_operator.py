@@ -75,7 +75,7 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
 
     with (
         Part("docs/operating.md", "The first hour") as looked,
-        Part("docs/worker.md", "The first hour") as owned,
+        Part("docs/owners/start.md", "The first hour") as owned,
         Part("README.md", "Three parties") as part,
     ):
         part.names = looked.names = owned.names = {"/srv/moerge": home, "org/name@rev": "seed"}
@@ -148,8 +148,8 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
 
 
 def printed_by_run() -> list[str]:
-    """The messages of `worker run` in the table of docs/worker.md."""
-    page = (ROOT / "docs" / "worker.md").read_text(encoding="utf-8")
+    """The messages of `worker run` in the table of docs/owners/start.md."""
+    page = (ROOT / "docs" / "owners" / "start.md").read_text(encoding="utf-8")
     rows = page.partition("| `run` prints |")[2].partition("\n\n")[0].splitlines()[2:]
     return [text for row in rows for text in re.findall("`([^`]+)`", row.split("|")[1])]
 

@@ -1,4 +1,4 @@
-"""An owner's first hours: docs/worker.md in its order, with workers that run as services."""
+"""An owner's first hours: docs/owners, with workers that run as services."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from support.federation import Federation, eventually, federation_of
 from support.models import expert, texts
 from support.processes import ended, start_worker
 from support.terminal import Shell
-from support.transcripts import ROOT, Part
+from support.transcripts import Part, block
 
 pytestmark = pytest.mark.slow
 
@@ -57,20 +57,14 @@ class Machine:
         eventually(lambda: text in self.log(), 300)
 
 
-def sample() -> str:
-    """The page's worker.toml."""
-    [result] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "worker.md").read_text(encoding="utf-8"), re.DOTALL)
-    return str(result)
-
-
 def asked(said: str) -> str:
     """The digits of what waits for the owner's answer; empty if nothing does."""
     match = re.search(r"waits for your answer: ([0-9a-f]{8})", said)
     return match[1] if match else ""
 
 
-def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
-    settings = sample()
+def test_the_owner_s_pages(tmp_path: Path) -> None:
+    settings = block("docs/owners/start.md", "toml")
     auto = settings.replace('mode = "ask"', "evaluation_sums = true\ntask_results = true")
     with federation_of(tmp_path) as made, Shell(tmp_path / "law") as law, Shell(tmp_path / "art") as art:
         owner = Machine(made, "law", 1, f"held_out_share = 0.2\n{auto}")
@@ -80,13 +74,13 @@ def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
             version = made.solve().number
             owner.says(f"evaluated version {version}")
         assert "under body" in law.types("moerge worker history")
-        with Part("docs/worker.md", "What was served") as part:
+        with Part("docs/owners/watch.md", "What was served") as part:
             said = law.types(part.next("moerge worker history --log"))
             head = next(line.removeprefix("head: ") for line in said.splitlines() if line.startswith("head: "))
             assert "0 problems" in law.types(part.next("moerge worker history --log --head", {"7:9f2c": head}))
 
         asking = Machine(made, "art", 2, settings)
-        with asking.works(), Part("docs/worker.md", "Asking first") as part:
+        with asking.works(), Part("docs/owners/policy.md", "Asking first") as part:
             line = part.next("moerge worker status")
             first = asked(art.repeats(line, lambda said: asked(said) != ""))
             eventually(lambda: Obstacle.ASKS_OWNER in [item.obstacle for item in made.operator.progress()])
@@ -96,15 +90,15 @@ def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
             assert "refused: art" in art.types(part.next("moerge worker refuse", {"3f9a0c21": second}))
         assert [contribution.domain for contribution in made.operator.contributions()] == ["law"]
 
-        with Part("docs/worker.md", "Before it starts") as part:
+        with Part("docs/owners/machines.md", "Before it starts") as part:
             said = law.types(part.next("moerge worker check", {"medicine": "law"}))
             assert not re.search("(?m)^no ", said)
 
-        with Part("docs/worker.md", "Evaluation") as part:
+        with Part("docs/owners/evaluate.md", "Score versions on held-out documents") as part:
             law.types(f"export MOERGE_COORDINATOR={made.server.url} MOERGE_TOKEN={owner.member.token}")
             assert "law-owner" in law.types(part.next("moerge version table", {"3": str(version)}))
 
-        with Part("docs/worker.md", "Results on tasks") as part:
+        with Part("docs/owners/evaluate.md", "Results on tasks") as part:
             (owner.folder / "results.json").write_bytes(RESULTS.dump_json([result()]))
             assert "not reported" in law.types(part.next("moerge worker evaluate", {"3": str(version)}))
         text = json.loads((owner.text / "a.jsonl").read_text().splitlines()[0])["text"]

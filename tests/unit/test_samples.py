@@ -19,7 +19,7 @@ from moerge_proto.uploads import MAX_CHUNK_BYTES
 from moerge_workers import settings as worker
 from support.commands import command, require_command
 from support.processes import run_command
-from support.transcripts import PAGES, Header
+from support.transcripts import PAGES, Header, block
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -288,8 +288,7 @@ def test_the_example_s_worker_settings_differ_from_deploy_s_in_lengths_and_polic
 
 
 def test_the_page_s_sample_of_settings_is_valid() -> None:
-    [sample] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "worker.md").read_text(), re.DOTALL)
-    values = tomllib.loads(sample)
+    values = tomllib.loads(block("docs/owners/start.md", "toml"))
     assert worker.Settings.model_validate({**values, "token": "x", "home": "x"}).policy.mode == "ask"
 
 
