@@ -6,7 +6,6 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Literal, get_args
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -29,11 +28,20 @@ def _network(value: str) -> str:
     return value
 
 
+def _address(value: str) -> httpx.URL:
+    try:
+        url = httpx.URL(value)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"not a valid address: {error}") from error
+    if url.scheme not in ("https", "http") or not url.host or url.userinfo or url.fragment:
+        raise ValueError("expected an https:// address without user and fragment")
+    return url
+
+
 def _site(value: str) -> str:
     """The address with one / at its end."""
-    parts = urlsplit(value)
-    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError("expected an https:// address without query and fragment")
+    if _address(value).query:
+        raise ValueError("expected an https:// address without query")
     return f"{value.rstrip('/')}/"
 
 
@@ -76,12 +84,7 @@ class Webhook(BaseModel):
     @field_validator("url")
     @classmethod
     def _plain(cls, value: str) -> str:
-        try:
-            url = httpx.URL(value)
-        except httpx.InvalidURL as error:
-            raise ValueError(f"not a valid address: {error}") from error
-        if url.scheme not in ("https", "http") or not url.host or url.userinfo or url.fragment:
-            raise ValueError("expected an https:// address without user and fragment")
+        _address(value)
         return value
 
     @property

@@ -107,7 +107,6 @@ class Visit:
             "signs_out": self.token is not None,
             "menu": self.site.menu(self.who.role),
             "here": self.request.url.path,
-            "help": self.site.help(self.request.url.path),
             "said": _NOTICES.get(self.query.get("said", "")),
             **content,
         }
@@ -172,13 +171,13 @@ class Site:
         """Title and address of each page in the menu of a role."""
         return [(page.title, HOME + path) for path, page in self._pages.items() if page.title and role in page.roles]
 
-    def help(self, path: str = HOME) -> str | None:
+    def help(self, path: str) -> str | None:
         """The address of the documentation's page for a path; None without a site."""
         topic = TOPICS.get(path.removeprefix(HOME).strip("/").partition("/")[0], TOPICS[""])
         return None if self._documentation is None else self._documentation + topic
 
     def render(self, template: str, status: int, content: Mapping[str, Any]) -> HTMLResponse:
-        given = {"help": self.help(), **content}
+        given = {**content, "help": self.help(content.get("here", HOME))}
         return HTMLResponse(self._templates.get_template(template).render(given), status)
 
     def problem(self, problem: Problem) -> Response:

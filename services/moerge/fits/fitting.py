@@ -148,7 +148,7 @@ def fit(
     `public` is of a seed's body; under others no expert keeps the seed's answers. `threads` are micro-batches at a
     time, of one thread each; any number gives the same bytes.
 
-    An interrupted fit into the same folder goes on. Two residuals per token, of H float32, are in host memory. `done`
+    An interrupted fit into the same folder goes on. Two residuals per token, of H float32, are in memory. `done`
     gets numbers of the owner's tokens; every one counts once per layer.
 
     Raises:

@@ -41,10 +41,9 @@ class Residuals:
         self._files = LayerFiles(weights, torch.float32, device)
         decoders = [Decoder(weights, torch.float32, device) for _ in range(threads)]
         self.held = [HeldLayer(self, decoder) for decoder in decoders]
-        self.batches, embedding = [decoders[0].ready(batch) for batch in batches], weights.tensor(EMBEDDING)
+        self.batches = [decoders[0].ready(batch) for batch in batches]
         self.states = HiddenStates(device, transfers_of(device), room)
-        for batch in self.batches:
-            self.states.add(decoders[0].embedded(batch, embedding))
+        decoders[0].embed(self.batches, weights.tensor(EMBEDDING), self.states)
 
     @contextmanager
     def holding(self, number: int) -> Iterator[None]:

@@ -82,14 +82,14 @@ def sum_bytes(size: int, device: str = "cpu") -> int:
 # --- on a model, layer by layer; the second of two layers is read ahead
 
 
-def _moved(states: int) -> dict[str, int]:
+def _moved(states: int, device: str) -> dict[str, int]:
     """On a GPU: micro-batches of hidden states, of these bytes, that come from host memory or leave to it."""
-    return {"hidden states on their way": 4 * states}
+    return {"hidden states on their way": 4 * states} if device == "cuda" else {}
 
 
-def _pinned(size: int) -> int:
-    """Bytes that PyTorch takes for pinned memory."""
-    return 1 << (size - 1).bit_length()
+def _pinned(name: str, device: str, *sizes: int) -> dict[str, int]:
+    """For a GPU: two blocks of pinned memory for each size in bytes; PyTorch takes powers of two."""
+    return {f"pinned {name}": sum(2 << (size - 1).bit_length() for size in sizes)} if device == "cuda" else {}
 
 
 def passing(
@@ -102,27 +102,28 @@ def passing(
     `body`: for a body contribution; sums are those of a layer. `positions`: of the model for a token that counts.
     """
     grams = [shape.hidden, shape.attention_size] if body else [shape.hidden]
-    integers = sum(8 * gram_length(gram) for gram in grams)
+    triangles = [8 * gram_length(gram) for gram in grams]
     mixed = max(shape.number * 3 * shape.intermediate, 4 * shape.mixed)
     batch = mixed + shape.number * (4 * shape.hidden + shape.beside) + 4 * max(grams)
-    gpu, state, host = device == "cuda", shape.number * shape.position, {"integers": 2 * integers}
-    if gpu:
-        host["pinned integers"] = 2 * sum(_pinned(8 * gram_length(gram)) for gram in grams)
-        host["pinned weights"] = 2 * _pinned(shape.number * shape.tensor)
+    state = shape.number * shape.position
     return Need(
         work="a pass",
         device={
             "two layers": 2 * shape.number * shape.layer,
             "sums": max(threads, 2) * sum(sum_bytes(gram, device) for gram in grams),
             "a micro-batch": threads * batch_tokens * batch,
-            **(_moved(batch_tokens * state) if gpu else {}),
+            **_moved(batch_tokens * state, device),
         },
-        host=host,
-        journal=3 * integers,
+        host={
+            "integers": 2 * sum(triangles),
+            **_pinned("integers", device, *triangles),
+            **_pinned("weights", device, shape.number * shape.tensor),
+        },
+        journal=3 * sum(triangles),
         token=positions * state,
         positions=positions,
         tokens=enough(shape.hidden),
-        gpu=gpu,
+        gpu=device == "cuda",
     )
 
 
@@ -136,18 +137,18 @@ def scoring(config: PretrainedConfig, dtype: torch.dtype, batch_tokens: int, con
     batch = tokens * (residual + max(size * chosen * (3 * inner + 3 * hidden), 4 * mixed_numbers(config)))
     logits = tokens * vocabulary * (size + (0 if dtype is torch.float32 else 4)) + 8 * context * vocabulary
     head = size * (vocabulary + tokens) * hidden + logits
-    gpu, state = device == "cuda", size * position_numbers(config)
+    state = size * position_numbers(config)
     return Need(
         work="scoring",
         device={
             "two layers": 2 * size * layer_parameters(config),
             "a micro-batch" if batch > head else "head and logits": max(batch, head),
-            **(_moved(tokens * state) if gpu else {}),
+            **_moved(tokens * state, device),
         },
-        host={"pinned weights": 2 * _pinned(size * layer_tensor(config))} if gpu else {},
+        host=_pinned("weights", device, size * layer_tensor(config)),
         token=state,
         tokens=tokens,
-        gpu=gpu,
+        gpu=device == "cuda",
     )
 
 
@@ -168,7 +169,7 @@ def fitting(shape: Shape, batch_tokens: int, device: str = "cpu", threads: int =
     The solve of the last matrix, with M inputs, has gram and factor, 16 M^2, and six times its cross product, 48 M H.
     The sums before it have a gram and two cross products, and float32 products of each micro-batch and one more.
     """
-    hidden, inner, gpu = shape.hidden, shape.intermediate, device == "cuda"
+    hidden, inner = shape.hidden, shape.intermediate
     solve, products = 16 * inner**2 + 48 * inner * hidden, 2 * inner * (inner + SUM_ROWS) + 4 * inner * hidden
     sums = 8 * inner**2 + 16 * inner * hidden + (threads + 1) * products
     return Need(
@@ -178,11 +179,11 @@ def fitting(shape: Shape, batch_tokens: int, device: str = "cpu", threads: int =
             "a solve" if solve > sums else "sums and products": max(solve, sums),
             "residuals of public text": 2 * 4 * hidden * PUBLIC_TOKENS,
             "a micro-batch": threads * 4 * batch_tokens * (8 * hidden + max(4 * inner, shape.mixed)),
-            **(_moved(2 * 4 * hidden * batch_tokens) if gpu else {}),
+            **_moved(2 * 4 * hidden * batch_tokens, device),
         },
-        host={"pinned weights": 3 * 2 * _pinned(4 * shape.tensor)} if gpu else {},
+        host=_pinned("weights", device, *[4 * shape.tensor] * 3),
         token=2 * 4 * hidden,
-        gpu=gpu,
+        gpu=device == "cuda",
     )
 
 

@@ -66,9 +66,8 @@ def write_whitenings(work: RouterPass, settings: StatisticsSettings, path: Path)
     require_room(need, free_for(work.device), ["a machine with more memory"])
     files, decoder = LayerFiles(weights, dtype, device), Decoder(weights, dtype, device)
     every = [decoder.ready(batch) for batch in batches(rows, 1, chunk=work.expert.family.chunk(work.expert.config))]
-    states, embedding = HiddenStates(device, transfers_of(device)), weights.tensor(EMBEDDING)
-    for batch in every:
-        states.add(decoder.embedded(batch, embedding))
+    states = HiddenStates(device, transfers_of(device))
+    decoder.embed(every, weights.tensor(EMBEDDING), states)
     inputs, hidden = work.inputs(), int(weights.config.hidden_size)
 
     @lru_cache(maxsize=1)

@@ -25,7 +25,7 @@ from moerge.models.published import PublishedWeights
 from moerge.models.weights import Weights, head_name, own_copy
 from moerge.progress import Tracker
 from moerge.scoring.perplexity import BATCH_TOKENS, Score, Window, batched, by_document, losses_of, total
-from moerge.scoring.routers import RouterHook, RouterOutput
+from moerge.scoring.routers import RouterHook, RouterOutput, first_choices
 from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.features import Ready, counted_rows, placed
 from moerge.statistics.hidden_states import HiddenStates
@@ -102,8 +102,7 @@ class StreamedModel:
         """The losses of each micro-batch, [B, T - 1] float32."""
         states, embedding = HiddenStates(self._device, self._transfers, self._room), self._weights.tensor(EMBEDDING)
         batches = [self._decoder.ready(_batch(batch)) for _, batch in window]
-        for batch in batches:
-            states.add(self._decoder.embedded(batch, embedding))
+        self._decoder.embed(batches, embedding, states)
         scored = [sum(item.scored for item in cut) for _, cut in window]
         routed = self.routed.new_zeros(self.routed.shape, device=self._device)
         for layer in range(self._layers):
@@ -111,8 +110,7 @@ class StreamedModel:
                 for place, batch in enumerate(batches):
                     states[place] = self._decoder.passed(batch, states[place])
                     if chosen:
-                        first = counted_rows(chosen.pop(), batch)[:, 0]
-                        routed[layer].scatter_add_(0, first, torch.ones_like(first))
+                        routed[layer] += first_choices(counted_rows(chosen.pop(), batch), self.routed.shape[1])
                     layered.advance(scored[place])
         self.routed += routed.cpu()
         head = own_copy(self._weights, head_name(self._weights), self._dtype).to(self._device)

@@ -1,7 +1,7 @@
 """A decoder that reads its layers from files, one after another; two are in memory."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,7 @@ from moerge.models.families.registry import ends_of, family_of
 from moerge.models.weights import Weights, own_copy
 from moerge.statistics.accumulate import Sum
 from moerge.statistics.features import Ready, Visit, counted_rows, ready, run
+from moerge.statistics.hidden_states import HiddenStates
 from moerge.statistics.layer_inputs import LayerInputs
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import Input
@@ -121,14 +122,15 @@ class Decoder:
         decoder.layers = nn.ModuleList(_Passed() for _ in self._layers)
 
     def ready(self, batch: Batch) -> Ready:
-        """A micro-batch for `embedded` and the functions below, of this decoder or another one of the same model."""
+        """A micro-batch for `embed` and the functions below, of this decoder or another one of the same model."""
         return ready(self._model, batch, self._device)
 
-    def embedded(self, batch: Ready, embedding: Tensor) -> Tensor:
-        """The first hidden states of a batch, in host memory; embedding [V, H], as stored."""
-        states = rows_of(batch.ids, embedding).to(self._dtype)
-        states = states if self._factor == 1 else states * self._factor
-        return pad(states, (0, self._carried)) if self._carried else states
+    def embed(self, batches: Iterable[Ready], embedding: Tensor, states: HiddenStates) -> None:
+        """Adds the first hidden states of batches; embedding [V, H], as stored."""
+        for batch in batches:
+            first = rows_of(batch.ids, embedding).to(self._dtype)
+            first = first if self._factor == 1 else first * self._factor
+            states.add(pad(first, (0, self._carried)) if self._carried else first)
 
     def hold(self, number: int, tensors: Mapping[str, Tensor]) -> None:
         """Gives a layer its weights; CheckpointError if one is missing."""

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -65,30 +66,24 @@ class Streamed:
         self._running: deque[_Running] = deque()
         self.layers, self.layer = len(self._inputs), 0
         self._held: int | None = None
-        self._begin([])
+        self._states = HiddenStates(self._device, self._transfers, room)
 
     def begin(self, shards: Sequence[Shard], states: Path | None = None) -> int:
         """Starts a window, from its saved hidden states if there are any; returns the next layer."""
         self.close()
-        self._begin(shards)
+        decoder, most, numbers = self._decoders[0], self._batch_tokens, count()
+        self._shards = {shard.name: shard for shard in shards}
+        self._batches = {
+            shard.name: [(next(numbers), decoder.ready(item)) for item in batches(shard.rows, most, self._chunk)]
+            for shard in shards
+        }
+        self.layer, self._states = 0, HiddenStates(self._device, self._transfers, self._room)
         if states is not None:
             self._restore(states)
-            return self.layer
-        embedding, decoder = self._weights.tensor(EMBEDDING), self._decoders[0]
-        for items in self._batches.values():
-            for batch in items:
-                self._states.add(decoder.embedded(batch, embedding))
+        else:
+            every = (batch for items in self._batches.values() for _, batch in items)
+            decoder.embed(every, self._weights.tensor(EMBEDDING), self._states)
         return self.layer
-
-    def _begin(self, shards: Sequence[Shard]) -> None:
-        ready, most, chunk = self._decoders[0].ready, self._batch_tokens, self._chunk
-        self._shards = {shard.name: shard for shard in shards}
-        self._batches = {shard.name: [ready(item) for item in batches(shard.rows, most, chunk)] for shard in shards}
-        self._states = HiddenStates(self._device, self._transfers, self._room)
-        self._first, numbers = dict[str, int](), 0  # number of a shard's first micro-batch
-        for name, items in self._batches.items():
-            self._first[name], numbers = numbers, numbers + len(items)
-        self.layer, self._begun = 0, 0
 
     def pace(self, shard: Shard) -> float:
         """Seconds per token through all layers, measured on the first one with the shard on each thread."""
@@ -98,7 +93,7 @@ class Streamed:
         @torch.inference_mode()
         def summed(decoder: Decoder) -> list[Sum]:
             sums = [item.sum() for item in self._inputs[0]]
-            for number, batch in enumerate(items):
+            for number, batch in items:
                 decoder.through(0, batch, states[number], self._inputs[0], sums)
             self._transfers.wait(self._transfers.mark())
             return sums
@@ -119,17 +114,15 @@ class Streamed:
         is computed while the caller keeps the sums. Hidden states can't be saved then.
         """
         number, self.layer = self.layer, self.layer + 1
-        names, result = self._names(number, wanted)[self._begun :], None
+        names, result = self._names(number, wanted)[len(self._running) :], None  # without one that was begun ahead
         try:
             for name in names:
                 if len(self._running) >= max(2, len(self._decoders)):
                     result = self._added(result)
                 self._submit(number, name, is_wanted=name in wanted)
-            self._begun = 0
             if ahead is not None and self.layer < self.layers and len(self._decoders) == 1:
                 for name in self._names(self.layer, ahead)[:1]:
                     self._submit(self.layer, name, is_wanted=name in ahead)
-                    self._begun = 1
             while self._running and self._running[0].layer == number:
                 result = self._added(result)
         except BaseException:
@@ -192,7 +185,7 @@ class Streamed:
         inputs, items, decoder = self._inputs[layer] if is_wanted else [], self._batches[name], self._free.get()
         sums = [item.sum() for item in inputs]
         try:
-            for number, batch in enumerate(items, self._first[name]):
+            for number, batch in items:
                 states = decoder.through(layer, batch, self._states[number], inputs, sums)
                 if states is not None:
                     self._states[number] = states
