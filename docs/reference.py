@@ -21,11 +21,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel, TypeAdapter
-from typer import Context, Typer
+from typer import Typer
 from typer.core import TyperGroup
-from typer.main import get_command
 
-from moerge.cli.app import app
+from moerge.cli.app import every_command
 from moerge.settings import key_of
 from moerge_coordinator.settings import PREFIX
 from moerge_coordinator.settings import Settings as CoordinatorSettings
@@ -107,19 +106,8 @@ def kind(schema: Mapping[str, Any], linked: Callable[[str], str]) -> str:
     return " ".join([word, *form, ", ".join(limits)]).strip()
 
 
-def all_commands() -> Iterator[tuple[str, Any]]:
-    """Path and command of the whole command line, from the root down."""
-    waiting: list[tuple[str, Any]] = [("moerge", get_command(app))]
-    while waiting:
-        path, command = waiting.pop(0)
-        yield path, command
-        context = Context(command, info_name=path)
-        names = command.list_commands(context) if isinstance(command, TyperGroup) else []
-        waiting[:0] = [(f"{path} {name}", command.resolve_command(context, [name])[1]) for name in names]
-
-
 def commands() -> Iterator[str]:
-    for path, command in all_commands():
+    for path, command in every_command():
         if path == "moerge":
             continue
         yield f"{'#' * len(path.split())} {path}\n"
@@ -179,7 +167,7 @@ def _places() -> dict[type[BaseModel], tuple[str, tuple[str, ...]]]:
 @cache
 def _options() -> dict[str, Any]:
     """The options of `moerge worker run`, by their names."""
-    [run] = [command for path, command in all_commands() if path == "moerge worker run"]
+    [run] = [command for path, command in every_command() if path == "moerge worker run"]
     return {item.name: item for item in run.params}
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from typer import Context
-from typer.main import get_command
 
-from moerge.cli.app import app
+from moerge.cli.app import every_command
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("proto", "services", "workers", "coordinator")
@@ -18,13 +17,8 @@ PACKAGES = ("proto", "services", "workers", "coordinator")
 
 def helps() -> Iterator[str]:
     """The help of every command, from the root down."""
-    waiting = [(get_command(app), ["moerge"])]
-    while waiting:
-        command, path = waiting.pop(0)
-        context = Context(command, info_name=" ".join(path))
-        yield command.get_help(context)
-        names = getattr(command, "commands", ())
-        waiting[:0] = [(command.resolve_command(context, [name])[1], [*path, name]) for name in names]  # type: ignore[attr-defined]  # it is a group
+    for path, command in every_command():
+        yield command.get_help(Context(command, info_name=path))
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:

@@ -55,16 +55,10 @@ def test_every_command_that_is_written_down_exists(arguments: list[str]) -> None
 EVERY_HELP = """
 import sys
 from typer import Context
-from typer.main import get_command
-from moerge.cli.app import app, main
+from moerge.cli.app import every_command, main
 
-def show(command, *path):
-    context = Context(command, info_name=" ".join(path))
-    print(command.get_help(context))
-    for name in getattr(command, "commands", ()):
-        show(command.resolve_command(context, [name])[1], *path, name)
-
-show(get_command(app), "moerge")
+for path, command in every_command():
+    print(command.get_help(Context(command, info_name=path)))
 print("loaded:", *{"torch", "transformers", "dbos", "sqlalchemy", "ray"}.intersection(sys.modules))
 sys.modules["structlog"] = None  # as if the extra were not installed
 sys.argv = ["moerge", "worker", "run", "--log-format", "json"]

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
@@ -14,7 +14,7 @@ import stamina
 import typer
 from rich.markup import escape
 from typer.core import TyperGroup
-from typer.main import get_group
+from typer.main import get_command, get_group
 
 from moerge.build import build
 from moerge.cli import (
@@ -131,6 +131,17 @@ class _Root(TyperGroup):
             for example in _examples(error):
                 echo(example, err=True)
             raise
+
+
+def every_command() -> Iterator[tuple[str, Any]]:
+    """Path and command of the whole command line, from the root down, in the order of its help."""
+    waiting: list[tuple[str, Any]] = [("moerge", get_command(app))]
+    while waiting:
+        path, command = waiting.pop(0)
+        yield path, command
+        context = typer.Context(command, info_name=path)
+        names = command.list_commands(context) if isinstance(command, TyperGroup) else []
+        waiting[:0] = [(f"{path} {name}", command.resolve_command(context, [name])[1]) for name in names]
 
 
 def _examples(error: Any) -> list[str]:

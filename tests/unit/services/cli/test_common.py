@@ -8,36 +8,19 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from typer.main import get_command
 
-from moerge.cli.app import PANELS, Component, app, main
+from moerge.cli.app import every_command, main
 from moerge.cli.common import token_given
 from support.http_server import serving
 
 
-def commands(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every command below a group."""
-    for word, child in getattr(node, "commands", {}).items():
-        yield from commands(child, f"{path} {word}")
-    yield path, node
-
-
 def test_every_command_checks_its_token_before_it_runs() -> None:
-    places = [("moerge", get_command(app))]
-    for panel in PANELS.values():
-        components = {name: item for name, item in panel.items() if isinstance(item, Component)}
-        places += [(f"moerge {name}", item.load()) for name, item in components.items()]
     options = {
-        path: option
-        for place, root in places
-        for path, command in commands(root, place)
-        for option in command.params
-        if "--token" in option.opts
+        path: option for path, command in every_command() for option in command.params if "--token" in option.opts
     }
     assert len(options) > 40
     assert {option.envvar for option in options.values()} == {"MOERGE_TOKEN"}
