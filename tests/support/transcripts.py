@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_OF_FOLDERS = [path for at in ("docs", "services/moerge_lab/figures") for path in sorted((ROOT / at).glob("*.md"))]
+_OF_FOLDERS = [path for at in ("docs", "services/moerge_lab/figures") for path in sorted((ROOT / at).rglob("*.md"))]
 PAGES = ("README.md", "SECURITY.md", *(str(path.relative_to(ROOT)) for path in _OF_FOLDERS))
 EXAMPLES = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*/README.md")))
 NOT_TYPED = {
