@@ -211,7 +211,7 @@ def test_the_operator_s_pages_in_their_order(tmp_path: Path, stack: ExitStack) -
 
     _, of_art = made.contribute(made.body())
     made.solve()
-    with Part("docs/operators/owners.md", "Owners") as part:
+    with Part("docs/operators/owners.md", "Admit owners") as part:
         ask = "moerge worker init --owner hospital --domain medicine --domain nursing"
         request = found(JOIN, hospital.types(ask))
         operator.types(part.next("moerge owner approve", {REQUEST: request}))
@@ -233,7 +233,7 @@ def test_the_operator_s_pages_in_their_order(tmp_path: Path, stack: ExitStack) -
 
     made.contribute(made.body(), "art", first=3)
     made.contribute(made.body(), split="tuning", first=9)
-    with Part("docs/operators/versions.md", "Versions") as part:
+    with Part("docs/operators/versions.md", "Solve and promote versions") as part:
         two = {"--minimum 3": "--minimum 2"}
         for names, number in (({}, 2), (two, 2), ({}, 2), ({}, 3)):  # nobody is missing, so three make the same version
             found(rf"(?m)^{number}$", operator.types(part.next("moerge version solve", names)))
