@@ -130,7 +130,7 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
         assert "generated_text" in consumer.types(part.next("python -c"))
         talks(consumer, part.next("moerge chat"))
         (tmp_path / "consumer" / "story.txt").write_text("The capital of")
-        with Part("docs/engines.md", "Chat") as talking:
+        with Part("docs/consumers/chat.md", "Talk to a version") as talking:
             talks(consumer, talking.next("moerge chat"))
             assert "tokens: " in consumer.types(talking.next("moerge chat"))
 
