@@ -63,7 +63,7 @@ test-all:
 	    summary="$$summary$$(printf '\n%5d.%d  %s  %s' $$((seconds / 60)) $$((seconds % 60 / 6)) $$result $$target)"; \
 	done; echo "$$summary"; exit $$rc
 
-# Versions in other engines, and the tables of docs/engines.md. Each engine has an environment of its own.
+# Versions in other engines, and the tables of docs/consumers. Each engine has an environment of its own.
 ENGINES := build/engines
 test-engines: $(VENV)/.test $(ENGINES)/vllm/.installed $(ENGINES)/llama/.installed $(ENGINES)/torchao/.installed
 	rm -rf $(ENGINES)/experts $(ENGINES)/versions $(ENGINES)/ggufs $(ENGINES)/answers $(ENGINES)/speed

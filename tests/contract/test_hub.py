@@ -1,4 +1,4 @@
-"""The lines of docs/operating.md that publish a version on the hub, typed against a stand-in of it."""
+"""The lines of docs/operators/trust.md that publish a version on the hub, typed against a stand-in of it."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ from support.transcripts import blocks, typed
 
 KEY, NAME = generate_private_key(SECP256R1()), "org/name"
 CARD = "---\nlicense: apache-2.0\nbase_model: [lab/seed, lab/law]\nbase_model_relation: merge\n---\n\n# A card\n"
-[LINES] = [typed(block) for block in blocks("docs/operating.md") if block.section == "Publish on the hub"]
+[LINES] = [typed(block) for block in blocks("docs/operators/trust.md") if block.section == "Publish on the hub"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from rich.console import Console
 from engines.benchmarked import benchmarked
 from engines.cases import Case, cases
 from engines.compare import Outcome
-from engines.engine import HOME, ROOT, MissingEngineError, Model
+from engines.engine import HOME, ROOT, MissingEngineError, Model, page_of
 from engines.publish import experts, version
 from engines.registry import ENGINES
 from engines.results import Expected, results
@@ -22,7 +22,6 @@ from engines.speed import costs as cost_ratios
 from engines.table import costs_table, engine_table, variants_table, written
 from engines.variants import outcomes
 
-PAGE = ROOT / "docs" / "engines.md"
 TRANSFORMERS = "transformers"
 
 
@@ -31,7 +30,7 @@ def main() -> int:
     names = (*ENGINES, TRANSFORMERS)
     parser.add_argument("--engine", action="append", choices=names, help="only this engine; repeat")
     parser.add_argument("--only", default="", help="only cases with this text in their name")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/engines.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/consumers")
     given = parser.parse_args()
     told, faults = Console(stderr=True), list[str]()
 
@@ -58,7 +57,7 @@ def main() -> int:
         if script := ENGINES[name].speed:
             first = version(every[0], HOME)
             costs = {top_k: cost_ratios(ENGINES[name], script, first, top_k) for top_k in (1, 2)}
-            _show(f"{name}, costs", costs_table(name, number, costs, today), write=given.write)
+            _show(name, costs_table(name, number, costs, today), ", costs", write=given.write)
         path = ENGINES[name].prepared(Model(version(every[0], HOME), "float32"))
         say(asked(ENGINES[name], path, HOME / "served.txt"))
         if ENGINES[name].benchmarks:
@@ -88,10 +87,10 @@ def _variants(every: Sequence[Case]) -> dict[str, list[Outcome]]:
     }
 
 
-def _show(name: str, text: str, *, write: bool) -> None:
+def _show(engine: str, text: str, about: str = "", *, write: bool) -> None:
     print(text, end="\n\n")
     if write:
-        written(PAGE, name, text)
+        written(ROOT / page_of(engine), engine + about, text)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,11 @@ HOME = ROOT / "build" / "engines"
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
+def page_of(engine: str) -> str:
+    """The path of an engine's page, by its name."""
+    return f"docs/consumers/{engine.lower().replace('.', '-')}.md"
+
+
 class MissingEngineError(Exception):
     """The engine's environment isn't installed; the message says how to get it."""
 
@@ -43,7 +48,7 @@ class Engine:
         script: of `SCRIPTS`, run with the file of a job, which names a file for each model's answers.
         variables: of its process.
         prepared: the path that the script gets for a model, by default the folder; makes it where that is another one.
-        served: that path in the commands of docs/engines.md.
+        served: that path in the commands of its page.
         speed: the script that measures costs, if there is one.
         benchmarks: whether docs/benchmarks.md has a section of this name, whose commands its environment runs.
         remedies: text of an `EngineLimit.remedy` -> the options by which the script follows it.

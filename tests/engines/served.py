@@ -1,4 +1,4 @@
-"""The commands of docs/engines.md that serve a version and ask it, as a reader types them."""
+"""The commands of an engine's page that serve a version and ask it, as a reader types them."""
 
 import os
 import signal
@@ -6,23 +6,23 @@ import subprocess
 import time
 from pathlib import Path
 
-from engines.engine import Engine
+from engines.engine import Engine, page_of
 from moerge.errors import MoergeError
 from support.servers import held_ports
 from support.transcripts import commands
 
-PAGE, PORT = "docs/engines.md", "8000"
+PORT = "8000"
 SHELL = "/bin/bash"
 _SECONDS = 600
 
 
 def asked(engine: Engine, path: Path, log: Path) -> str:
-    """Serves a version's path by the first command of the engine's section, and returns the answer to the second.
+    """Serves a version's path by the first command of its page's section Serve, and returns the answer to the second.
 
     Raises:
         MoergeError: the server ends, or doesn't answer in ten minutes.
     """
-    serve, ask = (command.line for command in commands(PAGE) if command.section == engine.name)
+    serve, ask = (command.line for command in commands(page_of(engine.name)) if command.section == "Serve")
     with held_ports(1) as [free]:
         port = str(free)
     serve = serve.replace(engine.served, str(path)).replace(PORT, port)

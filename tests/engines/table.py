@@ -1,4 +1,4 @@
-"""The tables of docs/engines.md, between markers."""
+"""The tables of docs/consumers, between markers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date

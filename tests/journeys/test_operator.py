@@ -1,4 +1,4 @@
-"""First hours of an operator and two owners, as README and pages have them, then docs/operating.md in its order."""
+"""First hours of an operator and two owners, as README and pages have them, then docs/operators."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
         return {domain: line.replace("medicine", domain).replace("hospital", OWNERS[domain]) for domain in OWNERS}
 
     with (
-        Part("docs/operating.md", "The first hour") as looked,
+        Part("docs/operators/start.md", "The first hour") as looked,
         Part("docs/owners/start.md", "The first hour") as owned,
         Part("README.md", "Three parties") as part,
     ):
@@ -124,13 +124,13 @@ def test_the_readme_s_three_parties_from_init_to_a_text(tmp_path: Path, stack: E
         consumer.types(part.next("moerge pull champion my-model"))
         assert (tmp_path / "consumer" / "my-model" / "README.md").is_file()
         shutil.copy(tmp_path / "srv" / "moerge" / "version-key.pub", tmp_path / "consumer")
-        with Part("docs/operating.md", "Check a version") as checked:
+        with Part("docs/operators/trust.md", "Check a version") as checked:
             assert "signed by key" in consumer.types(checked.next("moerge pull champion my-model"))
             assert "files as signed by key" in consumer.types(checked.next("moerge verify my-model"))
         assert "generated_text" in consumer.types(part.next("python -c"))
         talks(consumer, part.next("moerge chat"))
         (tmp_path / "consumer" / "story.txt").write_text("The capital of")
-        with Part("docs/engines.md", "Chat") as talking:
+        with Part("docs/consumers/chat.md", "Talk to a version") as talking:
             talks(consumer, talking.next("moerge chat"))
             assert "tokens: " in consumer.types(talking.next("moerge chat"))
 
@@ -194,7 +194,7 @@ def fail(federation: Federation) -> None:
     lost.rename(blob)
 
 
-def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> None:
+def test_the_operator_s_pages_in_their_order(tmp_path: Path, stack: ExitStack) -> None:
     at = stack.enter_context
     made = at(federation_of(tmp_path, "law", "art"))
     server = made.server
@@ -204,14 +204,14 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     with Part("docs/deploying.md", "Kubernetes") as part:
         assert "fingerprint" in hospital.types(part.next("moerge worker init"))
 
-    with Part("docs/operating.md", "The seed") as part:
+    with Part("docs/operators/start.md", "The seed") as part:
         part.names = {"/srv/moerge": str(server.home)}
         folder = {"org/name@rev": str(made.seed)}
         assert "of seed is current" in operator.types(part.next("moerge coordinator seed", folder))
 
     _, of_art = made.contribute(made.body())
     made.solve()
-    with Part("docs/operating.md", "Owners") as part:
+    with Part("docs/operators/owners.md", "Admit owners") as part:
         ask = "moerge worker init --owner hospital --domain medicine --domain nursing"
         request = found(JOIN, hospital.types(ask))
         operator.types(part.next("moerge owner approve", {REQUEST: request}))
@@ -223,7 +223,7 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         said = operator.types(part.next("moerge owner approve", {"moerge-join-1.eyJvd25lciI6Imgi": request}))
         hospital.types(f"export MOERGE_TOKEN={found(BEARER, said)}")
 
-    with Part("docs/operating.md", "Experts") as part:
+    with Part("docs/operators/owners.md", "Experts") as part:
         made.add("film")
         assert "film" in operator.types(part.next("moerge expert list"))
         assert "film is withdrawn" in operator.types(part.next("moerge expert withdraw", {"law": "film"}))
@@ -233,7 +233,7 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
 
     made.contribute(made.body(), "art", first=3)
     made.contribute(made.body(), split="tuning", first=9)
-    with Part("docs/operating.md", "Versions") as part:
+    with Part("docs/operators/versions.md", "Solve and promote versions") as part:
         two = {"--minimum 3": "--minimum 2"}
         for names, number in (({}, 2), (two, 2), ({}, 2), ({}, 3)):  # nobody is missing, so three make the same version
             found(rf"(?m)^{number}$", operator.types(part.next("moerge version solve", names)))
@@ -249,33 +249,33 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         (operator.folder / "results.json").write_bytes(RESULTS.dump_json([result()]))
         assert "1 result on tasks reported" in operator.types(part.next("moerge version evaluate 3"))
 
-    with Part("docs/operating.md", "Loss on public texts") as part:
+    with Part("docs/operators/versions.md", "Loss on public texts") as part:
         found(r"(?m)^\d+$", operator.types(part.next("moerge version solve --accept-loss")))
 
-    with Part("docs/operating.md", "The version key") as part:
+    with Part("docs/operators/trust.md", "The version key") as part:
         part.names = {"/srv/moerge": str(server.home)}
         old = " ".join(operator.types(part.next("moerge version keys")).split()[:2])
         assert f"was: {old}" in operator.types(part.next("moerge version rotate-key"))
         assert "version 3 is signed by key" in operator.types(part.next("moerge version sign 3"))
         assert "revoked" in operator.types(part.next("moerge version revoke-key", {"3f2a91c0": old.replace(" ", "")}))
 
-    with Part("docs/operating.md", "A key on another machine") as part:
+    with Part("docs/operators/trust.md", "A key on another machine") as part:
         part.names = {"/srv/moerge": str(tmp_path / "another-home")}
         operator.types(part.next("openssl genpkey"))
         operator.types(part.next("openssl pkey"))
         assert "unsigned until" in operator.types(part.next("moerge coordinator init"))
 
-    with Part("docs/operating.md", "Progress") as part:
+    with Part("docs/operators/owners.md", "Progress") as part:
         assert "Progress" in operator.types(part.next("moerge progress"))
 
-    with Part("docs/operating.md", "Tokens") as part:
+    with Part("docs/operators/owners.md", "Tokens") as part:
         found(BEARER, operator.types(part.next("moerge token add operator")))
         row = found(r"(?m)^.*anna.*$", operator.types(part.next("moerge token list")))
         here = {" 7": f" {found('[0-9]+', row)}"}
         found(BEARER, operator.types(part.next("moerge token rotate", here)))
         assert "revoked" in operator.types(part.next("moerge token revoke", here))
 
-    with Part("docs/operating.md", "Backups") as part:
+    with Part("docs/operators/keep.md", "Backups") as part:
         part.names = {"/srv/moerge": str(server.home), "/mnt/backup/moerge": str(tmp_path / "backup")}
         assert "databases and settings" in operator.types(part.next("moerge coordinator backup"))
         server.stop()
@@ -293,6 +293,6 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     made.operator = at(server.client())
     fail(made)
     operator.types(f"export MOERGE_COORDINATOR={server.url}")
-    with Part("docs/operating.md", "Watching it") as part:
+    with Part("docs/operators/keep.md", "Watching it") as part:
         row = found(r"(?m)^.*failed.*$", operator.types(part.next("moerge workflow list")))
         operator.types(part.next("moerge workflow retry", {"version-4f1c22": found(r"version-\S+", row)}))

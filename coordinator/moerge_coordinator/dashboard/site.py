@@ -41,15 +41,15 @@ FOREIGN = Problem.of(
 )
 TOPICS = {
     "": "docs/dashboard.html",
-    "versions": "docs/operating.html",
-    "compare": "docs/operating.html",
-    "aliases": "docs/operating.html",
-    "experts": "docs/operating.html",
-    "owners": "docs/operating.html",
+    "versions": "docs/operators/versions.html",
+    "compare": "docs/operators/versions.html",
+    "aliases": "docs/operators/versions.html",
+    "experts": "docs/operators/owners.html",
+    "owners": "docs/operators/owners.html",
     "contributions": "docs/outgoing.html",
-    "bodies": "docs/operating.html",
-    "workflows": "docs/operating.html",
-    "audit": "docs/operating.html",
+    "bodies": "docs/operators/start.html",
+    "workflows": "docs/operators/keep.html",
+    "audit": "docs/operators/keep.html",
     "settings": "docs/reference/settings.html",
 }
 """The page of the documentation for each kind of page, by the first part of its path."""

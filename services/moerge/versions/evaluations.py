@@ -22,7 +22,7 @@ def results_in(path: Path) -> list[TaskResult]:
     except ValidationError as error:
         first = error.errors()[0]
         problem = ": ".join([".".join(map(str, first["loc"])), plainly(first)]).removeprefix(": ")
-        todo = "give a JSON list of results; docs/operating.md has their fields under Results on tasks"
+        todo = "give a JSON list of results; docs/operators/versions.md has their fields under Results on tasks"
         raise MoergeError(problem, where=str(path), todo=todo) from error
 
 
