@@ -22,7 +22,7 @@ from moerge_coordinator.dashboard.site import HOME
 from moerge_coordinator.domain import contribution_kinds
 from moerge_coordinator.domain.demands import AllDemands
 from moerge_coordinator.domain.demands import demands as all_demands
-from moerge_coordinator.domain.ports import Ports, unmeasured
+from moerge_coordinator.domain.ports import Ports, admitted, unmeasured
 from moerge_coordinator.domain.tokens import LastUses
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.metrics import Metrics
@@ -194,6 +194,7 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
     rules = dict(contribution_kinds.RULES)
     for side in rooms:
         rules |= side.rules
+    comparisons = list(chain.from_iterable(side.comparisons for side in rooms))
     ports = Ports(
         settings=settings,
         database=database,
@@ -201,9 +202,10 @@ def make_state(settings: Settings, traffic: Traffic | None = None, clock: Callab
         folders=Folders(database, blobs, settings.home),
         uploads=Uploads(database, blobs, chunks, settings),
         rules=rules,
-        comparisons=list(chain.from_iterable(side.comparisons for side in rooms)),
+        comparisons=[*comparisons, *(side.on_parts(comparisons) for side in rooms if side.on_parts is not None)],
         influence=next((side.influence for side in rooms if side.influence is not None), unmeasured),
         card_scores=list(chain.from_iterable(side.card_scores for side in rooms)),
+        admission=next((side.admission for side in rooms if side.admission is not None), admitted),
     )
     experts: dict[int, list[str]] = {}
 

@@ -144,6 +144,8 @@ class Settings(BaseModel):
         promotion_max_fall: points of normalised perplexity that a domain may lose when `champion` moves.
         promotion_max_errors: standard errors by which a result on a task may be worse when `champion` moves.
         promotion_signed: whether `champion` must be signed, by a key that isn't revoked.
+        readers: who may use an expert whose owner has granted it to nobody: `all` readers, or only `named` ones, which
+            then are none; see `moerge expert grant`.
         documentation: address of a site of moerge's pages (`make docs`), to which the dashboard links; none by default.
         log_level: `debug` also logs calls that only read, such as workers' polls.
         grace_seconds: time for calls to end after SIGTERM; workflows continue at the next start.
@@ -172,6 +174,7 @@ class Settings(BaseModel):
     promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     promotion_max_errors: float = Field(default=3.0, ge=0, allow_inf_nan=False)
     promotion_signed: bool = False
+    readers: Literal["all", "named"] = "all"
     documentation: Annotated[str, AfterValidator(_site)] | None = None
     log_level: Literal["debug", "info"] = "info"
     grace_seconds: int = Field(default=20, ge=0, le=3600)

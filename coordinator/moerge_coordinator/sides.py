@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from moerge.errors import MoergeError
     from moerge_coordinator.dashboard.site import FindNeeds
     from moerge_coordinator.domain.contribution_kinds import Rule
-    from moerge_coordinator.domain.ports import CardScores, Comparisons, Influence
+    from moerge_coordinator.domain.ports import Admission, CardScores, Comparison, Comparisons, Influence
     from moerge_coordinator.rest.state import State
     from moerge_coordinator.settings import Event, Settings
 
@@ -38,6 +38,8 @@ class Side:
         comparisons: further comparisons of a version with the champion, before its promotion.
         card_scores: scores in model cards.
         influence: the measurement of owners' influence before a publication.
+        admission: what a caller needs to use a version.
+        on_parts: the comparison, by all comparisons of versions, of the parts that readers have.
         events: events that `notify` keeps for it.
         running: its own context, within that of the workflows.
         needs: what the newest version needs of an operator before it is promoted.
@@ -50,6 +52,8 @@ class Side:
     comparisons: "Comparisons" = ()
     card_scores: "CardScores" = ()
     influence: "Influence | None" = None
+    admission: "Admission | None" = None
+    on_parts: "Callable[[Comparisons], Comparison] | None" = None
     events: "Callable[[Settings], Iterable[Event]]" = _none
     running: "Callable[[State], AbstractContextManager[object]]" = nullcontext
     needs: "FindNeeds | None" = None
@@ -88,7 +92,15 @@ def _influence() -> Side:
     return Side(routers=[router], influence=measured, needs=needs)
 
 
-SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people, _evaluations, _influence)
+def _grants() -> Side:
+    from moerge_coordinator.grants.parts import on_parts
+    from moerge_coordinator.grants.routes import router
+    from moerge_coordinator.grants.rules import require_granted
+
+    return Side(routers=[router], admission=require_granted, on_parts=on_parts)
+
+
+SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people, _evaluations, _influence, _grants)
 """Each imports its room, which can be slow."""
 COMMANDS: tuple[Callable[..., None], ...] = (cohort, unmask)
 """The rooms' commands, which help texts list without the rest."""

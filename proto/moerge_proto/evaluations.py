@@ -11,6 +11,7 @@ from moerge_proto.contributions import Short
 from moerge_proto.digests import Digest, Name, digest_of
 from moerge_proto.messages import Message, Whole
 from moerge_proto.normalised import average, normalised, perplexity
+from moerge_proto.version_names import PartDigest
 
 MAX_SCORES = 1000
 """Scores of one report, or results of one file."""
@@ -154,9 +155,10 @@ Score = Annotated[_ANY, Discriminator(_kind, custom_error_type="kind", custom_er
 
 
 class NewEvaluation(Message):
-    """Scores of version `number`: an owner's perplexities, or results on tasks by an operator or an owner."""
+    """Scores of version `number`, or its `part`: an owner's perplexities, or results on tasks by operator or owner."""
 
     number: int = Field(ge=1, le=_MOST_NUMBER)
+    part: PartDigest | None = Field(default=None, exclude_if=lambda value: value is None)
     scores: Annotated[list[Score], Field(min_length=1, max_length=MAX_SCORES), AfterValidator(_each_once)]
 
     @property
@@ -165,7 +167,7 @@ class NewEvaluation(Message):
 
 
 class Evaluation(Message):
-    """An accepted score of a version. `digest`: of its report. `owner`: who reported it; None: an operator.
+    """An accepted score of a version or its `part`. `digest`: of its report. `owner`: its reporter; None: an operator.
 
     `active` is false after a later one of the same reporter and domain, or task and metric.
     """
@@ -177,6 +179,7 @@ class Evaluation(Message):
     active: bool
     created: datetime
     score: Score
+    part: str | None = None
 
     @property
     def reporter(self) -> str:
@@ -211,6 +214,7 @@ class VersionTable(Message):
     """
 
     version: int
+    part: str | None = None
     domains: list[str]
     seeds: list[str] = Field(default_factory=list)
     scores: list[DomainScore]

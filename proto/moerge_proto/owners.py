@@ -2,11 +2,12 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from moerge_proto.digests import Digest, Name
+from moerge_proto.grants import ALL
 from moerge_proto.messages import Message, Moment
 from moerge_proto.signatures import JoinRequest, PublicKey
 
@@ -61,14 +62,22 @@ class Approval(Message):
 class NewToken(Message):
     """Asks for a token.
 
-    `owner`: for the role owner only; `name`: of the person, for the other roles. `expires`: None means never.
+    `owner`: for the role owner only; `name`: of the person, for the other roles; `groups`: of readers, to which owners
+    may grant their experts, as to the name. `expires`: None means never.
     """
 
     role: Role
     owner: Name | None = None
     name: Name | None = None
+    groups: list[Name] = Field(default_factory=list, max_length=100)
     note: Note = ""
     expires: Moment | None = None
+
+    @model_validator(mode="after")
+    def _is_no_reserved_word(self) -> Self:
+        if ALL in (self.name, *self.groups):
+            raise ValueError(f"{ALL!r} stands for all readers; choose another name")
+        return self
 
 
 class RotateToken(Message):
@@ -84,6 +93,7 @@ class TokenEntry(Message):
     role: Role
     owner: str | None
     name: str | None
+    groups: list[str] = Field(default_factory=list)
     note: str
     created: datetime
     expires: datetime | None
@@ -111,6 +121,7 @@ class Identity(Message):
     domains: list[str]
     key: OwnerKey | None = None
     name: str | None = None
+    groups: list[str] = Field(default_factory=list)
 
     @property
     def who(self) -> str:

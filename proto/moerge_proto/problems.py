@@ -23,6 +23,7 @@ class ProblemType(StrEnum):
     INVALID_REQUEST = "invalid-request", 422
     UNAUTHENTICATED = "unauthenticated", 401
     FORBIDDEN = "forbidden", 403
+    NOT_GRANTED = "not-granted", 403
     NOT_FOUND = "not-found", 404
     CONFLICT = "conflict", 409
     WRONG_DIGEST = "wrong-digest", 422

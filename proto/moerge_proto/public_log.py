@@ -1,4 +1,4 @@
-"""The public log: an entry for each published body, head and version, in one hash chain.
+"""The public log: an entry for each published body, head and version, and for each grant, in one hash chain.
 
 Each entry has the digest of the one before. So the number of entries and the digest of the last one name the whole log:
 they are its head. Owners with equal heads were shown the same log. RFC 9162 has a tree instead, so that clients needn't
@@ -21,19 +21,19 @@ from moerge_proto.version_signatures import ALGORITHM, loaded_key, public_pem, s
 
 _PAYLOAD = "application/vnd.moerge.log-head+json"
 _HEAD = re.compile(r"([0-9]{1,10}):([0-9a-f]{64})")
-Published = Literal["body", "head", "version"]
+Published = Literal["body", "head", "version", "grant"]
 
 
 def title(kind: Published, name: str) -> str:
     """A publication's name for people."""
-    return f"head of version {name}" if kind == "head" else f"{kind} {name[:12]}"
+    return f"head of version {name}" if kind == "head" else f"{kind} {name[:12] if kind == 'body' else name}"
 
 
 class LogEntry(Message):
     """One publication. `number`: 1, 2, 3, …; `previous`: the digest of the entry before, of the first one zeros.
 
-    `name`: a body's digest; of a version, its number; of a head, the number of the first version that has it. `digest`:
-    of the content, as `body_content`, `version_content`, or a head's file.
+    `name`: a body's digest; a version's name; of a head, the name of the first version that has it; a grant's number.
+    `digest`: of the content, as `body_content`, `version_content`, `grant_content`, or a head's file.
     """
 
     number: int

@@ -1,9 +1,9 @@
 """Signatures of versions, as the specification OpenSSF Model Signing 1.0 has them (github.com/ossf/model-signing-spec).
 
 `model.sig` is a Sigstore bundle v0.3: a DSSE envelope, by an ECDSA key on P-256, around an in-toto statement with the
-name and SHA-256 of every file. The predicate's `moerge`, which other verifiers skip, has the version's number, the
-release that published it, the digest of its provenance's statement, and the public key. A fingerprint is the SHA-256 of
-the key's PEM, as `sha256sum` prints it.
+name and SHA-256 of every file. The predicate's `moerge`, which other verifiers skip, has the version's number, of a
+part its set of experts, the release that published it, the digest of its provenance's statement, and the public key. A
+fingerprint is the SHA-256 of the key's PEM, as `sha256sum` prints it.
 """
 
 import base64
@@ -26,6 +26,7 @@ from pydantic.alias_generators import to_camel
 
 from moerge_proto.digests import Digest, canonical_json, sha256_hex
 from moerge_proto.messages import Message
+from moerge_proto.version_names import PartDigest, version_name
 
 SIGNATURE_FILE, PROVENANCE_FILE = "model.sig", "provenance.sigstore.json"
 TOOLS = ".cache", ".eval_results", ".git", ".gitattributes", ".github", ".gitignore"
@@ -94,6 +95,7 @@ class _Serialization(Message):
 
 class _Facts(Message):
     version: int = Field(ge=1)
+    part: PartDigest | None = Field(default=None, exclude_if=lambda value: value is None)
     release: str
     provenance: Digest
     public_key: str
@@ -130,6 +132,7 @@ class SignedVersion:
         files: name -> SHA-256 of every file, the card included.
         provenance: SHA-256 of its provenance's statement.
         public_key: PEM of the key that signed it.
+        part: of a part of version `number`, the digest of its set of experts.
     """
 
     number: int
@@ -137,6 +140,11 @@ class SignedVersion:
     files: Mapping[str, Digest]
     provenance: Digest
     public_key: str
+    part: str | None = None
+
+    @property
+    def name(self) -> str:
+        return version_name(self.number, self.part)
 
     @property
     def fingerprint(self) -> Digest:
@@ -158,15 +166,21 @@ class SignedVersion:
         files = {resource.name: resource.digest for resource in predicate.resources}
         if statement.subject[0].digest.sha256 != _root(files) or len(files) != len(predicate.resources):
             raise ValueError("the signature contradicts itself")
-        return cls(predicate.moerge.version, predicate.moerge.release, files, predicate.moerge.provenance, key)
+        facts = predicate.moerge
+        return cls(facts.version, facts.release, files, facts.provenance, key, facts.part)
 
 
 def sign_version(
-    key: EllipticCurvePrivateKey, number: int, release: str, files: Mapping[str, Digest], provenance: Digest
+    key: EllipticCurvePrivateKey,
+    number: int,
+    release: str,
+    files: Mapping[str, Digest],
+    provenance: Digest,
+    part: str | None = None,
 ) -> str:
     """The content of `model.sig` for a version's files, name -> SHA-256. ECDSA is randomised: each call gives another.
 
-    `provenance` is the SHA-256 of the statement in `provenance.sigstore.json`.
+    `provenance` is the SHA-256 of the statement in `provenance.sigstore.json`; `part`: as in `SignedVersion`.
 
     The fields are those that `model-signing` 1.1.1 writes (its `Payload` and `sign_ec_key.Signer`).
     """
@@ -175,11 +189,11 @@ def sign_version(
     statement = _Statement(
         _type=_STATEMENT,
         predicateType=_PREDICATE,
-        subject=[_Subject(name=f"version-{number}", digest=_Digests(sha256=_root(files)))],
+        subject=[_Subject(name=f"version-{version_name(number, part)}", digest=_Digests(sha256=_root(files)))],
         predicate=_Predicate(
             serialization=_Serialization(ignore_paths=list(UNSIGNED)),
             resources=[_Resource(name=name, digest=digest) for name, digest in files.items()],
-            moerge=_Facts(version=number, release=release, provenance=provenance, public_key=public_key),
+            moerge=_Facts(version=number, part=part, release=release, provenance=provenance, public_key=public_key),
         ),
     )
     return signed_bundle(key, canonical_json(statement.model_dump(mode="json", by_alias=True)))

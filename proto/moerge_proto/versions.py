@@ -10,6 +10,7 @@ from moerge_proto.bodies import HeadMethod
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message, Whole
 from moerge_proto.recipes import RECOMMENDED, RecommendedOptions, SolveOptions
+from moerge_proto.version_names import version_name
 
 CHAMPION = "champion"
 """The alias of the version that consumers use."""
@@ -136,7 +137,9 @@ class PublicLoss(Message):
 
 
 class Version(Message):
-    """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it.
+    """A version, or the `part` of version `number` with some of its experts.
+
+    `aliases` point to it. `contains_withdrawn`: withdrawn experts in it.
 
     `withheld`: since when its files are not served because of such an expert; `retired`: since when it has no files.
     `key`: the fingerprint of the key that signed it, None if nobody has; `key_revoked`: since when that key is revoked.
@@ -159,6 +162,11 @@ class Version(Message):
     key_revoked: datetime | None = None
     release: str = ""
     public_loss: PublicLoss | None = None
+    part: str | None = None
+
+    @property
+    def name(self) -> str:
+        return version_name(self.number, self.part)
 
 
 class SignedCard(Message):

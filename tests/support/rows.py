@@ -137,7 +137,7 @@ def add_contribution(session: Session, expert: ExpertRow, body: BodyRow | None, 
 def add_version(session: Session, **new: Any) -> VersionRow:
     """The version that a solve would publish now, also a partial one; its only file is named by its lineage."""
     lineage = versions.lineage_of(session, NewVersion.model_validate({"partial": True, **new}))
-    number, _ = versions.number_of(session, lineage)
+    number = versions.next_number(session)
     name = digest_of(lineage.model_dump(mode="json"))
     row = VersionRow(
         number=number,

@@ -20,7 +20,7 @@ from moerge_proto.versions import SignedCard
 def version_card(session: Session, row: VersionRow, card: str, owner: str | None, scores: CardScores) -> str:
     """The published `card`, with number, date, later withdrawn experts, and what the owner may see of the scores."""
     text = "\n".join(filter(None, (make(session, row, owner) for make in scores)))
-    return published_card(card, row.number, row.created, withdrawal_note(session, row), text)
+    return published_card(card, row.name, row.created, withdrawal_note(session, row) + part_note(row), text)
 
 
 def signed_card(
@@ -67,7 +67,15 @@ def signed_again(key: EllipticCurvePrivateKey, signature: str, published: str, c
     if signed.public_key != public_pem(key) or signed.files.get(CARD_FILE) != sha256_hex(published.encode()):
         return None
     files = {**signed.files, CARD_FILE: sha256_hex(card.encode())}
-    return sign_version(key, signed.number, signed.release, files, signed.provenance)
+    return sign_version(key, signed.number, signed.release, files, signed.provenance, signed.part)
+
+
+def part_note(row: VersionRow) -> str:
+    """The notice that it is a part of a version; empty if it is whole."""
+    if row.part_of is None:
+        return ""
+    have = ", ".join(row.lineage.domains)
+    return f"> This is the part of version {row.part_of} that has the experts of {have} only.\n\n"
 
 
 def withdrawal_note(session: Session, row: VersionRow) -> str:

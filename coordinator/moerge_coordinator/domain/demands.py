@@ -26,7 +26,8 @@ class AllDemands:
 def demands(session: Session, experts: dict[int, list[str]]) -> AllDemands:
     """The present demands. `experts` keeps version -> its experts, which never change, for the next call."""
     body = session.scalar(select(BodyRow.digest).where(BodyRow.current))
-    served = select(VersionRow.number).where(VersionRow.retired.is_(None), VersionRow.withheld.is_(None))
+    whole = VersionRow.part.is_(None)
+    served = select(VersionRow.number).where(whole, VersionRow.retired.is_(None), VersionRow.withheld.is_(None))
     numbers = list(session.scalars(served.order_by(VersionRow.number.desc())))
     new = VersionRow.number.in_([number for number in numbers if number not in experts])
     for number, lineage in session.execute(select(VersionRow.number, VersionRow.lineage).where(new)):

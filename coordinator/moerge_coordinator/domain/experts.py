@@ -254,16 +254,16 @@ def refuse(session: Session, digest: str, problem: Problem) -> ExpertRow | None:
     return row
 
 
-def purge(session: Session, row: ExpertRow, *, retire: bool) -> tuple[list[str], list[int]]:
+def purge(session: Session, row: ExpertRow, *, retire: bool) -> tuple[list[str], list[int], list[str]]:
     """Purges a withdrawn expert's files.
 
-    Returns the purged digests, and the versions that contain it; `retire` retires them.
+    Returns the purged digests, the versions that contain it, and the names of those and their parts that `retire`
+    retires.
     """
     if row.state is not ExpertState.WITHDRAWN:
         problem = f"the expert is {row.state.value}"
         raise RefusedError(ProblemType.CONFLICT, problem, where="digest", todo="first withdraw it")
     served = containing(session, row)
-    if retire:
-        versions.retire(session, served)
+    retired = versions.retire(session, served) if retire else []
     purge_expert(session, row)
-    return [row.digest], [version.number for version in served]
+    return [row.digest], [version.number for version in served if version.part is None], retired

@@ -28,9 +28,11 @@ def require_own_domain(identity: Identity, domain: str) -> None:
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="domain", todo=todo)
 
 
-def identity(session: Session, role: Role, owner: str | None, name: str | None = None) -> Identity:
-    """The identity of a token of this role, owner and person."""
-    return Identity(role=role, owner=owner, domains=_domains(session, owner), name=name)
+def identity(
+    session: Session, role: Role, owner: str | None, name: str | None = None, groups: Sequence[str] = ()
+) -> Identity:
+    """The identity of a token of this role, owner, person and groups."""
+    return Identity(role=role, owner=owner, domains=_domains(session, owner), name=name, groups=list(groups))
 
 
 def _domains(session: Session, owner: str | None) -> list[str]:

@@ -15,9 +15,11 @@ from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import VersionRow
 from moerge_proto.influence import VersionInfluence
+from moerge_proto.owners import Identity
 from moerge_proto.versions import Lineage
 
-Comparisons = Sequence[Callable[[Session, VersionRow, VersionRow | None, Settings], tuple[list[str], list[str]]]]
+Comparison = Callable[[Session, VersionRow, VersionRow | None, Settings], tuple[list[str], list[str]]]
+Comparisons = Sequence[Comparison]
 """Of a version and the champion -> losses of more than the settings allow, which need an override, and warnings."""
 CardScores = Sequence[Callable[[Session, VersionRow, str | None], str]]
 """Of a version -> Markdown of its card's scores that an owner may see; for None all."""
@@ -25,8 +27,16 @@ Influence = Callable[[Lineage, VersionInputs], VersionInfluence]
 """Of a lineage and its inputs -> the influence of each owner."""
 
 
-def unmeasured(lineage: Lineage, inputs: VersionInputs) -> VersionInfluence:
+Admission = Callable[[Session, Settings, Identity, VersionRow], None]
+"""Requires that a caller may use all experts of a version, or of a part."""
+
+
+def unmeasured(*of: object) -> VersionInfluence:
     return VersionInfluence(layers=[], domains=[], warnings=[])
+
+
+def admitted(session: Session, settings: Settings, caller: Identity, version: VersionRow) -> None:
+    """Without grants every caller may use every expert."""
 
 
 @dataclass(frozen=True)
@@ -45,3 +55,4 @@ class Ports:
     comparisons: Comparisons = ()
     card_scores: CardScores = ()
     influence: Influence = unmeasured
+    admission: Admission = admitted

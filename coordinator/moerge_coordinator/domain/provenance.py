@@ -39,6 +39,7 @@ def provenance_of(session: Session, row: VersionRow) -> Provenance:
         "head": lineage.head.method,
         "options": lineage.options.model_dump(mode="json"),
         "tied": lineage.tied,
+        **({} if row.part_of is None else {"part_of": row.part_of}),
         **({} if lineage.chat_template is None else {"chat_template": lineage.chat_template}),
     }
     return Provenance.make(files, parameters, lineage.solver, inputs, row.release, row.commit)

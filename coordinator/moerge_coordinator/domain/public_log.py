@@ -6,8 +6,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import BodyRow, LogRow, VersionRow, now
+from moerge_coordinator.storage.tables import BodyRow, GrantRow, LogRow, VersionRow, now
 from moerge_proto.digests import Digest
+from moerge_proto.grants import grant_content
 from moerge_proto.messages import FileEntry
 from moerge_proto.public_log import (
     LogEntry,
@@ -35,12 +36,12 @@ def record(session: Session, kind: Published, name: str, digest: Digest) -> None
     session.flush()
 
 
-def record_version(session: Session, number: int, files: Sequence[FileEntry]) -> None:
+def record_version(session: Session, name: str, files: Sequence[FileEntry]) -> None:
     """Records a version, after its head unless an earlier version has it."""
     digest = _head_of(files)
     if session.scalar(select(LogRow.number).where(LogRow.kind == "head", LogRow.digest == digest)) is None:
-        record(session, "head", str(number), digest)
-    record(session, "version", str(number), version_content(files))
+        record(session, "head", name, digest)
+    record(session, "version", name, version_content(files))
 
 
 def _head_of(files: Sequence[FileEntry]) -> Digest:
@@ -49,7 +50,7 @@ def _head_of(files: Sequence[FileEntry]) -> Digest:
 
 
 def deviations(session: Session) -> Iterator[tuple[str, Digest]]:
-    """Differences between the log and the rows of bodies and versions, with the digest that the log has or lacks."""
+    """Differences of the log from rows of bodies, versions and grants, with the digest that the log has or lacks."""
     entries = [message(LogEntry, row) for row in session.scalars(select(LogRow).order_by(LogRow.number))]
     try:
         extended(LogHead(), entries)
@@ -57,13 +58,15 @@ def deviations(session: Session) -> Iterator[tuple[str, Digest]]:
     except ValueError as error:
         yield str(error), entries[-1].hash
     expected: dict[tuple[str, str], Digest] = {}
-    heads: dict[Digest, str] = {}  # number of the first version with it
+    heads: dict[Digest, str] = {}  # name of the first version with it
     for body in session.scalars(select(BodyRow)):
         expected["body", body.digest] = body_content(body)
-    for version in session.scalars(select(VersionRow).order_by(VersionRow.number)):
-        expected["version", str(version.number)] = version_content(version.files)
-        heads.setdefault(_head_of(version.files), str(version.number))
-    expected |= {("head", number): digest for digest, number in heads.items()}
+    order = {entry.name: entry.number for entry in entries if entry.kind == "version"}
+    for version in sorted(session.scalars(select(VersionRow)), key=lambda row: (order.get(row.name, 0), row.number)):
+        expected["version", version.name] = version_content(version.files)
+        heads.setdefault(_head_of(version.files), version.name)
+    expected |= {("head", name): digest for digest, name in heads.items()}
+    expected |= {("grant", str(row.number)): grant_content(row) for row in session.scalars(select(GrantRow))}
     logged: dict[tuple[str, str], Digest] = {(entry.kind, entry.name): entry.digest for entry in entries}
     for what in sorted(what for what in expected.keys() | logged.keys() if expected.get(what) != logged.get(what)):
         yield " ".join(what), logged.get(what) or expected[what]

@@ -67,7 +67,7 @@ def measured(ports: Ports, lineage: Lineage, files: Sequence[FileEntry], *, acce
 
 def last_of(session: Session, lineage: Lineage) -> VersionRow | None:
     """The last version of the lineage's seed whose loss was measured."""
-    rows = session.scalars(select(VersionRow).order_by(VersionRow.number.desc()))
+    rows = session.scalars(select(VersionRow).where(VersionRow.part.is_(None)).order_by(VersionRow.number.desc()))
     return next((row for row in rows if row.lineage.seed == lineage.seed and row.public_loss is not None), None)
 
 

@@ -14,6 +14,9 @@ from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import NewToken, Role, RotateToken, Token, TokenEntry
 from moerge_proto.problems import ProblemType
 
+_COPIED = "role", "owner", "name", "groups", "note"
+"""Columns that a rotated token has from the one before."""
+
 
 def make_token(session: Session, asked: NewToken) -> Token:
     if (asked.role is Role.OWNER) != (asked.owner is not None):
@@ -22,6 +25,8 @@ def make_token(session: Session, asked: NewToken) -> Token:
     if asked.role is Role.OWNER and asked.name is not None:
         problem = "an owner's token has the owner's name"
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="name", todo="leave it out")
+    if asked.groups and asked.role is not Role.READER:
+        raise RefusedError(ProblemType.INVALID_REQUEST, "only readers have groups", where="groups", todo="leave it out")
     if asked.expires is not None and asked.expires <= now(session):
         problem = f"{asked.expires:%Y-%m-%d %H:%M} UTC is not in the future"
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="expires", todo="give a later time, or none")
@@ -88,7 +93,7 @@ def rotate_token(session: Session, id_: int, asked: RotateToken) -> Token:
     if (how := ended(old, when)) is not None:
         raise RefusedError(ProblemType.CONFLICT, how, where="id", todo="make a new one")
     expires = None if old.expires is None else when + (old.expires - old.created)
-    row = TokenRow(role=old.role, owner=old.owner, name=old.name, note=old.note, created=when, expires=expires)
+    row = TokenRow(created=when, expires=expires, **{name: getattr(old, name) for name in _COPIED})
     if asked.overlap_seconds:
         end = when + timedelta(seconds=asked.overlap_seconds)
         old.expires = end if old.expires is None else min(end, old.expires)

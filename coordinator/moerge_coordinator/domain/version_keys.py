@@ -147,7 +147,7 @@ def sign(session: Session, blobs: Blobs, row: VersionRow, new: NewSignature, sco
     def refused(kind: ProblemType, problem: str, todo: str, where: str = "signature") -> RefusedError:
         return RefusedError(kind, problem, where=where, todo=todo)
 
-    again = f"run again: moerge version sign {row.number}"
+    again = f"run again: moerge version sign {row.name}"
 
     try:
         signed = SignedVersion.of(new.signature)
@@ -158,24 +158,24 @@ def sign(session: Session, blobs: Blobs, row: VersionRow, new: NewSignature, sco
         expected = "there is none" if key is None else f"that is {in_groups(key.fingerprint)}"
         problem = f"it is by key {in_groups(signed.fingerprint)}, not by the active key of versions; {expected}"
         raise refused(ProblemType.FORBIDDEN, problem, "run: moerge version keys")
-    if (signed.number, signed.release) != (row.number, row.release):
-        problem = f"it is of version {signed.number} by release {signed.release or 'unknown'}"
-        todo = f"sign version {row.number}, which release {row.release} published"
+    if (signed.name, signed.release) != (row.name, row.release):
+        problem = f"it is of version {signed.name} by release {signed.release or 'unknown'}"
+        todo = f"sign version {row.name}, which release {row.release} published"
         raise refused(ProblemType.CONFLICT, problem, todo)
     published = {file.name: file.sha256 for file in row.files}
     text = blobs.local(published[CARD_FILE]).read_text(encoding="utf-8")
     card = cards.version_card(session, row, text, None, scores).encode()
     if changed := differing(signed.files, published | {CARD_FILE: sha256_hex(card)}):
-        problem = f"these files of version {row.number} are others: {named(changed)}"
+        problem = f"these files of version {row.name} are others: {named(changed)}"
         raise refused(ProblemType.CONFLICT, problem, again)
     try:
         statement = signed_statement(new.provenance, key.public_key)
     except ValueError as error:
         raise refused(ProblemType.INVALID_REQUEST, str(error), again, "provenance") from error
     if statement != statement_of(session, blobs, row) or sha256_hex(statement) != signed.provenance:
-        raise refused(ProblemType.CONFLICT, f"it is not that of version {row.number}", again, "provenance")
+        raise refused(ProblemType.CONFLICT, f"it is not that of version {row.name}", again, "provenance")
     row.signature = blobs.put(SIGNATURE_FILE, lambda out: written(new.signature.encode(), out))
     row.provenance = blobs.put(PROVENANCE_FILE, lambda out: written(new.provenance.encode(), out))
     row.card = blobs.put(CARD_FILE, lambda out: written(card, out))
     row.key = key.fingerprint
-    tell(session, f"version {row.number} is signed by key {in_groups(key.fingerprint)}")
+    tell(session, f"version {row.name} is signed by key {in_groups(key.fingerprint)}")

@@ -14,6 +14,7 @@ from moerge_coordinator.problems import RefusedError, existing
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.references import drop_artifacts
 from moerge_coordinator.storage.tables import (
+    PARTS,
     AliasRow,
     BodyRow,
     ContributionRow,
@@ -30,17 +31,21 @@ from moerge_proto.recipes import SolveOptions
 from moerge_proto.versions import Lineage, NewVersion, VersionChange
 
 
-def find(session: Session, number: int, where: str = "number") -> VersionRow:
-    return existing(session.get(VersionRow, number), f"version {number}", where, "run: moerge version list")
+def find(session: Session, name: int | str, where: str = "number") -> VersionRow:
+    """The version of that number, or the part of that name, as `3+0123456789abcdef`."""
+    number, _, part = str(name).partition("+")
+    is_it = VersionRow.part_of == int(number) if part else VersionRow.number == int(number)
+    query = select(VersionRow).where(is_it, VersionRow.part == part if part else VersionRow.part.is_(None))
+    return existing(session.scalar(query), f"version {name}", where, "run: moerge version list")
 
 
-def find_served(session: Session, number: int, where: str = "number") -> VersionRow:
-    """The version of that number, refused if it is retired or withheld."""
-    row = find(session, number, where)
+def find_served(session: Session, name: int | str, where: str = "number") -> VersionRow:
+    """The version of that name, refused if it is retired or withheld."""
+    row = find(session, name, where)
     if row.retired is not None:
-        raise RefusedError(ProblemType.GONE, f"version {row.number} is retired", todo="use another version")
+        raise RefusedError(ProblemType.GONE, f"version {row.name} is retired", todo="use another version")
     if row.withheld is not None:
-        problem = f"version {row.number} is withheld: it contains a withdrawn expert"
+        problem = f"version {row.name} is withheld: it contains a withdrawn expert"
         raise RefusedError(ProblemType.GONE, problem, todo="use another version, or wait for the next one")
     return row
 
@@ -127,16 +132,22 @@ def _require_options(options: SolveOptions, domains: Sequence[str], family: str)
         raise RefusedError(ProblemType.INVALID_REQUEST, why, where="options.top_k", todo="use 1")
 
 
-def number_of(session: Session, lineage: Lineage) -> tuple[int, bool]:
-    """The number of a lineage's version, and whether it is published; otherwise its future number."""
-    published = select(VersionRow.number).where(VersionRow.lineage_digest == _name(lineage))
-    if (number := session.scalar(published)) is not None:
-        return number, True
-    return (session.scalar(select(func.max(VersionRow.number))) or 0) + 1, False
+def published(session: Session, lineage: Lineage, part_of: int | None = None) -> VersionRow | None:
+    """The version of a lineage, or the part of version `part_of` of it, if it is published."""
+    return session.scalar(select(VersionRow).where(VersionRow.lineage_digest == _digest(lineage, part_of)))
 
 
-def _name(lineage: Lineage) -> str:
-    return digest_of(lineage.model_dump(mode="json"))
+def next_number(session: Session, part_of: int | None = None) -> int:
+    """The number of the next version's row, or of the next part's."""
+    numbers = select(func.max(VersionRow.number))
+    if part_of is not None:
+        return (session.scalar(numbers.where(VersionRow.number >= PARTS)) or PARTS) + 1
+    return (session.scalar(numbers.where(VersionRow.number < PARTS)) or 0) + 1
+
+
+def _digest(lineage: Lineage, part_of: int | None) -> str:
+    content = lineage.model_dump(mode="json")
+    return digest_of(content if part_of is None else {"part_of": part_of, "lineage": content})
 
 
 def publish(session: Session, blobs: Blobs, new: VersionRow) -> bool:
@@ -144,13 +155,14 @@ def publish(session: Session, blobs: Blobs, new: VersionRow) -> bool:
     require_inputs(session, new.lineage)
     if not all(blobs.has(file.sha256) for file in (*new.files, *new.attestations)):
         return False
-    new.lineage_digest = _name(new.lineage)
+    new.lineage_digest = _digest(new.lineage, new.part_of)
     new.bytes_total = sum(file.size for file in new.files)
     new.bytes_written = sum(file.size for file in new.files if file.new)
     session.add(new)
-    public_log.record_version(session, new.number, new.files)
-    tell(session, f"version {new.number} is solved{'' if new.key else ', unsigned'}: {', '.join(new.lineage.domains)}")
-    notify(session, "version.solved", version=new.number)
+    public_log.record_version(session, new.name, new.files)
+    tell(session, f"version {new.name} is solved{'' if new.key else ', unsigned'}: {', '.join(new.lineage.domains)}")
+    if new.part is None:
+        notify(session, "version.solved", version=new.number)
     return True
 
 
@@ -162,33 +174,39 @@ def change(row: VersionRow, asked: VersionChange) -> None:
         row.tags = sorted(set(asked.tags))
 
 
-def retire(session: Session, rows: Sequence[VersionRow]) -> None:
-    """Retires versions without aliases: their files are removed; their rows stay, so numbers are never reused."""
+def retire(session: Session, rows: Sequence[VersionRow]) -> list[str]:
+    """Retires versions without aliases, with their parts, and returns the names of all.
+
+    Their files are removed; their rows stay, so numbers are never reused.
+    """
     for row in rows:
         alias = session.scalar(select(AliasRow.name).where(AliasRow.version == row.number).order_by(AliasRow.number))
         if alias is not None:
             problem = f"the alias {alias!r} points to version {row.number}"
             todo = f"first move it: moerge version promote N --alias {alias}"
             raise RefusedError(ProblemType.CONFLICT, problem, where="version", todo=todo)
-    for row in rows:
+    parts = session.scalars(select(VersionRow).where(VersionRow.part_of.in_([row.number for row in rows])))
+    every = {row.number: row for row in (*rows, *parts)}.values()
+    for row in every:
         if row.retired is None:
             row.retired = now(session)
-            tell(session, f"version {row.number} is retired")
-            row.lineage_digest = digest_of({"retired": row.number, "lineage": row.lineage.model_dump(mode="json")})
+            tell(session, f"version {row.name} is retired")
+            row.lineage_digest = digest_of({"retired": row.name, "lineage": row.lineage.model_dump(mode="json")})
     session.flush()
     drop_artifacts(session)
+    return [row.name for row in every]
 
 
 def file_digest(row: VersionRow, name: str) -> str:
     digest = next((file.sha256 for file in row.files if file.name == name), None)
-    return existing(digest, f"file {name!r} in version {row.number}")
+    return existing(digest, f"file {name!r} in version {row.name}")
 
 
 def require_member(session: Session, owner: str, row: VersionRow, todo: str) -> None:
     """Requires that the owner has a ready expert in a version."""
     own = select(ExpertRow.digest).where(ExpertRow.owner == owner, ExpertRow.state == ExpertState.READY)
     if not set(session.scalars(own)) & set(row.lineage.experts):
-        problem = f"version {row.number} has no ready expert of yours"
+        problem = f"version {row.name} has no ready expert of yours"
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)
 
 
@@ -200,9 +218,9 @@ def require_shared(session: Session, owner: str, row: VersionRow) -> None:
     contains = [*row.lineage.experts, *versions(session)(row).contains_withdrawn]
     experts = list(session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(contains)).order_by(ExpertRow.number)))
     if gone := [expert.domain for expert in experts if expert.withdrawn is not None]:
-        problem = f"version {row.number} contains withdrawn experts: {', '.join(gone)}"
+        problem = f"version {row.name} contains withdrawn experts: {', '.join(gone)}"
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo="wait for a version without them")
     if kept := [expert.domain for expert in experts if expert.owner != owner and not expert.redistribute]:
-        problem = f"domains of version {row.number} don't allow redistribution: {', '.join(kept)}"
+        problem = f"domains of version {row.name} don't allow redistribution: {', '.join(kept)}"
         todo = "ask their owners to set `redistribute = true` in their policies"
         raise RefusedError(ProblemType.FORBIDDEN, problem, where="number", todo=todo)

@@ -23,7 +23,7 @@ from moerge_proto.versions import Lineage
 
 
 def containing(session: Session, expert: ExpertRow) -> list[VersionRow]:
-    """The unretired versions with an expert's MLPs."""
+    """The unretired versions with an expert's MLPs, parts included."""
     query = select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)
     return [row for row in session.scalars(query) if expert.digest in row.lineage.experts]
 

@@ -16,21 +16,21 @@ def compared(
 ) -> tuple[list[str], list[str]]:
     """Losses of more than the settings allow against the champion, and warnings of scores that can't be compared."""
     most = settings.promotion_max_fall, settings.promotion_max_errors
-    after = active(session, version.number)
-    before = [] if champion is None else active(session, champion.number)
+    after = active(session, version)
+    before = [] if champion is None else active(session, champion)
     changes = [(change, change.allowed(*most)) for change in changes_between(before, after)]
     falls = [str(change) for change, allowed in changes if allowed is not None and change.gain < -allowed]
     compared = {change.before.number for change, allowed in changes if allowed is not None}
     missing = {
-        row.number: table_of(session, row, scores).missing
+        row.name: table_of(session, row, scores).missing
         for row, scores in ((champion, before), (version, after))
         if row is not None
     }
     tasks = (row for row in before if row.score.kind == "task" and row.number not in compared)
-    missing[version.number] += [row.score.name for row in tasks]
+    missing[version.name] += [row.score.name for row in tasks]
     return falls, [
-        f"version {number} has no score to compare on {', '.join(names[:_NAMED])}"
+        f"version {name} has no score to compare on {', '.join(names[:_NAMED])}"
         + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
-        for number, names in missing.items()
+        for name, names in missing.items()
         if names
     ]

@@ -123,7 +123,7 @@ def _signed(blobs: Blobs, digest: str, row: VersionRow) -> SignedVersion | None:
         signed = SignedVersion.of(blobs.local(digest).read_bytes())
     except ValueError:
         return None
-    return signed if (signed.number, signed.fingerprint) == (row.number, row.key) else None
+    return signed if (signed.name, signed.fingerprint) == (row.name, row.key) else None
 
 
 def _is_genuine(blobs: Blobs, provenance: FileEntry | None, signed: SignedVersion) -> bool:
@@ -136,4 +136,4 @@ def _is_genuine(blobs: Blobs, provenance: FileEntry | None, signed: SignedVersio
 
 
 def _finding(row: VersionRow, name: str, digest: str, what: str = "replaced") -> Finding:
-    return Finding(what, f"versions/{row.number}/{name}", digest, (f"version {row.number}",), _TODOS[what])
+    return Finding(what, f"versions/{row.name}/{name}", digest, (f"version {row.name}",), _TODOS[what])

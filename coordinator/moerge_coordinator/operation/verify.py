@@ -50,7 +50,7 @@ def _name(row: ExpertRow | BodyRow | VersionRow | ContributionRow) -> str:
         case BodyRow():
             return f"body {row.digest[:12]}"
         case VersionRow():
-            return f"version {row.number}"
+            return f"version {row.name}"
 
 
 def _complete_experts(session: Session) -> list[ExpertRow]:
@@ -91,7 +91,7 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
 def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
     """Folder relative to the home -> its user, and file name -> digest of the required content."""
     rows = _versions(session)
-    return {f"versions/{row.number}": (_name(row), {file.name: file.sha256 for file in _files(row)}) for row in rows}
+    return {f"versions/{row.name}": (_name(row), {file.name: file.sha256 for file in _files(row)}) for row in rows}
 
 
 def _files(row: ExpertRow | BodyRow | VersionRow) -> list[FileEntry]:
@@ -192,7 +192,9 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
         published = {file.name: file.sha256 for file in version.files}.get(RECORD_FILE)
         lineage = lineages[version.number]
         record = sha256_hex(canonical_json(lineage) + b"\n")
-        if digest_of(lineage) != version.lineage_digest or published != record:
+        of = version.part_of
+        content = lineage if of is None else {"part_of": of, "lineage": lineage}
+        if digest_of(content) != version.lineage_digest or published != record:
             yield Finding("altered", "the database", version.lineage_digest, (_name(version),), todo)
 
 

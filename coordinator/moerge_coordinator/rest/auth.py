@@ -41,7 +41,7 @@ def _authenticate(request: Request, secret: str) -> Identity:
         row = session.scalar(select(TokenRow).where(TokenRow.hash == sha256_hex(secret.encode())))
         if row is None:
             raise _unauthenticated("no valid token")
-        identity = owners.identity(session, row.role, row.owner, row.name)
+        identity = owners.identity(session, row.role, row.owner, row.name, row.groups)
     request.state.token, request.state.identity = row.id, identity
     if (how := ended(row, state.database.clock())) is not None:
         raise _unauthenticated(how, "ask an operator for a new one")
@@ -116,6 +116,7 @@ def _require_known_parameters(request: Request) -> None:
 
 Anyone = Annotated[Identity, Depends(allow(Role.OPERATOR, Role.OWNER, Role.READER))]
 Operator = Annotated[Identity, Depends(allow(Role.OPERATOR))]
+Reader = Annotated[Identity, Depends(allow(Role.READER))]
 DomainOwner = Annotated[Identity, Depends(allow(Role.OWNER))]
 OperatorOrOwner = Annotated[Identity, Depends(allow(Role.OPERATOR, Role.OWNER))]
 OperatorOrReader = Annotated[Identity, Depends(allow(Role.OPERATOR, Role.READER))]

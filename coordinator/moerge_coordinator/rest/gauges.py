@@ -73,7 +73,7 @@ def _certificate(settings: Settings) -> Values:
 
 
 def _version(session: Session) -> Values:
-    when = session.scalar(select(func.max(VersionRow.created)))
+    when = session.scalar(select(func.max(VersionRow.created)).where(VersionRow.part.is_(None)))
     return {} if when is None else {(): when.timestamp()}
 
 

@@ -12,6 +12,7 @@ from moerge_coordinator.problems import existing
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ProgressRow
 from moerge_proto.messages import Message, Page
 from moerge_proto.owners import Identity, Role
+from moerge_proto.version_names import VersionName
 
 PAGE = 100
 LARGEST = 2**31 - 1
@@ -34,6 +35,7 @@ After = Annotated[int, BeforeValidator(plain), _AFTER]
 Flag = Annotated[bool, BeforeValidator(_plain_flag)]
 Newest = Annotated[Flag, Query(description="Newest first; `after` and `next` then lead to older ones.")]
 Number = Annotated[int, Path(ge=1, le=LARGEST)]
+VersionPath = Annotated[VersionName, Path(description="A version's number, or a part's name: `3+0123456789abcdef`.")]
 
 M = TypeVar("M", bound=Message)
 Owned = TypeVar("Owned", ExpertRow, ContributionRow, ProgressRow)

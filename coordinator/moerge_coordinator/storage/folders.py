@@ -56,7 +56,7 @@ class Folders:
     def sweep(self) -> None:
         """Removes a killed process' leftovers. Call it before making folders."""
         with self.database.reading() as session:
-            live = set(map(str, session.scalars(select(VersionRow.number).where(VersionRow.retired.is_(None)))))
+            live = {row.name for row in session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)))}
         folders = [*(self.home / "experts").glob("*"), *(self.home / "versions").glob("*")]
         for folder in folders:
             if folder.parent.name == "experts" or folder.name not in live:
@@ -99,29 +99,29 @@ class Folders:
         with self.database.reading() as session:
             return session.scalars(select(ExpertRow.files).where(ExpertRow.digest == digest)).one()
 
-    def show_version(self, number: int, files: Sequence[FileEntry]) -> None:
+    def show_version(self, name: str, files: Sequence[FileEntry]) -> None:
         """Makes the version's folder; it appears whole."""
         if not self.blobs.lasting:
             return
-        target = self._version(number)
+        target = self._version(name)
         shutil.rmtree(target, ignore_errors=True)  # from a run interrupted before it wrote the row
         show(self.blobs, files, target)
 
-    def replace_in_version(self, number: int, files: Sequence[FileEntry]) -> None:
+    def replace_in_version(self, name: str, files: Sequence[FileEntry]) -> None:
         """Replaces or adds these files in the version's folder, one by one."""
         if not self.blobs.lasting:
             return
         for file in files:
-            target = self._version(number) / file.name
+            target = self._version(name) / file.name
             temporary = target.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
             self.blobs.link(file.sha256, temporary)
             temporary.replace(target)
             temporary.unlink(missing_ok=True)  # if the target was the same link
 
-    def drop(self, experts: Sequence[str] = (), versions: Sequence[int] = ()) -> None:
+    def drop(self, experts: Sequence[str] = (), versions: Sequence[str] = ()) -> None:
         """Removes the folders; the files stay."""
         for folder in (*(self.experts / digest for digest in experts), *map(self._version, versions)):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _version(self, number: int) -> Path:
-        return self.home / "versions" / str(number)
+    def _version(self, name: str) -> Path:
+        return self.home / "versions" / name

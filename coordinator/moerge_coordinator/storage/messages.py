@@ -35,6 +35,7 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
             "aliases": [alias.name for alias in aliases if alias.version == row.number],
             "contains_withdrawn": [expert for expert in row.lineage.experts if expert in withdrawn],
             "key_revoked": revoked.get(row.key or ""),
+            "number": row.whole,
         }
         columns = {name: getattr(row, name) for name in Version.model_fields.keys() - derived.keys()}
         return Version.model_validate({**columns, **derived})

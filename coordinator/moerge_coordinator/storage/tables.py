@@ -24,6 +24,7 @@ from moerge_proto.public_log import Published
 from moerge_proto.statistics_file import Split
 from moerge_proto.uploads import NewUpload
 from moerge_proto.version_keys import KeyRotation
+from moerge_proto.version_names import version_name
 from moerge_proto.versions import Lineage, PublicLoss, VersionFile
 
 T = TypeVar("T")
@@ -181,6 +182,7 @@ class TokenRow(Base):
     role: Mapped[Role]
     owner: Mapped[str | None] = mapped_column(ForeignKey("owners.name"))
     name: Mapped[str | None] = mapped_column(String(63))
+    groups: Mapped[list[str]] = mapped_column(default=list)
     note: Mapped[str] = mapped_column(String(200), default="")
     created: Mapped[datetime]
     expires: Mapped[datetime | None]
@@ -328,8 +330,17 @@ class ShardRow(Base):
     contribution: Mapped[str] = mapped_column(ForeignKey("contributions.digest"))
 
 
+PARTS = 2**30
+"""The rows of parts are numbered from here, so that versions are numbered 1, 2, 3, …"""
+
+
 class VersionRow(_Numbered):
+    """A version; or, with `part_of`, a part of that version, whose set of experts `part` names."""
+
     __tablename__ = "versions"
+    __table_args__ = (UniqueConstraint("part_of", "part"),)
+    part_of: Mapped[int | None] = mapped_column(ForeignKey("versions.number"))
+    part: Mapped[str | None] = mapped_column(String(16))
     lineage_digest: Mapped[str] = mapped_column(String(64), unique=True)
     lineage: Mapped[Lineage]
     files: Mapped[list[VersionFile]]
@@ -348,6 +359,15 @@ class VersionRow(_Numbered):
     created: Mapped[datetime]
     withheld: Mapped[datetime | None]
     retired: Mapped[datetime | None]
+
+    @property
+    def whole(self) -> int:
+        """The number of the version, or of that which it is a part of."""
+        return self.number if self.part_of is None else self.part_of
+
+    @property
+    def name(self) -> str:
+        return version_name(self.whole, self.part)
 
     @property
     def attestations(self) -> list[FileEntry]:
@@ -446,6 +466,19 @@ class LogRow(_Numbered):
     digest: Mapped[str] = mapped_column(String(64))
     created: Mapped[datetime]
     previous: Mapped[str] = mapped_column(String(64))
+
+
+class GrantRow(_Numbered):
+    """An owner's decision on a reader, as `Grant`; rows are only added."""
+
+    __tablename__ = "grants"
+    __table_args__ = (Index("grants_of_a_domain", "domain", "reader"),)
+    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
+    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
+    reader: Mapped[str] = mapped_column(String(63))
+    granted: Mapped[bool]
+    until: Mapped[datetime | None]
+    created: Mapped[datetime]
 
 
 class NoticeRow(_Numbered):

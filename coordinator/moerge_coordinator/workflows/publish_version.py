@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from moerge.versions.version_plan import (
     solve_lineage,
 )
 from moerge_coordinator.domain import version_keys, versions
-from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.ports import Ports, unmeasured
 from moerge_coordinator.domain.provenance import provenance_of
 from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.domain.withdrawal import require_inputs
@@ -31,6 +32,7 @@ from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_prob
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
+from moerge_proto.version_names import part_digest
 from moerge_proto.version_signatures import (
     PROVENANCE_FILE,
     SIGNATURE_FILE,
@@ -62,9 +64,10 @@ class PublishVersion(Work):
         super().__init__(ports)
 
     @DBOS.workflow()
-    def publish_version(self, lineage: dict[str, Any], accept_loss: bool) -> Outcome:
+    def publish_version(self, lineage: dict[str, Any], accept_loss: bool, part_of: int | None) -> Outcome:
+        """Publishes the version of a lineage, or the part of version `part_of` with this lineage."""
         try:
-            outcome = self._published(lineage, accept_loss)
+            outcome = self._published(lineage, accept_loss, part_of)
         except Exception:
             self._notify_failure(DBOS.workflow_id or "")
             raise
@@ -74,14 +77,19 @@ class PublishVersion(Work):
             self._notify_failure(DBOS.workflow_id or "")
         return outcome
 
-    def _published(self, lineage: dict[str, Any], accept_loss: bool) -> Outcome:
+    def _published(self, lineage: dict[str, Any], accept_loss: bool, part_of: int | None) -> Outcome:
+        score = partial(self._score, accept_loss=accept_loss)
+        steps: list[Callable[[dict[str, Any]], Outcome]] = [self._write_weights, self._solve]
+        if part_of is None:
+            steps += [score, self._measure]
         while True:
-            results, score = [], partial(self._score, accept_loss=accept_loss)
-            for step in (self._write_weights, self._solve, score, self._measure):
+            results = []
+            for step in steps:
                 if "problem" in (outcome := step(lineage)):
                     return outcome
                 results.append(outcome["result"])
-            if (outcome := self._publish(lineage, *results[-2:])) != GONE:
+            loss, influence = results[2:] or (None, None)
+            if (outcome := self._publish(lineage, loss, influence, part_of)) != GONE:
                 return outcome
             self._forget(lineage)
 
@@ -113,7 +121,7 @@ class PublishVersion(Work):
         """The loss on the public texts; None if it isn't measured, or the version is already published."""
         made = Lineage.model_validate(lineage)
         with self.ports.database.reading() as session:
-            if math.isinf(self.ports.settings.publication_max_rise) or versions.number_of(session, made)[1]:
+            if math.isinf(self.ports.settings.publication_max_rise) or versions.published(session, made):
                 return None
             require_inputs(session, made)
         from moerge_coordinator.domain.public_loss import measured  # its imports of models take seconds
@@ -128,7 +136,7 @@ class PublishVersion(Work):
         """The influence of each owner; None if the version is already published."""
         made = Lineage.model_validate(lineage)
         with self.ports.database.reading() as session:
-            if versions.number_of(session, made)[1]:
+            if versions.published(session, made):
                 return None
             require_inputs(session, made)
         return self.ports.influence(made, self._publication(lineage).inputs).model_dump(mode="json")
@@ -136,32 +144,39 @@ class PublishVersion(Work):
     @DBOS.step()
     @telling_problems
     def _publish(
-        self, lineage: dict[str, Any], loss: dict[str, Any] | None, influence: dict[str, Any] | None
+        self,
+        lineage: dict[str, Any],
+        loss: dict[str, Any] | None,
+        influence: dict[str, Any] | None,
+        part_of: int | None,
     ) -> str | None:
         made, ports = Lineage.model_validate(lineage), self.ports
         with self._publishing:
             with ports.database.reading() as session:
-                number, published = versions.number_of(session, made)
+                if (published := versions.published(session, made, part_of)) is not None:
+                    return published.name
+                number = versions.next_number(session, part_of)
                 key = version_keys.signing_key(session, ports.settings.home)
-            if published:
-                return str(number)
             files = [self._artifact(file, made) for file in self._publication(lineage).plan.files]
             new, made_by = VersionRow(number=number, lineage=made, files=files), build()
+            if part_of is not None:
+                new.part_of, new.part = part_of, part_digest(made.experts)
             new.release, new.commit = made_by.version, made_by.commit
-            new.influence = VersionInfluence.model_validate(influence)
+            measured = unmeasured() if influence is None else VersionInfluence.model_validate(influence)
+            new.influence = measured
             new.public_loss = None if loss is None else PublicLoss.model_validate(loss)
             if key is not None:
                 self._sign(new, key)
-            ports.folders.show_version(number, [*files, *new.attestations])
+            ports.folders.show_version(new.name, [*files, *new.attestations])
             with ports.database.transaction("publish version") as session:
                 done = versions.publish(session, ports.blobs, new)
-            return str(number) if done else None
+            return new.name if done else None
 
     def _sign(self, new: VersionRow, key: EllipticCurvePrivateKey) -> None:
         digests = {file.name: file.sha256 for file in new.files}
         with self.ports.database.reading() as session:
             statement = provenance_of(session, new).statement()
-        signature = sign_version(key, new.number, new.release, digests, sha256_hex(statement))
+        signature = sign_version(key, new.whole, new.release, digests, sha256_hex(statement), new.part)
         new.signature = self._stored(SIGNATURE_FILE, signature)
         new.provenance = self._stored(PROVENANCE_FILE, signed_bundle(key, statement))
         new.key = fingerprint(public_pem(key))

@@ -29,7 +29,7 @@ from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, Workfl
 
 EXECUTOR_ID = "coordinator"
 QUEUE = "workflows"
-APPLICATION_VERSION = "5"  # raise it when a workflow's steps change: `resume` then restarts running ones
+APPLICATION_VERSION = "6"  # raise it when a workflow's steps change: `resume` then restarts running ones
 KEPT = 32
 """Ended contribution workflows of an owner that are kept. Those of refused contributions are in no quota."""
 _RUNNING = ("PENDING", "ENQUEUED", "DELAYED")
@@ -94,11 +94,12 @@ class Workflows:
         content = new.model_dump(mode="json")
         return self._start(name, self._contributions.take_in_contribution, owner, content, known=known)
 
-    def start_version(self, lineage: Lineage, *, accept_loss: bool) -> Workflow:
-        """Publishes a version. `accept_loss` doesn't join a running workflow without it."""
+    def start_version(self, lineage: Lineage, *, accept_loss: bool = False, part_of: int | None = None) -> Workflow:
+        """Publishes a version, or a part of one. `accept_loss` doesn't join a running workflow without it."""
         content = lineage.model_dump(mode="json")
-        name = digest_of({"accept_loss": True, **content} if accept_loss else content)
-        return self._start(f"version-{name}", self._versions.publish_version, content, accept_loss)
+        further = {"accept_loss": True} if accept_loss else {} if part_of is None else {"part_of": part_of}
+        name = f"version-{digest_of(further | content)}"
+        return self._start(name, self._versions.publish_version, content, accept_loss, part_of)
 
     def _start(
         self,
@@ -146,6 +147,13 @@ class Workflows:
             return None
         return None if result.input["args"][0] != owner else _workflow(result)
 
+    def find_part(self, id_: str) -> Workflow | None:
+        """The workflow, if it publishes a part of a version."""
+        result = next(iter(self._list(workflow_ids=[id_])), None)
+        if result is None or not isinstance(result.input, dict) or _KINDS[result.name] != "version":
+            return None
+        return None if result.input["args"][2] is None else _workflow(result)
+
     def entries(self, after: int, most: int, kind: WorkflowKind | None = None) -> list[WorkflowEntry]:
         """At most `most` workflows of a kind, or of all, newest first, without the `after` newest."""
         names = None if kind is None else _NAMES[kind]
@@ -171,7 +179,7 @@ class Workflows:
                 held = self._ports.uploads.held_size(given[0], new.sha256) is not None
                 return self.start_contribution(given[0], new) if held else None
             case "version":
-                return self.start_version(Lineage.model_validate(given[0]), accept_loss=given[1])
+                return self.start_version(Lineage.model_validate(given[0]), accept_loss=given[1], part_of=given[2])
 
     def resume(self) -> None:
         """Restarts workflows of an earlier build.

@@ -6,6 +6,7 @@ import typer
 from rich.filesize import decimal
 
 from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, minute, show, show_list, the_one
+from moerge.cli.grants import grant, grants, revoke
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.terminal import AsJson, echo, show_json
@@ -120,6 +121,11 @@ def _follows(client: Client, row: Expert, *, serve: bool) -> str:
         numbers = ", ".join(map(str, inside))
         words += f" Versions that contain it {'are still served' if serve else 'are withheld'}: {numbers}."
     return words
+
+
+app.command("grant")(grant)
+app.command("revoke")(revoke)
+app.command("grants")(grants)
 
 
 @app.command("purge")

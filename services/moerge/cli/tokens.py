@@ -26,6 +26,9 @@ def add(
     secret: Secret,
     owner: Annotated[str | None, typer.Option(help="The owner's name, for the role owner.")] = None,
     name: Annotated[str | None, typer.Option(help="The person who has it, for log and histories.")] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="A group of the reader, to which owners may grant experts; repeat.")
+    ] = None,
     note: Annotated[str, typer.Option(help="The token's purpose, shown in the list.")] = "",
     days: Annotated[float | None, typer.Option(help="Days until it expires. Default: never.")] = None,
 ) -> None:
@@ -37,7 +40,8 @@ def add(
         expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
     except OverflowError as error:
         raise MoergeError(f"{days} days are too many", where="--days", todo="give fewer, or omit --days") from error
-    new = valid(NewToken, {"role": role, "owner": owner, "name": name, "note": note, "expires": expires})
+    fields = {"role": role, "owner": owner, "name": name, "groups": group or [], "note": note, "expires": expires}
+    new = valid(NewToken, fields)
     with Client(coordinator, secret) as client:
         echo(client.add_token(new).secret)
 
@@ -48,13 +52,21 @@ def list_tokens(coordinator: Coordinator, secret: Secret, as_json: AsJson = Fals
 
     Example: moerge token list
     """
-    columns = ["id", "role", "owner or name", "note", "made", "valid"]
+    columns = ["id", "role", "owner or name", "groups", "note", "made", "valid"]
     with Client(coordinator, secret) as client:
         show_list("Tokens", columns, client.tokens(), _line, as_json=as_json)
 
 
 def _line(row: TokenEntry) -> list[str]:
-    return [str(row.id), row.role.value, row.owner or row.name or "", row.note, minute(row.created), _end(row)]
+    return [
+        str(row.id),
+        row.role.value,
+        row.owner or row.name or "",
+        ", ".join(row.groups),
+        row.note,
+        minute(row.created),
+        _end(row),
+    ]
 
 
 def _end(row: TokenEntry) -> str:

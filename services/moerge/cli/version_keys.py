@@ -20,7 +20,7 @@ PrivateKey = Annotated[
 
 
 def sign(
-    version: Annotated[int, typer.Argument(help="The version's number.")],
+    version: Annotated[str, typer.Argument(help="The version's number, or a part's name.")],
     key: PrivateKey,
     coordinator: Coordinator,
     secret: Secret,

@@ -24,7 +24,7 @@ def show_files(row: Version) -> None:
     chosen = options.model_dump(exclude_defaults=True, exclude={"top_k", "ridge_lambda"})
     more = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
     output().print(
-        f"Version {row.number}: {', '.join(lineage.domains)}; body {lineage.body[:12]}, "
+        f"Version {row.name}: {', '.join(lineage.domains)}; body {lineage.body[:12]}, "
         f"head {lineage.head.method}, "
         f"lambda {options.ridge_lambda:g}, top-k {options.top_k}{more}, "
         f"{len(lineage.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"
@@ -76,7 +76,7 @@ def _notices(row: Version) -> list[str]:
         withdrawn = [domains.get(item, f"{item[:12]}, in its body") for item in row.contains_withdrawn]
         lines.append(f"Contains withdrawn experts: {'; '.join(withdrawn)}")
     if row.key is None:
-        lines.append(f"Unsigned; to sign it: moerge version sign {row.number} --key FILE")
+        lines.append(f"Unsigned; to sign it: moerge version sign {row.name} --key FILE")
     if row.retired or row.withheld:
         lines.append(f"{'Retired' if row.retired else 'Withheld'} {row.retired or row.withheld:%Y-%m-%d %H:%M} UTC")
     return lines
@@ -158,7 +158,7 @@ def show_comparison(comparison: Comparison, domains: Mapping[str, str], scores: 
     show("Files that differ", ["file", "", "size"], changed)
 
 
-def show_tasks(number: int, rows: Iterable[Evaluation], other: int | None, others: Iterable[Evaluation]) -> None:
+def show_tasks(number: int | str, rows: Iterable[Evaluation], other: int | None, others: Iterable[Evaluation]) -> None:
     """Prints a version's results on tasks, beside those of the `other` version, or of none."""
     beside = [] if other is None else [f"version {other}", "difference"]
     lines = []

@@ -1,5 +1,6 @@
 """`moerge version …`"""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,8 +35,10 @@ from moerge.versions.compare import compare as compare_versions
 from moerge.versions.evaluations import on_tasks, results_in
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.evaluations import NewEvaluation
+from moerge_proto.grants import VersionPart
 from moerge_proto.owners import Role
 from moerge_proto.recipes import FEDERATED, PAPER, RecipeName
+from moerge_proto.version_names import PART_NAME
 from moerge_proto.versions import CHAMPION, AliasMove, Lineage, NewVersion, Version, VersionChange
 
 _HEADS = f"Last norm and language model head: {'; '.join(f'{kind.name}, {kind.about}' for kind in HEADS.values())}."
@@ -46,19 +49,31 @@ _HEAD_RULE = (
 _KEYS = ", ".join(KEYS[field] for field in OF_SOLVE)
 REPORT_FILE = "moerge-report.json"
 Which = Annotated[str, typer.Argument(metavar="VERSION", help="The version's number, or an alias such as champion.")]
+WhichPart = Annotated[
+    str, typer.Argument(metavar="VERSION", help="The number or alias of a version, or a part's name.")
+]
 AliasName = Annotated[str, typer.Option("--alias", help="The alias.")]
 Note = Annotated[str, typer.Option(help="The reason, for the history.")]
 app = typer.Typer(no_args_is_help=True, help="Router versions.")
 
 
 def resolve(client: Client, name: str) -> int:
+    """The number of a version, or of an alias' one."""
     if name.isdecimal():
         return int(name)
+    if "+" in name:
+        todo = f"name the version: {name.partition('+')[0]}"
+        raise MoergeError(f"{name} is a part of a version", where="version", todo=todo)
     alias = optional(client.alias, name)
     if alias is None:
         known = ", ".join(alias.name for alias in client.aliases()) or "none yet"
         raise MoergeError(f"no alias {name!r}", where="version", todo=f"use one of: {known}")
     return alias.version
+
+
+def resolve_any(client: Client, name: str) -> int | str:
+    """The number of a version or of an alias' one, or the name of a part."""
+    return name if re.fullmatch(PART_NAME, name) else resolve(client, name)
 
 
 @app.command("solve")
@@ -166,7 +181,7 @@ def _line(row: Version) -> list[str]:
 
 
 @app.command("show")
-def show_version(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
+def show_version(version: WhichPart, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Show a version's lineage, files, signatures, owners' influence and router diagnostics.
 
     Also names the engines that don't run it as transformers does.
@@ -174,12 +189,13 @@ def show_version(version: Which, coordinator: Coordinator, secret: Secret, as_js
     Example: moerge version show champion
     """
     with Client(coordinator, secret) as client:
-        number = resolve(client, version)
+        number = resolve_any(client, version)
         row, signatures, role = client.version(number), client.version_signatures(number), client.identity().role
         served = row.retired is None and row.withheld is None
         reported = served and role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files)
         report = client.version_report(number) if reported else None
-        influence = optional(client.version_influence, number) if role is Role.OPERATOR else None
+        measured = role is Role.OPERATOR and row.part is None
+        influence = optional(client.version_influence, row.number) if measured else None
         engines = client.engine_limits(number) if served else []
     if as_json:
         content = {"version": row, "signatures": signatures, "report": report, "influence": influence}
@@ -298,7 +314,7 @@ def compare(
 
 
 @app.command()
-def table(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
+def table(version: WhichPart, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Show a version's reported scores: on every domain, from its owner's held-out documents, and on tasks.
 
     Normalised: 100 x the dense expert's perplexity / the version's. The oracle is the normalised score with all tokens
@@ -308,9 +324,10 @@ def table(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJ
     Example: moerge version table champion
     """
     with Client(coordinator, secret) as client:
-        result = client.version_table(resolve(client, version))
-        reported, champion = list(client.evaluations(result.version)), optional(client.alias, CHAMPION)
-        other = None if champion is None or champion.version == result.version else champion.version
+        which = resolve_any(client, version)
+        result = client.version_table(which)
+        reported, champion = list(client.evaluations(which)), optional(client.alias, CHAMPION)
+        other = None if champion is None or champion.version == which else champion.version
         others = [] if other is None else list(client.evaluations(other))
     if as_json:
         show_json({**result.model_dump(mode="json"), "tasks": [row for row, *_ in on_tasks([], reported)]})
@@ -323,12 +340,12 @@ def table(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJ
     rows += [[domain, "", "", "", "", "", "", "not evaluated"] for domain in result.missing]
     rows += [[average_name(result), "", "", "", points(result.average), "", "", ""]]
     columns = ["domain", "dense perplexity", "version's", "oracle", "normalised", "tokens", "documents", "reported"]
-    show(f"Version {result.version}", columns, rows)
+    show(f"Version {which}", columns, rows)
     if result.scores:
         shares = [[score.domain, *map(_percent, zip(*score.shares, strict=True))] for score in result.scores]
         names = ["text of", *(f"{domain} expert" for domain in result.domains)]
         show("Share of tokens per expert, over all layers", names, shares)
-    show_tasks(result.version, reported, other, others)
+    show_tasks(which, reported, other, others)
 
 
 def _percent(layers: tuple[float, ...]) -> str:
@@ -337,7 +354,7 @@ def _percent(layers: tuple[float, ...]) -> str:
 
 @app.command()
 def evaluate(
-    version: Which,
+    version: WhichPart,
     results: Annotated[Path, typer.Argument(metavar="RESULTS", help="A file of results, a JSON list.")],
     coordinator: Coordinator,
     secret: Secret,
@@ -353,9 +370,9 @@ def evaluate(
         if client.identity().role is Role.OWNER:
             problem, todo = "it is an owner's, whose policy must allow this", "use: moerge worker evaluate"
             raise MoergeError(problem, where="--token", todo=todo)
-        number = resolve(client, version)
-        client.evaluate(NewEvaluation(number=number, scores=[*scores]))
-    echo(f"version {number}: {len(scores)} result{'s' * (len(scores) > 1)} on tasks reported")
+        row = client.version(resolve_any(client, version))
+        client.evaluate(NewEvaluation(number=row.number, part=row.part, scores=[*scores]))
+    echo(f"version {row.name}: {len(scores)} result{'s' * (len(scores) > 1)} on tasks reported")
 
 
 @app.command()
@@ -369,6 +386,37 @@ def retire(version: Which, coordinator: Coordinator, secret: Secret, yes: Yes = 
         confirm(f"Version {number} can't be served again, and its own files are removed permanently.", yes=yes)
         client.retire_version(number)
     echo(f"version {number} is retired")
+
+
+@app.command()
+def parts(
+    version: Which,
+    coordinator: Coordinator,
+    secret: Secret,
+    make: Annotated[bool, typer.Option("--make", help="Make those that aren't made yet, before readers pull.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the parts of a version that readers may use: its experts that owners grant to them (operator).
+
+    A part is made at the first pull of a reader who may use it. It has the version's MLP files, and routers of its own.
+
+    Example: moerge version parts champion --make
+    """
+    with Client(coordinator, secret) as client:
+        number = resolve(client, version)
+        for workflow in client.make_parts(number) if make else []:
+            wait(client, workflow)
+        rows = client.version_parts(number)
+    if as_json:
+        show_json(rows)
+        return
+    columns = ["part", "domains", "without", "readers", "written", "average"]
+    show(f"Parts of version {number}", columns, [_part(row) for row in rows])
+
+
+def _part(row: VersionPart) -> list[str]:
+    size = "not made" if row.bytes_written is None else decimal(row.bytes_written)
+    return [row.name, *(", ".join(x) for x in (row.domains, row.left_out, row.readers)), size, points(row.average)]
 
 
 app.command("rebuild")(rebuild)

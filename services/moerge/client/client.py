@@ -23,6 +23,7 @@ from moerge_proto.contributions import Contribution, ContributionSignature, Kind
 from moerge_proto.demands import LONGEST_WAIT, Demands
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
+from moerge_proto.grants import Decided, DomainReaders, Grant, NewGrant, Usable, VersionPart
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Approval, Approved, Identity, NewOwner, NewToken, Owner, RotateToken, Token, TokenEntry
@@ -33,6 +34,7 @@ from moerge_proto.public_log import LogEntry, LogHead
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.uploads import Stored
 from moerge_proto.version_keys import KeyRotation, NewSignature, VersionKey
+from moerge_proto.version_names import version_name
 from moerge_proto.versions import (
     Alias,
     AliasMove,
@@ -211,16 +213,43 @@ class Client(Http):
     def progress(self) -> Pages[DomainProgress]:
         return Pages(self, DomainProgress, "/v1/progress")
 
+    def grant(self, domain: str, reader: str, until: datetime | None = None) -> Decided:
+        return self.message(Decided, "PUT", f"/v1/grants/{domain}/{reader}", NewGrant(until=until))
+
+    def revoke_grant(self, domain: str, reader: str) -> Decided:
+        return self.message(Decided, "DELETE", f"/v1/grants/{domain}/{reader}")
+
+    def grants(self) -> Pages[Grant]:
+        return Pages(self, Grant, "/v1/grants")
+
+    def readers(self, domain: str) -> DomainReaders:
+        return self.get(DomainReaders, f"/v1/grants/{domain}")
+
+    def usable(self) -> list[Usable]:
+        """The domains whose experts the caller may use."""
+        return self.get(list[Usable], "/v1/grants/usable")
+
+    def make_part(self, number: int) -> Workflow:
+        """Makes the part of a version that the caller, a reader, may use; the workflow's result is its name."""
+        return self.post(Workflow, f"/v1/versions/{number}/part")
+
+    def version_parts(self, number: int) -> list[VersionPart]:
+        """The parts of a version that readers may use."""
+        return self.get(list[VersionPart], f"/v1/versions/{number}/parts")
+
+    def make_parts(self, number: int) -> list[Workflow]:
+        return self.post(list[Workflow], f"/v1/versions/{number}/parts")
+
     def solve_version(self, version: NewVersion) -> Workflow:
         return self.post(Workflow, "/v1/versions", version)
 
-    def version(self, number: int) -> Version:
+    def version(self, number: int | str) -> Version:
         return self.get(Version, f"/v1/versions/{number}")
 
-    def version_signatures(self, number: int) -> list[ContributionSignature]:
+    def version_signatures(self, number: int | str) -> list[ContributionSignature]:
         return self.get(list[ContributionSignature], f"/v1/versions/{number}/signatures")
 
-    def version_report(self, number: int) -> SolveReport:
+    def version_report(self, number: int | str) -> SolveReport:
         return self.get(SolveReport, f"/v1/versions/{number}/report")
 
     def version_influence(self, number: int) -> VersionInfluence:
@@ -229,7 +258,7 @@ class Client(Http):
     def promotion_check(self, number: int) -> PromotionCheck:
         return self.get(PromotionCheck, f"/v1/versions/{number}/promotion")
 
-    def engine_limits(self, number: int) -> list[EngineLimit]:
+    def engine_limits(self, number: int | str) -> list[EngineLimit]:
         return self.get(list[EngineLimit], f"/v1/versions/{number}/engines")
 
     def versions(self, after: int = 0, *, newest: bool = False) -> Pages[Version]:
@@ -242,23 +271,23 @@ class Client(Http):
         return self.message(Version, "DELETE", f"/v1/versions/{number}")
 
     def evaluate(self, new: NewEvaluation) -> list[Evaluation]:
-        return self.post(list[Evaluation], f"/v1/versions/{new.number}/evaluations", new)
+        return self.post(list[Evaluation], f"/v1/versions/{version_name(new.number, new.part)}/evaluations", new)
 
-    def evaluations(self, number: int, *, replaced: bool = False) -> Pages[Evaluation]:
+    def evaluations(self, number: int | str, *, replaced: bool = False) -> Pages[Evaluation]:
         """The reported scores of a version, with `replaced` ones too."""
         return Pages(self, Evaluation, f"/v1/versions/{number}/evaluations", replaced=replaced)
 
-    def version_card(self, number: int) -> str:
+    def version_card(self, number: int | str) -> str:
         return self.send("GET", f"/v1/versions/{number}/card").text
 
-    def signed_card(self, number: int) -> SignedCard:
+    def signed_card(self, number: int | str) -> SignedCard:
         return self.get(SignedCard, f"/v1/versions/{number}/signed-card")
 
-    def provenance(self, number: int) -> bytes:
+    def provenance(self, number: int | str) -> bytes:
         """A version's provenance, without its signature."""
         return self.send("GET", f"/v1/versions/{number}/provenance").content
 
-    def sign_version(self, number: int, signature: NewSignature) -> Version:
+    def sign_version(self, number: int | str, signature: NewSignature) -> Version:
         """Stores a signature by the active version key, with the present card."""
         return self.message(Version, "PUT", f"/v1/versions/{number}/signature", signature)
 
@@ -271,7 +300,7 @@ class Client(Http):
     def revoke_version_key(self, fingerprint: str) -> VersionKey:
         return self.post(VersionKey, f"/v1/version-keys/{fingerprint}/revoke")
 
-    def version_table(self, number: int) -> VersionTable:
+    def version_table(self, number: int | str) -> VersionTable:
         return self.get(VersionTable, f"/v1/versions/{number}/table")
 
     def log_head(self) -> LogHead:

@@ -4,10 +4,11 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from filelock import Timeout
+from rich.filesize import decimal
 
 from moerge.client.client import Client
 from moerge.client.signatures import (
@@ -21,11 +22,12 @@ from moerge.client.signatures import (
     require_served,
     require_valid,
 )
-from moerge.errors import MoergeError
+from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import atomic_file, file_sha256, locked, sync_folder
 from moerge.progress import Progress
 from moerge_proto.digests import sha256_hex
 from moerge_proto.messages import FileEntry
+from moerge_proto.problems import ProblemType
 from moerge_proto.provenance import Provenance
 from moerge_proto.records import RECORD_FILE, read_record
 from moerge_proto.version_files import CARD_FILE, foreign_names
@@ -34,6 +36,8 @@ from moerge_proto.versions import Lineage, SignedCard, Version
 
 _RENAME_EXCHANGE = 2
 _HERE = -100  # AT_FDCWD
+_ATTEMPTS = 5
+"""Pulls until a reader's grants stay the same during one."""
 
 
 def pull(
@@ -43,27 +47,56 @@ def pull(
     progress: Progress,
     key: str | None = None,
     accept_owners: Collection[str] = (),
+    *,
+    keep: bool = False,
+    tell: Callable[[str], object] = lambda line: None,
 ) -> int:
     """Replaces `folder` with the version's files; returns the fetched bytes without the card.
+
+    A reader who may not use all of a version's experts gets the part of it with those that it may. If its grants change
+    meanwhile, it gets the part before or after, whole.
 
     Files of an earlier pull are linked into the new folder, which then replaces the old one. Every file is checked
     against the version's signature before the folder appears. The key is the one of `key`, a fingerprint or a file;
     by default that of the folder's earlier pull, if there was one. Signed rotations of that key are followed. Owners of
-    the earlier pull sign with the keys that they had there, but those of `accept_owners`.
+    the earlier pull sign with the keys that they had there, but those of `accept_owners`. `keep` keeps the earlier
+    version beside the folder, as FOLDER-VERSION. `tell` gets a line about experts that leave the folder, before.
 
     Raises:
         MoergeError: the folder has other content, another pull uses it, the version is not served, has files with
-            names that no version has, isn't signed by that key or by a revoked one, or has other files or owners' keys
-            than at the earlier pull.
+            names that no version has, isn't signed by that key or by a revoked one, has other files or owners' keys
+            than at the earlier pull, or none of its experts is granted; or `keep` would keep one that isn't granted.
     """
+    is_part = version.part is not None
+    for _ in range(_ATTEMPTS):
+        try:
+            return _pulled(client, version, folder, progress, key, accept_owners, keep, tell)
+        except CoordinatorError as error:
+            if is_part or error.type != ProblemType.NOT_GRANTED.urn:
+                raise
+            version = client.version(client.wait(client.make_part(version.number)))
+    todo = "try again; if it happens again, ask the operator"
+    raise MoergeError("your grants changed again and again", where=f"version {version.number}", todo=todo)
+
+
+def _pulled(
+    client: Client,
+    version: Version,
+    folder: Path,
+    progress: Progress,
+    key: str | None,
+    accept_owners: Collection[str],
+    keep: bool,
+    tell: Callable[[str], object],
+) -> int:
     if foreign := foreign_names(file.name for file in version.files):
         what = f"the coordinator lists files that no version has: {', '.join(map(repr, foreign))}"
-        raise MoergeError(what, where=f"version {version.number}", todo="tell its operator, and don't use the version")
+        raise MoergeError(what, where=f"version {version.name}", todo="tell its operator, and don't use the version")
     folder = folder.absolute()
     if folder.exists() and not (folder / RECORD_FILE).is_file():
         todo = "name a new folder, or the folder of an earlier pull"
         raise MoergeError("exists, but is not a pulled version", where=str(folder), todo=todo)
-    if not isinstance(read_record(folder), Lineage | None):
+    if not isinstance(record := read_record(folder), Lineage | None):
         what = "contains a tuned model, which no coordinator has"
         raise MoergeError(what, where=str(folder), todo="name another folder")
     earlier = read_signature(folder)
@@ -72,13 +105,16 @@ def pull(
     try:
         with locked(folder.with_name(f".{folder.name}.lock")):
             files: list[FileEntry] = [file for file in version.files if file.name != CARD_FILE]
-            signed_card = client.signed_card(version.number)
+            signed_card = client.signed_card(version.name)
             bundles, made = _require_signed(client, version, signed_card, key, earlier)
             if earlier is not None:
-                require_owners(made, folder_provenance(folder, earlier), accept_owners, f"version {version.number}")
+                require_owners(made, folder_provenance(folder, earlier), accept_owners, f"version {version.name}")
+            kept = _kept(client, folder, earlier, record) if keep and earlier is not None and record else None
+            if record is not None and kept is None and (line := _leaving(folder, record, version)):
+                tell(line)
             _take_over(folder, partial, files, progress)
-            title = f"fetching version {version.number}"
-            fetched = client.download(f"/v1/versions/{version.number}/files", files, partial, progress, title=title)
+            title = f"fetching version {version.name}"
+            fetched = client.download(f"/v1/versions/{version.name}/files", files, partial, progress, title=title)
             with atomic_file(partial / CARD_FILE) as out:
                 out.write(signed_card.card.encode())
             for name, text in bundles.items():
@@ -89,7 +125,7 @@ def pull(
                 if path.name not in names:
                     path.unlink()
             sync_folder(partial)
-            _exchange(partial, folder)
+            _exchange(partial, folder, kept)
     except Timeout as error:
         raise MoergeError("another pull is using this folder", where=str(folder), todo="wait for it") from error
     return fetched
@@ -99,16 +135,39 @@ def _require_signed(
     client: Client, version: Version, card: SignedCard, key: str | None, earlier: SignedVersion | None
 ) -> tuple[dict[str, str], Provenance]:
     """Signature and provenance as files, and the latter's content, after all checks of them."""
-    signed = parsed(card.signature, f"version {version.number}")
+    signed = parsed(card.signature, f"version {version.name}")
     require_valid(signed, keys := list(client.version_keys()))
     if key is not None:
         require_key(signed, expected_fingerprint(key), "given one", keys)
     elif earlier is not None:
         require_key(signed, earlier.fingerprint, "one of the earlier pull into this folder", keys)
     served = {file.name: file.sha256 for file in version.files} | {CARD_FILE: sha256_hex(card.card.encode())}
-    require_served(signed, version.number, served, earlier, keys)
-    made = read_provenance(card.provenance, signed, f"version {version.number}")
+    require_served(signed, version.name, served, earlier, keys)
+    made = read_provenance(card.provenance, signed, f"version {version.name}")
     return {SIGNATURE_FILE: str(card.signature), PROVENANCE_FILE: str(card.provenance)}, made
+
+
+def _kept(client: Client, folder: Path, earlier: SignedVersion, record: Lineage) -> Path:
+    """The place of an earlier version that is kept, all of whose experts the caller may still use."""
+    target = folder.with_name(f"{folder.name}-{earlier.name}")
+    if target.exists():
+        raise MoergeError("already exists", where=str(target), todo="remove it, or pull without `keep`")
+    granted = {item.domain for item in client.usable()}
+    if gone := [domain for domain in record.domains if domain not in granted]:
+        what = f"`keep` would keep the MLPs of experts that aren't granted to you: {', '.join(gone)}"
+        raise MoergeError(what, where=str(folder), todo="pull without `keep`")
+    return target
+
+
+def _leaving(folder: Path, record: Lineage, version: Version) -> str:
+    """A line about the experts of an earlier version that the new one lacks; empty if there are none."""
+    if not (gone := [domain for domain in record.domains if domain not in version.lineage.domains]):
+        return ""
+    digests = {file.sha256 for file in version.files}
+    earlier = read_signature(folder)
+    names = [] if earlier is None else [name for name, digest in earlier.files.items() if digest not in digests]
+    size = decimal(sum(path.stat().st_size for name in names if (path := folder / name).is_file()))
+    return f"{folder}: {', '.join(gone)} leaves it, with {size} of files: version {version.name} doesn't have it."
 
 
 def _take_over(folder: Path, partial: Path, files: Sequence[FileEntry], progress: Progress) -> None:
@@ -133,19 +192,26 @@ def _link(path: Path, target: Path) -> None:
         shutil.copyfile(path, target)
 
 
-def _exchange(new: Path, folder: Path) -> None:
-    """Replaces the old folder with the new one, atomically if the system supports it, and removes the old one."""
+def _exchange(new: Path, folder: Path, kept: Path | None) -> None:
+    """Replaces the old folder, atomically if the system supports it, and removes it, or keeps it under another name."""
     if not folder.exists():
         new.replace(folder)
     elif _renameat2(new, folder):
-        shutil.rmtree(new)
+        _remove(new, kept)
     else:  # a crash between the renames leaves only the new folder, complete, beside its place
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         folder.replace(old)
         new.replace(folder)
-        shutil.rmtree(old)
+        _remove(old, kept)
     sync_folder(folder.parent)
+
+
+def _remove(old: Path, kept: Path | None) -> None:
+    if kept is None:
+        shutil.rmtree(old)
+    else:
+        old.replace(kept)
 
 
 def _renameat2(new: Path, folder: Path) -> bool:

@@ -80,15 +80,15 @@ def require_key(signed: SignedVersion, expected: Digest, known: str, keys: Seque
         elif keys:
             what += ", and no signed rotation leads from that one to it"
         todo = f"don't use it; {_ASK}, and give it as `key` if the operator has changed the key"
-        raise MoergeError(what, where=f"version {signed.number}", todo=todo)
+        raise MoergeError(what, where=f"version {signed.name}", todo=todo)
 
 
 def require_valid(signed: SignedVersion, keys: Sequence[VersionKey]) -> None:
     """Requires that the operator has not revoked the key that signed a version."""
     if (since := _revoked(keys, signed.fingerprint)) is not None:
         what = f"signed by key {in_groups(signed.fingerprint)}, which the operator revoked on {since}"
-        todo = f"don't use it; ask the operator to run: moerge version sign {signed.number}"
-        raise MoergeError(what, where=f"version {signed.number}", todo=todo)
+        todo = f"don't use it; ask the operator to run: moerge version sign {signed.name}"
+        raise MoergeError(what, where=f"version {signed.name}", todo=todo)
 
 
 def _revoked(keys: Sequence[VersionKey], name: Digest) -> str | None:
@@ -98,7 +98,7 @@ def _revoked(keys: Sequence[VersionKey], name: Digest) -> str | None:
 
 def require_served(
     signed: SignedVersion,
-    number: int,
+    name: str,
     served: Mapping[str, Digest],
     earlier: SignedVersion | None,
     keys: Sequence[VersionKey] = (),
@@ -111,16 +111,16 @@ def require_served(
         MoergeError: names the files.
     """
     todo = f"don't use it; {_ASK}, and tell the operator to run: moerge coordinator verify"
-    if signed.number != number:
-        what = f"the coordinator sent the signature of version {signed.number}"
-        raise MoergeError(what, where=f"version {number}", todo=todo)
+    if signed.name != name:
+        what = f"the coordinator sent the signature of version {signed.name}"
+        raise MoergeError(what, where=f"version {name}", todo=todo)
     if changed := differing(signed.files, served):
-        raise MoergeError(f"its files are not the signed ones: {named(changed)}", where=f"version {number}", todo=todo)
-    if earlier is None or earlier.number != number or signed.fingerprint not in successors(keys, earlier.fingerprint):
+        raise MoergeError(f"its files are not the signed ones: {named(changed)}", where=f"version {name}", todo=todo)
+    if earlier is None or earlier.name != name or signed.fingerprint not in successors(keys, earlier.fingerprint):
         return
     if changed := differing({**earlier.files, CARD_FILE: served[CARD_FILE]}, served):
         what = f"the coordinator serves other files than at the earlier pull into this folder: {named(changed)}"
-        raise MoergeError(what, where=f"version {number}", todo=f"keep the folder; {_ASK}, and why a version changed")
+        raise MoergeError(what, where=f"version {name}", todo=f"keep the folder; {_ASK}, and why a version changed")
 
 
 def read_provenance(bundle: str | None, signed: SignedVersion, where: str) -> Provenance:

@@ -96,6 +96,7 @@ class Unsigned:
     """
 
     number: int
+    part: str | None
     release: str
     card: str
     files: Mapping[str, Digest]
@@ -104,7 +105,7 @@ class Unsigned:
     earlier: Digest | None
 
     def sign(self, key: EllipticCurvePrivateKey) -> NewSignature:
-        signature = sign_version(key, self.number, self.release, self.files, sha256_hex(self.statement))
+        signature = sign_version(key, self.number, self.release, self.files, sha256_hex(self.statement), self.part)
         return NewSignature(signature=signature, provenance=signed_bundle(key, self.statement))
 
     def require_rebuilt(self, folder: Path, progress: Progress) -> None:
@@ -126,21 +127,21 @@ def unsigned(client: Client, version: Version) -> Unsigned:
             other files, or has a forged signature.
     """
     published = {file.name: file.sha256 for file in version.files}
-    where, todo = f"version {version.number}", "don't sign it; ask the operator to run: moerge coordinator verify"
+    where, todo = f"version {version.name}", "don't sign it; ask the operator to run: moerge coordinator verify"
     if foreign := foreign_names(published):
         raise MoergeError(f"the coordinator lists files that no version has: {named(foreign)}", where=where, todo=todo)
-    card, signed = client.version_card(version.number), client.signed_card(version.number)
+    card, signed = client.version_card(version.name), client.signed_card(version.name)
     files = published | {CARD_FILE: sha256_hex(card.encode())}
     earlier = None if signed.signature is None else parsed(signed.signature, where)
     if earlier is not None and (changed := differing({**earlier.files, CARD_FILE: files[CARD_FILE]}, files)):
         raise MoergeError(f"its files are not those signed before: {named(changed)}", where=where, todo=todo)
-    statement = client.provenance(version.number)
+    statement = client.provenance(version.name)
     if earlier is not None:
         read_provenance(signed.provenance, earlier, where)
         statement = signed_statement(signed.provenance or "", earlier.public_key)
     parsed_provenance(statement, files, where)
     by = None if earlier is None else earlier.fingerprint
-    return Unsigned(version.number, version.release, card, files, published, statement, by)
+    return Unsigned(version.number, version.part, version.release, card, files, published, statement, by)
 
 
 def rotate(client: Client, path: Path) -> tuple[Digest, Digest]:

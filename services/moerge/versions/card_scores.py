@@ -21,9 +21,9 @@ class ScoreRow(NamedTuple):
     normalised: float
 
 
-def published_card(card: str, number: int, created: datetime, note: str, scores: str) -> str:
-    """A version's card with its coordinator's facts: number, date, a notice, and scores."""
-    fact = f"Version {number}, published on {created:%Y-%m-%d}. Fetch it with `moerge pull {number} my-model`.\n\n"
+def published_card(card: str, name: str, created: datetime, note: str, scores: str) -> str:
+    """A version's card with its coordinator's facts: its name, date, a notice, and scores."""
+    fact = f"Version {name}, published on {created:%Y-%m-%d}. Fetch it with `moerge pull {name} my-model`.\n\n"
     return re.sub(r"^# .*\n\n", lambda title: title[0] + note + fact, scored_card(card, scores), count=1, flags=re.M)
 
 

@@ -60,7 +60,7 @@ class Hostile(MemoryClient):
     def experts(self) -> Pages[Expert]:
         return Listed([])
 
-    def version(self, number: int) -> Version:
+    def version(self, number: int | str) -> Version:
         files = [
             VersionFile(name=path.name, sha256=file_sha256(path), size=path.stat().st_size, new=True)
             for path in sorted(self.folder.iterdir())
@@ -76,7 +76,7 @@ class Hostile(MemoryClient):
         more = {"tags": [], "aliases": [], "contains_withdrawn": [], "created": NOW, "withheld": None, "retired": None}
         return Version.model_validate({**fields, **more})
 
-    def evaluations(self, number: int, *, replaced: bool = False) -> Pages[Evaluation]:
+    def evaluations(self, number: int | str, *, replaced: bool = False) -> Pages[Evaluation]:
         return Listed([])
 
     def evaluate(self, new: NewEvaluation) -> list[Evaluation]:

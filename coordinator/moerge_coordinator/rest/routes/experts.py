@@ -75,7 +75,7 @@ def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: W
     with state.database.transaction("withdraw expert") as session:
         row = visible_row(session, caller, ExpertRow, digest)
         served = withdraw_expert(session, row, serve=how.serve)
-        return Withdrawal(expert=message(Expert, row), versions=[item.number for item in served])
+        return Withdrawal(expert=message(Expert, row), versions=[item.number for item in served if item.part is None])
 
 
 @router.post("/{digest}/purge")
@@ -88,7 +88,7 @@ def purge(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: Purg
         raise RefusedError(ProblemType.FORBIDDEN, "only an operator may retire versions", where="retire")
     with state.database.transaction("purge expert") as session:
         row = visible_row(session, caller, ExpertRow, digest)
-        purged, numbers = experts.purge(session, row, retire=how.retire)
-    state.folders.drop(purged, numbers if how.retire else [])
+        purged, numbers, retired = experts.purge(session, row, retire=how.retire)
+    state.folders.drop(purged, retired)
     removed, size = collect(state.database, state.blobs)
     return Purged(removed=removed, bytes=size, versions=[] if how.retire else numbers)

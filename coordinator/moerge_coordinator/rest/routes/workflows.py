@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query
 
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.problems import RefusedError, existing
-from moerge_coordinator.rest.auth import Operator, OperatorOrOwner, Route
+from moerge_coordinator.rest.auth import Anyone, Operator, Route
 from moerge_coordinator.rest.lists import PAGE, After
 from moerge_coordinator.rest.state import Coordinator
 from moerge_proto.messages import Page
@@ -31,10 +31,13 @@ def list_workflows(
 
 
 @router.get("/{id}")
-def show_workflow(state: Coordinator, caller: OperatorOrOwner, id_: Id) -> Workflow:
-    """The state of a workflow; for an owner, only of its contributions."""
-    owner = own_name(caller) if caller.role is Role.OWNER else None
-    return existing(state.workflows.find(id_, owner), f"workflow {id_!r}")
+def show_workflow(state: Coordinator, caller: Anyone, id_: Id) -> Workflow:
+    """The state of a workflow; for an owner, only of its contributions, for a reader, only of parts of versions."""
+    if caller.role is Role.READER:
+        found = state.workflows.find_part(id_)
+    else:
+        found = state.workflows.find(id_, own_name(caller) if caller.role is Role.OWNER else None)
+    return existing(found, f"workflow {id_!r}")
 
 
 @router.post("/{id}/retry", status_code=202)

@@ -111,7 +111,7 @@ def test_head_is_solved_if_every_expert_has_contributed(
     )
     mean = add_version(session, head="average", body=body.digest).lineage
     assert (mean.head.contributions, mean.contributions) == ([], solved.contributions)
-    assert versions.number_of(session, solved) == (2, False), "a new head makes a new version"
+    assert versions.published(session, solved) is None, "a new head makes a new version"
 
 
 def test_head_contribution_of_another_domain_is_not_taken(session: Session, law: ExpertRow, body: BodyRow) -> None:
@@ -162,13 +162,14 @@ def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: 
 def test_lineage_has_one_number_and_retired_one_is_not_reused(session: Session, law: ExpertRow, body: BodyRow) -> None:
     add_contribution(session, law, body)
     row = add_version(session)
-    assert versions.number_of(session, row.lineage) == (1, True)
+    assert versions.published(session, row.lineage) is row
     aliases.promote(session, "champion", Move(version=1), "operator", Settings(home=Path("unused")), ())
     with pytest.raises(RefusedError, match="the alias 'champion' points to version 1"):
         versions.retire(session, [row])
     aliases.remove(session, "champion", "operator")
     versions.retire(session, [row])
-    assert versions.number_of(session, row.lineage) == (2, False)
+    assert versions.published(session, row.lineage) is None
+    assert versions.next_number(session) == 2
     with pytest.raises(RefusedError, match="version 1 is retired"):
         versions.find_served(session, 1)
 

@@ -88,9 +88,9 @@ def test_purge_keeps_shared_files(session: Session, law: ExpertRow, art: ExpertR
     with pytest.raises(RefusedError, match="first withdraw it"):
         experts.purge(session, law, retire=False)
     withdrawal.withdraw_expert(session, law, serve=True)
-    assert experts.purge(session, law, retire=False) == ([law.digest], [1])
+    assert experts.purge(session, law, retire=False) == ([law.digest], [1], [])
     assert row.retired is None
-    assert experts.purge(session, law, retire=True) == ([law.digest], [1])
+    assert experts.purge(session, law, retire=True) == ([law.digest], [1], ["1"])
     assert row.retired is not None
     left = needed(session)
     assert shared.sha256 in left, "art's expert has it too"

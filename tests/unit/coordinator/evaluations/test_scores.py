@@ -104,11 +104,11 @@ def test_a_later_score_replaces_the_same_reporter_s_and_a_repeated_one_changes_n
     send(session, OPERATOR, result("arc_easy", 0.6))
     assert send(session, LAW, sums(law.parts_of)) == [first[0].model_copy(update={"active": False})]
     assert [row.active for row in send(session, OPERATOR, *tasks)] == [False, True], "they came before"
-    assert [(row.reporter, row.score.name) for row in scores.active(session, 1)] == [
+    assert [(row.reporter, row.score.name) for row in scores.active(session, version)] == [
         ("art-owner", "art"), ("operator", "gsm8k (acc)"), ("law-owner", "arc_easy (acc)"),
         ("law-owner", "gsm8k (acc)"), ("law-owner", "law"), ("operator", "arc_easy (acc)"),
     ]  # fmt: skip
-    assert {row.reporter for row in scores.active(session, 1, "art-owner")} == {"art-owner", "operator"}
+    assert {row.reporter for row in scores.active(session, version, "art-owner")} == {"art-owner", "operator"}
     withdraw_expert(session, law, serve=True)
     table = {score.domain: score.normalised for score in scores.visible_table(session, version, None).scores}
     assert table == {"law": pytest.approx(36.787944), "art": 100}, "what was told stays"

@@ -150,7 +150,7 @@ def test_scores_come_later_and_number_and_date_with_them() -> None:
     named = recipe_card(recipe_card(scored, "old.yaml", "b" * 64), "merge.yaml", "a" * 64)
     sentence = f" The options of the merge are in `merge.yaml`, SHA-256 `{'a' * 64}`.\n"
     assert named == scored.removesuffix("\n") + sentence
-    whole = published_card(made, 3, datetime(2026, 11, 23, tzinfo=UTC), "> Art was withdrawn.\n\n", table)
+    whole = published_card(made, "3", datetime(2026, 11, 23, tzinfo=UTC), "> Art was withdrawn.\n\n", table)
     top = "# Mixture of 2 experts: law, art\n\n> Art was withdrawn.\n\nVersion 3, published on 2026-11-23. "
     assert f"{top}Fetch it with `moerge pull 3 my-model`.\n\n" in whole
     assert fields(whole) == fields(made)

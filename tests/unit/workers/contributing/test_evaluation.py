@@ -26,16 +26,16 @@ class _Versions(MemoryClient):
         super().__init__(None)
         self.asked = list[int]()
 
-    def version(self, number: int) -> Version:
-        self.asked.append(number)
-        return Version.model_construct(number=number, lineage=Lineage.model_construct(body="7" * 64), files=[])
+    def version(self, number: int | str) -> Version:
+        self.asked.append(int(number))
+        return Version.model_construct(number=int(number), lineage=Lineage.model_construct(body="7" * 64), files=[])
 
     def log_head(self) -> LogHead:
         for number in self.asked:
             self.publish("version", str(number), version_content([]))
         return extended(LogHead(), self.entries)
 
-    def evaluations(self, number: int, *, replaced: bool = False) -> Pages[Evaluation]:
+    def evaluations(self, number: int | str, *, replaced: bool = False) -> Pages[Evaluation]:
         return Listed([])
 
     def body(self, digest: str) -> Body:

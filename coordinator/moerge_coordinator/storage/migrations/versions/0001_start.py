@@ -5,7 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
+revision = "0003"
 down_revision = None
 DIGEST, NAME, WORD, TEXT, TIME = sa.String(64), sa.String(63), sa.String(16), sa.String(2000), sa.DateTime()
 
@@ -93,6 +93,8 @@ def upgrade() -> None:
     op.create_table(
         "versions",
         _key(),
+        _reference("part_of", "versions.number", nullable=True),
+        *_columns(WORD, "part?"),
         *_columns(DIGEST, "lineage_digest", unique=True),
         *_columns(DIGEST, "release", "commit?", "key?"),
         *_columns(
@@ -101,6 +103,7 @@ def upgrade() -> None:
         *_columns(sa.BigInteger, "bytes_total", "bytes_written"),
         *_columns(TEXT, "note"),
         *_columns(TIME, "created", "withheld?", "retired?"),
+        sa.UniqueConstraint("part_of", "part"),
     )
     op.create_table(
         "aliases",
@@ -139,6 +142,7 @@ def upgrade() -> None:
         *_columns(DIGEST, "hash", unique=True),
         *_columns(WORD, "role"),
         *_columns(NAME, "name?"),
+        *_columns(sa.JSON, "groups"),
         *_columns(sa.String(200), "note"),
         *_columns(TIME, "created", "expires?", "revoked?", "used?"),
         _reference("owner", "owners.name", nullable=True),
@@ -231,7 +235,18 @@ def upgrade() -> None:
         _key("shard", DIGEST),
         _reference("contribution", "contributions.digest"),
     )
+    op.create_table(
+        "grants",
+        _key(),
+        _reference("domain", "domains.name"),
+        _reference("owner", "owners.name"),
+        *_columns(NAME, "reader"),
+        *_columns(sa.Boolean, "granted"),
+        *_columns(TIME, "until?", "created"),
+        sa.Index("grants_of_a_domain", "domain", "reader"),
+    )
     _append_only("audit", days=30)
+    _append_only("grants")
     _append_only("public_log")
 
 
