@@ -11,6 +11,7 @@ from moerge.routers.ridge import SOLVER
 from moerge_coordinator.domain import bodies, contributors, heads, public_log, sums
 from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.problems import RefusedError, existing
+from moerge_coordinator.storage.composed import composed
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.references import drop_artifacts
 from moerge_coordinator.storage.tables import (
@@ -153,7 +154,8 @@ def _digest(lineage: Lineage, part_of: int | None) -> str:
 def publish(session: Session, blobs: Blobs, new: VersionRow) -> bool:
     """Publishes a version; False if it must be made again because a file was removed meanwhile."""
     require_inputs(session, new.lineage)
-    if not all(blobs.has(file.sha256) for file in (*new.files, *new.attestations)):
+    files = (*new.files, *new.attestations)
+    if not all(blobs.has(file.sha256) or composed(session, file.sha256) for file in files):
         return False
     new.lineage_digest = _digest(new.lineage, new.part_of)
     new.bytes_total = sum(file.size for file in new.files)

@@ -17,12 +17,14 @@ from moerge_coordinator.domain import public_log
 from moerge_coordinator.operation.findings import Finding
 from moerge_coordinator.operation.recomputing import replaced_files
 from moerge_coordinator.settings import Settings
+from moerge_coordinator.storage.composed import digest as composed_digest
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import (
     ArtifactRow,
     BodyRow,
     CohortRow,
+    ComposedRow,
     ContributionRow,
     ExpertRow,
     HoldingRow,
@@ -72,8 +74,13 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
     """Every required blob, and its users. Blobs of purged and retired rows may be missing."""
     users: dict[str, list[str]] = defaultdict(list)
     rows: list[ExpertRow | BodyRow | VersionRow] = [*_complete_experts(session), *_bodies(session)]
+    made = {row.sha256: row for row in session.scalars(select(ComposedRow))}
     for row in [*rows, *_versions(session)]:
         for file in _files(row):
+            if file.sha256 in made:
+                for segment in made[file.sha256].segments:
+                    users[segment.sha256].append(f"{_name(row)} in {file.name}")
+                continue
             users[file.sha256].append(f"{_name(row)} as {file.name}")
     for part in session.scalars(select(ContributionRow).where(ContributionRow.purged.is_(None))):
         users[part.digest].append(_name(part))
@@ -90,7 +97,7 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
 
 def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
     """Folder relative to the home -> its user, and file name -> digest of the required content."""
-    rows = _versions(session)
+    rows = [row for row in _versions(session) if row.part is None]
     return {f"versions/{row.name}": (_name(row), {file.name: file.sha256 for file in _files(row)}) for row in rows}
 
 
@@ -133,6 +140,13 @@ def _stored(settings: Settings, database: Database, blobs: Blobs, progress: Prog
             if (what := _state(blobs, digest, tracker)) is not None:
                 todo = f"copy {blob_file(digest)} from a backup, then repeat its links in the folders below"
                 result.append(Finding(what, blob_file(digest), digest, users, todo))
+    with database.reading() as session:
+        made = list(session.scalars(select(ComposedRow)))
+    for row in made:
+        whole = not any(item.digest == segment.sha256 for item in result for segment in row.segments)
+        if whole and composed_digest(blobs, row) != row.sha256:
+            todo = "restore a backup: the database was changed"
+            result.append(Finding("altered", "the database", row.sha256, ("a file of a part",), todo))
     for place, (user, files) in places.items():
         result += _folder_findings(home, place, user, files)
     with database.reading() as session:  # again: a serving coordinator's removals are no damage

@@ -101,7 +101,7 @@ class Folders:
 
     def show_version(self, name: str, files: Sequence[FileEntry]) -> None:
         """Makes the version's folder; it appears whole."""
-        if not self.blobs.lasting:
+        if not self._has_folder(name):
             return
         target = self._version(name)
         shutil.rmtree(target, ignore_errors=True)  # from a run interrupted before it wrote the row
@@ -109,7 +109,7 @@ class Folders:
 
     def replace_in_version(self, name: str, files: Sequence[FileEntry]) -> None:
         """Replaces or adds these files in the version's folder, one by one."""
-        if not self.blobs.lasting:
+        if not self._has_folder(name):
             return
         for file in files:
             target = self._version(name) / file.name
@@ -122,6 +122,10 @@ class Folders:
         """Removes the folders; the files stay."""
         for folder in (*(self.experts / digest for digest in experts), *map(self._version, versions)):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _has_folder(self, name: str) -> bool:
+        """Tell whether a version has a folder: parts have none, because not all of their files are blobs."""
+        return self.blobs.lasting and "+" not in name
 
     def _version(self, name: str) -> Path:
         return self.home / "versions" / name

@@ -15,6 +15,7 @@ from moerge_coordinator.storage.tables import (
     ArtifactRow,
     BodyRow,
     CohortRow,
+    ComposedRow,
     ContributionRow,
     ExpertRow,
     HoldingRow,
@@ -40,6 +41,7 @@ def needed(session: Session, *, holdings: bool = True) -> set[str]:
         *(session.scalars(select(HoldingRow.sha256)) if holdings else ()),
         *session.scalars(select(ContributionRow.digest).where(ContributionRow.purged.is_(None))),
         *session.scalars(select(ArtifactRow.sha256)),
+        *(segment.sha256 for segments in session.scalars(select(ComposedRow.segments)) for segment in segments),
         *session.scalars(select(CohortRow.sum).where(CohortRow.sum.is_not(None), CohortRow.number.not_in(purged))),
     }
 
@@ -61,7 +63,7 @@ def drop_artifacts(session: Session) -> None:
     """Removes the rows of derived files without a version; a version in progress writes its files again."""
     versions = session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)))
     live = {file.sha256 for row in versions for file in row.files}
-    for artifact in session.scalars(select(ArtifactRow)):
+    for artifact in (*session.scalars(select(ArtifactRow)), *session.scalars(select(ComposedRow))):
         if artifact.sha256 not in live:
             session.delete(artifact)
     session.flush()

@@ -11,6 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, obje
 from sqlalchemy.types import TypeDecorator
 
 from moerge_coordinator.settings import Event
+from moerge_proto.composed import Segment
 from moerge_proto.contributions import Kind
 from moerge_proto.evaluations import Score
 from moerge_proto.experts import ExpertState, NewAdapter, Parts
@@ -88,6 +89,7 @@ _KINDS: tuple[Any, ...] = (
     list[float],
     FileEntry,
     list[FileEntry],
+    list[Segment],
     list[VersionFile],
     Lineage,
     NewUpload,
@@ -501,3 +503,14 @@ class ArtifactRow(Base):
     sha256: Mapped[str] = mapped_column(String(64))
     size: Mapped[int] = mapped_column(BigInteger)
     maker: Mapped[str] = mapped_column(String(64))  # lineage of the first version that wrote it
+
+
+class ComposedRow(Base):
+    """A derived file of a part that isn't stored: `header` and then `segments` of blobs; `key`: as of an artifact."""
+
+    __tablename__ = "composed"
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64), index=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    header: Mapped[bytes]
+    segments: Mapped[list[Segment]]

@@ -27,11 +27,15 @@ from moerge_coordinator.domain.version_inputs import version_inputs
 from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.log import progress
 from moerge_coordinator.metrics import Metrics
-from moerge_coordinator.storage.tables import ArtifactRow, VersionRow, notify
+from moerge_coordinator.storage.composed import digest as composed_digest
+from moerge_coordinator.storage.tables import ArtifactRow, ComposedRow, VersionRow, notify
 from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_problems
+from moerge_proto.composed import slot_segments
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
+from moerge_proto.ranges import opened
+from moerge_proto.version_files import FUSED_FILE, expert_name
 from moerge_proto.version_names import part_digest
 from moerge_proto.version_signatures import (
     PROVENANCE_FILE,
@@ -79,7 +83,8 @@ class PublishVersion(Work):
 
     def _published(self, lineage: dict[str, Any], accept_loss: bool, part_of: int | None) -> Outcome:
         score = partial(self._score, accept_loss=accept_loss)
-        steps: list[Callable[[dict[str, Any]], Outcome]] = [self._write_weights, self._solve]
+        write = partial(self._write_weights, part_of=part_of)
+        steps: list[Callable[[dict[str, Any]], Outcome]] = [write, self._solve]
         if part_of is None:
             steps += [score, self._measure]
         while True:
@@ -101,12 +106,12 @@ class PublishVersion(Work):
 
     @DBOS.step()
     @telling_problems
-    def _write_weights(self, lineage: dict[str, Any]) -> None:
+    def _write_weights(self, lineage: dict[str, Any], part_of: int | None) -> None:
         made = Lineage.model_validate(lineage)
         with self.ports.database.reading() as session:
             require_inputs(session, made)
         for file in self._publication(lineage).plan.shared:
-            self._artifact(file, made)
+            self._artifact(file, made, part_of)
 
     @DBOS.step()
     @telling_problems
@@ -157,7 +162,7 @@ class PublishVersion(Work):
                     return published.name
                 number = versions.next_number(session, part_of)
                 key = version_keys.signing_key(session, ports.settings.home)
-            files = [self._artifact(file, made) for file in self._publication(lineage).plan.files]
+            files = [self._artifact(file, made, part_of) for file in self._publication(lineage).plan.files]
             new, made_by = VersionRow(number=number, lineage=made, files=files), build()
             if part_of is not None:
                 new.part_of, new.part = part_of, part_digest(made.experts)
@@ -196,8 +201,11 @@ class PublishVersion(Work):
     def _forget(self, lineage: dict[str, Any]) -> None:
         self._publications.pop(digest_of(lineage), None)
 
-    def _artifact(self, plan: FilePlan, lineage: Lineage) -> VersionFile:
-        """The planned file as a blob, written only if no version has it."""
+    def _artifact(self, plan: FilePlan, lineage: Lineage, part_of: int | None = None) -> VersionFile:
+        """The planned file as a blob, written only if no version has it.
+
+        A part's MLPs in other slots than in its version aren't written: they are composed of the version's file.
+        """
         database, blobs = self.ports.database, self.ports.blobs
         maker = digest_of(lineage.model_dump(mode="json"))
         if plan.sha256 is not None and (size := blobs.size(plan.sha256)) is not None:
@@ -205,12 +213,41 @@ class PublishVersion(Work):
         with database.reading() as session:
             row = session.get(ArtifactRow, plan.key)
         if row is None or not blobs.has(row.sha256):
+            if part_of is not None and (made := self._composed(plan, lineage, part_of)) is not None:
+                return VersionFile(
+                    name=plan.name, sha256=made.sha256, size=made.size, new=False, tensors=len(plan.tensors)
+                )
             entry = blobs.put(plan.name, plan.write)
             row = ArtifactRow(key=plan.key, sha256=entry.sha256, size=entry.size, maker=maker)
             with database.transaction("keep derived file") as session:
                 row = session.merge(row)
         new, tensors = row.maker == maker, len(plan.tensors)
         return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=new, tensors=tensors)
+
+    def _composed(self, plan: FilePlan, lineage: Lineage, part_of: int) -> ComposedRow | None:
+        """The row of a part's file of MLPs, as a header and segments of its version's; None: it is another file."""
+        database, blobs = self.ports.database, self.ports.blobs
+        with database.reading() as session:
+            whole = versions.find(session, part_of)
+            known = session.get(ComposedRow, plan.key)
+        if known is not None and all(blobs.has(segment.sha256) for segment in known.segments):
+            return known
+        slots = [whole.lineage.experts.index(expert) for expert in lineage.experts]
+        own = {expert_name(slot): expert_name(there) for slot, there in enumerate(slots)} | {FUSED_FILE: FUSED_FILE}
+        if plan.name not in own or plan.header is None:
+            return None
+        sha256 = versions.file_digest(whole, own[plan.name])
+        file = opened(blobs.source(sha256))
+        try:
+            fused = slots if plan.name == FUSED_FILE else None
+            segments = slot_segments(file, sha256, fused, len(whole.lineage.experts))
+        finally:
+            file.close()
+        row = ComposedRow(key=plan.key, header=plan.header(), segments=segments)
+        row.size = len(row.header) + sum(segment.size for segment in segments)
+        row.sha256 = composed_digest(blobs, row)
+        with database.transaction("keep composed file") as session:
+            return session.merge(row)
 
     def _solution(self, lineage: Lineage, inputs: VersionInputs) -> Solution:
         layers = len(mlp_layers(inputs.body.config))

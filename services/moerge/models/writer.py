@@ -86,19 +86,9 @@ def write_safetensors(
     Raises:
         ValueError: a computed tensor doesn't match its plan.
     """
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
-    ordered = sorted(plans, key=lambda plan: -plan.dtype.itemsize)  # widest first keeps every tensor aligned
-    parts, offset = [part for plan in ordered for part in plan.parts], 0
-    for plan in ordered:
-        end = offset + plan.bytes
-        header[plan.name] = {"dtype": _NAMES[plan.dtype], "shape": plan.shape, "data_offsets": [offset, end]}
-        offset = end
-    body = json.dumps(header, separators=(",", ":")).encode()
-    body += b" " * (-len(body) % 8)
-    digest = hashlib.sha256()
-    for piece in (len(body).to_bytes(8, "little"), body):
-        digest.update(piece)
-        out.write(piece)
+    parts, header = [part for plan in _ordered(plans) for part in plan.parts], safetensors_header(plans, metadata)
+    digest = hashlib.sha256(header)
+    out.write(header)
     pending: list[Future[Any]] = []
     with ThreadPoolExecutor(2) as threads:
         for plan, tensor in _ahead(parts, at_once):
@@ -109,6 +99,24 @@ def write_safetensors(
                 written(plan.bytes)
         _finish(pending)
     return digest.hexdigest()
+
+
+def safetensors_header(plans: Sequence[TensorPlan | StackedPlan], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The beginning of the file that `write_safetensors` writes, before the tensors."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    offset = 0
+    for plan in _ordered(plans):
+        end = offset + plan.bytes
+        header[plan.name] = {"dtype": _NAMES[plan.dtype], "shape": plan.shape, "data_offsets": [offset, end]}
+        offset = end
+    body = json.dumps(header, separators=(",", ":")).encode()
+    body += b" " * (-len(body) % 8)
+    return len(body).to_bytes(8, "little") + body
+
+
+def _ordered(plans: Sequence[TensorPlan | StackedPlan]) -> list[TensorPlan | StackedPlan]:
+    """The order of a file: the widest dtype first keeps every tensor aligned."""
+    return sorted(plans, key=lambda plan: -plan.dtype.itemsize)
 
 
 def _ahead(plans: Sequence[TensorPlan], at_once: int) -> Iterator[tuple[TensorPlan, Tensor]]:

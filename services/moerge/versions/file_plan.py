@@ -24,7 +24,7 @@ from moerge.models.families.family import EMBEDDING, HEAD, TOKEN_IDS, Constant, 
 from moerge.models.reader import Checkpoint
 from moerge.models.rows import tokens_without_row
 from moerge.models.side_files import published_generation, published_tokenizer
-from moerge.models.writer import StackedPlan, TensorPlan, copies, write_safetensors
+from moerge.models.writer import StackedPlan, TensorPlan, copies, safetensors_header, write_safetensors
 from moerge_proto.digests import canonical_json, digest_of, sha256_hex
 from moerge_proto.records import RECORD_FILE, Record
 from moerge_proto.version_files import (
@@ -56,6 +56,7 @@ class FilePlan:
         tensors: names and bytes of its tensors.
         sha256: the content's digest, if known in advance.
         parameters: number of its tensors' elements.
+        header: of weights, makes the file's beginning, before the tensors.
     """
 
     name: str
@@ -64,6 +65,7 @@ class FilePlan:
     tensors: dict[str, int]
     sha256: str | None = None
     parameters: int = 0
+    header: Callable[[], bytes] | None = None
 
     def digest(self) -> str:
         """The SHA-256 of the content, computed without a file unless it is known."""
@@ -74,7 +76,14 @@ class FilePlan:
 def _weights(name: str, plans: Sequence[TensorPlan | StackedPlan], **inputs: object) -> FilePlan:
     key = digest_of({"layout": _LAYOUT, "name": name, **inputs})  # type: ignore[dict-item]  # callers pass JSON
     sizes, parameters = {plan.name: plan.bytes for plan in plans}, sum(math.prod(plan.shape) for plan in plans)
-    return FilePlan(name, key, lambda out: write_safetensors(out, plans), sizes, parameters=parameters)
+    return FilePlan(
+        name,
+        key,
+        lambda out: write_safetensors(out, plans),
+        sizes,
+        parameters=parameters,
+        header=lambda: safetensors_header(plans),
+    )
 
 
 def body_files(dense: Dense, digest: str, sha256: str) -> list[FilePlan]:

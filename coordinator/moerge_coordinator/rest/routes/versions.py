@@ -2,7 +2,7 @@
 
 import json
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -12,10 +12,11 @@ from moerge_coordinator.domain import aliases, cards, owner_keys, provenance, ve
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.domain.sums import contributions_in
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route
-from moerge_coordinator.rest.content import content
+from moerge_coordinator.rest.content import composed_content, content
 from moerge_coordinator.rest.lists import After, Newest, Number, VersionPath, page
 from moerge_coordinator.rest.state import Coordinator, State
 from moerge_coordinator.storage import messages
+from moerge_coordinator.storage.composed import composed
 from moerge_coordinator.storage.references import collect
 from moerge_coordinator.storage.tables import VersionRow
 from moerge_proto.contributions import ContributionSignature
@@ -178,7 +179,7 @@ def list_signatures(state: Coordinator, caller: Anyone, number: VersionPath) -> 
 
 
 @router.get("/{number}/files/{name}", response_class=FileResponse)
-def version_content(state: Coordinator, caller: Anyone, number: VersionPath, name: str) -> Response:
+def version_content(request: Request, state: Coordinator, caller: Anyone, number: VersionPath, name: str) -> Response:
     """A file of a version; supports ranges.
 
     Refused to an owner unless its own ready expert is in the version, all others in it allow redistribution, and none
@@ -188,4 +189,8 @@ def version_content(state: Coordinator, caller: Anyone, number: VersionPath, nam
         row = _admitted(state, session, caller, number)
         if caller.role is Role.OWNER:
             versions.require_shared(session, own_name(caller), row)
-    return content(state.blobs, versions.file_digest(row, name), name)
+        sha256 = versions.file_digest(row, name)
+        made = None if row.part is None else composed(session, sha256)
+    if made is not None:
+        return composed_content(state.blobs, made, request.headers.get("range"))
+    return content(state.blobs, sha256, name)

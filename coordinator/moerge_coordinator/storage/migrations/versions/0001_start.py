@@ -245,6 +245,14 @@ def upgrade() -> None:
         *_columns(TIME, "until?", "created"),
         sa.Index("grants_of_a_domain", "domain", "reader"),
     )
+    op.create_table(
+        "composed",
+        _key("key", DIGEST),
+        sa.Column("sha256", DIGEST, nullable=False, index=True),
+        *_columns(sa.BigInteger, "size"),
+        *_columns(sa.LargeBinary, "header"),
+        *_columns(sa.JSON, "segments"),
+    )
     _append_only("audit", days=30)
     _append_only("grants")
     _append_only("public_log")
