@@ -73,4 +73,4 @@ def test_the_list_of_tokens_never_has_secrets_or_hashes(server: Coordinator) -> 
     rows = httpx.get(f"{server.url}/v1/tokens", headers=headers).json()["items"]
     assert rows
     for row in rows:
-        assert row.keys() == {"id", "role", "owner", "name", "note", "created", "expires", "revoked"}
+        assert row.keys() == {"id", "role", "owner", "name", "groups", "note", "created", "expires", "revoked"}

@@ -1166,7 +1166,7 @@ MUTATIONS = (
         "older-alias",
         "pull refuses an alias of an earlier version than the folder's",
         LIBRARY,
-        "if earlier is not None and number < earlier.number and not version.isdecimal() and not older:",
+        "if earlier is not None and is_alias and int(which) < earlier.number and not older:",
         "if False:",
         ("tests/attacks/test_swap.py",),
     ),

@@ -52,9 +52,9 @@ def pull(
         pinned = expected_fingerprint(key)
     with Client(coordinator, secret) as client:
         which = resolve_any(client, version)
-        number = int(str(which).partition("+")[0])
-        if earlier is not None and number < earlier.number and version != str(which) and not older:
-            what = f"{version} is version {number}; the folder has version {earlier.number}, a later one"
+        is_alias = isinstance(which, int) and not version.isdecimal()
+        if earlier is not None and is_alias and int(which) < earlier.number and not older:
+            what = f"{version} is version {which}; the folder has version {earlier.number}, a later one"
             todo = f"set `older` if the operator says that {version} was rolled back"
             raise MoergeError(what, where=str(folder), todo=todo)
         fetched = pull_version(
