@@ -107,6 +107,22 @@ MUTATIONS = (
         ("tests/attacks/coordinator/test_seals.py",),
     ),
     Mutation(
+        "fewer-owners-signed",
+        "a seal opens with the minimum of owners that it was made with",
+        PROTO,
+        'exclude={"seals": {"signature", "sealed"}}',
+        'exclude={"seals": {"signature", "sealed", "owners"}}',
+        ("tests/attacks/coordinator/test_seals.py",),
+    ),
+    Mutation(
+        "programs-executed",
+        "attack: a model's answers are programs, which lm_eval executes",
+        LABORATORY,
+        'flags = ["log_samples", *',
+        'flags = ["confirm_run_unsafe_code", "log_samples", *',
+        ("tests/attacks/test_programs.py",),
+    ),
+    Mutation(
         "contribution-twice",
         "a keeper answers no two cohorts with a common contribution",
         LIBRARY,
