@@ -166,7 +166,7 @@ class Version(Message):
         bytes_written: size of its new files.
         aliases: names that point to it.
         contains_withdrawn: digests of withdrawn experts in it.
-        withheld: since when its files are not served because of such an expert.
+        withheld: since when its files are not served, because of a withdrawn expert.
         retired: since when it has no files.
         key: the fingerprint of the key that signed it; None if nobody has.
         key_revoked: since when that key is revoked.
