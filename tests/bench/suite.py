@@ -12,6 +12,7 @@ from bench import (
     masks,
     merge,
     one_machine,
+    parts,
     precision,
     solve,
     statistics_pass,
@@ -37,6 +38,7 @@ MODULES = (
     idle,
     layer,
     worker,
+    parts,
 )
 """Their import fills the registry."""
 
