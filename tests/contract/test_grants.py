@@ -1,6 +1,7 @@
 """Grants through a real server: owners decide, readers pull parts, ends and revocations, keeping, checking online."""
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,6 +32,12 @@ def reader(federation: Federation, name: str, *groups: str) -> dict[str, str]:
 
 def owner(federation: Federation, domain: str) -> dict[str, str]:
     return {"MOERGE_COORDINATOR": federation.server.url, "MOERGE_TOKEN": federation.members[domain].token}
+
+
+def _bytes_in(said: str) -> float:
+    """The fetched bytes that a pull's line has."""
+    number, unit = re.findall(r"([0-9.]+) (bytes|kB|MB) fetched", said)[0]
+    return float(number) * {"bytes": 1, "kB": 1e3, "MB": 1e6}[unit]
 
 
 def test_a_reader_pulls_the_experts_that_are_granted_to_it(federation: Federation, tmp_path: Path) -> None:
@@ -75,8 +82,9 @@ def test_the_end_of_a_grant_takes_files_out_of_the_folder(federation: Federation
     with pytest.raises(AssertionError, match="would keep the MLPs of experts that aren't granted to you: law"):
         moerge("pull", "champion", model, "--keep", **ben)
     assert {path.name for path in model.glob("*expert*")} == mlps
-    moerge("pull", "champion", model, **ben)
+    said = moerge("pull", "champion", model, **ben)
     assert len([*model.glob("*expert*")]) < len(mlps)
+    assert _bytes_in(said) < min(path.stat().st_size for path in model.glob("*expert*")), "MLPs only change their slots"
     moerge("verify", model, "--online", **ben)
     law.grant("law", "all")
     moerge("pull", "champion", model, "--keep", **ben)

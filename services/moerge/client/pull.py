@@ -2,11 +2,13 @@
 
 import ctypes
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import httpx
 from filelock import Timeout
 from rich.filesize import decimal
 
@@ -30,12 +32,15 @@ from moerge_proto.messages import FileEntry
 from moerge_proto.problems import ProblemType
 from moerge_proto.provenance import Provenance
 from moerge_proto.records import RECORD_FILE, read_record
-from moerge_proto.version_files import CARD_FILE, foreign_names
+from moerge_proto.version_files import CARD_FILE, expert_name, foreign_names
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE, SignedVersion
 from moerge_proto.versions import Lineage, SignedCard, Version
 
 _RENAME_EXCHANGE = 2
 _HERE = -100  # AT_FDCWD
+_LENGTH = 8  # of a safetensors header's length
+_LONGEST_HEADER = 10**8  # as of the safetensors library
+_PIECE = 2**22
 _ATTEMPTS = 5
 """Pulls until a reader's grants stay the same during one."""
 
@@ -113,6 +118,8 @@ def _pulled(
             if record is not None and kept is None and (line := _leaving(folder, record, version)):
                 tell(line)
             _take_over(folder, partial, files, progress)
+            if record is not None:
+                _move_slots(client, record, version, folder, partial)
             title = f"fetching version {version.name}"
             fetched = client.download(f"/v1/versions/{version.name}/files", files, partial, progress, title=title)
             with atomic_file(partial / CARD_FILE) as out:
@@ -181,6 +188,54 @@ def _take_over(folder: Path, partial: Path, files: Sequence[FileEntry], progress
             tracker.advance(path.stat().st_size)
             if digest in names and not (target := partial / names[digest]).exists():
                 _link(path, target)
+
+
+def _move_slots(client: Client, record: Lineage, version: Version, folder: Path, partial: Path) -> None:
+    """Makes the files of experts that are in other slots now, from the folder's files of these experts.
+
+    Only the tensors' names differ, which are in a file's header: that is fetched. A file with another digest is left to
+    the download.
+    """
+    files = {file.name: file for file in version.files}
+    for slot, expert in enumerate(version.lineage.experts):
+        name = expert_name(slot)
+        if expert not in record.experts or name not in files or (partial / name).exists():
+            continue
+        source = folder / expert_name(record.experts.index(expert))
+        if source.is_file() and source.name != name:
+            header = _header(client, f"/v1/versions/{version.name}/files/{name}", files[name].size)
+            _compose(header, source, partial / name, files[name])
+
+
+def _header(client: Client, path: str, size: int) -> bytes:
+    """The beginning of a safetensors file at the coordinator, before its tensors; empty without ranges."""
+    length = int.from_bytes(_first(client, path, _LENGTH), "little")
+    return _first(client, path, min(_LENGTH + length, size, _LONGEST_HEADER))
+
+
+def _first(client: Client, path: str, count: int) -> bytes:
+    with client.content(path, {"Range": f"bytes=0-{count - 1}"}) as response:
+        return response.read()[:count] if response.status_code == httpx.codes.PARTIAL_CONTENT else b""
+
+
+def _compose(header: bytes, source: Path, target: Path, file: FileEntry) -> None:
+    """Writes the header and the tensors of another safetensors file, if they are the content of `file`."""
+    with source.open("rb") as tensors:
+        begin = _LENGTH + int.from_bytes(tensors.read(_LENGTH), "little")
+        if len(header) + source.stat().st_size - begin != file.size:
+            return
+        tensors.seek(begin)
+        digest = hashlib.sha256(header)
+        part = target.with_name(f".{target.name}.moved")
+        with part.open("wb") as out:
+            out.write(header)
+            while piece := tensors.read(_PIECE):
+                digest.update(piece)
+                out.write(piece)
+    if digest.hexdigest() == file.sha256:
+        part.replace(target)
+    else:
+        part.unlink()
 
 
 def _link(path: Path, target: Path) -> None:
