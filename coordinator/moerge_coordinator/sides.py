@@ -88,7 +88,13 @@ def _influence() -> Side:
     return Side(routers=[router], influence=measured, needs=needs)
 
 
-SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people, _evaluations, _influence)
+def _usage() -> Side:
+    from moerge_coordinator.usage import router
+
+    return Side(routers=[router])
+
+
+SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people, _evaluations, _influence, _usage)
 """Each imports its room, which can be slow."""
 COMMANDS: tuple[Callable[..., None], ...] = (cohort, unmask)
 """The rooms' commands, which help texts list without the rest."""

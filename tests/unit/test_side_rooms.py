@@ -16,6 +16,7 @@ ROOMS = (
     "moerge_coordinator.influence",
     "moerge_coordinator.webhooks",
     "moerge_coordinator.people",
+    "moerge_coordinator.usage",
 )
 MAIN_ROAD = (
     "contract/test_main_road.py",

@@ -23,6 +23,7 @@ from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.public_log import Published
 from moerge_proto.statistics_file import Split
 from moerge_proto.uploads import NewUpload
+from moerge_proto.usage import ExpertShares
 from moerge_proto.version_keys import KeyRotation
 from moerge_proto.versions import Lineage, PublicLoss, VersionFile
 
@@ -95,6 +96,7 @@ _KINDS: tuple[Any, ...] = (
     PublicLoss,
     KeyRotation,
     Seals,
+    ExpertShares,
 )
 _COLUMNS: dict[Any, Any] = {
     datetime: _Utc,
@@ -468,3 +470,19 @@ class ArtifactRow(Base):
     sha256: Mapped[str] = mapped_column(String(64))
     size: Mapped[int] = mapped_column(BigInteger)
     maker: Mapped[str] = mapped_column(String(64))  # lineage of the first version that wrote it
+
+
+class UsageRow(_Numbered):
+    """An expert's shares in a consumer's requests. `reporter`: its name, or its token. `reader`: its name alone.
+
+    Each version and reporter has the rows of its last report.
+    """
+
+    __tablename__ = "usage"
+    __table_args__ = (UniqueConstraint("version", "reporter", "domain"),)
+    version: Mapped[int] = mapped_column(ForeignKey("versions.number"))
+    reporter: Mapped[str] = mapped_column(String(100))
+    reader: Mapped[str | None] = mapped_column(String(63))
+    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"), index=True)
+    shares: Mapped[ExpertShares]
+    created: Mapped[datetime]

@@ -32,6 +32,7 @@ from moerge_proto.progress import Progress as ProgressMessage
 from moerge_proto.public_log import LogEntry, LogHead
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.uploads import Stored
+from moerge_proto.usage import NewUsage, Usage
 from moerge_proto.version_keys import KeyRotation, NewSignature, VersionKey
 from moerge_proto.versions import (
     Alias,
@@ -247,6 +248,13 @@ class Client(Http):
     def evaluations(self, number: int, *, replaced: bool = False) -> Pages[Evaluation]:
         """The reported scores of a version, with `replaced` ones too."""
         return Pages(self, Evaluation, f"/v1/versions/{number}/evaluations", replaced=replaced)
+
+    def report_usage(self, number: int, usage: NewUsage) -> list[Usage]:
+        return self.message(list[Usage], "PUT", f"/v1/versions/{number}/usage", usage)
+
+    def usage(self) -> Pages[Usage]:
+        """The reported use of experts that the caller may see."""
+        return Pages(self, Usage, "/v1/usage")
 
     def version_card(self, number: int) -> str:
         return self.send("GET", f"/v1/versions/{number}/card").text

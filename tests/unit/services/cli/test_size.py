@@ -11,7 +11,7 @@ from moerge.merging import commands
 from moerge.merging.recipe import KEYS, OF_MERGE
 
 ROOT = Path(__file__).parents[4]
-COMMANDS, OPTIONS = 65, 12
+COMMANDS, OPTIONS = 67, 12
 MORE = {"merge": 20, "worker run": 30, "worker check": 30}
 """Commands with more options. A check has those of the run."""
 
