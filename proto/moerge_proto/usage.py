@@ -59,3 +59,8 @@ class Usage(Message):
     reader: Name | None
     shares: ExpertShares
     created: datetime
+
+
+def percent(share: float, error: float | None) -> str:
+    """A share in percent with its standard error, without the sign."""
+    return f"{100 * share:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")

@@ -53,6 +53,8 @@ def test_a_consumer_s_command_reports_what_owners_then_see(
     assert shown["version"] == 1
     with federation.server.client(environment["MOERGE_TOKEN"]) as reader:
         assert list(reader.usage()) == [], "only --report sends"
+        with pytest.raises(AssertionError, match="--report: no MOERGE_TOKEN"):
+            moerge("usage", tmp_path / "model", "--text", requests, "--report", MOERGE_COORDINATOR=str(reader.url))
         moerge("usage", tmp_path / "model", "--text", requests, "--report", **environment)
         sent = {row.domain: row for row in reader.usage()}
     assert sent.keys() == {"law", "art"}

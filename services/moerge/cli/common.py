@@ -93,11 +93,6 @@ def points(value: float | None, sign: str = "") -> str:
     return "" if value is None else f"{value:{sign}.1f}"
 
 
-def share(value: float, error: float | None) -> str:
-    """A share in percent with its standard error, without the sign."""
-    return f"{100 * value:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
-
-
 def digest_of_domain(option: str, domain: str, digests: Mapping[str, str]) -> str:
     if domain not in digests:
         known = ", ".join(sorted(digests)) or "none yet"

@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, minute, share, show, show_list, the_one
+from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, minute, show, show_list, the_one
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.experts import Expert, ExpertState, Parts
-from moerge_proto.usage import Usage
+from moerge_proto.usage import Usage, percent
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operators; owners see their own).")
 Domain = Annotated[str, typer.Argument(help=f"The expert's domain, or at least {LEAST_DIGITS} digits of its digest.")]
@@ -168,5 +168,5 @@ def list_usage(
 
 def _used(row: Usage) -> list[str]:
     tokens, weight = row.shares.tokens, row.shares.weight
-    shares = [share(tokens, row.shares.tokens_error), share(weight, row.shares.weight_error)]
+    shares = [percent(tokens, row.shares.tokens_error), percent(weight, row.shares.weight_error)]
     return [row.domain, str(row.version), row.reader or "without a name", *shares, minute(row.created)]

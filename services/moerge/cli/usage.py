@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from moerge.cli.common import share, show, token_given
+from moerge.cli.common import show, token_given
 from moerge.client.client import Client
 from moerge.client.signatures import read_signature
 from moerge.errors import MoergeError
@@ -160,12 +160,13 @@ def _measured(
     if model.routed.shape[1] != len(domains):
         what = f"{len(domains)} domains, but the model has {model.routed.shape[1]} experts"
         raise MoergeError(what, where=str(folder / RECORD_FILE), todo="pull or merge the version again")
-    entries = [entry for text in requests.read(files, context) for entry in text.documents()]
-    tokens = sum(entry.tokens().count for entry in entries)
+    texts = list(requests.read(files, context))
+    tokens = sum(entry.tokens().count for text in texts for entry in text.documents())
     if not tokens:
         raise MoergeError("no request has text", where="`text_files`, `chat_files`", todo="name other files")
     with progress().track("measuring use", tokens, "tokens") as tracker:
-        return usage(model, domains, (entry.tokens() for entry in entries), context, tracker, number)
+        documents = (entry.tokens() for text in texts for entry in text.documents())
+        return usage(model, domains, documents, context, tracker, number)
 
 
 def _draw(used: "Usage", folder: Path, svg: Path) -> None:
@@ -179,15 +180,11 @@ def _draw(used: "Usage", folder: Path, svg: Path) -> None:
 def _show(used: "Usage") -> None:
     def row(expert: "ExpertUsage") -> list[str]:
         tokens, weight = ([getattr(layer, kind) for layer in expert.layers] for kind in ("tokens", "weight"))
-        return [expert.domain, _shown(expert.tokens), _range(tokens), _shown(expert.weight), _range(weight)]
+        return [expert.domain, expert.tokens.percent, _range(tokens), expert.weight.percent, _range(weight)]
 
     what = "Use" if used.version is None else f"Use of version {used.version}"
     title = f"{what}, in percent: {used.tokens:,} tokens in {used.documents:,} documents"
     show(title, ["expert", "tokens", "by layer", "weight", "by layer"], [row(expert) for expert in used.experts])
-
-
-def _shown(estimate: "Estimate") -> str:
-    return share(estimate.share, estimate.error)
 
 
 def _range(layers: "list[Estimate]") -> str:

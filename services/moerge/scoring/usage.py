@@ -11,6 +11,7 @@ from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
 from moerge.scoring.perplexity import BATCH_TOKENS
 from moerge.scoring.streamed import StreamedModel
+from moerge_proto.usage import percent
 
 _TOKENS, _NUMBERS = 2**20, 2**22
 """Tokens of a block of documents, and numbers of its counts, at least one document's."""
@@ -22,6 +23,11 @@ class Estimate:
 
     share: float
     error: float | None
+
+    @property
+    def percent(self) -> str:
+        """Both in percent, without the sign."""
+        return percent(self.share, self.error)
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,6 @@ def picture(usage: Usage, title: str) -> str:
     return whole(title, below, left + wide + _ALL + MARGIN, top - 6, parts)
 
 
-def percent(estimate: Estimate) -> str:
-    """A share in percent with its error, without the sign."""
-    error = "" if estimate.error is None else f" ± {100 * estimate.error:.1f}"
-    return f"{100 * estimate.share:.1f}{error}"
-
-
 def _map(
     usage: Usage, name: str, of: Callable[[ExpertUsage | LayerUsage], Estimate], start: float
 ) -> list[svg.Element]:
@@ -48,10 +42,10 @@ def _map(
         y = row * _ROW
         label = text(0, y + 15, _short(expert.domain), anchor="end", dx=-8)
         label.elements = [tooltip(expert.domain)]
-        parts += [label, text(100, y + 15, percent(of(expert)), anchor="end", dx=_ALL)]
+        parts += [label, text(100, y + 15, of(expert).percent, anchor="end", dx=_ALL)]
         for layer in expert.layers:
             share, x = of(layer), 100 * layer.layer / layers
-            said = f"{expert.domain}, layer {layer.layer}: {percent(share)} %"
+            said = f"{expert.domain}, layer {layer.layer}: {share.percent} %"
             cell = box(x, y, 100 / layers, _ROW - 2, "cell", colour(0), said=said)
             cell.fill_opacity = round(_PALEST + (1 - _PALEST) * share.share, 3)
             parts.append(cell)
