@@ -1,7 +1,7 @@
 """MkDocs' hook: a line "Source: [`name`](file)" becomes the reference of that name, made from the code.
 
-The name is that of a command line, a model of settings, a function that makes an app, or a package. An option, a key or
-a name without a help text or a docstring is an error of the build.
+The name is that of a command line, a model of settings or of recipes, a function that makes an app, or a package. An
+option, a key or a name without a help text or a docstring is an error of the build.
 """
 
 import ast
@@ -25,9 +25,11 @@ from typer import Typer
 from typer.core import TyperGroup
 
 from moerge.cli.app import every_command
+from moerge.merging.recipe import OF_MERGE, OF_SOLVE, Recipe
 from moerge.settings import key_of
 from moerge_coordinator.settings import PREFIX
 from moerge_coordinator.settings import Settings as CoordinatorSettings
+from moerge_proto.recipes import VERSION_RECIPES, SolveOptions
 from moerge_workers.settings import Settings as WorkerSettings
 
 LOG = getLogger("mkdocs.hooks.reference")
@@ -51,6 +53,8 @@ def _reference(name: str) -> Iterator[str]:
         return commands()
     if isinstance(found, ModuleType):
         return python(found)
+    if found is Recipe:
+        return recipe()
     if isinstance(found, type) and issubclass(found, BaseModel):
         return settings(found)
     if callable(found):
@@ -165,15 +169,19 @@ def _places() -> dict[type[BaseModel], tuple[str, tuple[str, ...]]]:
 
 
 @cache
-def _options() -> dict[str, Any]:
-    """The options of `moerge worker run`, by their names."""
-    [run] = [command for path, command in every_command() if path == "moerge worker run"]
-    return {item.name: item for item in run.params}
+def _options(path: str) -> dict[str, Any]:
+    """The options of a command, by their names."""
+    [found] = [command for each, command in every_command() if each == path]
+    return {item.name: item for item in found.params}
+
+
+def _attributes(model: type[BaseModel]) -> dict[str, str]:
+    return _sections(model.__doc__)[1].get("Attributes", {})
 
 
 def settings(model: type[BaseModel]) -> Iterator[str]:
     """The keys of a table of settings; the name of an option of `worker run` is a key's, and its help the meaning."""
-    text, sections = _sections(model.__doc__)
+    text, attributes = _sections(model.__doc__)[0], _attributes(model)
     program, path = _places()[model]
     schema = model.model_json_schema()
     yield text.partition("\n\n")[0] + "\n"
@@ -181,8 +189,9 @@ def settings(model: type[BaseModel]) -> Iterator[str]:
     for key, field in schema["properties"].items():
         if (program, path, key) == ("coordinator", (), "home"):
             continue
-        option = _options().get(key) if program == "worker" and path in ((), ("statistics",)) else None
-        meaning = _meaning(sections.get("Attributes", {}).get(key), option)
+        is_option = program == "worker" and path in ((), ("statistics",))
+        option = _options("moerge worker run").get(key) if is_option else None
+        meaning = _meaning(attributes.get(key), option)
         if not meaning:
             LOG.warning("%s.%s has no meaning in the docstring", model.__qualname__, key)
         variable = f"{PREFIX}{'__'.join([*path, key]).upper()}" if program == "coordinator" else None
@@ -191,6 +200,31 @@ def settings(model: type[BaseModel]) -> Iterator[str]:
         value = kind(field, lambda name: "table").removesuffix(" or null")
         rows.append(("<br>".join(map(_code, filter(None, names))), value, default, meaning))
     yield from _table("key | type | default | meaning", rows)
+
+
+def recipe() -> Iterator[str]:
+    """The keys of a recipe file, with the options of both commands that take it."""
+    takers = {"merge": ("moerge merge", OF_MERGE), "solve": ("moerge version solve", OF_SOLVE)}
+    meanings = _attributes(SolveOptions) | _attributes(Recipe)
+    rows = []
+    properties = Recipe.model_json_schema(by_alias=True)["properties"]
+    for name, (key, field) in zip(Recipe.model_fields, properties.items(), strict=True):
+        options = {taker: _options(path).get(name) for taker, (path, fields) in takers.items() if name in fields}
+        taken = {taker: _code(option.opts[0]) if option else "key" for taker, option in options.items()}
+        meaning = _meaning(meanings.get(name), next(filter(None, options.values()), None))
+        if not meaning:
+            LOG.warning("Recipe.%s has no meaning", name)
+        value = kind(field, str).removesuffix(" or null").replace("table", "mapping")
+        default = _default_of_recipes(name) or _default(field.get("default"))
+        rows.append((_code(key), value, default, *(taken.get(taker, "") for taker in takers), meaning))
+    yield from _table(f"key | type | default | {' | '.join(takers)} | meaning", rows)
+
+
+def _default_of_recipes(name: str) -> str:
+    if name not in SolveOptions.model_fields:
+        return ""
+    values = [_code(json.dumps(getattr(item.solve, name))) for item in VERSION_RECIPES.values()]
+    return ", ".join(dict.fromkeys(values))
 
 
 def rest(document: Mapping[str, Any]) -> Iterator[str]:
@@ -235,7 +269,7 @@ def rest(document: Mapping[str, Any]) -> Iterator[str]:
                     _code(key),
                     kind(field, _message),
                     "required" if key in schema.get("required", ()) else _default(field.get("default")),
-                    field.get("description") or sections.get("Attributes", {}).get(key, ""),
+                    sections.get("Attributes", {}).get(key) or field.get("description", ""),
                 )
                 for key, field in schema.get("properties", {}).items()
             ),

@@ -37,9 +37,18 @@ class Contribution(Message):
     """An accepted contribution. `active` is false after it was superseded or withdrawn.
 
     A router contribution belongs to one `body`. A head contribution serves every head with its expert, and has no
-    `split`, `body` and `shards`. `effective_rank`: median of its grams' trace^2 / sum of squared entries.
-    `fingerprint`: of the key that made `signature`; both are None if its owner had no key. `cohort`: of masked ones,
-    which count together or not at all, once their sum is known.
+    `split`, `body` and `shards`.
+
+    Attributes:
+        number: order of arrival.
+        digest: of its statistics file.
+        expert: the digest of its expert.
+        tokens: their number, as that of documents and shards.
+        effective_rank: median of its grams' trace^2 / sum of squared entries.
+        size: of its file, in bytes.
+        software: program -> release, of the worker that made it.
+        fingerprint: of the key that made `signature`; both are None if its owner had no key.
+        cohort: of masked ones, which count together or not at all, once their sum is known.
     """
 
     number: int

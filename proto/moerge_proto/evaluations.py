@@ -45,9 +45,12 @@ class Scored(Message):
 class Perplexity(Message):
     """An owner's sums of a version over held-out documents of a domain, in windows of `context`, advanced by `stride`.
 
-    `expert`: the owner's dense expert of `domain` in the version. `oracle`: the version with every token routed to it.
-    All three sums cover the same tokens. `routed`, L x D, counts per layer the tokens by their first-choice expert,
-    in slot order, at the position that predicted them. Each layer's counts add up to the tokens.
+    Attributes:
+        expert: the digest of the owner's dense expert of `domain` in the version.
+        dense: of this expert. The three sums cover the same tokens.
+        oracle: of the version with every token routed to this expert.
+        routed: L x D, counts per layer the tokens by their first-choice expert, in slot order, at the position that
+            predicted them. Each layer's counts add up to the tokens.
     """
 
     kind: Literal["perplexity"] = "perplexity"
@@ -97,10 +100,13 @@ class Perplexity(Message):
 class TaskResult(Message):
     """A model's `value` of one `metric` on one task.
 
-    `standard_error`: of the value; None if the harness gives none. `questions`: the number that was scored.
-    `task_version`: of the task's definition; None if it has none. `limit`: the requested maximum of questions; None for
-    all. `data`: SHA-256 of the file with the questions; None if the harness read them elsewhere. `harness`: the program
-    and its version, such as "lm_eval 0.4.13".
+    Attributes:
+        standard_error: of the value; None if the harness gives none.
+        questions: the number that was scored.
+        task_version: of the task's definition; None if it has none.
+        limit: the requested maximum of questions; None for all.
+        data: SHA-256 of the file with the questions; None if the harness read them elsewhere.
+        harness: the program and its version, such as "lm_eval 0.4.13".
     """
 
     kind: Literal["task"] = "task"
@@ -184,10 +190,16 @@ class Evaluation(Message):
 
 
 class DomainScore(Message):
-    """A domain's row of the table: perplexities of its dense expert, the version and its oracle, on its held-out text.
+    """A domain's row of the table: perplexities on its held-out text.
 
-    `normalised`: 100 * dense / version, `normalised_oracle`: 100 * dense / oracle. `shares`, L x D: each expert's share
-    of the tokens, by first choice.
+    Attributes:
+        documents: their number, as that of tokens.
+        dense: perplexity of its dense expert.
+        version: perplexity of the version.
+        oracle: perplexity of the version with every token routed to the domain's expert.
+        normalised: 100 * dense / version.
+        normalised_oracle: 100 * dense / oracle.
+        shares: L x D, each expert's share of the tokens, by first choice.
     """
 
     domain: str
@@ -206,8 +218,10 @@ class DomainScore(Message):
 class VersionTable(Message):
     """The paper's table of one version (DUME section 3.1). An owner sees only its own domains' `scores`.
 
-    `domains` and each layer's `shares` are in slot order. `seeds`: the domains whose expert is the seed, which
-    averages leave out. `average`: over the others; None while some of these are `missing`.
+    Attributes:
+        domains: in slot order, as each layer's `shares`.
+        seeds: the domains whose expert is the seed, which averages leave out.
+        average: of `normalised` over the other domains; None while some of these are `missing`.
     """
 
     version: int

@@ -27,9 +27,12 @@ class ExpertState(StrEnum):
 class Parts(Message):
     """The origin of an expert's MLPs and head that are registered for versions under the body of a seed.
 
-    `expert`: the digest of the dense expert, which stays with its owner. `fitted`: whether its owner solved the MLPs
-    anew for the body. `own_head`: whether last norm and head are among the files; otherwise they are the seed's, whose
-    body the expert keeps.
+    Attributes:
+        expert: the digest of the dense expert, which stays with its owner.
+        body: the digest of the seed's body.
+        fitted: whether its owner solved the MLPs anew for the body.
+        own_head: whether last norm and head are among the files; otherwise they are the seed's, whose body the expert
+            keeps.
     """
 
     expert: Digest
@@ -39,7 +42,13 @@ class Parts(Message):
 
 
 class NewAdapter(Message):
-    """A PEFT adapter of the seed: digests of the seed's body and of its uploaded weights; and its settings."""
+    """A PEFT adapter of the seed.
+
+    Attributes:
+        base: the digest of the seed's body.
+        weights: the digest of the adapter's uploaded weights.
+        settings: those of adapter_config.json.
+    """
 
     base: Digest
     weights: Digest
@@ -47,15 +56,16 @@ class NewAdapter(Message):
 
 
 class NewExpert(Message):
-    """Registers uploaded `files`, name -> digest, as the expert of `domain`.
+    """Registers uploaded files as the expert of a domain.
 
-    They have only MLPs and perhaps last norm and head: the `parts` of a dense expert for versions under a seed's body.
-    With `adapter`, the coordinator makes the weights, one file, by merging the adapter with the seed. `license`: an
-    SPDX identifier, such as Apache-2.0.
-
-    `redistribute`: whether owners of the other experts in a version may download it, with this expert's MLPs, to
-    evaluate it, and operators may export its inputs. A new registration changes it. `signature`: the owner's
-    (`signed_by`), for the provenance of versions. None from an owner without a key.
+    Attributes:
+        files: name -> digest. They have only MLPs and perhaps last norm and head.
+        license: an SPDX identifier, such as Apache-2.0.
+        redistribute: whether owners of the other experts in a version may download it, with this expert's MLPs, to
+            evaluate it, and operators may export its inputs. A new registration changes it.
+        parts: of a dense expert, for versions under a seed's body.
+        adapter: with it, the coordinator makes the weights, one file, by merging the adapter with the seed.
+        signature: the owner's (`signed_by`), for the provenance of versions. None from an owner without a key.
     """
 
     domain: Name
@@ -79,10 +89,17 @@ class NewExpert(Message):
 
 
 class Expert(Message):
-    """An expert. `digest`: of its files; `number`: order of arrival.
+    """An expert.
 
-    Until its files are made from `adapter`, their sizes are 0 and the family is empty.
-    `fingerprint`: of the key that made `signature`; None if its owner hasn't signed it.
+    Attributes:
+        number: order of arrival.
+        digest: of its files.
+        license: an SPDX identifier.
+        family: its architecture; empty until its files are made from `adapter`.
+        problem: the reason if it was refused.
+        files: their sizes are 0 until they are made from `adapter`.
+        purged: since when it has no files.
+        fingerprint: of the key that made `signature`; None if its owner hasn't signed it.
     """
 
     number: int

@@ -38,9 +38,12 @@ class OwnerKey(Message):
 
 
 class Owner(Message):
-    """An owner. `keys`: oldest first; without one, it contributes unsigned. `seen`: its last call, to a minute.
+    """An owner.
 
-    `revoked`: since when it has no valid key or token; None while it has one, or never had any.
+    Attributes:
+        keys: oldest first; without one, it contributes unsigned.
+        seen: its last call, to a minute.
+        revoked: since when it has no valid key or token; None while it has one, or never had any.
     """
 
     name: str
@@ -61,7 +64,10 @@ class Approval(Message):
 class NewToken(Message):
     """Asks for a token.
 
-    `owner`: for the role owner only; `name`: of the person, for the other roles. `expires`: None means never.
+    Attributes:
+        owner: for the role owner only.
+        name: of the person, for the other roles.
+        expires: None means never.
     """
 
     role: Role

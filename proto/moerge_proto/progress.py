@@ -47,7 +47,10 @@ class Obstacle(StrEnum):
 class Progress(Message):
     """Progress of a domain's worker with its current or last contribution.
 
-    `seconds_left`: estimate, or None. `obstacle`: why nothing more is sent now.
+    Attributes:
+        shards_done: finished shards of the current or last contribution.
+        seconds_left: estimate, or None.
+        obstacle: the reason why nothing more is sent now.
     """
 
     domain: Name
@@ -66,7 +69,14 @@ class Progress(Message):
 
 
 class DomainProgress(Progress):
-    """The last progress of a domain's worker; `heard`: its time."""
+    """The last progress of a domain's worker.
+
+    Attributes:
+        shards_done: finished shards of the current or last contribution.
+        seconds_left: estimate, or None.
+        obstacle: the reason why nothing more is sent now.
+        heard: the time of this progress.
+    """
 
     number: int
     owner: str

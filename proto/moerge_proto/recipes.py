@@ -18,10 +18,15 @@ DomainWeights = dict[Name, Weight] | Literal["balanced"]
 class SolveOptions(Message):
     """Options of the solve; the defaults are the paper's. Changing them needs no new contributions.
 
-    `ridge_lambda`: Tikhonov regulariser (DUME eq. 2), `absolute` or in units of the layer's mean diagonal (`relative`);
-    with `auto` each layer gets the value with the least error on the tuning splits. `domain_weights`: domain -> weight
-    of its statistics, default 1; `balanced`: as if all had contributed equally many tokens. `top_k`: experts per token.
-    `temperature` divides the router's scores; it matters only for top_k > 1.
+    Attributes:
+        ridge_lambda: Tikhonov regulariser (DUME eq. 2).
+        lambda_scale: the regulariser's unit: `absolute`; `relative`, the layer's mean diagonal; or `auto`, not in a
+            merge: each layer gets the value with the least error on the tuning splits.
+        domain_weights: weight of each domain's statistics, 1 if not named; `balanced`: as if all domains had equally
+            many tokens.
+        routers: `ridge`, the paper's; `discriminant`: Fisher's linear discriminants from the same sums.
+        top_k: experts per token.
+        temperature: divides the routers' scores; it matters only for a `top_k` above 1.
     """
 
     ridge_lambda: float = Field(default=0.01, gt=0, allow_inf_nan=False)

@@ -36,11 +36,16 @@ Completed = Annotated[
 class NewVersion(Message):
     """Asks for a version of `body` (None: the current one) with `experts` in this order.
 
-    `experts=None` means every ready expert that has contributed under the body, in order of arrival; refused while one
-    is missing, unless `partial` is set. `head`: None means the seed's, tied as
-    there, if every expert keeps it; `regmean` if every other expert has an active head contribution; otherwise
-    `average`. `options`: the recommended ones are the defaults. `tied` leaves the head out if it equals the embedding.
-    `chat_template`: see `Lineage`. `accept_loss`: publish it, however high its loss on the public texts is.
+    Attributes:
+        body: its digest.
+        experts: their digests; None: every ready expert that has contributed under the body, in order of arrival.
+        partial: solve without the missing experts; otherwise None in `experts` is refused while one is missing.
+        head: None: the seed's, tied as there, if every expert keeps it; `regmean` if every other expert has an active
+            head contribution; otherwise `average`.
+        options: of the solve; the recommended ones are the defaults.
+        tied: leave the head out if it equals the embedding.
+        chat_template: see `Lineage`.
+        accept_loss: publish it, however high its loss on the public texts is.
     """
 
     body: Digest | None = None
@@ -54,17 +59,24 @@ class NewVersion(Message):
 
 
 class VersionFile(FileEntry):
-    """A version's file. `new`: whether this version wrote it, or an earlier one. `tensors`: their number."""
+    """A version's file.
+
+    Attributes:
+        size: in bytes.
+        new: whether this version wrote it, or an earlier one.
+        tensors: their number.
+    """
 
     new: bool
     tensors: int = 0
 
 
 class HeadLineage(Message):
-    """All inputs of a version's head beside body and experts. `contributions`: for `regmean`, of experts with an own
-    head, in order.
+    """All inputs of a version's head beside body and experts.
 
-    `revision`: of the method's formula. The JSON leaves out 1.
+    Attributes:
+        contributions: for `regmean`, digests of those of experts with an own head, in order.
+        revision: of the method's formula. The JSON leaves out 1.
     """
 
     method: HeadMethod
@@ -73,12 +85,19 @@ class HeadLineage(Message):
 
 
 class Lineage(Message):
-    """All inputs of a version (law 3). `contributions`: of routers, sorted.
+    """All inputs of a version (law 3).
 
-    `seed`: under a seed's body, the digest of the seed's files: body, head, parts, config, tokenizer. The JSON omits
-    None. `left_out`: domains of ready experts that had not contributed to a partial version. `chat_template`:
-    the domain whose chat template, tokenizer and generation config the version has, or `base`; None: the seed's, or
-    those of the first expert with the largest vocabulary. The JSON omits None.
+    Attributes:
+        body: its digest.
+        seed: under a seed's body, the digest of the seed's files: body, head, parts, config, tokenizer. The JSON omits
+            None.
+        experts: their digests, in slot order.
+        domains: those of `experts`, in the same order.
+        contributions: digests of the router contributions, sorted.
+        tied: whether the head is left out, because it equals the embedding.
+        left_out: domains of ready experts that had not contributed to a partial version.
+        chat_template: the domain whose chat template, tokenizer and generation config the version has, or `base`; None:
+            the seed's, or those of the first expert with the largest vocabulary. The JSON omits None.
     """
 
     body: Digest
@@ -103,10 +122,13 @@ class EngineLimit(Message):
 
 
 class SolvedLayer(Message):
-    """Diagnostics of one layer's solve. `ridge_lambda`: added to the diagonal.
+    """Diagnostics of one layer's solve.
 
-    `condition`: a lower estimate for A + lambda I. `norms`: of the columns before normalisation, per domain. `cosines`:
-    between the columns, D x D.
+    Attributes:
+        ridge_lambda: added to the diagonal.
+        condition: a lower estimate for A + lambda I.
+        norms: of the columns before normalisation, per domain.
+        cosines: between the columns, D x D.
     """
 
     ridge_lambda: float
@@ -125,8 +147,9 @@ class SolveReport(Message):
 class PublicLoss(Message):
     """Mean losses on the library's public texts, in nats per token, measured before the publication.
 
-    `last`: of the last version of this seed, unless it has a domain that this version lacks. `accepted`: it is above
-    the limit, and the operator accepted it, or the last version's.
+    Attributes:
+        last: of the last version of this seed, unless it has a domain that this version lacks.
+        accepted: it is above the limit, and the operator accepted it, or the last version's.
     """
 
     version: float
@@ -136,11 +159,19 @@ class PublicLoss(Message):
 
 
 class Version(Message):
-    """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it.
+    """A version.
 
-    `withheld`: since when its files are not served because of such an expert; `retired`: since when it has no files.
-    `key`: the fingerprint of the key that signed it, None if nobody has; `key_revoked`: since when that key is revoked.
-    `release`: of moerge, which published it. `public_loss`: None if it wasn't measured.
+    Attributes:
+        bytes_total: size of all its files.
+        bytes_written: size of its new files.
+        aliases: names that point to it.
+        contains_withdrawn: digests of withdrawn experts in it.
+        withheld: since when its files are not served, because of a withdrawn expert.
+        retired: since when it has no files.
+        key: the fingerprint of the key that signed it; None if nobody has.
+        key_revoked: since when that key is revoked.
+        release: the moerge release that published it.
+        public_loss: None if it wasn't measured.
     """
 
     number: int

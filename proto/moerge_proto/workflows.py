@@ -17,7 +17,12 @@ class WorkflowState(StrEnum):
 
 
 class Workflow(Message):
-    """A workflow. `result`: the digest of an expert, or a contribution; or a version's number."""
+    """A workflow.
+
+    Attributes:
+        result: the digest of an expert, or a contribution; or a version's number.
+        problem: the reason if it failed.
+    """
 
     id: str
     state: WorkflowState

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 
 from engines.compare import Outcome
 from engines.results import Result
@@ -11,14 +12,15 @@ from engines.speed import EXPERTS, Cost
 from moerge.errors import MoergeError
 
 BEGIN, END = "<!-- {name}: written by make test-engines -->", "<!-- end of {name} -->"
+_EXACT = "Exact", "Exact with the workaround"
 
 
 def engine_table(engine: str, number: str, measured: Sequence[Result], when: date) -> str:
-    """A row for each family and setting, over its versions; above them the number of versions, date and rounding."""
-    rows = [
-        _row(family, setting, list(group))
-        for (family, setting), group in groupby(measured, lambda item: (item.case.family, item.case.setting))
-    ]
+    """The number of versions, date and rounding; the exact families; a row for each other family and setting."""
+    grouped = groupby(measured, lambda item: f"{item.case.family}, {item.case.setting}")
+    groups = {name: list(group) for name, group in grouped}
+    said = {name: _verdict(group) for name, group in groups.items()}
+    rows = [f"| {name} | {_worst(groups[name])} | {how} |" for name, how in said.items() if how not in _EXACT]
     ratios = sorted(
         item.rounded / item.rounded_dense
         for item in measured
@@ -27,26 +29,26 @@ def engine_table(engine: str, number: str, measured: Sequence[Result], when: dat
     head = f"{engine} {number} on {when.isoformat()}, {len(measured)} versions."
     if ratios:
         head += f" In bfloat16 the median difference is {ratios[0]:.1f} to {ratios[-1]:.1f} times the dense expert's."
-    lines = ["| dense experts | bodies | experts x k | largest difference | |", "|---|---|---|---|---|", *rows]
-    return "\n".join([head, "", *lines])
+    lines = [head, ""]
+    for kind in _EXACT:
+        if names := [name for name, how in said.items() if how == kind]:
+            worst = _worst(item for name in names for item in groups[name])
+            text = f"{kind}, with differences of at most {worst}: {'; '.join(names)}."
+            lines += [*wrap(text, 140, break_on_hyphens=False), ""]
+    return "\n".join([*lines, "| dense experts | largest difference | |", "|---|---|---|", *rows])
 
 
-def _row(family: str, setting: str, group: Sequence[Result]) -> str:
-    cases = [item.case for item in group]
-    bodies = ", ".join(dict.fromkeys(f"`{case.body}`" for case in cases))
-    sizes = ", ".join(dict.fromkeys(f"{case.experts} x {case.top_k}" for case in cases))
-    result = [item.exact.most for item in group if item.exact is not None]
-    worst = _figure(max(result)) if result else ""
-    return f"| {family}, {setting} | {bodies} | {sizes} | {worst} | {_verdict(group)} |"
+def _worst(group: Iterable[Result]) -> str:
+    result = [best.most for item in group if (best := item.remedied or item.exact) is not None]
+    return _figure(max(result)) if result else ""
 
 
 def _verdict(group: Sequence[Result]) -> str:
     if all(item.right for item in group):
-        return "exact" if any(item.exact for item in group) else "in bfloat16 as its dense expert"
-    wrong = next(item for item in group if not item.right)
-    said = "does not load" if wrong.error else "**wrong**"
-    remedied = [item.remedied.most for item in group if item.remedied is not None]
-    return said + (f"; {_figure(max(remedied))} with the workaround" if remedied else "")
+        return _EXACT[0] if any(item.exact for item in group) else "in bfloat16 as its dense expert"
+    if all(item.right or (item.remedied is not None and item.remedied.exact) for item in group):
+        return _EXACT[1]
+    return "does not load" if any(item.error for item in group) else "**wrong**"
 
 
 def _figure(most: float) -> str:
@@ -75,11 +77,10 @@ def variants_table(number: str, measured: Mapping[str, Sequence[Outcome]], when:
     return "\n".join([head, "", "| | largest difference | |", "|---|---|---|", *rows])
 
 
-def _fine(found: Iterable[Outcome]) -> str:
-    item = list(found)
-    if not all(one.ok for one in item):
+def _fine(found: Sequence[Outcome]) -> str:
+    if not all(one.ok for one in found):
         return "**wrong**"
-    return "as its dense expert" if "int8" in item[0].way else "exact"
+    return "as its dense expert" if "int8" in found[0].way else "exact"
 
 
 def written(page: Path, name: str, text: str) -> None:

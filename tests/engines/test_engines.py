@@ -1,5 +1,7 @@
 """The plan, comparison and verdicts of `make test-engines`, without an engine."""
 
+from dataclasses import replace
+from datetime import date
 from itertools import combinations, product
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from engines.compare import Answers, Difference, difference
 from engines.engine import Engine, MissingEngineError
 from engines.registry import ENGINES
 from engines.results import Result
-from engines.table import written
+from engines.table import engine_table, written
 from moerge.errors import MoergeError
 from moerge.models.families.registry import FAMILIES
 from moerge_proto.versions import EngineLimit
@@ -47,8 +49,7 @@ def test_new_tokens_count_until_the_texts_differ() -> None:
 
 
 def test_what_is_not_a_number_is_no_answer() -> None:
-    result = difference(Answers([[float("nan"), -2.0]], [[7]]), Answers([[-1.0, -2.0]], [[7]]))
-    assert result.most == float("inf")
+    assert difference(Answers([[float("nan"), -2.0]], [[7]]), Answers([[-1.0, -2.0]], [[7]])).most == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -73,19 +74,25 @@ def test_engine_warns_if_and_only_if_its_answer_is_wrong(result: Result, fault: 
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
-def test_missing_engine_error_names_the_install_command(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_engine_names_its_command(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.engine.HOME", tmp_path)
     with pytest.raises(MissingEngineError, match=rf"{engine.name} is not installed .*make test-engines"):
         engine.version()
+
+
+def test_a_table_has_rows_of_what_is_not_exact() -> None:
+    measured = [Result(case, [LIMIT], exact=WRONG) for case in cases()[:3]]
+    measured[:2] = replace(measured[0], exact=RIGHT), replace(measured[1], remedied=RIGHT)
+    lines = engine_table("vLLM", "1.0", measured, date(2026, 1, 2)).splitlines()
+    assert lines[2].startswith("Exact, with differences of at most 1e-05: ")
+    assert lines[4].startswith("Exact with the workaround, with differences of at most 1e-05: ")
+    assert [line.endswith(" | 0.01 | **wrong** |") for line in lines[8:]] == [True]
 
 
 def test_a_table_is_written_between_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- x: written by make test-engines -->\nold\n<!-- end of x -->\nafter\n")
     written(page, "x", "new")
-    text = "before\n<!-- x: written by make test-engines -->\nnew\n<!-- end of x -->\nafter\n"
-    assert page.read_text() == text
+    assert page.read_text() == "before\n<!-- x: written by make test-engines -->\nnew\n<!-- end of x -->\nafter\n"
     with pytest.raises(MoergeError, match="end of y"):
         written(page, "y", "new")

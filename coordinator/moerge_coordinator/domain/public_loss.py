@@ -5,6 +5,7 @@ import math
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -32,12 +33,11 @@ def measured(ports: Ports, lineage: Lineage, files: Sequence[FileEntry], *, acce
 
     Raises:
         MoergeError: memory is too short, and the operator hasn't accepted any loss.
-        RefusedError: it is above the lower of these by more than the settings' limit, and the operator hasn't accepted
-            it; or it isn't finite. Names the expert without which it is lowest.
+        RefusedError: it is above the limit of `compared`, and the operator hasn't accepted it; or it isn't finite.
     """
     limit = ports.settings.publication_max_rise
     with ports.database.reading() as session:
-        body, last = bodies.find(session, lineage.body), last_of(session, lineage)
+        body, earlier = bodies.find(session, lineage.body), measured_before(session, lineage)
     folder = ports.folders.experts / f"version-{secrets.token_hex(8)}"
     try:
         weights = ports.folders.published(files, folder)
@@ -52,9 +52,9 @@ def measured(ports: Ports, lineage: Lineage, files: Sequence[FileEntry], *, acce
             raise MoergeError(f"its loss on public texts can't be measured: {error.what}", todo=todo) from error
         cut = public_windows(ports.folders.seed(body).side_files.tokenizer)
         loss = _loss("the version", weights, cut)
-        seed = last.public_loss.seed if last and last.public_loss else _seed_loss(ports, body, cut)
-        result, is_within = compared(loss, seed, last, lineage, limit)
-        if is_within:
+        seed = earlier[0][1].seed if earlier else _seed_loss(ports, body, cut)
+        result, most = compared(loss, seed, earlier, lineage, limit)
+        if loss <= most:
             return result
         if accept_loss and math.isfinite(loss):
             return result.model_copy(update={"accepted": True})
@@ -62,47 +62,72 @@ def measured(ports: Ports, lineage: Lineage, files: Sequence[FileEntry], *, acce
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     with ports.database.reading() as session:
-        raise refusal(session, result, limit, lineage, without)
+        raise refusal(session, result, most, lineage, without)
 
 
-def last_of(session: Session, lineage: Lineage) -> VersionRow | None:
-    """The last version of the lineage's seed whose loss was measured."""
+def measured_before(session: Session, lineage: Lineage) -> list[tuple[Lineage, PublicLoss]]:
+    """The versions of the lineage's seed whose loss was measured, the last one first."""
     rows = session.scalars(select(VersionRow).order_by(VersionRow.number.desc()))
-    return next((row for row in rows if row.lineage.seed == lineage.seed and row.public_loss is not None), None)
+    found = [(row.lineage, row.public_loss) for row in rows]
+    return [(made, loss) for made, loss in found if made.seed == lineage.seed and loss is not None]
 
 
 def compared(
-    loss: float, seed: float, last: VersionRow | None, lineage: Lineage, limit: float
-) -> tuple[PublicLoss, bool]:
-    """A version's loss beside those that it is compared with, and whether it is at most `limit` nats above the lower.
+    loss: float, seed: float, earlier: Sequence[tuple[Lineage, PublicLoss]], lineage: Lineage, limit: float
+) -> tuple[PublicLoss, float]:
+    """A version's loss beside the seed's and the last version's, and the highest loss that needs no acceptance.
 
-    A last version with a domain that this one lacks isn't compared. If the operator accepted the last one's loss, the
-    seed's isn't compared, and this one's counts as accepted as long as it is more than `limit` above the seed's.
+    That is `limit` nats above the lower of both. A last version with a domain that this one lacks isn't compared, nor
+    is what the operator accepted for it: its loss may be due to that domain. If the last one's loss was accepted, the
+    limit is above the lowest loss since the operator accepted one, instead. This one's then counts as accepted as long
+    as it is more than `limit` above the seed's.
     """
-    before = None if last is None or not set(last.lineage.domains) <= set(lineage.domains) else last.public_loss
-    if before is None:
-        return PublicLoss(version=loss, seed=seed), loss <= seed + limit
-    least = before.version if before.accepted else min(seed, before.version)
-    accepted = before.accepted and loss > seed + limit
-    return PublicLoss(version=loss, seed=seed, last=before.version, accepted=accepted), loss <= least + limit
+    if not earlier or not set(earlier[0][0].domains) <= set(lineage.domains):
+        return PublicLoss(version=loss, seed=seed), seed + limit
+    losses = [before for _, before in earlier]
+    last = losses[0]
+    least = _accepted_level(losses, limit) if last.accepted else min(seed, last.version)
+    accepted = last.accepted and loss > seed + limit
+    return PublicLoss(version=loss, seed=seed, last=last.version, accepted=accepted), least + limit
+
+
+def _accepted_level(losses: Sequence[PublicLoss], limit: float) -> float:
+    """The lowest of consecutive accepted losses, the last one first, since the operator accepted one.
+
+    The operator accepted those above the limit; others were accepted with an earlier one.
+    """
+    level = -math.inf
+    for loss in reversed([*takewhile(lambda item: item.accepted, losses)]):
+        is_new = loss.last is None or loss.version > level + limit
+        level = loss.version if is_new else min(level, loss.version)
+    return level
 
 
 def refusal(
-    session: Session, loss: PublicLoss, limit: float, lineage: Lineage, without: Sequence[float]
+    session: Session, loss: PublicLoss, most: float, lineage: Lineage, without: Sequence[float]
 ) -> RefusedError:
-    """The refusal of a loss; `without`: the losses if no token goes to each of the experts, in order."""
+    """The refusal of a loss above `most`; `without`: the losses if no token goes to each of the experts, in order.
+
+    It names an expert only if the loss without it is at most `most`. The head is in all of these losses.
+    """
     last = "" if loss.last is None else f", the last version's {loss.last:.3f}"
     what = (
         f"its loss on the library's public texts is {loss.version:.3f} nats per token, the seed's {loss.seed:.3f}"
-        f"{last}; it may be {limit:g} above the lower"
+        f"{last}; it may be {most:.3f}"
     )
     ways = ["publish it with `accept_loss`"] if math.isfinite(loss.version) else []
-    if without and (lowest := min(without)) < loss.version:
+    rows = session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(lineage.experts))).all()
+    if without and (lowest := min(without)) <= most:
         digest = lineage.experts[without.index(lowest)]
-        row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
+        row = next(row for row in rows if row.digest == digest)
         what += f". Without the expert of {row.domain} (owner {row.owner}) it is {lowest:.3f}"
         ways = [f"withdraw that expert: moerge expert withdraw {row.domain}", *ways]
-    return RefusedError(ProblemType.NOT_PUBLISHABLE, what, todo="; or ".join(ways) or "ask the owners")
+    else:
+        what += ". No single expert's MLPs explain it" if without else ""
+        ways = ["ask the owners", *ways]
+        if lineage.head.method != "seed" and any(row.own_head for row in rows):
+            ways = ["solve with the seed's head: moerge version solve --head seed", *ways]
+    return RefusedError(ProblemType.NOT_PUBLISHABLE, what, todo="; or ".join(ways))
 
 
 def _without_each(lineage: Lineage, loss: Callable[[str, RouterHook], float]) -> list[float]:

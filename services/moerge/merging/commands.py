@@ -128,7 +128,7 @@ def merge(
 
     OUT/merge.yaml has all options of the merge: --config OUT/merge.yaml repeats it. In such a file options are keys,
     with _ for -, and relative paths start from its folder. NAME=VALUE options override the file's entry of this name.
-    Keys without an option are in docs/one-machine.md.
+    All keys are in docs/reference/recipe.md.
 
     Exit status: 0 merged or checked; 1 an input, an option or the machine is unsuitable; 2 wrong usage; 130
     interrupted.

@@ -44,22 +44,21 @@ _Files = Annotated[dict[str, _Texts], Paths("files")]
 class Recipe(BaseModel):
     """The options of `moerge merge` and `moerge version solve`, except those of one run. None: not given.
 
-    Each is explained where it is an option; the others:
+    `SolveOptions` has the meaning of its fields; an option's help that of the option; the others:
 
     Attributes:
         prompt_tokens: tokens of text that an expert writes by its prompts.
-        weights: domain -> weight, for the body `weighted`.
-        ridge_lambda, lambda_scale, domain_weights, routers, temperature: see `SolveOptions`.
-        before: take router statistics behind short public texts of moerge.
-        chat_template: whose chat template, tokenizer and generation settings the model has: a domain; or, of a merge,
-            `base`, or `auto`, the base's under the body `seed`, else the first expert's.
+        weights: weight of each domain's expert in the body `weighted`. Default: 1.
+        before: take router statistics behind short public texts that come with moerge. Default: `false`.
+        chat_template: whose chat template, tokenizer and generation settings the model has: a domain's. In a merge also
+            `base` or `auto`, the default: the base's under the body `seed`, otherwise the first expert's.
         text_field: field or column with a document's text.
-        precision: number format of the passes.
-        slots: shards at a time on a CPU; None: one per core, or fewer by memory.
-        host_memory: for hidden states, such as 16GB; None: half of the free memory.
-        license: domain -> SPDX identifier of an expert's licence, for the model card; `base`: the base's.
-        scored_tokens: those of each domain for the final table; 0: no table.
-        tied: omit a head that equals the embedding; of a version in the service.
+        precision: number format of the passes. Default: `float32`.
+        slots: shards at a time on a CPU. Default: one per core, or fewer by memory.
+        host_memory: memory for hidden states, such as `16GB`. Default: half of the free memory.
+        license: SPDX identifier of each expert's licence, for the model card; `base`: the base's. Default: unknown.
+        scored_tokens: scored tokens of each domain in the final table; 0: no table.
+        tied: omit a head that equals the embedding. Default: `false`.
     """
 
     model_config = ConfigDict(

@@ -1,0 +1,1 @@
+"""Texts of several domains from packages, and the training of small experts on them."""

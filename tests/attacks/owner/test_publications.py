@@ -1,4 +1,4 @@
-"""An owner whose expert spoils other text: no version has it before the operator is told whose it is."""
+"""An owner whose expert spoils other text: no version has it before the operator is told."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from moerge.documents.pool import encoded_pool
 from moerge.errors import CoordinatorError
 from moerge.models.dense_files import DenseFiles
+from moerge.models.families.family import HEAD
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
 from moerge_proto.digests import sha256_hex
@@ -23,9 +24,13 @@ from support.passes import sums_of
 from support.processes import coordinator
 from support.statistics import written
 
-DOMAINS = ("law", "art", "eve", "mallory")
+DOMAINS = ("law", "art", "eve", "mallory", "trent")
 DOWN = "model.layers.{}.mlp.down_proj.weight"
-SPOILED: dict[str, dict[str, float]] = {"eve": {DOWN.format(1): -2}, "mallory": {DOWN.format(2): 1e38}}
+SPOILED: dict[str, dict[str, float]] = {
+    "eve": {DOWN.format(1): -2},
+    "mallory": {DOWN.format(2): 1e38},
+    "trent": {HEAD: -8},
+}
 STEPS, ROWS = 150, 16
 
 
@@ -46,7 +51,7 @@ def trained(folder: Path) -> Path:
 
 
 def changed(seed: Path, folder: Path, slot: int) -> Path:
-    """An expert that keeps the seed's body and head: its MLPs moved a little, and some spoiled."""
+    """An expert that keeps the seed's body: its MLPs moved a little, and some of them or its head spoiled."""
     tensors, generator = load_file(seed / "model.safetensors"), torch.Generator().manual_seed(slot)
     for name in sorted(name for name in tensors if ".mlp." in name):
         tensors[name] += 0.05 * tensors[name].std() * torch.randn(tensors[name].shape, generator=generator)
@@ -118,3 +123,17 @@ def test_no_word_publishes_a_version_that_computes_no_numbers(federation: Federa
     with pytest.raises(CoordinatorError, match=r"is inf nats.*Without the expert of mallory") as caught:
         federation.solve(accept_loss=True)
     assert "accept" not in caught.value.todo
+
+
+def test_nobody_is_named_for_a_spoiled_head(federation: Federation) -> None:
+    """art's owner was named: without its MLPs the loss was 27.59 instead of 27.60."""
+    add(federation, DOMAINS.index("trent"))
+    experts, before = federation.digests("law", "art", "trent"), [*federation.operator.versions()]
+    with pytest.raises(CoordinatorError, match="No single expert's MLPs explain it") as caught:
+        federation.solve(experts=experts, head="average")
+    assert "Without" not in str(caught.value)
+    assert "moerge version solve --head seed; or ask the owners" in caught.value.todo
+    assert [*federation.operator.versions()] == before
+    published = federation.solve(experts=experts, head="seed").public_loss
+    assert published is not None
+    assert not published.accepted

@@ -1,16 +1,11 @@
 """Few commands with few options: what is rare is in a file."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
 
 from moerge.cli.app import PANELS, Component, app
-from moerge.merging import commands
-from moerge.merging.recipe import KEYS, OF_MERGE
 
-ROOT = Path(__file__).parents[4]
 COMMANDS, OPTIONS = 67, 12
 MORE = {"merge": 20, "worker run": 30, "worker check": 30}
 """Commands with more options. A check has those of the run."""
@@ -40,10 +35,3 @@ def test_there_are_few_commands_and_each_has_few_options() -> None:
     print(sorted(counts.items(), key=lambda item: -item[1]))
     assert len(counts) <= COMMANDS
     assert {name: count for name, count in counts.items() if count > MORE.get(name, OPTIONS)} == {}
-
-
-def test_the_page_has_all_keys_that_are_no_options() -> None:
-    page = (ROOT / "docs" / "one-machine.md").read_text(encoding="utf-8")
-    table = page[page.index("| key |") :].partition("\n\n")[0]
-    options = below(get_command(commands.app))[""]
-    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [KEYS[name] for name in OF_MERGE if name not in options]
