@@ -1,6 +1,6 @@
 """Parts: a version's experts that the same readers may use, as a version of their own."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -21,6 +21,9 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.recipes import SolveOptions
 from moerge_proto.version_names import part_digest, version_name
 from moerge_proto.versions import HeadLineage, Lineage
+
+_NAMED = 3
+"""Parts named in a warning."""
 
 
 def granted(session: Session, rules: Rules, version: VersionRow, names: Collection[str]) -> list[str]:
@@ -118,20 +121,26 @@ def sets(session: Session, settings: Settings, version: VersionRow) -> dict[tupl
 
 def list_parts(session: Session, settings: Settings, version: VersionRow) -> list[VersionPart]:
     """The parts of a version that readers may use, and the version itself where one may use all of it."""
-    result = []
-    for domains, names in sets(session, settings, version).items():
-        row = found(session, name_of(version, domains))
-        left_out = [domain for domain in version.lineage.domains if domain not in domains]
-        part = VersionPart(
-            name=name_of(version, domains),
-            domains=list(domains),
-            left_out=left_out,
-            readers=sorted(set(names)),
-            made=row is not None,
-            bytes_written=None if row is None else row.bytes_written,
-        )
-        result.append(part)
-    return result
+    found_sets = sets(session, settings, version)
+    return [_part(session, version, domains, names) for domains, names in found_sets.items()]
+
+
+def part_of(session: Session, settings: Settings, version: VersionRow, reader: Identity) -> VersionPart:
+    """The part of a version that a reader may use: the version itself, if that is all of it. Refused as its lineage."""
+    lineage = reader_lineage(session, settings, version, reader) or version.lineage
+    return _part(session, version, lineage.domains, filter(None, [reader.name]))
+
+
+def _part(session: Session, version: VersionRow, domains: Sequence[str], names: Iterable[str]) -> VersionPart:
+    row = found(session, name_of(version, domains))
+    return VersionPart(
+        name=name_of(version, domains),
+        domains=list(domains),
+        left_out=[domain for domain in version.lineage.domains if domain not in domains],
+        readers=sorted(set(names)),
+        made=row is not None,
+        bytes_written=None if row is None else row.bytes_written,
+    )
 
 
 def found(session: Session, name: str) -> VersionRow | None:
@@ -149,9 +158,9 @@ def on_parts(comparisons: Comparisons) -> Comparison:
     def compare(
         session: Session, version: VersionRow, champion: VersionRow | None, settings: Settings
     ) -> tuple[list[str], list[str]]:
-        falls, warnings = list[str](), list[str]()
+        falls, unknown = list[str](), set[str]()
         if champion is None:
-            return falls, warnings
+            return falls, []
         rules = Rules.of(session, settings)
         pairs = set[tuple[str, str]]()
         for token in readers(session):
@@ -162,9 +171,11 @@ def on_parts(comparisons: Comparisons) -> Comparison:
             if after is None or before is None:
                 continue
             for one in comparisons:
-                lost, unknown = one(session, after, before, settings)
-                falls += [f"part {new}: {fall}" for fall in lost]
-                warnings += unknown
-        return falls, warnings
+                lost, warnings = one(session, after, before, settings)
+                without = ", ".join(set(version.lineage.domains).difference(after.lineage.domains))
+                falls += [f"part {new}, without {without}: {fall}" for fall in lost]
+                unknown |= {new} if warnings else set()
+        names = [*sorted(unknown)[:_NAMED], *([f"{len(unknown) - _NAMED} others"] if len(unknown) > _NAMED else [])]
+        return falls, [f"scores to compare are missing for its parts {', '.join(names)}"] if unknown else []
 
     return compare

@@ -234,6 +234,10 @@ class Client(Http):
         """Makes the part of a version that the caller, a reader, may use; the workflow's result is its name."""
         return self.post(Workflow, f"/v1/versions/{number}/part")
 
+    def version_part(self, number: int) -> VersionPart:
+        """The part of a version that the caller, a reader, may use: the version itself, if that is all of it."""
+        return self.get(VersionPart, f"/v1/versions/{number}/part")
+
     def version_parts(self, number: int) -> list[VersionPart]:
         """The parts of a version that readers may use."""
         return self.get(list[VersionPart], f"/v1/versions/{number}/parts")
