@@ -51,7 +51,7 @@ def test_an_owner_decides_who_uses_its_expert(federation: Federation) -> None:
     with signed_in(federation.server, federation.members["law"].token) as browser:
         question = words(browser.get("/grants/law/grant"))
         assert "Until now all readers could use law. After this, only those to whom you grant it." in question
-        assert "What was pulled before can't be taken back." in question
+        assert "What is pulled until its end can't be taken back." in question
         refused = {"": "expected a name of lower-case", "All of us": "expected a name of lower-case"}
         for name, problem in refused.items():
             answer = act(browser, "/grants/law/grant", reader=name)

@@ -1,6 +1,6 @@
 """Parts: a version's experts that the same readers may use, as a version of their own."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -103,18 +103,24 @@ def reader_lineage(session: Session, settings: Settings, version: VersionRow, re
     if not domains:
         problem = f"no expert of version {version.name} is granted to you"
         raise RefusedError(ProblemType.NOT_GRANTED, problem, where="number", todo="ask the experts' owners")
-    family = bodies.find(session, version.lineage.body).family
-    if why := FAMILIES[family].host.few(len(domains)):
+    if why := _few(session, version)(len(domains)):
         problem = f"of version {version.name} only {', '.join(domains)} is granted to you: {why}"
         raise RefusedError(ProblemType.NOT_GRANTED, problem, where="number", todo="ask the other experts' owners")
     return part_lineage(session, version, domains)
 
 
+def _few(session: Session, version: VersionRow) -> Callable[[int], str]:
+    """Why a model of the version's class can't have so few experts; empty if it can."""
+    return FAMILIES[bodies.find(session, version.lineage.body).family].host.few
+
+
 def sets(session: Session, settings: Settings, version: VersionRow) -> dict[tuple[str, ...], list[str]]:
     """The domains of each part of a version that a valid reader's token may use -> the names of the tokens."""
     rules, result = Rules.of(session, settings, version.lineage.domains), dict[tuple[str, ...], list[str]]()
+    few = _few(session, version)
     for token in readers(session):
-        if domains := tuple(granted(session, rules, version, names_of(token))):
+        domains = tuple(granted(session, rules, version, names_of(token)))
+        if domains and not few(len(domains)):
             result.setdefault(domains, []).append(token.name or f"token {token.id}")
     return result
 

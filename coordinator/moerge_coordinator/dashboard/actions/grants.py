@@ -22,11 +22,12 @@ def _ask_grant(visit: Visit) -> Form:
     facts = ["It holds for your present expert and for later ones."]
     if not before.own_rule and before.readers:
         facts.append(f"Until now all readers could use {domain}. After this, only those to whom you grant it.")
+    facts.append("What is pulled until its end can't be taken back.")
     fields = (
         Field("reader", "Reader", required=True, hint=f"the name of its token, or of a group; {ALL}: all readers"),
         Field("until", "End", kind="date", hint="the start of that day, in UTC; empty: until you revoke it"),
     )
-    return Form(f"Grant the expert of {domain}", "Grant", HOME + _PLACE, (*facts, _KEPT), fields)
+    return Form(f"Grant the expert of {domain}", "Grant", HOME + _PLACE, tuple(facts), fields)
 
 
 def _grant(visit: Visit, given: Given) -> str:

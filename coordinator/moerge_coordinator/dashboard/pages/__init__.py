@@ -3,4 +3,4 @@
 from moerge_coordinator.dashboard.pages import comparisons, grants, lists, version, versions
 from moerge_coordinator.dashboard.site import Page
 
-PAGES: dict[str, Page] = versions.PAGES | version.PAGES | comparisons.PAGES | grants.PAGES | lists.PAGES
+PAGES: dict[str, Page] = versions.PAGES | version.PAGES | comparisons.PAGES | lists.PAGES | grants.PAGES
