@@ -157,4 +157,3 @@ def test_a_promotion_names_the_parts_that_lose(federation: Federation) -> None:
     with signed_in(federation.server) as browser:
         page = words(browser.get("/versions/2/promote"))
     assert f"unless you give a reason: part {part.name}, without law: arc_easy (acc)" in page
-    assert f"A fall would not be noticed: scores to compare are missing for its parts {part.name}." in page

@@ -22,9 +22,6 @@ from moerge_proto.recipes import SolveOptions
 from moerge_proto.version_names import part_digest, version_name
 from moerge_proto.versions import HeadLineage, Lineage
 
-_NAMED = 3
-"""Parts named in a warning."""
-
 
 def granted(session: Session, rules: Rules, version: VersionRow, names: Collection[str]) -> list[str]:
     """The domains of a version whose experts a reader of these names may use, in order.
@@ -164,7 +161,7 @@ def on_parts(comparisons: Comparisons) -> Comparison:
     def compare(
         session: Session, version: VersionRow, champion: VersionRow | None, settings: Settings
     ) -> tuple[list[str], list[str]]:
-        falls, unknown = list[str](), set[str]()
+        falls = list[str]()
         if champion is None:
             return falls, []
         rules = Rules.of(session, settings)
@@ -176,12 +173,11 @@ def on_parts(comparisons: Comparisons) -> Comparison:
             after, before = found(session, new), found(session, old)
             if after is None or before is None:
                 continue
+            without = ", ".join(domain for domain in version.lineage.domains if domain not in after.lineage.domains)
+            title = f"part {new}, without {without}" if without else f"version {new}, compared with part {old}"
             for one in comparisons:
-                lost, warnings = one(session, after, before, settings)
-                without = ", ".join(set(version.lineage.domains).difference(after.lineage.domains))
-                falls += [f"part {new}, without {without}: {fall}" for fall in lost]
-                unknown |= {new} if warnings else set()
-        names = [*sorted(unknown)[:_NAMED], *([f"{len(unknown) - _NAMED} others"] if len(unknown) > _NAMED else [])]
-        return falls, [f"scores to compare are missing for its parts {', '.join(names)}"] if unknown else []
+                lost, _ = one(session, after, before, settings)  # most have no scores: not worth a warning
+                falls += [f"{title}: {fall}" for fall in lost]
+        return falls, []
 
     return compare
