@@ -159,6 +159,8 @@ def _digest(lineage: Lineage, part_of: int | None) -> str:
 def publish(session: Session, blobs: Blobs, new: VersionRow) -> bool:
     """Publishes a version; False if it must be made again because a file was removed meanwhile."""
     require_inputs(session, new.lineage)
+    if new.part_of is not None and find(session, new.part_of).retired is not None:
+        raise RefusedError(ProblemType.GONE, f"version {new.part_of} is retired", todo="use another version")
     files = (*new.files, *new.attestations)
     if not all(blobs.has(file.sha256) or composed(session, file.sha256) for file in files):
         return False

@@ -7,6 +7,7 @@ from sqlalchemy import select
 
 from moerge_coordinator.domain import versions
 from moerge_coordinator.domain.owners import require_own_domain
+from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.grants import parts, rules
 from moerge_coordinator.rest.auth import DomainOwner, Operator, OperatorOrOwner, OperatorOrReader, Reader, Route
 from moerge_coordinator.rest.lists import After, Number, page
@@ -85,6 +86,8 @@ def make_part(state: Coordinator, caller: Reader, number: Number) -> Workflow:
             versions.find_served(session, number)
         name = version.name if lineage is None else parts.name_of(version, lineage.domains)
         made = parts.found(session, name)
+        if lineage is not None and made is None:
+            require_inputs(session, lineage)
     if lineage is None or made is not None:
         return Workflow(id=f"version-{name.replace('+', '-')}", state=WorkflowState.DONE, result=name)
     return state.workflows.start_version(lineage, part_of=number)

@@ -249,7 +249,12 @@ class Client(Http):
         return self.post(Workflow, "/v1/versions", version)
 
     def version(self, number: int | str) -> Version:
-        return self.get(Version, f"/v1/versions/{number}")
+        """The version of that number, or the part of that name. MoergeError: the coordinator sent another one."""
+        found = self.get(Version, f"/v1/versions/{number}")
+        if found.name != str(number):
+            what, todo = f"the coordinator sent version {found.name}", "tell its operator, and don't use the version"
+            raise MoergeError(what, where=f"version {number}", todo=todo)
+        return found
 
     def version_signatures(self, number: int | str) -> list[ContributionSignature]:
         return self.get(list[ContributionSignature], f"/v1/versions/{number}/signatures")

@@ -8,10 +8,11 @@ from sqlalchemy.orm import Session
 
 from moerge.bodies.head_kinds import HEADS
 from moerge_coordinator.domain import aliases, cards, contributors, versions
+from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.tables import BodyRow, ExpertRow
+from moerge_coordinator.storage.tables import PARTS, BodyRow, ExpertRow, VersionRow
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import HeadLineage, Lineage, Move, NewVersion
@@ -172,6 +173,17 @@ def test_lineage_has_one_number_and_retired_one_is_not_reused(session: Session, 
     assert versions.next_number(session) == 2
     with pytest.raises(RefusedError, match="version 1 is retired"):
         versions.find_served(session, 1)
+
+
+def test_no_part_of_a_version_that_was_retired_meanwhile_is_published(
+    session: Session, ports: Ports, law: ExpertRow, body: BodyRow
+) -> None:
+    add_contribution(session, law, body)
+    row = add_version(session)
+    versions.retire(session, [row])
+    part = VersionRow(number=PARTS + 1, part_of=row.number, part="0" * 16, lineage=row.lineage, files=[])
+    with pytest.raises(RefusedError, match="version 1 is retired"):
+        versions.publish(session, ports.blobs, part)
 
 
 def test_owner_gets_version_files_if_all_others_allow_it(
