@@ -1,4 +1,4 @@
-"""A part of a version is what a coordinator with these experts alone publishes, to the byte."""
+"""Law 3: a part of a version is what a coordinator with these experts alone publishes, to the byte."""
 
 from pathlib import Path
 
