@@ -230,7 +230,7 @@ class Model:
         if not domains:
             return "not-granted"
         part = made.parts.get(domains)
-        if (part is None or part.withheld) and not self._usable(made.key.part(domains)):
+        if part is None and not self._usable(made.key.part(domains)):
             return "conflict"
         if part is None:
             part = made.parts[domains] = Made(made.key.part(domains))

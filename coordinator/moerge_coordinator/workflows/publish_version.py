@@ -228,7 +228,7 @@ class PublishVersion(Work):
         """The row of a part's file of MLPs, as a header and segments of its version's; None: it is another file."""
         database, blobs = self.ports.database, self.ports.blobs
         with database.reading() as session:
-            whole = versions.find(session, part_of)
+            whole = versions.find_whole(session, part_of)
             known = session.get(ComposedRow, plan.key)
         if known is not None and all(blobs.has(segment.sha256) for segment in known.segments):
             return known
