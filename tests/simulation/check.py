@@ -157,13 +157,15 @@ def _require_disk(run: Run) -> None:
         assert not (found := verify(settings, database, stores(settings)[0], NoProgress())), found
     with closing(open_database(settings.database)) as database, database.reading() as session:
         wanted, uploads = needed(session), set(session.scalars(select(UploadRow.id)))
-        made = {row.sha256 for row in session.scalars(select(ComposedRow))}
-        live = session.scalars(select(VersionRow).where(VersionRow.part.is_not(None), VersionRow.retired.is_(None)))
-        of_parts = {file.sha256 for row in live for file in row.files}
+        made = {(row.part_of, row.sha256) for row in session.scalars(select(ComposedRow))}
+        live = list(session.scalars(select(VersionRow).where(VersionRow.retired.is_(None))))
+        of_parts = {(row.part_of, file.sha256) for row in live for file in row.files}
+        stored = {digest for of, digest in of_parts if (of, digest) not in made}
         shards = {(row.body, row.domain, row.shard): row.contribution for row in session.scalars(select(ShardRow))}
     kept = run.world.kept()
     assert made <= of_parts, f"composed files of no part: {made - of_parts}"
-    assert not (missing := wanted - kept.keys() - made), f"missing blobs: {missing}"
+    required = wanted - {digest for _, digest in made} | stored
+    assert not required - kept.keys(), f"missing blobs: {required - kept.keys()}"
     assert not kept.keys() - wanted, f"orphans: {kept.keys() - wanted}"
     assert all(name == content for name, content in kept.items()), "an altered blob"
     active = {item for item, state in run.model.sent.items() if state == "active"}

@@ -89,7 +89,7 @@ def schedules(fault: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[
     seed, solve = (st.builds(Operation, kind=st.just(kind), fault=fault) for kind in ("seed", "solve"))
     plain = st.tuples(*by_both("join"), *by_both("contribute"), *by_both("head"), solve).map(list)
     again = st.tuples(*by_both("join"), seed, *by_both("join"), *by_both("contribute"), solve).map(list)
-    apart = [st.builds(Operation, kind=st.just(kind), other=small, fault=fault) for kind in ("grant", "part")]
+    apart = [st.builds(Operation, kind=st.just(kind), other=small, fault=fault) for kind in ("grant", "part", "part")]
     opening = plain | again | st.tuples(plain, *apart).map(lambda drawn: [*drawn[0], *drawn[1:]])
     rest = st.sampled_from([1, 4, 10]).flatmap(lambda least: st.lists(anything, min_size=least, max_size=24))
     return st.tuples(st.just([]) | opening, rest).map(lambda two: two[0] + two[1])

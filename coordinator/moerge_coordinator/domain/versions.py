@@ -168,7 +168,7 @@ def publish(session: Session, blobs: Blobs, new: VersionRow) -> bool:
     if new.part_of is not None:
         find_whole(session, new.part_of)
     missing = [file for file in (*new.files, *new.attestations) if not blobs.has(file.sha256)]
-    if any(new.part is None or composed(session, file.sha256) is None for file in missing):
+    if any(composed(session, new, file.sha256) is None for file in missing):
         return False
     new.lineage_digest = _digest(new.lineage, new.part_of)
     new.bytes_total = sum(file.size for file in new.files)

@@ -194,7 +194,7 @@ def version_content(request: Request, state: Coordinator, caller: Anyone, number
         if caller.role is Role.OWNER:
             versions.require_shared(session, own_name(caller), row)
         sha256 = versions.file_digest(row, name)
-        made = None if row.part is None else composed(session, sha256)
+        made = composed(session, row, sha256)
     if made is not None:
         return composed_content(state.blobs, made, request.headers.get("range"))
     return content(state.blobs, sha256, name)
