@@ -8,10 +8,11 @@ from sqlalchemy.orm import Session
 
 from moerge.bodies.head_kinds import HEADS
 from moerge_coordinator.domain import aliases, cards, contributors, versions
+from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.tables import BodyRow, ExpertRow
+from moerge_coordinator.storage.tables import BodyRow, ComposedRow, ExpertRow, VersionRow
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import HeadLineage, Lineage, Move, NewVersion
@@ -202,3 +203,29 @@ def test_the_card_says_which_experts_were_withdrawn_since(
     assert cards.withdrawal_note(session, row) == ""
     withdraw_expert(session, law, serve=True)
     assert f"law (`{law.digest}`)" in cards.withdrawal_note(session, row)
+
+
+@pytest.mark.usefixtures("law")
+def test_no_part_of_a_version_that_was_retired_meanwhile_is_published(
+    session: Session, ports: Ports, art: ExpertRow, body: BodyRow
+) -> None:
+    add_contribution(session, art, body)
+    whole = add_version(session)
+    versions.retire(session, [whole])
+    part = VersionRow(
+        number=versions.next_number(session, 1), part_of=1, part="0" * 16, lineage=whole.lineage, files=[]
+    )
+    with pytest.raises(RefusedError, match="version 1 is retired"):
+        versions.publish(session, ports.blobs, part)
+
+
+@pytest.mark.usefixtures("law")
+def test_a_version_is_made_again_without_a_file_that_only_a_part_is_composed_of(
+    session: Session, ports: Ports, art: ExpertRow, body: BodyRow
+) -> None:
+    add_contribution(session, art, body)
+    whole = add_version(session)
+    digest = whole.files[0].sha256
+    session.add(ComposedRow(part_of=1, key=digest, sha256=digest, size=1, header=b"1", segments=[]))
+    session.flush()
+    assert versions.publish(session, ports.blobs, whole) is False
