@@ -53,7 +53,7 @@ def find_served(session: Session, name: int | str, where: str = "number") -> Ver
 
 
 def find_whole(session: Session, part_of: int) -> VersionRow:
-    """The version of a part that is made; refused if it is retired, because then its parts are too."""
+    """The version that a part is made of; refused if it is retired, because then its parts are too."""
     row = find(session, part_of)
     return row if row.retired is None else find_served(session, part_of)
 
