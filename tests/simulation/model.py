@@ -97,13 +97,13 @@ class Model:
     def contribute(self, item: Sent, supersedes: int | None = None) -> str:
         if self.sent.get(item) in ("active", "superseded"):
             return self.sent[item]
+        old = None if supersedes is None else item._replace(variant=supersedes)
+        if old is not None and self.sent.get(old) != "active":
+            return "conflict"
         if item[:2] not in self.ready:
             return "invalid-contribution"
         if item.body != self.body:
             return "wrong-body"
-        old = None if supersedes is None else item._replace(variant=supersedes)
-        if old is not None and self.sent.get(old) != "active":
-            return "conflict"
         taken = {
             shard
             for other, state in self.sent.items()

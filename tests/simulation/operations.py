@@ -470,7 +470,7 @@ class Run:
         """A reader's pull."""
         number = self._number(operation)
         if number is not None:
-            reader = self._reader(READERS[operation.other % 2])
+            reader = self._reader(READERS[1 - operation.other % 2])
             name = self.name(number, self.model.granted(number, reader))
             self._fetch(operation, reader, number, name, self.model.part(number, reader))
 
