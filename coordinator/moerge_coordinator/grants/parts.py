@@ -11,6 +11,7 @@ from moerge.routers.ridge import SOLVER
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.domain.ports import Comparison, Comparisons
 from moerge_coordinator.domain.sums import contributions_in
+from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.grants.rules import Rules, names_of, readers
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import Settings
@@ -105,6 +106,16 @@ def reader_lineage(session: Session, settings: Settings, version: VersionRow, re
         problem = f"of version {version.name} only {', '.join(domains)} is granted to you: {why}"
         raise RefusedError(ProblemType.NOT_GRANTED, problem, where="number", todo="ask the other experts' owners")
     return part_lineage(session, version, domains)
+
+
+def require_makeable(session: Session, version: VersionRow, lineage: Lineage) -> None:
+    """Requires that no input of a part was withdrawn since its version was solved."""
+    try:
+        require_inputs(session, lineage)
+    except RefusedError as error:
+        problem = f"your part of version {version.name} can't be made any more: {error.what}"
+        todo = "pull the next version, which the operator solves without it"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="number", todo=todo) from error
 
 
 def sets(session: Session, settings: Settings, version: VersionRow) -> dict[tuple[str, ...], list[str]]:
