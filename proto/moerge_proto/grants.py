@@ -77,7 +77,7 @@ class VersionPart(Message):
 
     `domains`: of its experts, in order; `left_out`: of the version's others. `readers`: names of the valid tokens, or
     `token` and its id. `made`: whether its files exist. `bytes_written`: of files that no other version has; None
-    until it is made. `average`: of its normalised perplexities; None while a score is missing.
+    until it is made.
     """
 
     name: str
@@ -86,7 +86,6 @@ class VersionPart(Message):
     readers: list[str]
     made: bool
     bytes_written: int | None
-    average: float | None = None
 
 
 class Decision(Protocol):

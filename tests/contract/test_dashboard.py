@@ -22,7 +22,7 @@ from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.recipes import RECOMMENDED
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
 from moerge_proto.versions import VersionChange
-from support.dashboard import act, signed_in, visitor
+from support.dashboard import act, signed_in, visitor, words
 from support.evaluations import evaluation, result
 from support.federation import Federation, eventually, federation_of
 from support.processes import Coordinator, coordinator
@@ -37,6 +37,7 @@ PAGES = {
     "/versions/1": set(Role),
     "/compare": set(Role),
     "/compare?before=1&version=2": set(Role),
+    "/grants": {Role.OPERATOR, Role.OWNER, Role.READER},
     "/experts": {Role.OPERATOR, Role.OWNER},
     "/contributions": {Role.OPERATOR, Role.OWNER},
     "/bodies": {Role.OPERATOR, Role.OWNER},
@@ -405,11 +406,6 @@ def rows(page: httpx.Response) -> list[list[str]]:
     lines = re.findall(r"<tr.*?</tr>", page.text, re.DOTALL)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line, re.DOTALL) for line in lines]
     return [[html.unescape(re.sub(r"<[^>]*>", "", cell)).strip() for cell in line] for line in cells]
-
-
-def words(page: httpx.Response) -> str:
-    """The text of a page, as a reader sees it."""
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", page.text)).split())
 
 
 def test_a_fresh_coordinator_lists_its_first_steps(tmp_path: Path) -> None:

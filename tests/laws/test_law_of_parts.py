@@ -1,6 +1,8 @@
-"""A part of a version is what a coordinator with these experts alone publishes, to the byte."""
+"""Law 3: a part of a version is what a coordinator with these experts alone publishes, to the byte."""
 
 from pathlib import Path
+
+import pytest
 
 from moerge_proto.owners import NewToken, Role
 from moerge_proto.recipes import PAPER
@@ -14,12 +16,19 @@ def _files_of(version: Version) -> dict[str, str]:
     return {file.name: file.sha256 for file in version.files}
 
 
-def test_a_part_is_the_version_of_a_coordinator_with_its_experts_alone(tmp_path: Path) -> None:
-    """Under both recipes; a second reader of the same experts gets the same bytes, and no MLP file is written again."""
-    with federation_of(tmp_path / "whole") as whole, federation_of(tmp_path / "fresh") as fresh:
+@pytest.mark.parametrize(("family", "stored"), [("llama", [True, False]), ("granite", [False])])
+def test_a_part_is_the_version_of_a_coordinator_with_its_experts_alone(
+    tmp_path: Path, family: str, stored: list[bool]
+) -> None:
+    """Under both recipes; a second reader of the same experts gets the same bytes, and no MLP file is written again.
+
+    `stored`: law's MLPs are the version's file, code's are composed of it, as is the only file of fused ones.
+    """
+    places = (federation_of(tmp_path / name, family=family) for name in ("whole", "fresh"))
+    with next(places) as whole, next(places) as fresh:
         for place, domains in ((whole, DOMAINS), (fresh, ("law", "code"))):
             for domain in domains:
-                place.add(domain, seed=1 + DOMAINS.index(domain))
+                place.add(domain, seed=1 + DOMAINS.index(domain), family=family)
             place.contribute(place.body(), *domains)
             place.contribute_heads(*domains)
         whole.members["art"].client.grant("art", "nobody")
@@ -32,7 +41,7 @@ def test_a_part_is_the_version_of_a_coordinator_with_its_experts_alone(tmp_path:
             assert not any("expert" in file.name for file in parts[0].files if file.new)
             blobs = {path.name for path in (whole.server.home / "blobs").glob("??/*")}
             mlps = [file.sha256 in blobs for file in parts[0].files if "expert" in file.name]
-            assert mlps == [True, False], "law's are the version's file, code's are composed of it"
+            assert mlps == stored
 
 
 def _part_for(federation: Federation, name: str, number: int) -> Version:

@@ -1,5 +1,6 @@
 """The dashboard over plain HTTP, as in a browser without JavaScript."""
 
+import html
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,3 +30,9 @@ def act(browser: httpx.Client, path: str, **fields: str) -> httpx.Response:
     assert page.status_code == 200, page.text
     hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.text))
     return browser.post(path, data=hidden | fields)
+
+
+def words(page: httpx.Response) -> str:
+    """The text of a page, as a reader sees it."""
+    apart = re.sub(r"</(t[hd]|d[td]|h\d|p)>", " ", page.text)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", apart)).split())

@@ -46,6 +46,7 @@ TOPICS = {
     "aliases": "docs/operators/versions.html",
     "experts": "docs/operators/owners.html",
     "owners": "docs/operators/owners.html",
+    "grants": "docs/owners/grants.html",
     "contributions": "docs/outgoing.html",
     "bodies": "docs/operators/start.html",
     "workflows": "docs/operators/keep.html",
@@ -63,6 +64,8 @@ _NOTICES = {
     "withdrawn": "Withdrawn.",
     "purged": "Files purged.",
     "revoked": "Key and tokens revoked.",
+    "granted": "Granted.",
+    "ended": "Grant revoked.",
 }
 """The notice of a finished action, by the parameter `said` of the next page's address."""
 

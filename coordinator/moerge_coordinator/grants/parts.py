@@ -1,6 +1,6 @@
 """Parts: a version's experts that the same readers may use, as a version of their own."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -101,8 +101,7 @@ def reader_lineage(session: Session, settings: Settings, version: VersionRow, re
     if not domains:
         problem = f"no expert of version {version.name} is granted to you"
         raise RefusedError(ProblemType.NOT_GRANTED, problem, where="number", todo="ask the experts' owners")
-    family = bodies.find(session, version.lineage.body).family
-    if why := FAMILIES[family].host.few(len(domains)):
+    if why := _few(session, version)(len(domains)):
         problem = f"of version {version.name} only {', '.join(domains)} is granted to you: {why}"
         raise RefusedError(ProblemType.NOT_GRANTED, problem, where="number", todo="ask the other experts' owners")
     return part_lineage(session, version, domains)
@@ -118,31 +117,44 @@ def require_makeable(session: Session, version: VersionRow, lineage: Lineage) ->
         raise RefusedError(ProblemType.CONFLICT, problem, where="number", todo=todo) from error
 
 
+def _few(session: Session, version: VersionRow) -> Callable[[int], str]:
+    """Why a model of the version's class can't have so few experts; empty if it can."""
+    return FAMILIES[bodies.find(session, version.lineage.body).family].host.few
+
+
 def sets(session: Session, settings: Settings, version: VersionRow) -> dict[tuple[str, ...], list[str]]:
     """The domains of each part of a version that a valid reader's token may use -> the names of the tokens."""
     rules, result = Rules.of(session, settings, version.lineage.domains), dict[tuple[str, ...], list[str]]()
+    few = _few(session, version)
     for token in readers(session):
-        if domains := tuple(granted(session, rules, version, names_of(token))):
+        domains = tuple(granted(session, rules, version, names_of(token)))
+        if domains and not few(len(domains)):
             result.setdefault(domains, []).append(token.name or f"token {token.id}")
     return result
 
 
 def list_parts(session: Session, settings: Settings, version: VersionRow) -> list[VersionPart]:
     """The parts of a version that readers may use, and the version itself where one may use all of it."""
-    result = []
-    for domains, names in sets(session, settings, version).items():
-        row = found(session, name_of(version, domains))
-        left_out = [domain for domain in version.lineage.domains if domain not in domains]
-        part = VersionPart(
-            name=name_of(version, domains),
-            domains=list(domains),
-            left_out=left_out,
-            readers=sorted(set(names)),
-            made=row is not None,
-            bytes_written=None if row is None else row.bytes_written,
-        )
-        result.append(part)
-    return result
+    found_sets = sets(session, settings, version)
+    return [_part(session, version, domains, names) for domains, names in found_sets.items()]
+
+
+def part_of(session: Session, settings: Settings, version: VersionRow, reader: Identity) -> VersionPart:
+    """The part of a version that a reader may use: the version itself, if that is all of it. Refused as its lineage."""
+    lineage = reader_lineage(session, settings, version, reader) or version.lineage
+    return _part(session, version, lineage.domains, filter(None, [reader.name]))
+
+
+def _part(session: Session, version: VersionRow, domains: Sequence[str], names: Iterable[str]) -> VersionPart:
+    row = found(session, name_of(version, domains))
+    return VersionPart(
+        name=name_of(version, domains),
+        domains=list(domains),
+        left_out=[domain for domain in version.lineage.domains if domain not in domains],
+        readers=sorted(set(names)),
+        made=row is not None,
+        bytes_written=None if row is None else row.bytes_written,
+    )
 
 
 def found(session: Session, name: str) -> VersionRow | None:
@@ -172,11 +184,11 @@ def on_parts(comparisons: Comparisons) -> Comparison:
             after, before = found(session, new), found(session, old)
             if after is None or before is None:
                 continue
+            without = ", ".join(domain for domain in version.lineage.domains if domain not in after.lineage.domains)
+            title = f"part {new}, without {without}" if without else f"version {new}, compared with part {old}"
             for one in comparisons:
-                lost, _ = one(
-                    session, after, before, settings
-                )  # most parts have no scores, which isn't worth a warning
-                falls += [f"part {new}: {fall}" for fall in lost]
+                lost, _ = one(session, after, before, settings)  # most have no scores: not worth a warning
+                falls += [f"{title}: {fall}" for fall in lost]
         return falls, []
 
     return compare

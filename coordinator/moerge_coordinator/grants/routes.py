@@ -68,6 +68,13 @@ def show_readers(state: Coordinator, caller: OperatorOrOwner, domain: Domain) ->
         return rules.of_domain(session, state.settings, domain)
 
 
+@router.get("/versions/{number}/part")
+def show_part(state: Coordinator, caller: Reader, number: Number) -> VersionPart:
+    """The part of a version that the reader may use: the version itself, if that is all of it."""
+    with state.database.reading() as session:
+        return parts.part_of(session, state.settings, versions.find_served(session, number), caller)
+
+
 @router.post("/versions/{number}/part", status_code=202)
 def make_part(state: Coordinator, caller: Reader, number: Number) -> Workflow:
     """Makes the part of a version whose experts the reader may use, unless it is there; the result is its name."""

@@ -143,7 +143,8 @@ def _stored(settings: Settings, database: Database, blobs: Blobs, progress: Prog
         made = list(session.scalars(select(ComposedRow)))
     for row in made:
         whole = not any(item.digest == segment.sha256 for item in result for segment in row.segments)
-        if whole and composed_digest(blobs, row) != row.sha256:
+        size = len(row.header) + sum(segment.size for segment in row.segments)
+        if whole and (size != row.size or composed_digest(blobs, row) != row.sha256):
             todo = "restore a backup: the database was changed"
             result.append(Finding("altered", "the database", row.sha256, ("a file of a part",), todo))
     for place, (user, files) in places.items():

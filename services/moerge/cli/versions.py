@@ -34,7 +34,7 @@ from moerge.versions.compare import average_name, lost_domains, score_changes
 from moerge.versions.compare import compare as compare_versions
 from moerge.versions.evaluations import on_tasks, results_in
 from moerge_proto.bodies import HeadMethod
-from moerge_proto.evaluations import NewEvaluation
+from moerge_proto.evaluations import NewEvaluation, VersionTable
 from moerge_proto.grants import VersionPart
 from moerge_proto.owners import Role
 from moerge_proto.recipes import FEDERATED, PAPER, RecipeName
@@ -407,16 +407,18 @@ def parts(
         for workflow in client.make_parts(number) if make else []:
             wait(client, workflow)
         rows = client.version_parts(number)
+        tables = {row.name: optional(client.version_table, row.name) for row in rows if row.made and not as_json}
     if as_json:
         show_json(rows)
         return
     columns = ["part", "domains", "without", "readers", "written", "average"]
-    show(f"Parts of version {number}", columns, [_part(row) for row in rows])
+    show(f"Parts of version {number}", columns, [_part(row, tables.get(row.name)) for row in rows])
 
 
-def _part(row: VersionPart) -> list[str]:
+def _part(row: VersionPart, table: VersionTable | None) -> list[str]:
     size = "not made" if row.bytes_written is None else decimal(row.bytes_written)
-    return [row.name, *(", ".join(x) for x in (row.domains, row.left_out, row.readers)), size, points(row.average)]
+    average = "" if table is None else points(table.average)
+    return [row.name, *(", ".join(x) for x in (row.domains, row.left_out, row.readers)), size, average]
 
 
 app.command("rebuild")(rebuild)

@@ -234,6 +234,10 @@ class Client(Http):
         """Makes the part of a version that the caller, a reader, may use; the workflow's result is its name."""
         return self.post(Workflow, f"/v1/versions/{number}/part")
 
+    def version_part(self, number: int) -> VersionPart:
+        """The part of a version that the caller, a reader, may use: the version itself, if that is all of it."""
+        return self.get(VersionPart, f"/v1/versions/{number}/part")
+
     def version_parts(self, number: int) -> list[VersionPart]:
         """The parts of a version that readers may use."""
         return self.get(list[VersionPart], f"/v1/versions/{number}/parts")
@@ -245,7 +249,12 @@ class Client(Http):
         return self.post(Workflow, "/v1/versions", version)
 
     def version(self, number: int | str) -> Version:
-        return self.get(Version, f"/v1/versions/{number}")
+        """The version of that number, or the part of that name. MoergeError: the coordinator sent another one."""
+        found = self.get(Version, f"/v1/versions/{number}")
+        if found.name != str(number):
+            what, todo = f"the coordinator sent version {found.name}", "tell its operator, and don't use the version"
+            raise MoergeError(what, where=f"version {number}", todo=todo)
+        return found
 
     def version_signatures(self, number: int | str) -> list[ContributionSignature]:
         return self.get(list[ContributionSignature], f"/v1/versions/{number}/signatures")

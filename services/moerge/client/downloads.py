@@ -41,10 +41,10 @@ def download(http: Http, path: str, files: list[FileEntry], folder: Path, progre
 
 
 def _download_one(http: Http, path: str, file: FileEntry, target: Path, advance: Callable[[int], None]) -> None:
-    """Fetches one file; resumes an earlier attempt's partial file."""
+    """Fetches one file; resumes an earlier attempt's partial file, unless that is of another file or damaged."""
     part = _part(target)
     part.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
+    resumed, digest = part.is_file(), hashlib.sha256()
     with ExitStack() as stack:
         out = stack.enter_context(part.open("a+b"))
         out.seek(0)
@@ -70,6 +70,8 @@ def _download_one(http: Http, path: str, file: FileEntry, target: Path, advance:
         os.fsync(out.fileno())
     if digest.hexdigest() != file.sha256:
         part.unlink(missing_ok=True)
+        if resumed:
+            return _download_one(http, path, file, target, advance)
         raise MoergeError(
             f"expected SHA-256 {file.sha256}, received {digest.hexdigest()}",
             where=file.name,

@@ -33,6 +33,7 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.provenance import Provenance
 from moerge_proto.records import RECORD_FILE, read_record
 from moerge_proto.version_files import CARD_FILE, expert_name, foreign_names
+from moerge_proto.version_names import part_digest
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE, SignedVersion
 from moerge_proto.versions import Lineage, SignedCard, Version
 
@@ -79,7 +80,12 @@ def pull(
         except CoordinatorError as error:
             if is_part or error.type != ProblemType.NOT_GRANTED.urn:
                 raise
-            version = client.version(client.wait(client.make_part(version.number)))
+            made = client.version(client.wait(client.make_part(version.number)))
+            if made.number != version.number:
+                what = f"the coordinator offers {made.name} as its part"
+                todo = "tell its operator, and don't use the version"
+                raise MoergeError(what, where=f"version {version.number}", todo=todo) from error
+            version = made
     todo = "try again; if it happens again, ask the operator"
     raise MoergeError("your grants changed again and again", where=f"version {version.number}", todo=todo)
 
@@ -122,6 +128,7 @@ def _pulled(
                 _move_slots(client, record, version, folder, partial)
             title = f"fetching version {version.name}"
             fetched = client.download(f"/v1/versions/{version.name}/files", files, partial, progress, title=title)
+            _require_named_experts(partial, version)
             with atomic_file(partial / CARD_FILE) as out:
                 out.write(signed_card.card.encode())
             for name, text in bundles.items():
@@ -152,6 +159,16 @@ def _require_signed(
     require_served(signed, version.name, served, earlier, keys)
     made = read_provenance(card.provenance, signed, f"version {version.name}")
     return {SIGNATURE_FILE: str(card.signature), PROVENANCE_FILE: str(card.provenance)}, made
+
+
+def _require_named_experts(partial: Path, version: Version) -> None:
+    """Requires that a part has the experts that its name is of, and no others."""
+    if version.part is None:
+        return
+    record = read_record(partial)
+    if not isinstance(record, Lineage) or part_digest(record.experts) != version.part:
+        todo = "tell the coordinator's operator, and don't use the version"
+        raise MoergeError("has other experts than its name says", where=f"version {version.name}", todo=todo)
 
 
 def _kept(client: Client, folder: Path, earlier: SignedVersion, record: Lineage) -> Path:

@@ -12,6 +12,7 @@ from moerge.client.http import optional
 from moerge.versions.compare import average_name, common_change
 from moerge.versions.evaluations import on_tasks
 from moerge_coordinator.dashboard import charts
+from moerge_coordinator.dashboard.grants import NO_PARTS, parts_of, share
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.normalised import average
@@ -28,14 +29,17 @@ def _version(visit: Visit) -> Response:
     served = not (version.retired or version.withheld)
     contributions = [("router", digest) for digest in version.lineage.contributions]
     contributions += [("head", digest) for digest in version.lineage.head.contributions]
-    report = optional(rest.version_report, number) if served and visit.who.role is not Role.OWNER else None
+    mine = share(visit, number) if served else None
+    readable = served and (mine is None or mine.whole)
+    report = optional(rest.version_report, number) if readable and visit.who.role is not Role.OWNER else None
     before = optional(rest.version, number - 1) if number > 1 else None
     reported, alias = optional(rest.evaluations(number).page), optional(rest.alias, CHAMPION)
     champion = None if alias is None or alias.version == number else alias.version
     content: dict[str, Any] = {
         "version": version,
         "table": table,
-        "card": rest.version_card(number) if served else None,
+        "card": rest.version_card(number) if readable else None,
+        "share": mine,
         "report": report,
         "influence": optional(rest.version_influence, number) if visit.operates else None,
         "withdrawn": [domains.get(digest, digest[:10]) for digest in version.contains_withdrawn],
@@ -51,6 +55,7 @@ def _version(visit: Visit) -> Response:
         "contributions": contributions[:_MOST_ROWS],
         "more_contributions": len(contributions[_MOST_ROWS:]),
     }
+    content |= parts_of(visit, number) if served else NO_PARTS
     if before is not None and set(before.lineage.domains) != set(table.domains):
         content["common"] = common_change(visit.table(before), table)
     if report is not None:

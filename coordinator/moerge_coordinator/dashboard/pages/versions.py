@@ -11,6 +11,7 @@ from moerge.versions.compare import average_name, averages, common_change, domai
 from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.attention import Need, needs
 from moerge_coordinator.dashboard.first_steps import Step, first_steps
+from moerge_coordinator.dashboard.grants import share
 from moerge_coordinator.dashboard.site import HOME, Page, Visit
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.versions import CHAMPION, Lineage, Version
@@ -45,16 +46,27 @@ def _versions(visit: Visit) -> Response:
     chart, hint = _timeline(shown, tables)
     content: dict[str, Any] = {"versions": shown, "tables": tables, "changes": changes, "common": common}
     content |= {"further": further, "chart": chart, "chart_hint": hint, "champion": None, "steps": [], "moves": []}
+    content |= {"share": None, "ends": None}
     champion = optional(rest.alias, CHAMPION)
     if champion is not None:
         content["champion"] = serving = rest.version(champion.version)
         table = visit.table(serving)
         content |= {"score": table.average, "score_name": average_name(table)}
+        content |= _for_reader(visit, serving)
     if visit.operates:
         content |= _state_of_affairs(visit, content["champion"], [] if after else listed.items)
         if champion is not None:
             content["moves"] = list(rest.alias_history(CHAMPION))[-1:]
     return visit.show("versions.html", **content)
+
+
+def _for_reader(visit: Visit, champion: Version) -> dict[str, object]:
+    """A reader's share of the champion, and the first end of a grant of its experts."""
+    if (mine := share(visit, champion.number)) is None:
+        return {}
+    domains = champion.lineage.domains
+    ends = [row.until for row in visit.rest.usable() if row.until is not None and row.domain in domains]
+    return {"share": mine, "ends": min(ends, default=None)}
 
 
 def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[Version]) -> dict[str, object]:

@@ -14,7 +14,7 @@ from moerge_proto.problems import Problem, ProblemType
 ROOT = Path(__file__).parents[4]
 MENUS = {
     Role.OPERATOR: "versions experts owners contributions bodies workflows audit settings",
-    Role.OWNER: "versions experts contributions bodies",
+    Role.OWNER: "versions experts contributions bodies grants",
     Role.READER: "versions",
 }
 

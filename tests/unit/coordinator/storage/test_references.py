@@ -8,6 +8,7 @@ from moerge.blobs.store import Blobs
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.storage.references import collect, drop_artifacts, needed
 from moerge_coordinator.storage.tables import ArtifactRow, BodyRow, ComposedRow, HoldingRow, now
+from moerge_proto.composed import Segment
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState
 from moerge_proto.versions import VersionFile
@@ -24,7 +25,7 @@ def kept(blobs: Blobs, content: str) -> str:
 
 def names(session: Session, **how: bool) -> set[str]:
     """The contents of needed blobs whose contents are one word."""
-    words = ["expert", "refused", "purged", "body", "current", "version", "gone", "held", "artifact"]
+    words = ["expert", "refused", "purged", "body", "current", "version", "gone", "held", "artifact", "source"]
     result = needed(session, **how)
     return {word for word in words if sha256_hex(word.encode()) in result}
 
@@ -46,9 +47,11 @@ def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -
     row.retired = now(session)
     session.add(HoldingRow(owner="expert-domain-owner", sha256=file_of("held").sha256, size=4))
     session.add(ArtifactRow(key="0" * 64, sha256=file_of("artifact").sha256, size=1, maker="0" * 64))
+    segments = [Segment(sha256=file_of("source").sha256, start=0, end=1)]
+    session.add(ComposedRow(part_of=1, key="0" * 64, sha256="1" * 64, size=1, header=b"", segments=segments))
     session.flush()
-    assert names(session) == {"expert", "body", "current", "version", "held", "artifact"}
-    assert names(session, holdings=False) == {"expert", "body", "current", "version", "artifact"}
+    assert names(session) == {"expert", "body", "current", "version", "held", "artifact", "source"}
+    assert names(session, holdings=False) == {"expert", "body", "current", "version", "artifact", "source"}
     assert needed(session) & {part.digest for part in parts} == {parts[0].digest}
 
 
