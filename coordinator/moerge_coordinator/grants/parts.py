@@ -11,6 +11,7 @@ from moerge.routers.ridge import SOLVER
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.domain.ports import Comparison, Comparisons
 from moerge_coordinator.domain.sums import contributions_in
+from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.grants.rules import Rules, names_of, readers
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import Settings
@@ -106,6 +107,16 @@ def reader_lineage(session: Session, settings: Settings, version: VersionRow, re
     return part_lineage(session, version, domains)
 
 
+def require_makeable(session: Session, version: VersionRow, lineage: Lineage) -> None:
+    """Requires that no input of a part was withdrawn since its version was solved."""
+    try:
+        require_inputs(session, lineage)
+    except RefusedError as error:
+        problem = f"your part of version {version.name} can't be made any more: {error.what}"
+        todo = "pull the next version, which the operator solves without it"
+        raise RefusedError(ProblemType.CONFLICT, problem, where="number", todo=todo) from error
+
+
 def _few(session: Session, version: VersionRow) -> Callable[[int], str]:
     """Why a model of the version's class can't have so few experts; empty if it can."""
     return FAMILIES[bodies.find(session, version.lineage.body).family].host.few
@@ -147,9 +158,9 @@ def _part(session: Session, version: VersionRow, domains: Sequence[str], names: 
 
 
 def found(session: Session, name: str) -> VersionRow | None:
-    """The served version, or part of one, of that name."""
+    """The unretired version, or part of one, of that name."""
     number, _, part = name.partition("+")
-    query = select(VersionRow).where(VersionRow.retired.is_(None), VersionRow.withheld.is_(None))
+    query = select(VersionRow).where(VersionRow.retired.is_(None))
     if part:
         return session.scalar(query.where(VersionRow.part_of == int(number), VersionRow.part == part))
     return session.scalar(query.where(VersionRow.number == int(number)))

@@ -48,7 +48,7 @@ def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -
     session.add(HoldingRow(owner="expert-domain-owner", sha256=file_of("held").sha256, size=4))
     session.add(ArtifactRow(key="0" * 64, sha256=file_of("artifact").sha256, size=1, maker="0" * 64))
     segments = [Segment(sha256=file_of("source").sha256, start=0, end=1)]
-    session.add(ComposedRow(key="0" * 64, sha256="1" * 64, size=1, header=b"", segments=segments))
+    session.add(ComposedRow(part_of=1, key="0" * 64, sha256="1" * 64, size=1, header=b"", segments=segments))
     session.flush()
     assert names(session) == {"expert", "body", "current", "version", "held", "artifact", "source"}
     assert names(session, holdings=False) == {"expert", "body", "current", "version", "artifact", "source"}
@@ -68,6 +68,21 @@ def test_derived_files_are_dropped_with_their_last_version(session: Session) -> 
     drop_artifacts(session)
     left = set(session.scalars(select(ArtifactRow.sha256)))
     assert left == {file_of("body").sha256, file_of("one").sha256}
+
+
+def test_a_composed_file_is_dropped_with_its_part_even_if_a_version_has_the_same_content(session: Session) -> None:
+    """Its segments are of a retired version's blobs, which may have a withdrawn expert's MLPs beside them."""
+    add_contribution(session, add_expert(session, "law"), add_body(session))
+    files = [VersionFile(name="f", sha256=file_of("mlp").sha256, size=1, new=True)]
+    for number in (1, 2):
+        row = add_version(session, options={"ridge_lambda": float(number)})
+        row.files = files
+        session.add(ComposedRow(part_of=number, key="0" * 64, sha256=files[0].sha256, size=1, header=b"", segments=[]))
+    part = add_version(session, options={"ridge_lambda": 3.0})
+    part.files, part.part_of, part.part = files, 2, "0" * 16
+    session.flush()
+    drop_artifacts(session)
+    assert list(session.scalars(select(ComposedRow.part_of))) == [2]
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])
