@@ -117,11 +117,25 @@ def test_a_reader_sees_what_it_may_use(federation: Federation) -> None:
     for domain in ("art", "code"):
         federation.members[domain].client.revoke_grant(domain, "all")
     with signed_in(federation.server, reader(federation, "eve")) as browser:
-        assert "For you nothing is granted to you" in words(browser.get("/versions"))
+        assert "For you nothing of it" in words(browser.get("/versions"))
         page = words(browser.get("/versions/1"))
         assert "no expert of version 1 is granted to you" in page
         assert "moerge pull" not in page
         assert "No expert is granted to you." in words(browser.get("/grants"))
+
+
+def test_a_reader_of_a_withheld_version_sees_its_part(federation: Federation) -> None:
+    federation.members["law"].client.grant("law", "ben")
+    federation.operator.withdraw_expert(federation.expert("law").digest, serve=False)
+    pages = {"/versions": "For you without law", "/versions/1": "moerge pull champion", "/grants": "It leaves out law."}
+    with signed_in(federation.server, reader(federation, "anna")) as browser:
+        assert [path for path, text in pages.items() if text not in words(browser.get(path))] == []
+    with signed_in(federation.server, reader(federation, "ben")) as browser:
+        assert [path for path in pages if browser.get(path).status_code != 200] == []
+        assert "This version is withheld" in words(browser.get("/versions/1"))
+        assert "For you" not in words(browser.get("/versions"))
+    with signed_in(federation.server) as browser:
+        assert browser.get("/versions/1").status_code == 200
 
 
 def test_an_operator_makes_the_parts_of_a_version(federation: Federation) -> None:

@@ -30,13 +30,15 @@ class Share:
 
 
 def share(visit: Visit, number: int) -> Share | None:
-    """The visitor's share of a served version; None if it isn't a reader, or grants are unknown to the coordinator."""
+    """The visitor's share of a version; None if it isn't a reader, nobody can pull it, or there are no grants."""
     if visit.who.role is not Role.READER:
         return None
     try:
         part = optional(visit.rest.version_part, number)
     except CoordinatorError as error:
-        if error.type != ProblemType.NOT_GRANTED.urn:
+        if error.type == ProblemType.GONE.urn:
+            return None
+        if error.type not in (ProblemType.NOT_GRANTED.urn, ProblemType.CONFLICT.urn):
             raise
         return Share(None, error.problem())
     return None if part is None else Share(part)

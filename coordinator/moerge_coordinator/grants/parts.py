@@ -11,6 +11,7 @@ from moerge.routers.ridge import SOLVER
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.domain.ports import Comparison, Comparisons
 from moerge_coordinator.domain.sums import contributions_in
+from moerge_coordinator.domain.versions import find_served
 from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.grants.rules import Rules, names_of, readers
 from moerge_coordinator.problems import RefusedError
@@ -140,9 +141,14 @@ def list_parts(session: Session, settings: Settings, version: VersionRow) -> lis
 
 
 def part_of(session: Session, settings: Settings, version: VersionRow, reader: Identity) -> VersionPart:
-    """The part of a version that a reader may use: the version itself, if that is all of it. Refused as its lineage."""
-    lineage = reader_lineage(session, settings, version, reader) or version.lineage
-    return _part(session, version, lineage.domains, filter(None, [reader.name]))
+    """The part of a version that a reader may use and pull: the version itself, if that is all of it."""
+    lineage = reader_lineage(session, settings, version, reader)
+    part = _part(session, version, (lineage or version.lineage).domains, filter(None, [reader.name]))
+    if lineage is None or version.retired is not None:
+        find_served(session, version.number)
+    elif not part.made:
+        require_makeable(session, version, lineage)
+    return part
 
 
 def _part(session: Session, version: VersionRow, domains: Sequence[str], names: Iterable[str]) -> VersionPart:

@@ -72,7 +72,7 @@ def show_readers(state: Coordinator, caller: OperatorOrOwner, domain: Domain) ->
 def show_part(state: Coordinator, caller: Reader, number: Number) -> VersionPart:
     """The part of a version that the reader may use: the version itself, if that is all of it."""
     with state.database.reading() as session:
-        return parts.part_of(session, state.settings, versions.find_served(session, number), caller)
+        return parts.part_of(session, state.settings, versions.find(session, number), caller)
 
 
 @router.post("/versions/{number}/part", status_code=202)

@@ -29,7 +29,7 @@ def _version(visit: Visit) -> Response:
     served = not (version.retired or version.withheld)
     contributions = [("router", digest) for digest in version.lineage.contributions]
     contributions += [("head", digest) for digest in version.lineage.head.contributions]
-    mine = share(visit, number) if served else None
+    mine = share(visit, number)
     readable = served and (mine is None or mine.whole)
     report = optional(rest.version_report, number) if readable and visit.who.role is not Role.OWNER else None
     before = optional(rest.version, number - 1) if number > 1 else None
