@@ -100,7 +100,13 @@ def _grants() -> Side:
     return Side(routers=[router], admission=require_granted, on_parts=on_parts)
 
 
-SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people, _evaluations, _influence, _grants)
+def _usage() -> Side:
+    from moerge_coordinator.usage import router
+
+    return Side(routers=[router])
+
+
+SIDES: tuple[Callable[[], Side], ...] = (_masks, _notices, _people, _evaluations, _influence, _grants, _usage)
 """Each imports its room, which can be slow."""
 COMMANDS: tuple[Callable[..., None], ...] = (cohort, unmask)
 """The rooms' commands, which help texts list without the rest."""

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from moerge.blobs.s3 import S3
 from moerge.errors import CoordinatorError
 from moerge_proto.owners import NewToken, Role
 from support.federation import Federation, eventually, federation_of
 from support.processes import moerge
+from support.servers import Postgres, settings
 
 
 @pytest.fixture
@@ -156,3 +158,25 @@ def test_parts_are_made_before_readers_pull_and_go_with_their_version(federation
     with pytest.raises(CoordinatorError, match=r"version 1\+\w+ is retired"):
         federation.operator.signed_card(rows[0].name)
     assert ": 0 damaged, 0 litter" in federation.moerge("coordinator", "verify", federation.server.home)
+
+
+def test_a_part_is_served_from_postgresql_and_s3(postgres: Postgres, s3: S3, tmp_path: Path) -> None:
+    """Files of MLPs in other slots are put together from the store's; a killed download goes on."""
+    with federation_of(tmp_path / "home", "law", "art", settings=settings(postgres.database(), s3)) as federation:
+        federation.contribute(federation.body())
+        federation.solve()
+        ben, model = reader(federation, "ben"), tmp_path / "model"
+        federation.members["law"].client.grant("law", "nobody")
+        moerge("pull", "1", model, **ben)
+        assert json.loads((model / "moerge.json").read_text())["domains"] == ["art"]
+        [mlps] = model.glob("*expert*")
+        whole = mlps.read_bytes()
+        with federation.server.client(ben["MOERGE_TOKEN"]) as client:
+            name = client.wait(client.make_part(1))
+            with client.content(f"/v1/versions/{name}/files/{mlps.name}", {"Range": "bytes=5-20"}) as response:
+                assert (response.status_code, response.read()) == (206, whole[5:21])
+        for blob in (federation.server.home / "cache").glob("??/*"):
+            blob.unlink()
+        moerge("pull", "1", tmp_path / "again", **ben)
+        assert (tmp_path / "again" / mlps.name).read_bytes() == whole
+        assert ": 0 damaged, 0 litter" in federation.moerge("coordinator", "verify", federation.server.home)

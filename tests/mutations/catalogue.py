@@ -628,6 +628,22 @@ MUTATIONS = (
         ("tests/unit/coordinator/evaluations/test_scores.py",),
     ),
     Mutation(
+        "usage-of-others",
+        "usage: an owner sees the reported use of its own domains alone",
+        COORDINATOR,
+        "query.where(UsageRow.domain.in_(caller.domains))",
+        "query",
+        ("tests/unit/coordinator/test_usage.py",),
+    ),
+    Mutation(
+        "exact-shares",
+        "usage: a report's shares are rounded, so that they don't tell the number of tokens",
+        PROTO,
+        "return round(value, DIGITS)",
+        "return value",
+        ("tests/unit/services/cli/test_usage.py",),
+    ),
+    Mutation(
         "influence-of-oneself",
         "influence: the routers without an owner are solved without its sums",
         LIBRARY,

@@ -17,6 +17,7 @@ ROOMS = (
     "moerge_coordinator.webhooks",
     "moerge_coordinator.people",
     "moerge_coordinator.grants",
+    "moerge_coordinator.usage",
 )
 MAIN_ROAD = (
     "contract/test_main_road.py",

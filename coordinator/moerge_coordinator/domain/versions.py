@@ -29,6 +29,7 @@ from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
 from moerge_proto.recipes import SolveOptions
+from moerge_proto.version_names import part_digest
 from moerge_proto.versions import Lineage, NewVersion, VersionChange
 
 
@@ -135,7 +136,11 @@ def _require_options(options: SolveOptions, domains: Sequence[str], family: str)
 
 def published(session: Session, lineage: Lineage, part_of: int | None = None) -> VersionRow | None:
     """The version of a lineage, or the part of version `part_of` of it, if it is published."""
-    return session.scalar(select(VersionRow).where(VersionRow.lineage_digest == _digest(lineage, part_of)))
+    query = select(VersionRow)
+    if part_of is not None:  # by its experts, because another build's solver is in the lineage
+        part = part_digest(lineage.experts)
+        return session.scalar(query.where(VersionRow.part_of == part_of, VersionRow.part == part))
+    return session.scalar(query.where(VersionRow.lineage_digest == _digest(lineage, None)))
 
 
 def next_number(session: Session, part_of: int | None = None) -> int:

@@ -36,12 +36,23 @@ class Rules:
     when: datetime
 
     @classmethod
-    def of(cls, session: Session, settings: Settings, domains: Collection[str] | None = None) -> "Rules":
-        """The rules of these domains; None: of all."""
-        query = select(GrantRow).order_by(GrantRow.number)
-        decided: dict[str, dict[str, GrantRow]] = {}
-        for row in session.scalars(query if domains is None else query.where(GrantRow.domain.in_(domains))):
-            decided.setdefault(row.domain, {})[row.reader] = row
+    def of(
+        cls,
+        session: Session,
+        settings: Settings,
+        domains: Collection[str] | None = None,
+        names: Collection[str] | None = None,
+    ) -> "Rules":
+        """The rules of these domains, as far as they are about these names; None: of all."""
+        query, ruled = select(GrantRow).order_by(GrantRow.number), select(GrantRow.domain).distinct()
+        if domains is not None:
+            these = GrantRow.domain.in_(domains)
+            query, ruled = query.where(these), ruled.where(these)
+        if names is not None:
+            query = query.where(GrantRow.reader.in_((ALL, *names)))
+        decided: dict[str, dict[str, GrantRow]] = {domain: {} for domain in session.scalars(ruled)}
+        for row in session.scalars(query):
+            decided[row.domain][row.reader] = row
         return cls(decided, settings.readers == "all", now(session))
 
     def valid(self, domain: str) -> dict[str, datetime | None]:
@@ -76,8 +87,9 @@ def require_granted(session: Session, settings: Settings, caller: Identity, vers
     """Requires that a reader may use all experts of a version, or of a part of one."""
     if caller.role is not Role.READER:
         return
-    rules = Rules.of(session, settings, version.lineage.domains)
-    if closed := [domain for domain in version.lineage.domains if not rules.allows(domain, names_of(caller))]:
+    names, domains = names_of(caller), version.lineage.domains
+    rules = Rules.of(session, settings, domains, names)
+    if closed := [domain for domain in domains if not rules.allows(domain, names)]:
         problem = f"experts of version {version.name} aren't granted to you: {', '.join(closed)}"
         todo = "run: moerge pull, which fetches the part of it that is; or ask these experts' owners"
         raise RefusedError(ProblemType.NOT_GRANTED, problem, where="number", todo=todo)

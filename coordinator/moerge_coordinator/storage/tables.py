@@ -24,6 +24,7 @@ from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.public_log import Published
 from moerge_proto.statistics_file import Split
 from moerge_proto.uploads import NewUpload
+from moerge_proto.usage import ExpertShares
 from moerge_proto.version_keys import KeyRotation
 from moerge_proto.version_names import version_name
 from moerge_proto.versions import Lineage, PublicLoss, VersionFile
@@ -98,6 +99,7 @@ _KINDS: tuple[Any, ...] = (
     PublicLoss,
     KeyRotation,
     Seals,
+    ExpertShares,
 )
 _COLUMNS: dict[Any, Any] = {
     datetime: _Utc,
@@ -514,3 +516,19 @@ class ComposedRow(Base):
     size: Mapped[int] = mapped_column(BigInteger)
     header: Mapped[bytes]
     segments: Mapped[list[Segment]]
+
+
+class UsageRow(_Numbered):
+    """An expert's shares in a consumer's requests. `reporter`: its name, or its token. `reader`: its name alone.
+
+    Each version and reporter has the rows of its last report.
+    """
+
+    __tablename__ = "usage"
+    __table_args__ = (UniqueConstraint("version", "reporter", "domain"),)
+    version: Mapped[int] = mapped_column(ForeignKey("versions.number"))
+    reporter: Mapped[str] = mapped_column(String(100))
+    reader: Mapped[str | None] = mapped_column(String(63))
+    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"), index=True)
+    shares: Mapped[ExpertShares]
+    created: Mapped[datetime]

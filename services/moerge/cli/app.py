@@ -27,6 +27,7 @@ from moerge.cli import (
     progress,
     pull,
     tokens,
+    usage,
     verify,
     versions,
     workflows,
@@ -84,6 +85,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
     },
     "Look": {
         "chat": Component("moerge.chat.commands", "Talk to a version; tokens have the colours of experts.", "merge"),
+        "usage": usage.measure,
         "progress": progress.show_progress,
         "inspect": inspect.inspect_file,
         "audit": audit.app,

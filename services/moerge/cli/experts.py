@@ -11,6 +11,7 @@ from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.terminal import AsJson, echo, show_json
 from moerge_proto.experts import Expert, ExpertState, Parts
+from moerge_proto.usage import Usage, percent
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operators; owners see their own).")
 Domain = Annotated[str, typer.Argument(help=f"The expert's domain, or at least {LEAST_DIGITS} digits of its digest.")]
@@ -149,3 +150,29 @@ def purge(
     if done.versions:
         numbers = ", ".join(map(str, done.versions))
         echo(f"Versions {numbers} contain it and keep their files. To retire them: add --retire.")
+
+
+@app.command("usage")
+def list_usage(
+    coordinator: Coordinator,
+    secret: Secret,
+    domain: Annotated[str | None, typer.Argument(help="One domain alone.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the use of experts that consumers reported, in percent of their own requests.
+
+    Owners see their own domains, operators all, readers their own reports. A report says nothing about the number of
+    requests.
+
+    Example: moerge expert usage law
+    """
+    columns = ["domain", "version", "reader", "tokens", "weight", "reported"]
+    with Client(coordinator, secret) as client:
+        rows = [row for row in client.usage() if domain in (None, row.domain)]
+    show_list("Reported use, in percent", columns, rows, _used, as_json=as_json)
+
+
+def _used(row: Usage) -> list[str]:
+    tokens, weight = row.shares.tokens, row.shares.weight
+    shares = [percent(tokens, row.shares.tokens_error), percent(weight, row.shares.weight_error)]
+    return [row.domain, str(row.version), row.reader or "without a name", *shares, minute(row.created)]

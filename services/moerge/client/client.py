@@ -33,6 +33,7 @@ from moerge_proto.progress import Progress as ProgressMessage
 from moerge_proto.public_log import LogEntry, LogHead
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.uploads import Stored
+from moerge_proto.usage import NewUsage, Usage
 from moerge_proto.version_keys import KeyRotation, NewSignature, VersionKey
 from moerge_proto.version_names import version_name
 from moerge_proto.versions import (
@@ -281,6 +282,13 @@ class Client(Http):
     def evaluations(self, number: int | str, *, replaced: bool = False) -> Pages[Evaluation]:
         """The reported scores of a version, with `replaced` ones too."""
         return Pages(self, Evaluation, f"/v1/versions/{number}/evaluations", replaced=replaced)
+
+    def report_usage(self, number: int | str, usage: NewUsage) -> list[Usage]:
+        return self.message(list[Usage], "PUT", f"/v1/versions/{number}/usage", usage)
+
+    def usage(self) -> Pages[Usage]:
+        """The reported use of experts that the caller may see."""
+        return Pages(self, Usage, "/v1/usage")
 
     def version_card(self, number: int | str) -> str:
         return self.send("GET", f"/v1/versions/{number}/card").text

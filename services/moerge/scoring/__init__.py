@@ -1,1 +1,1 @@
-"""Perplexity, and a version's routing of tokens."""
+"""Perplexity, a version's routing of tokens, and the use of its experts."""

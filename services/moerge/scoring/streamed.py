@@ -4,10 +4,11 @@ All micro-batches of a window of text pass each layer; their hidden states stay 
 Weights are read once per window. The sums are those of the whole model.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,9 @@ from moerge.statistics.hidden_states import HiddenStates
 from moerge.statistics.transfers import transfers_of
 from moerge.statistics.windows import Layered
 
+T = TypeVar("T")
+Routed = Callable[[int, T, Tensor, Tensor], object]
+"""Called with a layer, the name of a micro-batch, and weights and experts [n, k] of its n tokens that count."""
 _Part = tuple[int, Sequence[Window]]
 
 
@@ -78,46 +82,66 @@ class StreamedModel:
         """
         layered, files = Layered(tracker, self._layers), LayerFiles(self._weights, self._dtype, self._device)
         parts = ((number, batch) for number, block in enumerate(blocks) for batch in batched(block))
-        result = (loss for window in self._windows(parts) for loss in self._losses(window, files, layered))
+        made = ((part, _batch(part[1])) for part in parts)
+        result = (loss for window in self._windows(made) for loss in self._losses(window, files, layered))
         for _, group in groupby(result, key=itemgetter(0)):
             yield total(by_document((batch, losses) for _, batch, losses in group))
 
-    def _windows(self, parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-        window, held = list[_Part](), 0
+    @torch.inference_mode()
+    def route(self, named: Iterable[tuple[T, Batch]], see: Routed[T], tracker: Tracker) -> None:
+        """The choices of a version's routers, without scores; the tracker gets the number of tokens that count."""
+        layered, files = Layered(tracker, self._layers), LayerFiles(self._weights, self._dtype, self._device)
+        for window in self._windows(named):
+            batches = [self._decoder.ready(batch) for _, batch in window]
+            self._through_layers(batches, files, _telling(window, batches, see, layered)).drop_copies()
+
+    def _windows(self, parts: Iterable[tuple[T, Batch]]) -> Iterator[list[tuple[T, Batch]]]:
+        window, held = list[tuple[T, Batch]](), 0
         token = self._dtype.itemsize * position_numbers(self._weights.config)
-        for number, batch in parts:
-            more = token * len(batch) * len(batch[0].tokens)
+        for name, batch in parts:
+            more = token * batch.input_ids.numel()
             if window and held + more > self._states:
                 yield window
                 window, held = [], 0
-            window.append((number, batch))
+            window.append((name, batch))
             held += more
         if window:
             yield window
 
     @torch.inference_mode()
     def _losses(
-        self, window: Sequence[_Part], files: LayerFiles, layered: Layered
+        self, window: Sequence[tuple[_Part, Batch]], files: LayerFiles, layered: Layered
     ) -> Iterator[tuple[int, Sequence[Window], Tensor]]:
         """The losses of each micro-batch, [B, T - 1] float32."""
-        states, embedding = HiddenStates(self._device, self._transfers, self._room), self._weights.tensor(EMBEDDING)
-        batches = [self._decoder.ready(_batch(batch)) for _, batch in window]
-        self._decoder.embed(batches, embedding, states)
-        scored = [sum(item.scored for item in cut) for _, cut in window]
+        batches = [self._decoder.ready(batch) for _, batch in window]
+        scored = [sum(item.scored for item in cut) for (_, cut), _ in window]
         routed = self.routed.new_zeros(self.routed.shape, device=self._device)
-        for layer in range(self._layers):
-            with self._held(files, layer) as chosen:
-                for place, batch in enumerate(batches):
-                    states[place] = self._decoder.passed(batch, states[place])
-                    if chosen:
-                        routed[layer] += first_choices(counted_rows(chosen.pop(), batch), self.routed.shape[1])
-                    layered.advance(scored[place])
+
+        def count(layer: int, place: int, output: RouterOutput | None) -> None:
+            if output is not None:
+                routed[layer] += first_choices(counted_rows(output[2], batches[place]), self.routed.shape[1])
+            layered.advance(scored[place])
+
+        states = self._through_layers(batches, files, count)
         self.routed += routed.cpu()
         head = own_copy(self._weights, head_name(self._weights), self._dtype).to(self._device)
         losses = [self._through_head(head, states[place], batch) for place, batch in enumerate(batches)]
         states.drop_copies()
-        for (number, cut), result in zip(window, losses, strict=True):
+        for ((number, cut), _), result in zip(window, losses, strict=True):
             yield number, cut, result
+
+    def _through_layers(
+        self, batches: Sequence[Ready], files: LayerFiles, after: Callable[[int, int, RouterOutput | None], object]
+    ) -> HiddenStates:
+        """The last hidden states of micro-batches; after(layer, place of a micro-batch, its router's output)."""
+        states, embedding = HiddenStates(self._device, self._transfers, self._room), self._weights.tensor(EMBEDDING)
+        self._decoder.embed(batches, embedding, states)
+        for layer in range(self._layers):
+            with self._held(files, layer) as outputs:
+                for place, batch in enumerate(batches):
+                    states[place] = self._decoder.passed(batch, states[place])
+                    after(layer, place, outputs.pop() if outputs else None)
+        return states
 
     def _through_head(self, head: Tensor, last: Tensor, batch: Ready) -> Tensor:
         """The losses of a micro-batch from its last hidden states; its logits are freed on return."""
@@ -125,12 +149,12 @@ class StreamedModel:
         return losses_of(ends_of(config).logits(outputs, config).float(), placed(batch.ids, self._device))
 
     @contextmanager
-    def _held(self, files: LayerFiles, layer: int) -> Iterator[list[Tensor]]:
-        """While open, a layer has its weights; its router's choices [n, k] are added to the list."""
-        chosen, handles = list[Tensor](), []
+    def _held(self, files: LayerFiles, layer: int) -> Iterator[list[RouterOutput]]:
+        """While open, a layer has its weights; its router's outputs are added to the list."""
+        outputs, handles = list[RouterOutput](), []
 
         def see(module: nn.Module, inputs: object, output: RouterOutput) -> None:
-            chosen.append(output[2])
+            outputs.append(output)
 
         self._decoder.hold(layer, files.layer(layer))
         if self._router:
@@ -139,11 +163,25 @@ class StreamedModel:
                 handles.append(router.register_forward_hook(self._hook))
             handles.append(router.register_forward_hook(see))
         try:
-            yield chosen
+            yield outputs
         finally:
             for handle in handles:
                 handle.remove()
             self._decoder.release(layer)
+
+
+def _telling(
+    window: Sequence[tuple[T, Batch]], batches: Sequence[Ready], see: Routed[T], layered: Layered
+) -> Callable[[int, int, RouterOutput | None], None]:
+    tokens = [int(batch.counted.sum()) for _, batch in window]
+
+    def tell(layer: int, place: int, output: RouterOutput | None) -> None:
+        if output is not None:
+            weights, chosen = (counted_rows(part, batches[place]) for part in output[1:])
+            see(layer, window[place][0], weights, chosen)
+        layered.advance(tokens[place])
+
+    return tell
 
 
 def _batch(cut: Sequence[Window]) -> Batch:

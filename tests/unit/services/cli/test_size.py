@@ -6,7 +6,7 @@ from typer.main import get_command
 
 from moerge.cli.app import PANELS, Component, app
 
-COMMANDS, OPTIONS = 65, 12
+COMMANDS, OPTIONS = 71, 12
 MORE = {"merge": 20, "worker run": 30, "worker check": 30}
 """Commands with more options. A check has those of the run."""
 

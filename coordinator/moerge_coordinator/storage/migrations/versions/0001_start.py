@@ -253,6 +253,17 @@ def upgrade() -> None:
         *_columns(sa.LargeBinary, "header"),
         *_columns(sa.JSON, "segments"),
     )
+    op.create_table(
+        "usage",
+        _key(),
+        _reference("version", "versions.number"),
+        *_columns(sa.String(100), "reporter"),
+        *_columns(NAME, "reader?"),
+        _reference("domain", "domains.name", index=True),
+        *_columns(sa.JSON, "shares"),
+        *_columns(TIME, "created"),
+        sa.UniqueConstraint("version", "reporter", "domain"),
+    )
     _append_only("audit", days=30)
     _append_only("grants")
     _append_only("public_log")
