@@ -137,10 +137,9 @@ def test_revoking_one_reader_does_not_close_a_domain_to_all(federation: Federati
     assert law.readers("law").own_rule is True
 
 
-def test_parts_are_made_before_readers_pull_and_go_with_their_version(federation: Federation) -> None:
+def test_parts_are_made_before_readers_pull_and_go_with_their_version(federation: Federation, tmp_path: Path) -> None:
     law = federation.members["law"].client
-    for name in ("anna", "ben", "eve"):
-        reader(federation, name)
+    anna, ben, _ = (reader(federation, name) for name in ("anna", "ben", "eve"))
     law.grant("law", "anna")
     federation.members["art"].client.grant("art", "ben")
     shown = federation.moerge("version", "parts", 1, "--make")
@@ -152,6 +151,10 @@ def test_parts_are_made_before_readers_pull_and_go_with_their_version(federation
     assert [version.name for version in federation.operator.versions()] == ["1"]
     assert [path.name for path in (federation.server.home / "versions").iterdir()] == ["1"]
     assert ": 0 damaged, 0 litter" in federation.moerge("coordinator", "verify", federation.server.home)
+    law.withdraw_expert(federation.expert("law").digest, serve=False)
+    moerge("pull", "1", tmp_path / "ben", **ben)
+    with pytest.raises(AssertionError, match=r"version 1\+\w+ is withheld: it contains a withdrawn expert"):
+        moerge("pull", "1", tmp_path / "anna", **anna)
     federation.operator.remove_alias("champion")
     federation.operator.retire_version(1)
     assert not [*(federation.server.home / "versions").iterdir()]

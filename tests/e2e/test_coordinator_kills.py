@@ -10,12 +10,15 @@ import pytest
 
 from moerge.cli.common import wait
 from moerge.client.client import Client
+from moerge.client.pull import pull
+from moerge.client.signatures import verify_folder
 from moerge.errors import CoordinatorError
 from moerge_proto.bodies import HeadMethod
 from moerge_proto.experts import ExpertState
+from moerge_proto.owners import NewToken, Role
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
-from support.federation import federation_of
+from support.federation import SILENT, Federation, federation_of
 from support.processes import Coordinator
 
 pytestmark = pytest.mark.slow
@@ -26,7 +29,7 @@ MEDIUM: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 512, "num_hid
 HEADS: tuple[HeadMethod, ...] = ("regmean", "average", "seed")
 
 
-def files_of(server: Coordinator, number: int) -> dict[str, str]:
+def files_of(server: Coordinator, number: int | str) -> dict[str, str]:
     with server.client() as operator:
         return {file.name: file.sha256 for file in operator.version(number).files}
 
@@ -108,3 +111,45 @@ def test_killed_coordinator_solves_after_a_leave_and_with_a_new_head_as_a_fresh_
         assert [files_of(made.server, number) for number in (2, 3, 4)] == expected
         assert leftovers(made.server) == []
     assert any(cut for cut, _ in results), "the kills came too late to test anything"
+
+
+def test_killed_coordinator_makes_each_part_once_and_the_readers_pulls_end(tmp_path: Path) -> None:
+    """Laws 3 and 10. Each of three readers may use another two of three experts."""
+    with federation_of(tmp_path / "calm", "law", "art", "code", **MEDIUM) as calm:
+        names = [*_parted(calm)]
+        publishing = timed(calm.server, lambda operator: operator.make_parts(1)[0])
+        for workflow in calm.operator.make_parts(1):
+            wait(calm.operator, workflow)
+        expected = [files_of(calm.server, name) for name in names]
+
+    with federation_of(tmp_path / "killed", "law", "art", "code", **MEDIUM) as made, ThreadPoolExecutor() as pool:
+        tokens, cuts = _parted(made), 0
+        assert [*tokens] == names
+        for kill, (name, token) in enumerate(tokens.items()):
+            with made.server.client(token) as reader:
+                pulling = pool.submit(pull, reader, reader.version(1), tmp_path / name, SILENT)
+                time.sleep((0.1 + kill / len(names)) * publishing)
+                cuts += name not in {part.name for part in made.operator.version_parts(1) if part.made}
+                made.server.kill()
+                made.server.start()
+                pulling.result()
+            assert verify_folder(tmp_path / name, None, SILENT).name == name
+        assert [files_of(made.server, name) for name in names] == expected
+        assert [entry.name for entry in made.operator.log() if entry.kind == "version"] == ["1", *names]
+        assert leftovers(made.server) == []
+        assert ": 0 damaged, 0 litter" in made.moerge("coordinator", "verify", made.server.home)
+    assert cuts >= KILLS // 2, f"only {cuts} of {len(names)} kills hit running work"
+
+
+def _parted(federation: Federation) -> dict[str, str]:
+    """Publishes version 1, each of whose experts one reader may not use; returns part -> its reader's token."""
+    federation.contribute(federation.body())
+    federation.solve()
+    tokens = {
+        name: federation.operator.add_token(NewToken(role=Role.READER, name=name)).secret
+        for name in ("anna", "ben", "eve")
+    }
+    for member, without in zip(federation.members.values(), tokens, strict=True):
+        for name in tokens.keys() - {without}:
+            member.client.grant(member.domain, name)
+    return {part.name: tokens[part.readers[0]] for part in federation.operator.version_parts(1)}

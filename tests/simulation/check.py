@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from moerge.bodies.heads import HeadInputs, head_plan
 from moerge.bodies.merge import SEED_HEAD_FILE
+from moerge.client.client import Client
 from moerge.files import file_sha256
 from moerge.models.bounds import feature_gains
 from moerge.models.dense_files import DenseBody, DenseFiles
@@ -16,18 +17,21 @@ from moerge.models.expert_folder import expert_files
 from moerge.models.families.family import EMBEDDING, mlp_layers
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
+from moerge.progress import NoProgress
 from moerge.routers.solve import solve_layers
 from moerge.versions.file_plan import FilePlan, body_files, mlp_files, router_file
+from moerge_coordinator.operation.verify import verify
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.references import needed
-from moerge_coordinator.storage.tables import ShardRow, UploadRow
+from moerge_coordinator.storage.stores import stores
+from moerge_coordinator.storage.tables import ComposedRow, ShardRow, UploadRow, VersionRow
 from moerge_proto.contributions import Contribution
 from moerge_proto.experts import ExpertState
 from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.version_files import HEAD_FILE
-from simulation.model import SHARDS, Key, Sent
+from simulation.model import READERS, REVOKED, SHARDS, Key, Made, Sent
 from simulation.operations import Run, experts, head_sums, parts, seed_body_file, seed_folder, sums
 from support.statistics import manifest_of, written
 
@@ -79,8 +83,38 @@ def _require_state(run: Run) -> None:
             files = {file.name: file.sha256 for file in version.files}
             for name, sha256 in _weights(made.key).items():
                 assert files[name] == sha256, f"version {version.number}: {name}"
+            _require_parts(run, client, version.number, made)
         aliases = {alias.name: alias.version for alias in client.aliases()}
         assert aliases.get("champion") == (model.champion[-1] if model.champion else None)
+        grants = [(row.domain, row.reader, row.granted, row.until) for row in client.grants()]
+        decided = [(item.domain, item.reader, item.end != REVOKED, run.until(item.end)) for item in model.decisions]
+        assert grants == decided
+        _require_log(run, client)
+
+
+def _require_parts(run: Run, client: Client, number: int, made: Made) -> None:
+    for domains, part in made.parts.items():
+        version = client.version(name := run.name(number, domains))
+        assert tuple(version.lineage.domains) == domains
+        assert (version.retired is not None, version.withheld is not None) == (made.retired, part.withheld), name
+        files = {file.name: file.sha256 for file in version.files}
+        for file, sha256 in _weights(part.key).items():
+            assert files[file] == sha256, f"version {name}: {file}"
+    if made.retired or made.withheld:
+        return
+    sets = {run.model.granted(number, reader) for reader in READERS if reader in run.tokens} - {()}
+    there = {domains for domains, part in made.parts.items() if not part.withheld} | {made.key.domains}
+    listed = {tuple(part.domains): part.made for part in client.version_parts(number)}
+    assert listed == {domains: domains in there for domains in sets}, f"parts of version {number}"
+
+
+def _require_log(run: Run, client: Client) -> None:
+    """Each version, part and decision is once in the public log."""
+    logged = [(entry.kind, entry.name) for entry in client.log() if entry.kind in ("version", "grant")]
+    expected = [("grant", str(number)) for number, _ in enumerate(run.model.decisions, start=1)]
+    for number, made in enumerate(run.model.versions, start=1):
+        expected += [("version", run.name(number, domains)) for domains in (made.key.domains, *made.parts)]
+    assert sorted(logged) == sorted(expected)
 
 
 def _state(row: Contribution) -> str:
@@ -118,12 +152,20 @@ def _sha256(plan: FilePlan) -> str:
 
 
 def _require_disk(run: Run) -> None:
-    home = run.world.home
-    with closing(open_database(read_settings(home).database)) as database, database.reading() as session:
+    home, settings = run.world.home, read_settings(run.world.home)
+    with closing(open_database(settings.database)) as database:
+        assert not (found := verify(settings, database, stores(settings)[0], NoProgress())), found
+    with closing(open_database(settings.database)) as database, database.reading() as session:
         wanted, uploads = needed(session), set(session.scalars(select(UploadRow.id)))
+        made = {(row.part_of, row.sha256) for row in session.scalars(select(ComposedRow))}
+        live = list(session.scalars(select(VersionRow).where(VersionRow.retired.is_(None))))
+        of_parts = {(row.part_of, file.sha256) for row in live for file in row.files}
+        stored = {digest for of, digest in of_parts if (of, digest) not in made}
         shards = {(row.body, row.domain, row.shard): row.contribution for row in session.scalars(select(ShardRow))}
     kept = run.world.kept()
-    assert not wanted - kept.keys(), f"missing blobs: {wanted - kept.keys()}"
+    assert made <= of_parts, f"composed files of no part: {made - of_parts}"
+    required = wanted - {digest for _, digest in made} | stored
+    assert not required - kept.keys(), f"missing blobs: {required - kept.keys()}"
     assert not kept.keys() - wanted, f"orphans: {kept.keys() - wanted}"
     assert all(name == content for name, content in kept.items()), "an altered blob"
     active = {item for item, state in run.model.sent.items() if state == "active"}

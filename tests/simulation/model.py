@@ -1,10 +1,12 @@
 """The oracle: a coordinator's state after each operation took effect once."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from moerge_proto.bodies import HeadMethod
+from moerge_proto.grants import ALL
 
 Body = int
 """The body of the first registered seed, or of the second."""
@@ -13,6 +15,11 @@ Place = tuple[Body, str]
 """A domain's parts for a body."""
 SHARDS: dict[int, frozenset[int]] = {0: frozenset({0, 1}), 1: frozenset({1, 2}), 2: frozenset({3})}
 """The shards of each variant of a domain's contribution."""
+
+
+READERS = ("anna", "ben")
+FOR_EVER, REVOKED = math.inf, -math.inf
+"""The end of a grant without one, and that of a revoked grant."""
 
 
 class Sent(NamedTuple):
@@ -32,14 +39,28 @@ class Key(NamedTuple):
     ridge_lambda: float
     head: HeadMethod
 
+    def part(self, domains: tuple[str, ...]) -> "Key":
+        """The inputs of the part with these domains."""
+        sent = frozenset(item for item in self.sent if item.domain in domains)
+        return self._replace(domains=domains, sent=sent)
+
+
+class Decision(NamedTuple):
+    """An owner's decision. `end`: of the grant, in hours of the coordinator's clock since the schedule's start."""
+
+    domain: str
+    reader: str
+    end: float
+
 
 @dataclass
 class Made:
-    """A version."""
+    """A version, or a part of one. A version's parts are retired with it."""
 
     key: Key
     retired: bool = False
     withheld: bool = False
+    parts: dict[tuple[str, ...], "Made"] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,6 +80,8 @@ class Model:
     heads: dict[str, str] = field(default_factory=dict)
     versions: list[Made] = field(default_factory=list)
     champion: list[int] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    ahead: float = 0.0
 
     def join(self, domain: str) -> str:
         place = self.body, domain
@@ -74,13 +97,13 @@ class Model:
     def contribute(self, item: Sent, supersedes: int | None = None) -> str:
         if self.sent.get(item) in ("active", "superseded"):
             return self.sent[item]
+        old = None if supersedes is None else item._replace(variant=supersedes)
+        if old is not None and self.sent.get(old) != "active":
+            return "conflict"
         if item[:2] not in self.ready:
             return "invalid-contribution"
         if item.body != self.body:
             return "wrong-body"
-        old = None if supersedes is None else item._replace(variant=supersedes)
-        if old is not None and self.sent.get(old) != "active":
-            return "conflict"
         taken = {
             shard
             for other, state in self.sent.items()
@@ -114,6 +137,8 @@ class Model:
         if not serve:
             for made in self._containing(place):
                 made.withheld = True
+                for domains, part in made.parts.items():
+                    part.withheld |= place[1] in domains
         return "withdrawn"
 
     def _containing(self, place: Place) -> list[Made]:
@@ -173,3 +198,49 @@ class Model:
 
     def served(self) -> Sequence[int]:
         return [n for n, made in enumerate(self.versions, start=1) if not made.retired and not made.withheld]
+
+    def _last(self, domain: str) -> dict[str, float]:
+        """Reader -> the end in the last decision on it."""
+        return {decision.reader: decision.end for decision in self.decisions if decision.domain == domain}
+
+    def allows(self, domain: str, reader: str) -> bool:
+        last = self._last(domain)
+        return not last or any(last.get(name, REVOKED) > self.ahead for name in (ALL, reader))
+
+    def decide(self, domain: str, reader: str, end: float) -> str:
+        """The names of the readers who may use the domain's experts after the decision."""
+        last = self._last(domain)
+        if end == REVOKED and not last and reader != ALL:
+            return "conflict"
+        if last.get(reader) != end:
+            self.decisions.append(Decision(domain, reader, end))
+        return " ".join(name for name in READERS if self.allows(domain, name))
+
+    def granted(self, number: int, reader: str) -> tuple[str, ...]:
+        """The domains of a version that a reader may use."""
+        return tuple(domain for domain in self.versions[number - 1].key.domains if self.allows(domain, reader))
+
+    def part(self, number: int, reader: str) -> str:
+        """A reader's pull of a version; the part is made, unless it is there."""
+        made, domains = self.versions[number - 1], self.granted(number, reader)
+        if made.retired:
+            return "gone"
+        if domains == made.key.domains:
+            return "gone" if made.withheld else "pulled"
+        if not domains:
+            return "not-granted"
+        part = made.parts.get(domains)
+        if part is None and not self._usable(made.key.part(domains)):
+            return "conflict"
+        if part is None:
+            part = made.parts[domains] = Made(made.key.part(domains))
+        return "gone" if part.withheld else "pulled"
+
+    def _usable(self, key: Key) -> bool:
+        """Tell whether none of the inputs is withdrawn."""
+        heads = key.domains if key.head == "regmean" else ()
+        return (
+            all((key.body, domain) in self.ready for domain in key.domains)
+            and all(self.sent[item] != "withdrawn" for item in key.sent)
+            and all(self.heads[domain] != "withdrawn" for domain in heads)
+        )

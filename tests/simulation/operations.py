@@ -1,10 +1,12 @@
 """Operations drawn by Hypothesis, applied to a world and to the model."""
 
+import math
 import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cache, reduce
 from operator import add
 from pathlib import Path
@@ -31,14 +33,16 @@ from moerge_proto.bodies import HeadMethod
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert, Parts
+from moerge_proto.grants import ALL
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.recipes import SolveOptions
 from moerge_proto.statistics_file import HeadManifest, RouterManifest, StatisticsSettings
 from moerge_proto.uploads import Upload
+from moerge_proto.version_names import part_digest, version_name
 from moerge_proto.version_signatures import PROVENANCE_FILE, SIGNATURE_FILE
 from moerge_proto.versions import NewVersion
 from simulation.faults import Fault
-from simulation.model import SHARDS, Body, Model, Place, Sent
+from simulation.model import FOR_EVER, READERS, REVOKED, SHARDS, Body, Model, Place, Sent
 from simulation.world import World, register_seed
 from support.models import SEED, expert, on_body
 from support.passes import sums_of
@@ -51,7 +55,7 @@ HIDDEN = 16
 SMALL: dict[str, Any] = {"hidden_size": HIDDEN, "intermediate_size": 16, "num_hidden_layers": LAYERS}
 Kind = Literal[
     "join", "contribute", "supersede", "stale", "together", "withdraw", "withdraw_sent", "purge", "solve",
-    "promote", "roll_back", "retire", "pull", "abandon", "jump", "restart", "seed", "head",
+    "promote", "roll_back", "retire", "pull", "abandon", "jump", "restart", "seed", "head", "grant", "revoke", "part",
 ]  # fmt: skip
 
 
@@ -72,7 +76,8 @@ def faults(kinds: tuple[str, ...], most: int) -> st.SearchStrategy[Fault | None]
 def schedules(fault: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[Operation]]:
     """Up to thirty operations, usually with those that a version needs at the start."""
     often: tuple[Kind, ...] = (
-        "contribute", "contribute", "solve", "solve", "promote", "withdraw", "join", "seed", "head",
+        "contribute", "contribute", "solve", "solve", "promote", "withdraw", "join", "seed", "head", "grant", "part",
+        "part",
     )  # fmt: skip
     every: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
     small = st.integers(0, 5)
@@ -84,7 +89,8 @@ def schedules(fault: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[
     seed, solve = (st.builds(Operation, kind=st.just(kind), fault=fault) for kind in ("seed", "solve"))
     plain = st.tuples(*by_both("join"), *by_both("contribute"), *by_both("head"), solve).map(list)
     again = st.tuples(*by_both("join"), seed, *by_both("join"), *by_both("contribute"), solve).map(list)
-    opening = plain | again
+    apart = [st.builds(Operation, kind=st.just(kind), other=small, fault=fault) for kind in ("grant", "part", "part")]
+    opening = plain | again | st.tuples(plain, *apart).map(lambda drawn: [*drawn[0], *drawn[1:]])
     rest = st.sampled_from([1, 4, 10]).flatmap(lambda least: st.lists(anything, min_size=least, max_size=24))
     return st.tuples(st.just([]) | opening, rest).map(lambda two: two[0] + two[1])
 
@@ -147,6 +153,8 @@ class Run:
     head_digests: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
     abandoned: int = 0
+    begun: datetime = field(default_factory=lambda: datetime.now(UTC))
+    pulled: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def do(self, operation: Operation) -> None:
         """Applies one operation, and compares its result with the model's."""
@@ -154,14 +162,14 @@ class Run:
 
     # --- how an operation is tried
 
-    def _as(self, domain: str | None) -> Client:
-        return self.world.client(self.tokens[domain] if domain else self.world.operator_token)
+    def _as(self, who: str | None) -> Client:
+        return self.world.client(self.tokens[who] if who else self.world.operator_token)
 
-    def _attempt(self, operation: Operation, domain: str | None, call: Callable[[Client], str]) -> str:
+    def _attempt(self, operation: Operation, who: str | None, call: Callable[[Client], str]) -> str:
         """The call's answer, or the problem that refuses it. After a full disk it is repeated, as by a user."""
 
         def attempt() -> str:
-            with self._as(domain) as client:
+            with self._as(who) as client:
                 try:
                     return call(client)
                 except CoordinatorError as error:
@@ -398,28 +406,80 @@ class Run:
 
     def pull(self, operation: Operation) -> None:
         number = self._number(operation)
-        if number is None:
-            return
-        folder = self.folder / "pulled"
-        served = number in self.model.served()
+        if number is not None:
+            expected = "pulled" if number in self.model.served() else "gone"
+            self._fetch(operation, None, number, str(number), expected)
+
+    def _fetch(self, operation: Operation, who: str | None, number: int, name: str, expected: str) -> None:
+        """Pulls a version into the caller's folder, which then has the files of `name`, or else the old ones."""
+        folder = self.folder / (who or "pulled")
         before = {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
         def fetch(client: Client) -> str:
             pull(client, client.version(number), folder, SILENT)
             return "pulled"
 
-        self._expect(operation, self._attempt(operation, None, fetch), "pulled" if served else "gone")
+        self._expect(operation, self._attempt(operation, who, fetch), expected)
         after = {path.name: sha256_hex(path.read_bytes()) for path in folder.iterdir()} if folder.is_dir() else {}
-        if served:
+        if expected == "pulled":
             with self._as(None) as client:
-                whole = {file.name: file.sha256 for file in client.version(number).files}
-            assert verify_folder(folder, None, SILENT).number == number, operation
+                whole = {file.name: file.sha256 for file in client.version(name).files}
+            assert verify_folder(folder, None, SILENT).name == name, operation
             assert after.pop(SIGNATURE_FILE), operation
             assert after.pop(PROVENANCE_FILE), operation
             assert after.pop("README.md"), operation  # completed with number and date
-            assert after == {name: digest for name, digest in whole.items() if name != "README.md"}, operation
+            assert after == {file: digest for file, digest in whole.items() if file != "README.md"}, operation
+            assert self.pulled.setdefault(name, after) == after, f"{operation}: another reader of {name} has others"
         else:
-            assert after == {name: sha256_hex(data) for name, data in before.items()}, operation
+            assert after == {file: sha256_hex(data) for file, data in before.items()}, operation
+
+    # --- grants
+
+    def _reader(self, name: str) -> str:
+        """A reader, or all; the readers' tokens are made at the first use of one."""
+        if READERS[0] not in self.tokens:
+            with self._as(None) as client:
+                for reader in READERS:
+                    self.tokens[reader] = client.add_token(NewToken(role=Role.READER, name=reader)).secret
+        return name
+
+    def _decide(self, operation: Operation, end: float) -> None:
+        domain, reader = self._domain(operation), self._reader((*READERS, ALL)[operation.other % 3])
+        if domain not in self.tokens:
+            return
+
+        def decide(client: Client) -> str:
+            if end == REVOKED:
+                return " ".join(client.revoke_grant(domain, reader).readers)
+            return " ".join(client.grant(domain, reader, self.until(end)).readers)
+
+        answer = self._attempt(operation, domain, decide)
+        self._expect(operation, answer, self.model.decide(domain, reader, end))
+
+    def until(self, end: float) -> datetime | None:
+        return None if math.isinf(end) else self.begun + timedelta(hours=end)
+
+    def grant(self, operation: Operation) -> None:
+        """To a reader or to all, for ever, or until an end that some jumps of the clock pass."""
+        self._decide(operation, FOR_EVER if operation.other < 3 else self.world.ahead + 12.5)
+
+    def revoke(self, operation: Operation) -> None:
+        self._decide(operation, REVOKED)
+
+    def part(self, operation: Operation) -> None:
+        """A reader's pull."""
+        number = self._number(operation)
+        if number is not None:
+            reader = self._reader(READERS[1 - operation.other % 2])
+            name = self.name(number, self.model.granted(number, reader))
+            self._fetch(operation, reader, number, name, self.model.part(number, reader))
+
+    def name(self, number: int, domains: tuple[str, ...]) -> str:
+        """The name of the part of a version with these domains."""
+        key = self.model.versions[number - 1].key
+        if domains == key.domains:
+            return str(number)
+        return version_name(number, part_digest([self.digests[key.body, domain] for domain in domains]))
 
     # --- what users do besides
 
@@ -444,6 +504,7 @@ class Run:
 
     def jump(self, operation: Operation) -> None:
         self.world.jump((-48.0, -1.0, 1.0, 24.0, 48.0, 200.0)[operation.other])
+        self.model.ahead = self.world.ahead
 
     def restart(self, operation: Operation) -> None:
         self.world.stop()

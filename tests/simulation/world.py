@@ -44,6 +44,8 @@ class World(ABC):
     operator_token: str
     struck = 0
     """Number of faults that occurred."""
+    ahead = 0.0
+    """Hours by which the coordinator's clock is ahead."""
 
     @abstractmethod
     def start(self) -> None: ...
@@ -94,7 +96,6 @@ class InProcess(World):
         shutil.copytree(template, home)
         self.home, self.operator_token, self._faults = home, token, faults
         self._port = 0
-        self._ahead = 0.0
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -149,10 +150,10 @@ class InProcess(World):
         return waiting.outcome()
 
     def jump(self, hours: float) -> None:
-        self._ahead += hours
+        self.ahead += hours
 
     def _now(self) -> datetime:
-        return datetime.now(UTC) + timedelta(hours=self._ahead)
+        return datetime.now(UTC) + timedelta(hours=self.ahead)
 
 
 class OfProcesses(World):

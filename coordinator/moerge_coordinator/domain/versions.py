@@ -52,6 +52,12 @@ def find_served(session: Session, name: int | str, where: str = "number") -> Ver
     return row
 
 
+def find_whole(session: Session, part_of: int) -> VersionRow:
+    """The version that a part is made of; refused if it is retired, because then its parts are too."""
+    row = find(session, part_of)
+    return row if row.retired is None else find_served(session, part_of)
+
+
 def lineage_of(session: Session, new: NewVersion, is_tied: Callable[[BodyRow], bool] = lambda body: False) -> Lineage:
     """The lineage of the requested version, from the present contributions, for routers and head.
 
@@ -159,10 +165,10 @@ def _digest(lineage: Lineage, part_of: int | None) -> str:
 def publish(session: Session, blobs: Blobs, new: VersionRow) -> bool:
     """Publishes a version; False if it must be made again because a file was removed meanwhile."""
     require_inputs(session, new.lineage)
-    if new.part_of is not None and find(session, new.part_of).retired is not None:
-        raise RefusedError(ProblemType.GONE, f"version {new.part_of} is retired", todo="use another version")
-    files = (*new.files, *new.attestations)
-    if not all(blobs.has(file.sha256) or composed(session, file.sha256) for file in files):
+    if new.part_of is not None:
+        find_whole(session, new.part_of)
+    missing = [file for file in (*new.files, *new.attestations) if not blobs.has(file.sha256)]
+    if any(composed(session, new, file.sha256) is None for file in missing):
         return False
     new.lineage_digest = _digest(new.lineage, new.part_of)
     new.bytes_total = sum(file.size for file in new.files)

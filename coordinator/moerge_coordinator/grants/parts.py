@@ -135,9 +135,9 @@ def list_parts(session: Session, settings: Settings, version: VersionRow) -> lis
 
 
 def found(session: Session, name: str) -> VersionRow | None:
-    """The served version, or part of one, of that name."""
+    """The unretired version, or part of one, of that name."""
     number, _, part = name.partition("+")
-    query = select(VersionRow).where(VersionRow.retired.is_(None), VersionRow.withheld.is_(None))
+    query = select(VersionRow).where(VersionRow.retired.is_(None))
     if part:
         return session.scalar(query.where(VersionRow.part_of == int(number), VersionRow.part == part))
     return session.scalar(query.where(VersionRow.number == int(number)))

@@ -75,13 +75,13 @@ def make_part(state: Coordinator, caller: Reader, number: Number) -> Workflow:
     with state.database.reading() as session:
         version = versions.find(session, number)
         lineage = parts.reader_lineage(session, state.settings, version, caller)
-        if lineage is None or version.retired is not None:
-            versions.find_served(session, number)
         name = version.name if lineage is None else parts.name_of(version, lineage.domains)
-        made = parts.found(session, name)
-        if lineage is not None and made is None:
+        made = parts.found(session, name) is not None
+        if made or version.retired is not None:
+            versions.find_served(session, name if made else number)
+        elif lineage is not None:
             require_inputs(session, lineage)
-    if lineage is None or made is not None:
+    if lineage is None or made:
         return Workflow(id=f"version-{name.replace('+', '-')}", state=WorkflowState.DONE, result=name)
     return state.workflows.start_version(lineage, part_of=number)
 

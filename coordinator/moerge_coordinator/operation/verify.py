@@ -74,14 +74,13 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
     """Every required blob, and its users. Blobs of purged and retired rows may be missing."""
     users: dict[str, list[str]] = defaultdict(list)
     rows: list[ExpertRow | BodyRow | VersionRow] = [*_complete_experts(session), *_bodies(session)]
-    made = {row.sha256: row for row in session.scalars(select(ComposedRow))}
+    made = {(row.part_of, row.sha256): row for row in session.scalars(select(ComposedRow))}
     for row in [*rows, *_versions(session)]:
+        of = row.part_of if isinstance(row, VersionRow) else None
         for file in _files(row):
-            if file.sha256 in made:
-                for segment in made[file.sha256].segments:
-                    users[segment.sha256].append(f"{_name(row)} in {file.name}")
-                continue
-            users[file.sha256].append(f"{_name(row)} as {file.name}")
+            own = made.get((of, file.sha256)) if of is not None else None
+            for digest in [file.sha256] if own is None else [segment.sha256 for segment in own.segments]:
+                users[digest].append(f"{_name(row)} {'as' if own is None else 'in'} {file.name}")
     for part in session.scalars(select(ContributionRow).where(ContributionRow.purged.is_(None))):
         users[part.digest].append(_name(part))
     for holding in session.scalars(select(HoldingRow)):

@@ -7,15 +7,18 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
-from moerge_coordinator.storage.tables import ComposedRow
+from moerge_coordinator.storage.tables import ComposedRow, VersionRow
 from moerge_proto.ranges import opened, read_bytes
 
 _PIECE = 2**22
 
 
-def composed(session: Session, sha256: str) -> ComposedRow | None:
-    """The composed file of that digest; None: there is none, so it is a blob."""
-    return session.scalar(select(ComposedRow).where(ComposedRow.sha256 == sha256).limit(1))
+def composed(session: Session, row: VersionRow, sha256: str) -> ComposedRow | None:
+    """The composed file of a part, of that digest; None: it is a blob, as a whole version's files are."""
+    if row.part_of is None:
+        return None
+    query = select(ComposedRow).where(ComposedRow.part_of == row.part_of, ComposedRow.sha256 == sha256)
+    return session.scalar(query.limit(1))
 
 
 def content(blobs: Blobs, row: ComposedRow, start: int = 0, end: int | None = None) -> Iterator[bytes]:

@@ -61,9 +61,13 @@ def collect(database: Database, blobs: Blobs, candidates: Iterable[str] | None =
 
 def drop_artifacts(session: Session) -> None:
     """Removes the rows of derived files without a version; a version in progress writes its files again."""
-    versions = session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)))
+    versions = list(session.scalars(select(VersionRow).where(VersionRow.retired.is_(None))))
     live = {file.sha256 for row in versions for file in row.files}
-    for artifact in (*session.scalars(select(ArtifactRow)), *session.scalars(select(ComposedRow))):
+    of_parts = {(row.part_of, file.sha256) for row in versions for file in row.files}
+    for artifact in session.scalars(select(ArtifactRow)):
         if artifact.sha256 not in live:
             session.delete(artifact)
+    for made in session.scalars(select(ComposedRow)):
+        if (made.part_of, made.sha256) not in of_parts:
+            session.delete(made)
     session.flush()

@@ -508,9 +508,13 @@ class ArtifactRow(Base):
 
 
 class ComposedRow(Base):
-    """A derived file of a part that isn't stored: `header` and then `segments` of blobs; `key`: as of an artifact."""
+    """A derived file of a version's part that isn't stored: `header`, then `segments` of the version's blobs.
+
+    `key`: as of an artifact.
+    """
 
     __tablename__ = "composed"
+    part_of: Mapped[int] = mapped_column(ForeignKey("versions.number"), primary_key=True)
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     sha256: Mapped[str] = mapped_column(String(64), index=True)
     size: Mapped[int] = mapped_column(BigInteger)

@@ -228,8 +228,8 @@ class PublishVersion(Work):
         """The row of a part's file of MLPs, as a header and segments of its version's; None: it is another file."""
         database, blobs = self.ports.database, self.ports.blobs
         with database.reading() as session:
-            whole = versions.find(session, part_of)
-            known = session.get(ComposedRow, plan.key)
+            whole = versions.find_whole(session, part_of)
+            known = session.get(ComposedRow, (part_of, plan.key))
         if known is not None and all(blobs.has(segment.sha256) for segment in known.segments):
             return known
         slots = [whole.lineage.experts.index(expert) for expert in lineage.experts]
@@ -243,10 +243,11 @@ class PublishVersion(Work):
             segments = slot_segments(file, sha256, fused, len(whole.lineage.experts))
         finally:
             file.close()
-        row = ComposedRow(key=plan.key, header=plan.header(), segments=segments)
+        row = ComposedRow(part_of=part_of, key=plan.key, header=plan.header(), segments=segments)
         row.size = len(row.header) + sum(segment.size for segment in segments)
         row.sha256 = composed_digest(blobs, row)
         with database.transaction("keep composed file") as session:
+            versions.find_whole(session, part_of)  # its blobs go after its retirement, which may have come meanwhile
             return session.merge(row)
 
     def _solution(self, lineage: Lineage, inputs: VersionInputs) -> Solution:

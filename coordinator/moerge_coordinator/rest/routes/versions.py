@@ -43,10 +43,14 @@ class Markdown(PlainTextResponse):
 
 
 def _admitted(state: State, session: Session, caller: Identity, name: str) -> VersionRow:
-    """The served version, or part of one, of that name, all of whose experts the caller may use."""
-    row = versions.find_served(session, name)
-    state.admission(session, state.settings, caller, row)
-    return row
+    """The served version, or part of one, of that name, all of whose experts the caller may use.
+
+    A reader who may not use all of a withheld version is told that first, because its part of it may be served.
+    """
+    row = versions.find(session, name)
+    if row.retired is None:
+        state.admission(session, state.settings, caller, row)
+    return versions.find_served(session, name)
 
 
 @router.post("", status_code=202)
@@ -190,7 +194,7 @@ def version_content(request: Request, state: Coordinator, caller: Anyone, number
         if caller.role is Role.OWNER:
             versions.require_shared(session, own_name(caller), row)
         sha256 = versions.file_digest(row, name)
-        made = None if row.part is None else composed(session, sha256)
+        made = composed(session, row, sha256)
     if made is not None:
         return composed_content(state.blobs, made, request.headers.get("range"))
     return content(state.blobs, sha256, name)

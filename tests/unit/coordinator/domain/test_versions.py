@@ -12,7 +12,7 @@ from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.tables import PARTS, BodyRow, ExpertRow, VersionRow
+from moerge_coordinator.storage.tables import BodyRow, ComposedRow, ExpertRow, VersionRow
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import HeadLineage, Lineage, Move, NewVersion
@@ -175,17 +175,6 @@ def test_lineage_has_one_number_and_retired_one_is_not_reused(session: Session, 
         versions.find_served(session, 1)
 
 
-def test_no_part_of_a_version_that_was_retired_meanwhile_is_published(
-    session: Session, ports: Ports, law: ExpertRow, body: BodyRow
-) -> None:
-    add_contribution(session, law, body)
-    row = add_version(session)
-    versions.retire(session, [row])
-    part = VersionRow(number=PARTS + 1, part_of=row.number, part="0" * 16, lineage=row.lineage, files=[])
-    with pytest.raises(RefusedError, match="version 1 is retired"):
-        versions.publish(session, ports.blobs, part)
-
-
 def test_owner_gets_version_files_if_all_others_allow_it(
     session: Session, law: ExpertRow, art: ExpertRow, body: BodyRow
 ) -> None:
@@ -214,3 +203,29 @@ def test_the_card_says_which_experts_were_withdrawn_since(
     assert cards.withdrawal_note(session, row) == ""
     withdraw_expert(session, law, serve=True)
     assert f"law (`{law.digest}`)" in cards.withdrawal_note(session, row)
+
+
+@pytest.mark.usefixtures("law")
+def test_no_part_of_a_version_that_was_retired_meanwhile_is_published(
+    session: Session, ports: Ports, art: ExpertRow, body: BodyRow
+) -> None:
+    add_contribution(session, art, body)
+    whole = add_version(session)
+    versions.retire(session, [whole])
+    part = VersionRow(
+        number=versions.next_number(session, 1), part_of=1, part="0" * 16, lineage=whole.lineage, files=[]
+    )
+    with pytest.raises(RefusedError, match="version 1 is retired"):
+        versions.publish(session, ports.blobs, part)
+
+
+@pytest.mark.usefixtures("law")
+def test_a_version_is_made_again_without_a_file_that_only_a_part_is_composed_of(
+    session: Session, ports: Ports, art: ExpertRow, body: BodyRow
+) -> None:
+    add_contribution(session, art, body)
+    whole = add_version(session)
+    digest = whole.files[0].sha256
+    session.add(ComposedRow(part_of=1, key=digest, sha256=digest, size=1, header=b"1", segments=[]))
+    session.flush()
+    assert versions.publish(session, ports.blobs, whole) is False

@@ -8,7 +8,6 @@ from moerge.blobs.store import Blobs
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.storage.references import collect, drop_artifacts, needed
 from moerge_coordinator.storage.tables import ArtifactRow, BodyRow, ComposedRow, HoldingRow, now
-from moerge_proto.composed import Segment
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState
 from moerge_proto.versions import VersionFile
@@ -25,7 +24,7 @@ def kept(blobs: Blobs, content: str) -> str:
 
 def names(session: Session, **how: bool) -> set[str]:
     """The contents of needed blobs whose contents are one word."""
-    words = ["expert", "refused", "purged", "body", "current", "version", "gone", "held", "artifact", "source"]
+    words = ["expert", "refused", "purged", "body", "current", "version", "gone", "held", "artifact"]
     result = needed(session, **how)
     return {word for word in words if sha256_hex(word.encode()) in result}
 
@@ -47,11 +46,9 @@ def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -
     row.retired = now(session)
     session.add(HoldingRow(owner="expert-domain-owner", sha256=file_of("held").sha256, size=4))
     session.add(ArtifactRow(key="0" * 64, sha256=file_of("artifact").sha256, size=1, maker="0" * 64))
-    segments = [Segment(sha256=file_of("source").sha256, start=0, end=1)]
-    session.add(ComposedRow(key="0" * 64, sha256="1" * 64, size=1, header=b"", segments=segments))
     session.flush()
-    assert names(session) == {"expert", "body", "current", "version", "held", "artifact", "source"}
-    assert names(session, holdings=False) == {"expert", "body", "current", "version", "artifact", "source"}
+    assert names(session) == {"expert", "body", "current", "version", "held", "artifact"}
+    assert names(session, holdings=False) == {"expert", "body", "current", "version", "artifact"}
     assert needed(session) & {part.digest for part in parts} == {parts[0].digest}
 
 
@@ -68,6 +65,21 @@ def test_derived_files_are_dropped_with_their_last_version(session: Session) -> 
     drop_artifacts(session)
     left = set(session.scalars(select(ArtifactRow.sha256)))
     assert left == {file_of("body").sha256, file_of("one").sha256}
+
+
+def test_a_composed_file_is_dropped_with_its_part_even_if_a_version_has_the_same_content(session: Session) -> None:
+    """Its segments are of a retired version's blobs, which may have a withdrawn expert's MLPs beside them."""
+    add_contribution(session, add_expert(session, "law"), add_body(session))
+    files = [VersionFile(name="f", sha256=file_of("mlp").sha256, size=1, new=True)]
+    for number in (1, 2):
+        row = add_version(session, options={"ridge_lambda": float(number)})
+        row.files = files
+        session.add(ComposedRow(part_of=number, key="0" * 64, sha256=files[0].sha256, size=1, header=b"", segments=[]))
+    part = add_version(session, options={"ridge_lambda": 3.0})
+    part.files, part.part_of, part.part = files, 2, "0" * 16
+    session.flush()
+    drop_artifacts(session)
+    assert list(session.scalars(select(ComposedRow.part_of))) == [2]
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])

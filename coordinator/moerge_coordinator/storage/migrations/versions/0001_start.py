@@ -247,6 +247,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "composed",
+        _reference("part_of", "versions.number", primary_key=True),
         _key("key", DIGEST),
         sa.Column("sha256", DIGEST, nullable=False, index=True),
         *_columns(sa.BigInteger, "size"),
