@@ -8,6 +8,7 @@ from moerge.blobs.store import Blobs
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.storage.references import collect, drop_artifacts, needed
 from moerge_coordinator.storage.tables import ArtifactRow, BodyRow, ComposedRow, HoldingRow, now
+from moerge_proto.composed import Segment
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState
 from moerge_proto.versions import VersionFile
@@ -50,6 +51,16 @@ def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -
     assert names(session) == {"expert", "body", "current", "version", "held", "artifact"}
     assert names(session, holdings=False) == {"expert", "body", "current", "version", "artifact"}
     assert needed(session) & {part.digest for part in parts} == {parts[0].digest}
+
+
+def test_files_that_a_part_s_file_is_composed_of_are_needed(session: Session) -> None:
+    law = add_expert(session, "law")
+    add_contribution(session, law, session.scalars(select(BodyRow)).one())
+    of, source = add_version(session).number, file_of("source").sha256
+    segments = [Segment(sha256=source, start=0, end=1)]
+    session.add(ComposedRow(key="0" * 64, part_of=of, sha256="1" * 64, size=1, header=b"", segments=segments))
+    session.flush()
+    assert source in needed(session)
 
 
 def test_derived_files_are_dropped_with_their_last_version(session: Session) -> None:
