@@ -1344,7 +1344,7 @@ MUTATIONS = (
         "a withheld part is not given to readers",
         COORDINATOR,
         "versions.find_served(session, name if made else number)",
-        "pass",
+        "...",
         _GRANTS,
     ),
     Mutation(
@@ -1352,15 +1352,15 @@ MUTATIONS = (
         "no part of a retired version is published",
         COORDINATOR,
         "if new.part_of is not None:\n        find_whole(session, new.part_of)",
-        "if False:\n        pass",
+        "",
         ("tests/unit/coordinator/domain/test_versions.py",),
     ),
     Mutation(
         "part-of-the-withdrawn",
         "a reader starts no workflow for a part with a withdrawn expert",
         COORDINATOR,
-        "if lineage is not None and not made:",
-        "if False:",
+        "elif lineage is not None:\n            parts.require_makeable",
+        "elif False:\n            parts.require_makeable",
         _GRANTS,
     ),
     Mutation(

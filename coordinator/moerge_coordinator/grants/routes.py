@@ -85,7 +85,7 @@ def make_part(state: Coordinator, caller: Reader, number: Number) -> Workflow:
         made = parts.found(session, name) is not None
         if made or version.retired is not None:
             versions.find_served(session, name if made else number)
-        if lineage is not None and not made:
+        elif lineage is not None:
             parts.require_makeable(session, version, lineage)
     if lineage is None or made:
         return Workflow(id=f"version-{name.replace('+', '-')}", state=WorkflowState.DONE, result=name)

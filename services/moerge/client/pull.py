@@ -80,14 +80,23 @@ def pull(
         except CoordinatorError as error:
             if is_part or error.type != ProblemType.NOT_GRANTED.urn:
                 raise
-            made = client.version(client.wait(client.make_part(version.number)))
-            if made.number != version.number:
-                what = f"the coordinator offers {made.name} as its part"
-                todo = "tell its operator, and don't use the version"
-                raise MoergeError(what, where=f"version {version.number}", todo=todo) from error
-            version = made
+            version = _part(client, version, folder)
     todo = "try again; if it happens again, ask the operator"
     raise MoergeError("your grants changed again and again", where=f"version {version.number}", todo=todo)
+
+
+def _part(client: Client, version: Version, folder: Path) -> Version:
+    """The part of a version that the caller may use, which the coordinator makes unless it is there."""
+    try:
+        made = client.version(client.wait(client.make_part(version.number)))
+    except CoordinatorError as error:
+        if error.type != ProblemType.NOT_GRANTED.urn or not folder.exists():
+            raise
+        raise MoergeError(error.what, where=str(folder), todo=f"stop using {folder}, and remove it") from error
+    if made.number != version.number:
+        what, todo = f"the coordinator offers {made.name} as its part", "tell its operator, and don't use the version"
+        raise MoergeError(what, where=f"version {version.number}", todo=todo)
+    return made
 
 
 def _pulled(

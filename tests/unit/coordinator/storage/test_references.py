@@ -25,7 +25,7 @@ def kept(blobs: Blobs, content: str) -> str:
 
 def names(session: Session, **how: bool) -> set[str]:
     """The contents of needed blobs whose contents are one word."""
-    words = ["expert", "refused", "purged", "body", "current", "version", "gone", "held", "artifact", "source"]
+    words = ["expert", "refused", "purged", "body", "current", "version", "gone", "held", "artifact"]
     result = needed(session, **how)
     return {word for word in words if sha256_hex(word.encode()) in result}
 
@@ -47,12 +47,20 @@ def test_a_blob_is_needed_as_long_as_something_is_made_of_it(session: Session) -
     row.retired = now(session)
     session.add(HoldingRow(owner="expert-domain-owner", sha256=file_of("held").sha256, size=4))
     session.add(ArtifactRow(key="0" * 64, sha256=file_of("artifact").sha256, size=1, maker="0" * 64))
-    segments = [Segment(sha256=file_of("source").sha256, start=0, end=1)]
-    session.add(ComposedRow(part_of=1, key="0" * 64, sha256="1" * 64, size=1, header=b"", segments=segments))
     session.flush()
-    assert names(session) == {"expert", "body", "current", "version", "held", "artifact", "source"}
-    assert names(session, holdings=False) == {"expert", "body", "current", "version", "artifact", "source"}
+    assert names(session) == {"expert", "body", "current", "version", "held", "artifact"}
+    assert names(session, holdings=False) == {"expert", "body", "current", "version", "artifact"}
     assert needed(session) & {part.digest for part in parts} == {parts[0].digest}
+
+
+def test_files_that_a_part_s_file_is_composed_of_are_needed(session: Session) -> None:
+    law = add_expert(session, "law")
+    add_contribution(session, law, session.scalars(select(BodyRow)).one())
+    of, source = add_version(session).number, file_of("source").sha256
+    segments = [Segment(sha256=source, start=0, end=1)]
+    session.add(ComposedRow(key="0" * 64, part_of=of, sha256="1" * 64, size=1, header=b"", segments=segments))
+    session.flush()
+    assert source in needed(session)
 
 
 def test_derived_files_are_dropped_with_their_last_version(session: Session) -> None:
