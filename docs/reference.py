@@ -33,7 +33,7 @@ from moerge_proto.recipes import VERSION_RECIPES, SolveOptions
 from moerge_workers.settings import Settings as WorkerSettings
 
 LOG = getLogger("mkdocs.hooks.reference")
-_SOURCE = re.compile(r"^Source: \[`([\w.]+)`\]\(.*\)$", re.MULTILINE)
+_SOURCE = re.compile(r"^Source: \[`([\w.]+)`\]\(\S+\)(?:\. (.*))?$", re.MULTILINE)
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):\n((?:(?: .*)?(?:\n|\Z))+)", re.MULTILINE)
 _ITEM = re.compile(r"^ {4}(\S[^:]*): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 _WORDS = {"string": "text", "boolean": "`true` or `false`", "object": "table"}
@@ -44,7 +44,7 @@ _FORMATS = {"path": "path", "date-time": "time", "binary": "bytes"}
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if not page.file.src_uri.startswith("docs/reference/"):
         return markdown
-    return _SOURCE.sub(lambda source: "\n".join(_reference(source[1])), markdown)
+    return _SOURCE.sub(lambda source: "\n".join([source[2] or "", "", *_reference(source[1])]), markdown)
 
 
 def _reference(name: str) -> Iterator[str]:
