@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from moerge.versions.folder import write_folder
     from moerge.versions.version_plan import plan_version
 
-__version__ = "0.2.0.dev17"
+__version__ = "0.2.0.dev18"
 __all__ = [
     "DenseExpert",
     "Tokens",

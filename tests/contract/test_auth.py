@@ -29,6 +29,8 @@ EXAMPLES = {
     "other": "1",
     "name": "x",
     "id": "1000000",
+    "domain": "law",
+    "reader": "x",
 }
 
 
@@ -133,6 +135,8 @@ def test_another_owner_s_things_are_not_found(federation: Federation, server: Co
         "/v1/uploads/{upload}/chunks/{sha256}": {"upload": upload, "sha256": sent.digest},
         "/v1/uploads/{upload}/commit": {"upload": upload},
         "/v1/uploads/{upload}": {"upload": upload},
+        "/v1/grants/{domain}": {"domain": "law"},
+        "/v1/grants/{domain}/{reader}": {"domain": "law", "reader": "x"},
     }
     shared = {"/v1/versions/{number}/signed-card", "/v1/bodies/{digest}"}
     shared |= {"/v1/versions/{number}", "/v1/versions/{number}/engines"}
@@ -149,6 +153,8 @@ def test_another_owner_s_things_are_not_found(federation: Federation, server: Co
             )
             if method == "put" and path == "/v1/contributions/{digest}":
                 expected = (409, "urn:moerge:problem:not-ready")  # as of any file that the caller has not uploaded
+            elif "{domain}" in path:
+                expected = (403, "urn:moerge:problem:forbidden")  # names of domains are no secret
             else:
                 expected = (404, "urn:moerge:problem:not-found")
             assert (response.status_code, response.json()["type"]) == expected, (method, path)
