@@ -32,6 +32,7 @@ from moerge_proto.version_names import part_digest
 from moerge_proto.version_signatures import SignedVersion, sign_version
 from support.dashboard import signed_in
 from support.federation import SILENT, Federation, eventually, federation_of
+from support.processes import run_command
 
 EXPERT, ROUTER, HEAD = "model-expert-0000{}.safetensors", "model-router.safetensors", "model-head.safetensors"
 DOMAINS = "law", "art", "code"
@@ -478,6 +479,23 @@ def test_a_grant_that_changes_during_a_pull_gives_one_version_whole(
     assert verify_folder(tmp_path / "model", None, SILENT).name == site.part(*kept)
     assert bool(site.leaks(tmp_path, "law")) == (how == "more")
     assert not [path for path in tmp_path.iterdir() if path.is_dir() and path.name != "model"]
+
+
+def test_nothing_can_be_exported_pushed_or_rebuilt_from_a_pulled_part(site: Site, tmp_path: Path) -> None:
+    """Exports and uploads read the folder alone; a rebuild needs inputs, which the coordinator's home alone has."""
+    with site.client("ben") as reader:
+        pull(reader, reader.version(1), tmp_path / "model", SILENT)
+    assert site.leaks(tmp_path, "law") == []
+    ben = {"MOERGE_COORDINATOR": site.federation.server.url, "MOERGE_TOKEN": site.tokens["ben"]}
+    for number in (1, 2):
+        done = run_command(
+            "version", "rebuild", number, "--from", tmp_path / "model", "--out", tmp_path / "made",
+            "--key", site.home / "version-key.pub", **ben,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stdout
+        assert not (tmp_path / "made").exists()
+    assert run_command("workflow", "list", **ben).returncode == 1
+    assert site.leaks(tmp_path, "law") == []
 
 
 def test_an_interrupted_pull_s_files_of_a_closed_expert_go_with_the_next_one(site: Site, tmp_path: Path) -> None:
