@@ -44,7 +44,7 @@ def test_law_1_outgoing_messages_have_only_the_listed_fields() -> None:
     }  # fmt: skip
     assert set(HeadManifest.model_fields) == {"body", "keepers"} ^ set(RouterManifest.model_fields)
     assert set(Parts.model_fields) == {"expert", "body", "fitted", "own_head"}
-    assert set(NewEvaluation.model_fields) == {"number", "scores"}
+    assert set(NewEvaluation.model_fields) == {"number", "part", "scores"}
     assert set(Perplexity.model_fields) == {
         "kind", "domain", "expert", "documents", "context", "stride", "dense", "version", "oracle", "routed",
         "software",
