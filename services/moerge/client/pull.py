@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from functools import partial as partial_of
 from pathlib import Path
 
 import httpx
@@ -229,7 +230,8 @@ def _move_slots(client: Client, record: Lineage, version: Version, folder: Path,
             continue
         source = folder / expert_name(record.experts.index(expert))
         if source.is_file() and source.name != name:
-            header = _header(client, f"/v1/versions/{version.name}/files/{name}", files[name].size)
+            path = f"/v1/versions/{version.name}/files/{name}"
+            header = client.patiently(partial_of(_header, client, path, files[name].size))
             _compose(header, source, partial / name, files[name])
 
 
@@ -241,7 +243,14 @@ def _header(client: Client, path: str, size: int) -> bytes:
 
 def _first(client: Client, path: str, count: int) -> bytes:
     with client.content(path, {"Range": f"bytes=0-{count - 1}"}) as response:
-        return response.read()[:count] if response.status_code == httpx.codes.PARTIAL_CONTENT else b""
+        if response.status_code != httpx.codes.PARTIAL_CONTENT:
+            return b""
+        found = bytearray()
+        for piece in response.iter_bytes():
+            found += piece
+            if len(found) >= count:
+                break
+        return bytes(found[:count])
 
 
 def _compose(header: bytes, source: Path, target: Path, file: FileEntry) -> None:
