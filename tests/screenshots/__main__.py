@@ -20,19 +20,18 @@ from support.browser import browser, visit
 from support.federation import federation_of
 from support.processes import Coordinator
 
+_WIDTH = 1280
 DOMAIN = "medicine"
 """The domain of the owner whose view is shown, also one of the demo's."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A page, the width in pixels, and the height to which it is cut; None: all of it."""
+    """A page, and the height in pixels to which it is cut; None: all of it."""
 
     name: str
     page: str
-    width: int = 1280
     height: int | None = None
-    dark: bool = False
     owner: bool = False
 
 
@@ -40,7 +39,6 @@ FIRST_HOUR = (Picture("first-steps", "versions", height=420), Picture("owners", 
 DEMO = (
     Picture("versions", "versions"),
     Picture("version", "versions/2", height=1500),
-    Picture("version-narrow", "versions/2", 390, 1200, dark=True),
     Picture("owner", "versions", height=900, owner=True),
 )
 
@@ -75,12 +73,12 @@ def first_hour() -> Iterator[tuple[Coordinator, str]]:
 
 def take(chromium: Browser, server: Coordinator, owner: str, picture: Picture, folder: Path) -> None:
     token, path = owner if picture.owner else server.operator_token, folder / f"dashboard-{picture.name}.png"
-    with visit(chromium, server, token, width=picture.width, dark=picture.dark) as page:
+    with visit(chromium, server, token) as page:
         page.goto(f"{server.url}/dashboard/{picture.page}")
         if picture.height is None:
             page.screenshot(path=path, full_page=True)
         else:
-            page.set_viewport_size({"width": picture.width, "height": picture.height})
+            page.set_viewport_size({"width": _WIDTH, "height": picture.height})
             page.screenshot(path=path)
 
 
