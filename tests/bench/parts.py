@@ -8,7 +8,6 @@ from typing import Any
 
 from bench.measure import say, seconds
 from bench.registry import Pair, benchmark
-from moerge_proto.owners import NewToken, Role
 from moerge_proto.recipes import SolveOptions
 from support.federation import Federation, federation_of, files_below
 
@@ -61,8 +60,7 @@ def with_grants(federation: Federation, names: list[str], readers: int, sets: in
         for domain in some:
             federation.members[domain].client.grant(domain, f"group-{number}")
     for number in range(readers):
-        new = NewToken(role=Role.READER, name=f"reader-{number}", groups=[f"group-{number % sets}"])
-        federation.operator.add_token(new)
+        federation.reader(f"reader-{number}", f"group-{number % sets}")
 
 
 SHAPES = f"{READERS} readers, {SETS} sets of {DOMAINS} experts, H 128, L 4, MLP 1024, loopback, SQLite"

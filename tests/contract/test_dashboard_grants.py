@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from moerge_proto.evaluations import NewEvaluation
-from moerge_proto.owners import NewToken, Role
 from moerge_proto.recipes import RECOMMENDED
 from support.dashboard import act, signed_in, words
 from support.evaluations import result
-from support.federation import Federation, eventually, federation_of
+from support.federation import Federation, champion_of, eventually
 
 TOLD = re.compile(r"\bgrant|\bpart of|For you|Parts", re.IGNORECASE)
 """Words that pages have only with grants."""
@@ -21,19 +20,12 @@ TOLD = re.compile(r"\bgrant|\bpart of|For you|Parts", re.IGNORECASE)
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
     """Version 1 of law, art and code is the champion."""
-    with federation_of(tmp_path / "federation", "law", "art", "code") as federation:
-        federation.contribute(federation.body())
-        federation.solve()
-        federation.operator.promote("champion", 1)
+    with champion_of(tmp_path / "federation", "law", "art", "code") as federation:
         yield federation
 
 
-def reader(federation: Federation, name: str, *groups: str) -> str:
-    return federation.operator.add_token(NewToken(role=Role.READER, name=name, groups=[*groups])).secret
-
-
 def test_without_grants_pages_have_no_word_of_them(federation: Federation) -> None:
-    tokens = [federation.server.operator_token, federation.members["law"].token, reader(federation, "anna")]
+    tokens = [federation.server.operator_token, federation.members["law"].token, federation.reader("anna")]
     for token in tokens:
         with signed_in(federation.server, token) as browser:
             for path in ("/versions", "/versions/1"):
@@ -47,7 +39,7 @@ def test_without_grants_pages_have_no_word_of_them(federation: Federation) -> No
 
 def test_an_owner_decides_who_uses_its_expert(federation: Federation) -> None:
     for name, groups in {"anna": ["clinic"], "ben": []}.items():
-        reader(federation, name, *groups)
+        federation.reader(name, *groups)
     with signed_in(federation.server, federation.members["law"].token) as browser:
         question = words(browser.get("/grants/law/grant"))
         assert "Until now all readers could use law. After this, only those to whom you grant it." in question
@@ -100,7 +92,7 @@ def test_an_owner_decides_who_uses_its_expert(federation: Federation) -> None:
 
 def test_a_reader_sees_what_it_may_use(federation: Federation) -> None:
     federation.members["law"].client.grant("law", "ben", datetime(2099, 12, 31, tzinfo=UTC))
-    with signed_in(federation.server, reader(federation, "anna")) as browser:
+    with signed_in(federation.server, federation.reader("anna")) as browser:
         assert "For you without law" in words(browser.get("/versions"))
         page = words(browser.get("/versions/1"))
         assert "You may use its part with the experts of art, code, without law." in page
@@ -110,13 +102,13 @@ def test_a_reader_sees_what_it_may_use(federation: Federation) -> None:
         assert "You may use its part with the experts of art, code. It leaves out law." in page
         assert "moerge pull champion model/" in page
         assert "Domain Ends art when its owner revokes it code when its owner revokes it After" in page
-    with signed_in(federation.server, reader(federation, "ben")) as browser:
+    with signed_in(federation.server, federation.reader("ben")) as browser:
         assert "For you all of it, until 2099-12-31 00:00 UTC" in words(browser.get("/versions"))
         assert "Model card" in words(browser.get("/versions/1"))
         assert "You may use all of it." in words(browser.get("/grants"))
     for domain in ("art", "code"):
         federation.members[domain].client.revoke_grant(domain, "all")
-    with signed_in(federation.server, reader(federation, "eve")) as browser:
+    with signed_in(federation.server, federation.reader("eve")) as browser:
         assert "For you nothing of it" in words(browser.get("/versions"))
         page = words(browser.get("/versions/1"))
         assert "no expert of version 1 is granted to you" in page
@@ -128,9 +120,9 @@ def test_a_reader_of_a_withheld_version_sees_its_part(federation: Federation) ->
     federation.members["law"].client.grant("law", "ben")
     federation.operator.withdraw_expert(federation.expert("law").digest, serve=False)
     pages = {"/versions": "For you without law", "/versions/1": "moerge pull champion", "/grants": "It leaves out law."}
-    with signed_in(federation.server, reader(federation, "anna")) as browser:
+    with signed_in(federation.server, federation.reader("anna")) as browser:
         assert [path for path, text in pages.items() if text not in words(browser.get(path))] == []
-    with signed_in(federation.server, reader(federation, "ben")) as browser:
+    with signed_in(federation.server, federation.reader("ben")) as browser:
         assert [path for path in pages if browser.get(path).status_code != 200] == []
         assert "This version is withheld" in words(browser.get("/versions/1"))
         assert "For you" not in words(browser.get("/versions"))
@@ -141,7 +133,7 @@ def test_a_reader_of_a_withheld_version_sees_its_part(federation: Federation) ->
 def test_an_operator_makes_the_parts_of_a_version(federation: Federation) -> None:
     operator = federation.operator
     for name in ("anna", "ben", "eve"):
-        reader(federation, name)
+        federation.reader(name)
     federation.members["law"].client.grant("law", "anna")
     with signed_in(federation.server) as browser:
         page = words(browser.get("/versions/1"))
@@ -159,7 +151,7 @@ def test_an_operator_makes_the_parts_of_a_version(federation: Federation) -> Non
 
 def test_a_promotion_names_the_parts_that_lose(federation: Federation) -> None:
     operator = federation.operator
-    reader(federation, "ben")
+    federation.reader("ben")
     federation.members["law"].client.grant("law", "anna")
     federation.solve(options=RECOMMENDED.solve.model_copy(update={"ridge_lambda": 10.0}))
     for number, value in ((1, 0.9), (2, 0.4)):

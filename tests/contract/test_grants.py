@@ -11,7 +11,7 @@ import pytest
 from moerge.blobs.s3 import S3
 from moerge.errors import CoordinatorError
 from moerge_proto.owners import NewToken, Role
-from support.federation import Federation, eventually, federation_of
+from support.federation import Federation, champion_of, eventually, federation_of
 from support.processes import moerge
 from support.servers import Postgres, settings
 
@@ -19,17 +19,13 @@ from support.servers import Postgres, settings
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
     """Version 1 of law, art and code is the champion."""
-    with federation_of(tmp_path / "federation", "law", "art", "code") as federation:
-        federation.contribute(federation.body())
-        federation.solve()
-        federation.operator.promote("champion", 1)
+    with champion_of(tmp_path / "federation", "law", "art", "code") as federation:
         yield federation
 
 
 def reader(federation: Federation, name: str, *groups: str) -> dict[str, str]:
     """The environment of a reader's commands."""
-    token = federation.operator.add_token(NewToken(role=Role.READER, name=name, groups=[*groups])).secret
-    return {"MOERGE_COORDINATOR": federation.server.url, "MOERGE_TOKEN": token}
+    return {"MOERGE_COORDINATOR": federation.server.url, "MOERGE_TOKEN": federation.reader(name, *groups)}
 
 
 def owner(federation: Federation, domain: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from moerge_proto.owners import NewToken, Role
 from moerge_proto.recipes import PAPER
 from moerge_proto.versions import Version
 from support.federation import Federation, federation_of
@@ -45,6 +44,6 @@ def test_a_part_is_the_version_of_a_coordinator_with_its_experts_alone(
 
 
 def _part_for(federation: Federation, name: str, number: int) -> Version:
-    token = federation.operator.add_token(NewToken(role=Role.READER, name=name)).secret
+    token = federation.reader(name)
     with federation.server.client(token) as reader:
         return reader.version(reader.wait(reader.make_part(number)))

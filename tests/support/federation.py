@@ -224,6 +224,10 @@ class Federation:
         self.members[member.domain] = member
         return member
 
+    def reader(self, name: str, *groups: str) -> str:
+        """The token of a new reader."""
+        return self.operator.add_token(NewToken(role=Role.READER, name=name, groups=[*groups])).secret
+
     def expert(self, domain: str) -> Expert:
         return registered(self.members[domain])
 
@@ -293,6 +297,16 @@ def federation_of(folder: Path, *domains: str, settings: str = "", **model: Any)
         federation = Federation(server, operator, folder, seed, clients=clients, model=model)
         for domain in domains:
             federation.add(domain, **model)
+        yield federation
+
+
+@contextmanager
+def champion_of(folder: Path, *domains: str) -> Iterator[Federation]:
+    """A federation whose version 1, of these domains, is the champion."""
+    with federation_of(folder, *domains) as federation:
+        federation.contribute(federation.body())
+        federation.solve()
+        federation.operator.promote("champion", 1)
         yield federation
 
 

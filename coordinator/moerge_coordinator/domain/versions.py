@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from pydantic import JsonValue
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -35,15 +36,24 @@ from moerge_proto.versions import Lineage, NewVersion, VersionChange
 
 def find(session: Session, name: int | str, where: str = "number") -> VersionRow:
     """The version of that number, or the part of that name, as `3+0123456789abcdef`."""
+    return existing(named(session, name), f"version {name}", where, "run: moerge version list")
+
+
+def named(session: Session, name: int | str) -> VersionRow | None:
+    """As `find`, without a refusal."""
     number, _, part = str(name).partition("+")
     is_it = VersionRow.part_of == int(number) if part else VersionRow.number == int(number)
     query = select(VersionRow).where(is_it, VersionRow.part == part if part else VersionRow.part.is_(None))
-    return existing(session.scalar(query), f"version {name}", where, "run: moerge version list")
+    return session.scalar(query)
 
 
 def find_served(session: Session, name: int | str, where: str = "number") -> VersionRow:
     """The version of that name, refused if it is retired or withheld."""
-    row = find(session, name, where)
+    return require_served(find(session, name, where))
+
+
+def require_served(row: VersionRow) -> VersionRow:
+    """The version, refused if it is retired or withheld."""
     if row.retired is not None:
         raise RefusedError(ProblemType.GONE, f"version {row.name} is retired", todo="use another version")
     if row.withheld is not None:
@@ -55,7 +65,7 @@ def find_served(session: Session, name: int | str, where: str = "number") -> Ver
 def find_whole(session: Session, part_of: int) -> VersionRow:
     """The version that a part is made of; refused if it is retired, because then its parts are too."""
     row = find(session, part_of)
-    return row if row.retired is None else find_served(session, part_of)
+    return row if row.retired is None else require_served(row)
 
 
 def lineage_of(session: Session, new: NewVersion, is_tied: Callable[[BodyRow], bool] = lambda body: False) -> Lineage:
@@ -146,7 +156,8 @@ def published(session: Session, lineage: Lineage, part_of: int | None = None) ->
     if part_of is not None:  # by its experts, because another build's solver is in the lineage
         part = part_digest(lineage.experts)
         return session.scalar(query.where(VersionRow.part_of == part_of, VersionRow.part == part))
-    return session.scalar(query.where(VersionRow.lineage_digest == _digest(lineage, None)))
+    digest = lineage_digest(lineage.model_dump(mode="json"), None)
+    return session.scalar(query.where(VersionRow.lineage_digest == digest))
 
 
 def next_number(session: Session, part_of: int | None = None) -> int:
@@ -157,9 +168,9 @@ def next_number(session: Session, part_of: int | None = None) -> int:
     return (session.scalar(numbers.where(VersionRow.number < PARTS)) or 0) + 1
 
 
-def _digest(lineage: Lineage, part_of: int | None) -> str:
-    content = lineage.model_dump(mode="json")
-    return digest_of(content if part_of is None else {"part_of": part_of, "lineage": content})
+def lineage_digest(lineage: JsonValue, part_of: int | None) -> str:
+    """The digest of a version's lineage, or of that of a part of version `part_of`."""
+    return digest_of(lineage if part_of is None else {"part_of": part_of, "lineage": lineage})
 
 
 def publish(session: Session, blobs: Blobs, new: VersionRow) -> bool:
@@ -170,7 +181,7 @@ def publish(session: Session, blobs: Blobs, new: VersionRow) -> bool:
     missing = [file for file in (*new.files, *new.attestations) if not blobs.has(file.sha256)]
     if any(composed(session, new, file.sha256) is None for file in missing):
         return False
-    new.lineage_digest = _digest(new.lineage, new.part_of)
+    new.lineage_digest = lineage_digest(new.lineage.model_dump(mode="json"), new.part_of)
     new.bytes_total = sum(file.size for file in new.files)
     new.bytes_written = sum(file.size for file in new.files if file.new)
     session.add(new)

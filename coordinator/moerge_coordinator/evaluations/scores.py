@@ -30,7 +30,7 @@ def evaluate(session: Session, caller: Identity, name: int | str, new: NewEvalua
     own = select(EvaluationRow).where(EvaluationRow.version == number, EvaluationRow.owner == caller.owner)
     if known := list(session.scalars(own.where(EvaluationRow.digest == new.digest).order_by(EvaluationRow.number))):
         return [view(row) for row in known]
-    versions.find_served(session, name)
+    versions.require_served(version)
     if (made := version_name(new.number, new.part)) != str(name):
         problem, todo = f"made of version {made}, sent to {name}", f"send it for version {made}"
         raise RefusedError(ProblemType.INVALID_REQUEST, problem, where="number", todo=todo)

@@ -11,7 +11,7 @@ from moerge.routers.ridge import SOLVER
 from moerge_coordinator.domain import bodies
 from moerge_coordinator.domain.ports import Comparison, Comparisons
 from moerge_coordinator.domain.sums import contributions_in
-from moerge_coordinator.domain.versions import find_served
+from moerge_coordinator.domain.versions import find_served, named
 from moerge_coordinator.domain.withdrawal import require_inputs
 from moerge_coordinator.grants.rules import Rules, names_of, readers
 from moerge_coordinator.problems import RefusedError
@@ -25,17 +25,21 @@ from moerge_proto.version_names import part_digest, version_name
 from moerge_proto.versions import HeadLineage, Lineage
 
 
-def granted(session: Session, rules: Rules, version: VersionRow, names: Collection[str]) -> list[str]:
-    """The domains of a version whose experts a reader of these names may use, in order.
+def granted(session: Session, rules: Rules, version: VersionRow) -> Callable[[Collection[str]], list[str]]:
+    """Of a reader's names, the domains of a version whose experts it may use, in order.
 
     A sum of contributions counts all its experts or none: without the grant of one, none of them.
     """
-    lineage = version.lineage
-    found = {domain for domain in lineage.domains if rules.allows(domain, names)}
-    for together in _summed(session, lineage):
-        if not together <= found:
-            found -= together
-    return [domain for domain in lineage.domains if domain in found]
+    lineage, sums = version.lineage, list(_summed(session, version.lineage))  # read once for all readers
+
+    def of(names: Collection[str]) -> list[str]:
+        found = {domain for domain in lineage.domains if rules.allows(domain, names)}
+        for together in sums:
+            if not together <= found:
+                found -= together
+        return [domain for domain in lineage.domains if domain in found]
+
+    return of
 
 
 def _summed(session: Session, lineage: Lineage) -> Iterator[set[str]]:
@@ -97,7 +101,7 @@ def reader_lineage(session: Session, settings: Settings, version: VersionRow, re
         RefusedError: no expert of it is granted to the reader, or too few for a model of its class.
     """
     rules = Rules.of(session, settings, version.lineage.domains)
-    if len(domains := granted(session, rules, version, names_of(reader))) == len(version.lineage.domains):
+    if len(domains := granted(session, rules, version)(names_of(reader))) == len(version.lineage.domains):
         return None
     if not domains:
         problem = f"no expert of version {version.name} is granted to you"
@@ -126,9 +130,9 @@ def _few(session: Session, version: VersionRow) -> Callable[[int], str]:
 def sets(session: Session, settings: Settings, version: VersionRow) -> dict[tuple[str, ...], list[str]]:
     """The domains of each part of a version that a valid reader's token may use -> the names of the tokens."""
     rules, result = Rules.of(session, settings, version.lineage.domains), dict[tuple[str, ...], list[str]]()
-    few = _few(session, version)
+    few, granted_to = _few(session, version), granted(session, rules, version)
     for token in readers(session):
-        domains = tuple(granted(session, rules, version, names_of(token)))
+        domains = tuple(granted_to(names_of(token)))
         if domains and not few(len(domains)):
             result.setdefault(domains, []).append(token.name or f"token {token.id}")
     return result
@@ -165,11 +169,8 @@ def _part(session: Session, version: VersionRow, domains: Sequence[str], names: 
 
 def found(session: Session, name: str) -> VersionRow | None:
     """The unretired version, or part of one, of that name."""
-    number, _, part = name.partition("+")
-    query = select(VersionRow).where(VersionRow.retired.is_(None))
-    if part:
-        return session.scalar(query.where(VersionRow.part_of == int(number), VersionRow.part == part))
-    return session.scalar(query.where(VersionRow.number == int(number)))
+    row = named(session, name)
+    return None if row is None or row.retired is not None else row
 
 
 def on_parts(comparisons: Comparisons) -> Comparison:
@@ -182,10 +183,9 @@ def on_parts(comparisons: Comparisons) -> Comparison:
         if champion is None:
             return falls, []
         rules = Rules.of(session, settings)
-        pairs = set[tuple[str, str]]()
-        for token in readers(session):
-            new, old = (name_of(row, granted(session, rules, row, names_of(token))) for row in (version, champion))
-            pairs.add((new, old))
+        new_to, old_to = granted(session, rules, version), granted(session, rules, champion)
+        every = map(names_of, readers(session))
+        pairs = {(name_of(version, new_to(names)), name_of(champion, old_to(names))) for names in every}
         for new, old in sorted(pairs - {(version.name, champion.name)}):
             after, before = found(session, new), found(session, old)
             if after is None or before is None:

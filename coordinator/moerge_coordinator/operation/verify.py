@@ -14,6 +14,7 @@ from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest
 from moerge.progress import Progress, Tracker
 from moerge_coordinator.domain import public_log
+from moerge_coordinator.domain.versions import lineage_digest
 from moerge_coordinator.operation.findings import Finding
 from moerge_coordinator.operation.recomputing import replaced_files
 from moerge_coordinator.settings import Settings
@@ -32,7 +33,7 @@ from moerge_coordinator.storage.tables import (
     VersionRow,
 )
 from moerge_coordinator.storage.workflow_rows import TODO, foreign_rows
-from moerge_proto.digests import canonical_json, digest_of, sha256_hex
+from moerge_proto.digests import canonical_json, sha256_hex
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import FileEntry
 from moerge_proto.records import RECORD_FILE
@@ -206,9 +207,7 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
         published = {file.name: file.sha256 for file in version.files}.get(RECORD_FILE)
         lineage = lineages[version.number]
         record = sha256_hex(canonical_json(lineage) + b"\n")
-        of = version.part_of
-        content = lineage if of is None else {"part_of": of, "lineage": lineage}
-        if digest_of(content) != version.lineage_digest or published != record:
+        if lineage_digest(lineage, version.part_of) != version.lineage_digest or published != record:
             yield Finding("altered", "the database", version.lineage_digest, (_name(version),), todo)
 
 

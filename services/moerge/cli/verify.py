@@ -62,7 +62,7 @@ def verify(
         if coordinator is None or secret is None:
             raise MoergeError("needs a coordinator and a token", where="--online", todo="set --coordinator and --token")
         with Client(coordinator, secret) as client:
-            require_up_to_date(client, folder)
+            require_up_to_date(client, folder, signed)
     if as_json:
         part = {} if signed.part is None else {"part": signed.part}
         facts = {"version": signed.number, **part, "release": signed.release, "key": signed.fingerprint}

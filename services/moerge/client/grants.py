@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from moerge.client.client import Client
-from moerge.client.signatures import read_signature, require_valid
+from moerge.client.signatures import require_valid
 from moerge.errors import CoordinatorError, MoergeError
 from moerge_proto.problems import ProblemType
 from moerge_proto.records import read_record
+from moerge_proto.version_signatures import SignedVersion
 from moerge_proto.versions import Lineage
 
 
@@ -17,15 +18,12 @@ def part_line(folder: Path) -> str:
     return f"the part with the experts that are granted to you: {domains}"
 
 
-def require_up_to_date(client: Client, folder: Path) -> None:
-    """Requires that the caller may still use the version in a folder.
+def require_up_to_date(client: Client, folder: Path, signed: SignedVersion) -> None:
+    """Requires that the caller may still use the verified version in a folder.
 
     Raises:
         MoergeError: an expert's grant has ended, the version is no longer served, or its key is revoked.
     """
-    signed = read_signature(folder)
-    if signed is None:
-        raise MoergeError("is not a pulled version", where=str(folder), todo="name the folder of a pull")
     require_valid(signed, list(client.version_keys()))
     try:
         client.signed_card(signed.name)

@@ -131,7 +131,7 @@ def _pulled(
             if earlier is not None:
                 require_owners(made, folder_provenance(folder, earlier), accept_owners, f"version {version.name}")
             kept = _kept(client, folder, earlier, record) if keep and earlier is not None and record else None
-            if record is not None and kept is None and (line := _leaving(folder, record, version)):
+            if record is not None and kept is None and (line := _leaving(folder, record, earlier, version)):
                 tell(line)
             _take_over(folder, partial, files, progress)
             if record is not None:
@@ -193,12 +193,11 @@ def _kept(client: Client, folder: Path, earlier: SignedVersion, record: Lineage)
     return target
 
 
-def _leaving(folder: Path, record: Lineage, version: Version) -> str:
+def _leaving(folder: Path, record: Lineage, earlier: SignedVersion | None, version: Version) -> str:
     """A line about the experts of an earlier version that the new one lacks; empty if there are none."""
     if not (gone := [domain for domain in record.domains if domain not in version.lineage.domains]):
         return ""
     digests = {file.sha256 for file in version.files}
-    earlier = read_signature(folder)
     names = [] if earlier is None else [name for name, digest in earlier.files.items() if digest not in digests]
     size = decimal(sum(path.stat().st_size for name in names if (path := folder / name).is_file()))
     return f"{folder}: {', '.join(gone)} leaves it, with {size} of files: version {version.name} doesn't have it."

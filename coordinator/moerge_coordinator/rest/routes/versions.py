@@ -50,7 +50,7 @@ def _admitted(state: State, session: Session, caller: Identity, name: str) -> Ve
     row = versions.find(session, name)
     if row.retired is None:
         state.admission(session, state.settings, caller, row)
-    return versions.find_served(session, name)
+    return versions.require_served(row)
 
 
 @router.post("", status_code=202)

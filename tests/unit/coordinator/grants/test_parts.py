@@ -26,7 +26,7 @@ def test_experts_whose_contributions_count_as_a_sum_are_granted_together(session
     assert version.lineage.contributions == sorted([alone.digest, "f" * 64])
 
     def granted() -> list[str]:
-        return parts.granted(session, rules.Rules.of(session, SETTINGS), version, ("ben",))
+        return parts.granted(session, rules.Rules.of(session, SETTINGS), version)(("ben",))
 
     assert granted() == ["law", "art", "code"]
     owner = Identity(role=Role.OWNER, owner="art-owner", domains=["art"])
